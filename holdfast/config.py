@@ -1,0 +1,197 @@
+"""A run's configuration: what a person writes in TOML, changes with ``--set`` or fills into a form."""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from holdfast.errors import ConfigError
+
+DEFAULT_SEED = 1234
+
+
+class Section(BaseModel):
+    """A table of the configuration; what it doesn't know it refuses."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ChunkLength(Section):
+    """How much one chunk task trains before it ends in a checkpoint. Operational: it never changes the bytes."""
+
+    steps: int | None = Field(None, ge=1, description="Steps; such a chunk ends at the latest with its epoch.")
+    epochs: int | None = Field(None, ge=1, description="Whole epochs. Neither steps nor epochs means one epoch.")
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> Self:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("give steps or epochs, not both")
+        return self
+
+    def next_stop(self, start: int, steps_per_epoch: int, total_steps: int) -> int:
+        """Where the chunk ``(start, stop]`` stops: after its length, its epoch or the run, whichever is first."""
+        if self.steps is not None:
+            epoch_end = (start // steps_per_epoch + 1) * steps_per_epoch
+            return min(start + self.steps, epoch_end, total_steps)
+        length = (self.epochs or 1) * steps_per_epoch
+        return min((start // length + 1) * length, total_steps)
+
+
+class Retention(Section):
+    """Which checkpoints stay. The newest good one always does."""
+
+    keep_last: int = Field(3, ge=1, description="The newest so many checkpoints.")
+    keep_every: int = Field(0, ge=0, description="Also the end of every so many epochs; 0 for none.")
+
+
+class Determinism(Section):
+    """What bit-exactness rests on. Part of the fingerprint."""
+
+    mode: Literal["strict", "fast"] = Field("strict", description="fast gives up bit-exactness for speed on a GPU.")
+    threads: int = Field(1, ge=1, description="Intra-op threads of a rank: another number sums in another order.")
+
+
+class Compute(Section):
+    """What the ranks run on."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one.")
+    ranks: int = Field(1, ge=1, description="Training processes, started by torchrun when there are several.")
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    loader_workers: int = Field(0, ge=0, description="Processes that load data; never changes the bytes.")
+
+
+class Resume(Section):
+    """What happens when a run goes on."""
+
+    stop_within_s: float = Field(25.0, gt=0, description="Seconds to save in once a stop is asked for.")
+
+
+class Log(Section):
+    """What is written down while training. Operational."""
+
+    every: int = Field(10, ge=1, description="Steps between two progress reports.")
+    folder: str = Field("logs", description="Where the ranks' own output goes, a file an attempt.")
+
+
+class RunConfig(Section):
+    """One training run: what to train, how long, and where it lies."""
+
+    recipe: str = Field(description="What to train, as module:attribute.", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
+    run: str = Field(
+        description="The run's name: one folder on the store.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+    )
+    store: str = Field("runs", min_length=1, description="The folder that holds the runs.")
+    epochs: int = Field(1, ge=1, description="Epochs to train in all; may be raised later to train further.")
+    seed: int = Field(DEFAULT_SEED, ge=0, lt=2**63, description="0 means 1234.")
+    where: Literal["here"] = Field("here", description="here: the attempt runs in this process.")
+    chunk: ChunkLength = ChunkLength()
+    retention: Retention = Retention()
+    determinism: Determinism = Determinism()
+    compute: Compute = Compute()
+    resume: Resume = Resume()
+    log: Log = Log()
+    settings: dict[str, Any] = Field(default_factory=dict, description="The recipe's own settings.")
+
+    @field_validator("seed", mode="before")
+    @classmethod
+    def _default_seed(cls, seed: object) -> object:
+        return DEFAULT_SEED if seed in (None, 0) else seed
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The settings that change the mathematics; all others may change under a run without a question."""
+        return {
+            "recipe": self.recipe,
+            "seed": self.seed,
+            "determinism": self.determinism.model_dump(),
+            "compute": self.compute.model_dump(include={"ranks", "mixed_precision"}),
+            "settings": self.settings,
+        }
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration in a TOML file, after ``key=value`` overrides.
+
+    Args:
+        overrides: ``a.b=value``, the value in TOML; what is not TOML is taken as a string, so that quotes which
+            a shell has eaten don't matter.
+
+    Raises:
+        ConfigError: the file is missing or not TOML, a key is unknown (the nearest known one is named), or a
+            value is out of range.
+    """
+    try:
+        text = Path(path).read_text("utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"there is no configuration {path}", hint=_nearby(Path(path))) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration {path} can't be read: {error}") from None
+    try:
+        fields = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}", hint="https://toml.io shows the format") from None
+    for override in overrides:
+        _set(fields, override)
+    return parse_config(fields, where=str(path))
+
+
+def parse_config(fields: Mapping[str, Any], where: str = "the configuration") -> RunConfig:
+    """The configuration in a mapping, with errors that name the field.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    try:
+        return RunConfig.model_validate(fields)
+    except ValidationError as error:
+        # One mistake at a time, unknown keys first: a misspelt key is also a missing one.
+        problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+        first = problems[0]
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        raise ConfigError(f"{where}: unknown key {name}", hint=did_you_mean(name, _known_keys(RunConfig))) from None
+    if first["type"] == "missing":
+        raise ConfigError(f"{where}: {name} is missing", hint=f'add {name} = "..." at the top') from None
+    found = first["input"]
+    expected = first["msg"].removeprefix("Value error, ")
+    raise ConfigError(f"{where}: {name or 'the file'} = {found!r}: {expected}") from None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The hint for an unknown name: the nearest known one, or all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
+
+
+def _set(fields: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"--set {override}: expected key=value", hint="for example --set settings.lr=0.001")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    *tables, last = key.split(".")
+    for table in tables:
+        inner = fields.setdefault(table, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set {override}: {table} is a value, not a table")
+        fields = inner
+    fields[last] = value
+
+
+def _known_keys(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from _known_keys(field.annotation, f"{prefix}{name}.")
+
+
+def _nearby(path: Path) -> str:
+    found = sorted(path.parent.glob("*.toml")) if path.parent.is_dir() else []
+    return did_you_mean(str(path), map(str, found)) if found else "give the path of a TOML file"

@@ -1,0 +1,162 @@
+"""Everything that Holdfast raises, as one tree.
+
+::
+
+    HoldfastError
+    ├── WrongUse                     exit 1: the person can mend it before anything runs
+    │   ├── ConfigError              (ValueError)         a setting is missing, unknown or out of range
+    │   ├── RecipeError              (ValueError)         the recipe can't be found or built
+    │   ├── ConfigDrift              (RuntimeError)       the run exists with other settings
+    │   ├── RunUnknown               (LookupError)        there is no such run on the store
+    │   └── DeterminismError         (RuntimeError)       bit-exactness was asked for and can't be given
+    ├── Damage                       exit 2: bytes on the store are not what was committed
+    │   ├── CheckpointDamaged        (ValueError)
+    │   ├── RecordDamaged            (ValueError)         a journal record can't be read
+    │   └── NoVerifiedCheckpoint     (RuntimeError)       every commit is damaged or quarantined
+    └── RunStopped                   exit 3: the run ended early; the same command continues it
+        ├── StoreError               (OSError)
+        │   ├── StoreFull            (OSError)            no space left
+        │   ├── StoreDenied          (PermissionError)
+        │   ├── NameTaken            (FileExistsError)    create-once lost
+        │   └── NameMissing          (FileNotFoundError)
+        ├── StateError               (TypeError)          something stateful can't be saved without a pickle
+        ├── RankDied                 (ChildProcessError)  a rank ended without being asked; retryable
+        ├── RecipeFailed             (RuntimeError)       the recipe's own code raised; retryable
+        ├── NoProgress               (RuntimeError)       the same failure at the same step again
+        └── Superseded               (RuntimeError)       a later attempt owns the run
+
+Each also inherits the builtin that a caller would catch. ``hint`` is the next thing to do, ``data`` what a
+program would want to know, ``exit_code`` what a command ends with, and ``is_retryable`` whether fresh
+processes, started from the last verified checkpoint, can help.
+"""
+
+from typing import Any, ClassVar
+
+
+class HoldfastError(Exception):
+    """One clear line (the message), the next thing to do (``hint``) and the facts (``data``)."""
+
+    exit_code: ClassVar[int] = 3
+    is_retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str = "", **data: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.data = data
+
+    def __str__(self) -> str:
+        return self.message
+
+    # Exceptions are rebuilt from `args` when they cross a process; the keywords would be lost.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.hint, self.data))
+
+
+def _rebuild(cls: type[HoldfastError], message: str, hint: str, data: dict[str, Any]) -> HoldfastError:
+    return cls(message, hint=hint, **data)
+
+
+class WrongUse(HoldfastError):
+    """The person can mend it before anything runs."""
+
+    exit_code = 1
+
+
+class ConfigError(WrongUse, ValueError):
+    """A setting is missing, unknown or out of range."""
+
+
+class RecipeError(WrongUse, ValueError):
+    """The recipe can't be found or built."""
+
+
+class ConfigDrift(WrongUse, RuntimeError):
+    """The settings differ from those that the run was made with."""
+
+
+class RunUnknown(WrongUse, LookupError):
+    """There is no such run on the store."""
+
+
+class DeterminismError(WrongUse, RuntimeError):
+    """Bit-exactness was asked for and can't be given."""
+
+
+class Damage(HoldfastError):
+    """Bytes on the store are not what was committed."""
+
+    exit_code = 2
+
+
+class CheckpointDamaged(Damage, ValueError):
+    """A checkpoint's bytes differ from what its commit says."""
+
+
+class RecordDamaged(Damage, ValueError):
+    """A journal record can't be read."""
+
+
+class NoVerifiedCheckpoint(Damage, RuntimeError):
+    """The run has committed, but nothing that it committed can be verified."""
+
+
+class RunStopped(HoldfastError):
+    """The run ended early; the same command continues it."""
+
+
+class StoreError(RunStopped, OSError):
+    """The store refused or failed."""
+
+
+class StoreFull(StoreError):
+    """No space left on the store."""
+
+
+class StoreDenied(StoreError, PermissionError):
+    """The store may not be written or read."""
+
+
+class NameTaken(StoreError, FileExistsError):
+    """Something of this name was created before."""
+
+
+class NameMissing(StoreError, FileNotFoundError):
+    """Nothing of this name is on the store."""
+
+
+class StateError(RunStopped, TypeError):
+    """Something stateful can't be saved without a pickle, or doesn't fit what was saved."""
+
+
+class RankDied(RunStopped, ChildProcessError):
+    """A rank ended without being asked to."""
+
+    is_retryable = True
+
+
+class RecipeFailed(RunStopped, RuntimeError):
+    """The recipe's own code raised while it trained."""
+
+    is_retryable = True
+
+
+class NoProgress(RunStopped, RuntimeError):
+    """The same failure came at the same step again."""
+
+
+class Superseded(RunStopped, RuntimeError):
+    """A later attempt owns the run; this one may not commit any more."""
+
+
+def to_json(error: HoldfastError) -> dict[str, Any]:
+    """The error as JSON, to cross from a rank to its attempt. `from_json` reads it."""
+    return {"class": type(error).__name__, "message": error.message, "hint": error.hint, "data": error.data}
+
+
+def from_json(record: dict[str, Any]) -> HoldfastError:
+    """The error that `to_json` wrote; of class `RunStopped` if its class is not one of ours."""
+    cls = globals().get(str(record.get("class")))
+    if not (isinstance(cls, type) and issubclass(cls, HoldfastError)):
+        cls = RunStopped
+    return cls(str(record["message"]), hint=str(record.get("hint", "")), **record.get("data", {}))

@@ -1,0 +1,107 @@
+"""The settings that change the mathematics, as canonical JSON and one SHA-256."""
+
+import dataclasses
+import enum
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import rfc8785
+from pydantic import BaseModel
+
+from holdfast.errors import ConfigDrift
+
+# Whole numbers beyond this are not exact as IEEE doubles, which is all that RFC 8785 has.
+MAX_EXACT_INT = 2**53 - 1
+SHOWN_HASH_CHARS = 16
+ABSENT = "(absent)"
+
+
+def fingerprint(cfg: object) -> str:
+    """SHA-256 (hex) of a configuration: equal settings have an equal fingerprint, on every machine.
+
+    Dataclasses (nested), pydantic models and mappings become canonical JSON; fields whose name begins with ``_``
+    are skipped; the order of fields doesn't count, nor whether a whole number was written ``1`` or ``1.0``.
+    Anything else falls back to ``str(cfg)``, which is only as stable as that string.
+
+    Source: RFC 8785 (JSON Canonicalization Scheme).
+    """
+    return hashlib.sha256(canonical_json(cfg)).hexdigest()
+
+
+def canonical_json(cfg: object) -> bytes:
+    """The bytes that `fingerprint` hashes."""
+    fields = to_plain(cfg)
+    return rfc8785.dumps(fields) if isinstance(fields, dict | list) else str(cfg).encode()
+
+
+def validate_fingerprint(cfg: object, saved: str, saved_cfg: object | None = None) -> None:
+    """Return if ``cfg`` has the fingerprint ``saved``; an empty ``saved`` skips the check.
+
+    Args:
+        saved_cfg: the configuration that ``saved`` was computed from, where it is known.
+
+    Raises:
+        ConfigDrift: it differs. The message has both hashes, cut to 16 characters, and every field that
+            differs with both values where ``saved_cfg`` is given; ``data["fields"]`` has them whole.
+    """
+    current = fingerprint(cfg)
+    if not saved or current == saved:
+        return
+    fields = {} if saved_cfg is None else diff(saved_cfg, cfg)
+    lines = [f"  {name}: saved {old!r}, now {new!r}" for name, (old, new) in fields.items()]
+    raise ConfigDrift(
+        "\n".join([f"settings differ: saved {saved[:SHOWN_HASH_CHARS]}, now {current[:SHOWN_HASH_CHARS]}", *lines]),
+        hint="put the saved values back, or train the new ones as a run of another name (--set run=...)",
+        saved=saved,
+        current=current,
+        fields={name: list(pair) for name, pair in fields.items()},
+    )
+
+
+def diff(saved: object, current: object) -> dict[str, tuple[Any, Any]]:
+    """Every field that differs, by dotted name, as ``(saved, current)``; a field that one lacks is "(absent)"."""
+    old, new = _flatten(to_plain(saved)), _flatten(to_plain(current))
+    return {
+        name: (old.get(name, ABSENT), new.get(name, ABSENT))
+        for name in sorted(old.keys() | new.keys())
+        if name not in old or name not in new or old[name] != new[name]
+    }
+
+
+def to_plain(value: object) -> Any:
+    """The value as JSON can hold it without loss; what JSON has no form for becomes ``str(value)``."""
+    if isinstance(value, enum.Enum):
+        return to_plain(value.value)
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) <= MAX_EXACT_INT else {"$int": str(value)}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, BaseModel):
+        declared = {name: getattr(value, name) for name in type(value).model_fields}
+        return _plain_fields(declared | (value.model_extra or {}))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain_fields({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    if isinstance(value, Mapping):
+        return _plain_fields(value)
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((to_plain(item) for item in value), key=rfc8785.dumps)
+    return str(value)
+
+
+def _plain_fields(fields: Mapping[Any, object]) -> dict[str, Any]:
+    return {str(name): to_plain(value) for name, value in fields.items() if not str(name).startswith("_")}
+
+
+def _flatten(value: Any, name: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict) or (not value and name):
+        return {name or "(value)": value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= _flatten(item, f"{name}.{key}" if name else key)
+    return flat

@@ -1,0 +1,153 @@
+"""Start, watch, command and end the ranks of an attempt."""
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from holdfast import determinism, errors
+from holdfast.config import RunConfig
+from holdfast.errors import ConfigError, RankDied, RunStopped
+
+LAST_LINES = 3
+END_WITHIN_S = 5.0
+
+
+class Ranks:
+    """The ranks of one attempt, as processes of their own session.
+
+    A signal to the attempt's process group (Ctrl-C in a terminal) doesn't reach them: they learn of it through the
+    command pipe, whose end also tells them of the attempt's death.
+    """
+
+    def __init__(self, config: RunConfig, log_path: Path) -> None:
+        self.log_path = log_path
+        with _open_log(log_path) as log:
+            self._process = subprocess.Popen(
+                _command(config),
+                env=_environment(config),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                bufsize=1,
+                start_new_session=True,
+            )
+        self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        # A thread, since a signal that arrives in the midst of a read would lose the line.
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._events.put(json.loads(line))
+        self._events.put(None)
+
+    def order(self, do: str, **fields: Any) -> None:
+        """Send an order. That the ranks are dead shows when their next event is asked for."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"do": do, **fields}) + "\n")
+            self._process.stdin.flush()
+
+    def next_event(self, within_s: float | None = None) -> dict[str, Any]:
+        """The next event.
+
+        Raises:
+            HoldfastError: the one that a rank reported.
+            RankDied: they ended without a word, or said nothing within the time.
+        """
+        try:
+            event = self._events.get(timeout=within_s)
+        except queue.Empty:
+            raise RankDied(f"the ranks said nothing for {within_s:.0f} s") from None
+        if event is None:
+            self._events.put(None)  # the end stays the end
+            raise RankDied(f"the ranks ended: {_ending(self._process.wait())}{self._last_lines()}")
+        if event["event"] == "error":
+            raise errors.from_json(event)
+        return event
+
+    def expect(self, name: str) -> dict[str, Any]:
+        """The next event, which has to be of this name."""
+        event = self.next_event()
+        if event["event"] != name:
+            raise RunStopped(f"a rank reported {event['event']} where {name} was expected")
+        return event
+
+    def end(self, within_s: float = END_WITHIN_S) -> None:
+        """No rank is left. They are told first, then asked, then killed."""
+        self.order("end")
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        if not self._has_ended(within_s):
+            self._process.terminate()
+            if not self._has_ended(within_s):
+                os.killpg(self._process.pid, 9)
+                self._process.wait()
+
+    def _has_ended(self, within_s: float) -> bool:
+        deadline = time.monotonic() + within_s
+        while self.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return not self.is_alive()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def _last_lines(self) -> str:
+        lines = self.log_path.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        return f" (last lines of {self.log_path}: {' | '.join(line.strip() for line in lines)})" if lines else ""
+
+
+def _open_log(path: Path) -> BinaryIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+    except OSError as error:
+        raise ConfigError(
+            f"the ranks' output can't be written to {path}: {error.strerror}", hint='--set log.folder="..."'
+        ) from None
+
+
+def _command(config: RunConfig) -> list[str]:
+    rank = ["-m", "holdfast.rank"]
+    if config.compute.ranks == 1:
+        return [sys.executable, *rank]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.compute.ranks}"]
+    return [sys.executable, *torchrun, *rank]
+
+
+def _environment(config: RunConfig) -> dict[str, str]:
+    # The recipe is imported by the ranks: what the attempt can import, they can.
+    paths = [str(Path(path).absolute()) for path in sys.path]
+    return {
+        **os.environ,
+        **determinism.preamble(config.determinism),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "HOLDFAST_CONFIG": config.model_dump_json(),
+    }
+
+
+def _ending(returncode: int) -> str:
+    return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"

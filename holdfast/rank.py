@@ -1,0 +1,172 @@
+"""One training process: ``python -m holdfast.rank``.
+
+It is given its configuration in HOLDFAST_CONFIG, takes orders as JSON lines on its standard input and reports events as
+JSON lines on its standard output; whatever the recipe prints goes to its standard error. With several ranks only the
+main one is spoken to; it passes the orders on.
+
+=========================================  ===============================================================
+order                                      event
+=========================================  ===============================================================
+(at the start)                             ``ready``: what was built, see `describe`
+``restore``: commit                        ``restored``: step; or ``error`` if it is damaged
+``train``: stop, parent, fingerprint       ``progress`` now and then, and ``saved`` at the end
+``stop``: may come at any time             ``saved`` once the step in hand is done, and the rank ends
+``end``                                    the rank ends
+=========================================  ===============================================================
+
+A rank whose parent has died (the end of its standard input) or that gets SIGTERM does as if it were told to stop: it
+finishes the step in hand, writes a durable checkpoint and ends. It never commits: the next attempt adopts what it left.
+"""
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+
+from holdfast import checkpoint, errors, state, training
+from holdfast.config import RunConfig
+from holdfast.environment import describe_environment
+from holdfast.errors import CheckpointDamaged, HoldfastError, RecipeFailed
+from holdfast.journal import Commit
+from holdfast.recipe import hash_sources
+from holdfast.store import Store
+
+CONFIG_VARIABLE = "HOLDFAST_CONFIG"
+
+
+class Events:
+    """The reports of the main rank; those of others, and those that nobody reads any more, go nowhere."""
+
+    def __init__(self) -> None:
+        # The recipe may print whatever it likes: nothing but events gets into the pipe.
+        self._pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
+        self._is_main = os.environ.get("RANK", "0") == "0"
+
+    def send(self, event: str, **fields: Any) -> None:
+        if not self._is_main:
+            return
+        try:
+            print(json.dumps({"event": event, **fields}), file=self._pipe, flush=True)
+        except BrokenPipeError:
+            self._is_main = False  # the attempt has died; what is saved is found on the store
+
+
+class Orders:
+    """The orders for all ranks, in order. A stop doesn't wait for its turn."""
+
+    def __init__(self, run: training.Training) -> None:
+        self._training = run
+        self._several = run.accelerator.num_processes > 1
+        self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        if run.accelerator.is_main_process:
+            threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            order = json.loads(line)
+            if order["do"] == "stop":
+                break
+            self._queue.put(order)
+        self._stop()
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        self._queue.put(None)
+
+    def is_stopping(self) -> bool:
+        """Whether to stop after this step; all ranks get the same answer."""
+        if not self._several:
+            return self._stopping.is_set()
+        return any(self._training.gather(self._stopping.is_set()))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while (order := self._next()) is not None and order["do"] != "end":
+            yield order
+
+    def _next(self) -> dict[str, Any] | None:
+        orders = [self._queue.get() if self._training.accelerator.is_main_process else None]
+        if self._several:
+            broadcast_object_list(orders)
+        return orders[0]
+
+
+def serve(run: training.Training, events: Events) -> None:
+    """Do as ordered until told to end, or to stop."""
+    folder = Store(run.config.store).inside(run.config.run)
+    orders = Orders(run)
+    events.send("ready", **describe(run))
+    for order in orders:
+        if order["do"] == "restore":
+            try:
+                payload = checkpoint.read_payload(folder, Commit.model_validate(order["commit"]))
+            except CheckpointDamaged as error:
+                events.send("damaged", **errors.to_json(error))
+                continue
+            state.restore(run, state.from_payload(payload))
+            events.send("restored", step=run.progress.step)
+        elif order["do"] == "train":
+            first = run.progress.step
+            training.train(run, order["stop"], orders.is_stopping, lambda fields: events.send("progress", **fields))
+            if run.progress.step > first:
+                saved = training.save(run, folder, order["parent"], order["fingerprint"])
+                if saved is not None:
+                    events.send("saved", **saved.model_dump())
+            if orders.is_stopping():
+                return
+
+
+def describe(run: training.Training) -> dict[str, Any]:
+    """What an attempt has to know of what was built: for the fingerprint, the journal and the person."""
+    return {
+        "settings": run.settings,
+        "data_sha256": run.recipe.data_sha256,
+        "samples": run.order.samples,
+        "steps_per_epoch": run.steps_per_epoch,
+        "samples_per_step": run.recipe.batch_size * run.recipe.grad_accum,
+        "sample_size": run.recipe.sample_size,
+        "unit": run.recipe.unit,
+        "model_params": training.count_params(run),
+        "sources": hash_sources(run.config.recipe),
+        "environment": describe_environment(),
+    }
+
+
+def main() -> int:
+    """Run one rank to its end; 0 if it ended as it was told to."""
+    events = Events()
+    run = None
+    try:
+        run = training.Training(RunConfig.model_validate_json(os.environ[CONFIG_VARIABLE]))
+        serve(run, events)
+    except HoldfastError as error:
+        traceback.print_exc()
+        events.send("error", **errors.to_json(error))
+        return error.exit_code
+    except Exception as error:
+        traceback.print_exc()
+        events.send("error", **errors.to_json(_failed(run, error)))
+        return RecipeFailed.exit_code
+    return 0
+
+
+def _failed(run: training.Training | None, error: Exception) -> RecipeFailed:
+    step = run.progress.step if run else 0
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return RecipeFailed(
+        f"training failed in step {step}: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})",
+        step=step,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""What to train: a function, found by its name, that takes settings and gives a `Recipe`."""
+
+import hashlib
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import ConfigDict, ValidationError, create_model
+
+from holdfast.config import did_you_mean
+from holdfast.errors import HoldfastError, RecipeError
+from holdfast.schedule import Schedule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+    from torch.utils.data import Dataset
+
+
+class Stateful(Protocol):
+    """Something that the next step depends on, beside model and optimizer: an average of weights, a normaliser."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> object: ...
+
+
+@dataclass(kw_only=True)
+class Recipe:
+    """Everything that a run trains with.
+
+    Args:
+        model: called by ``loss`` only. It has ``train()`` set for steps and ``eval()`` for ``evaluate``.
+        data: map-style: ``len(data)`` samples, ``data[index]`` the same sample whenever it is asked for.
+        optimizer: over the model's parameters, with the base learning rates.
+        loss: from ``(model, batch)`` a scalar tensor, the mean over the batch; the batch as the loader collated it.
+        batch_size: samples of a micro-batch over all ranks together.
+        grad_accum: micro-batches whose gradients make one step.
+        steps_per_epoch: where an epoch ends, if not after one pass over ``data``.
+        clip_norm: largest norm of the gradient; None for no limit.
+        schedule: a `Schedule`, or a torch scheduler over ``optimizer``; stepped after every step.
+        evaluate: from the model a few numbers by name, at the end of every epoch; it disturbs no random state.
+        extras: further objects with state, by name, saved and restored with the rest.
+        collate: from a list of samples to a batch, if not torch's default.
+        data_sha256: content hash of the data, part of the fingerprint.
+        sample_size: how many ``unit``\\ s a sample has, for the speed that is shown.
+    """
+
+    model: "Module"
+    data: "Dataset[Any]"
+    optimizer: "Optimizer"
+    loss: "Callable[[Module, Any], Tensor]"
+    batch_size: int = 32
+    grad_accum: int = 1
+    steps_per_epoch: int | None = None
+    clip_norm: float | None = None
+    schedule: "Schedule | LRScheduler | None" = None
+    evaluate: "Callable[[Module], Mapping[str, float]] | None" = None
+    extras: dict[str, Stateful] = field(default_factory=dict)
+    collate: Callable[[list[Any]], Any] | None = None
+    data_sha256: str = ""
+    sample_size: int = 1
+    unit: str = "samples"
+
+
+RecipeBuilder = Callable[..., Recipe]
+
+
+def find_recipe(name: str) -> RecipeBuilder:
+    """The function that ``module:attribute`` names.
+
+    Raises:
+        RecipeError: the module can't be imported or lacks the attribute; where its own code raised, the message
+            says in which line.
+    """
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise _raised(name, error) from error
+        raise RecipeError(
+            f"recipe {name!r}: there is no module {error.name}",
+            hint="run from the folder that holds it, or put that folder on PYTHONPATH",
+        ) from None
+    except Exception as error:
+        raise _raised(name, error) from error
+    try:
+        builder = getattr(module, attribute)
+    except AttributeError:
+        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise RecipeError(
+            f"recipe {name!r}: {module_name} has no {attribute}", hint=did_you_mean(attribute, functions)
+        ) from None
+    if not callable(builder):
+        raise RecipeError(f"recipe {name!r}: expected a function, found a {type(builder).__name__}")
+    return builder  # type: ignore[no-any-return]
+
+
+def resolve_settings(builder: RecipeBuilder, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that the recipe will be built with: those given, checked against its signature, and its defaults.
+
+    Raises:
+        RecipeError: a setting is unknown (the nearest known one is named), missing, or of another type.
+    """
+    parameters = inspect.signature(builder, eval_str=True).parameters.values()
+    fields: dict[str, Any] = {}
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+            raise RecipeError(f"the recipe takes {parameter} by position; settings are passed by name")
+        annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[parameter.name] = (annotation, default)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    unknown = sorted(settings.keys() - fields.keys())
+    if unknown and not takes_any:
+        raise RecipeError(f"unknown key settings.{unknown[0]}", hint=did_you_mean(unknown[0], fields))
+    model = create_model("Settings", __config__=ConfigDict(extra="allow", protected_namespaces=()), **fields)
+    try:
+        checked = model.model_validate(dict(settings))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "missing":
+            raise RecipeError(f"settings.{name} is missing", hint=f"add {name} under [settings]") from None
+        raise RecipeError(f"settings.{name} = {first['input']!r}: {first['msg']}") from None
+    return {name: getattr(checked, name) for name in type(checked).model_fields} | (checked.model_extra or {})
+
+
+def build_recipe(name: str, settings: Mapping[str, Any]) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe, and the settings that it was built with, defaults included.
+
+    Raises:
+        RecipeError: it can't be found, its settings are wrong, or its code raised.
+    """
+    builder = find_recipe(name)
+    resolved = resolve_settings(builder, settings)
+    try:
+        recipe = builder(**resolved)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        raise _raised(name, error) from error
+    if not isinstance(recipe, Recipe):
+        raise RecipeError(f"recipe {name!r}: expected a holdfast.Recipe, found a {type(recipe).__name__}")
+    return recipe, resolved
+
+
+def hash_sources(name: str) -> dict[str, str]:
+    """SHA-256 of the recipe's own source file, by module."""
+    module = name.partition(":")[0]
+    path = getattr(sys.modules.get(module), "__file__", None)
+    return {module: hashlib.sha256(Path(path).read_bytes()).hexdigest()} if path else {}
+
+
+def _raised(name: str, error: Exception) -> RecipeError:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return RecipeError(
+        f"recipe {name!r} can't be built: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})",
+        hint="the traceback is in the attempt's log",
+    )

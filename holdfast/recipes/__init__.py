@@ -1,0 +1,1 @@
+"""Recipes on real data, with nothing to download."""

@@ -1,0 +1,218 @@
+"""A byte-level language model on the Python standard library's own sources, or on any text.
+
+A decoder-only transformer (pre-norm, rotary positions, tied embedding) that reads raw bytes: no tokenizer, nothing to
+download. It is trained to predict the next byte; bits per byte on text held out says how well it does.
+"""
+
+import hashlib
+import math
+import sysconfig
+from pathlib import Path
+
+import fsspec
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from holdfast.errors import RecipeError
+from holdfast.recipe import Recipe
+from holdfast.schedule import Name, Schedule
+
+BYTES = 256
+STANDARD_LIBRARY = "stdlib"
+HELD_OUT_FRACTION = 0.05
+HELD_OUT_WINDOWS = 128
+
+
+def language(
+    data: str = STANDARD_LIBRARY,
+    context: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    width: int = 128,
+    dropout: float = 0.05,
+    batch_size: int = 16,
+    grad_accum: int = 2,
+    steps_per_epoch: int | None = None,
+    lr: float = 3e-3,
+    weight_decay: float = 0.1,
+    clip_norm: float = 1.0,
+    schedule: Name = "linear",
+    schedule_epochs: float = 4.0,
+    warmup_steps: int = 40,
+    final_lr_scale: float = 0.05,
+    step_size: float = 1.0,
+    gamma: float = 0.5,
+) -> Recipe:
+    """The recipe.
+
+    Args:
+        data: ``stdlib``, or an fsspec URL or glob of text files, such as ``s3://bucket/books/*.txt``.
+        context: bytes that the model sees at once.
+        steps_per_epoch: None for one pass over the text.
+        schedule_epochs: epochs until the learning rate has come to its end; see `holdfast.schedule`.
+
+    Raises:
+        RecipeError: there is no text, or too little of it.
+    """
+    text = read_corpus(data)
+    held_out_bytes = max(int(len(text) * HELD_OUT_FRACTION), context + 1)
+    windows = Windows(text[:-held_out_bytes], context)
+    held_out = Windows(text[-held_out_bytes:], context)
+    if len(windows) < 1 or len(held_out) < 1:
+        raise RecipeError(f"data = {data!r} has {len(text)} bytes, too few for windows of context = {context}")
+    model = Decoder(context, layers, heads, width, dropout)
+    return Recipe(
+        model=model,
+        data=windows,
+        optimizer=torch.optim.AdamW(weight_groups(model, weight_decay), lr=lr, betas=(0.9, 0.95)),
+        loss=mean_loss,
+        batch_size=batch_size,
+        grad_accum=grad_accum,
+        steps_per_epoch=steps_per_epoch,
+        clip_norm=clip_norm,
+        schedule=Schedule(schedule, schedule_epochs, warmup_steps, final_lr_scale, step_size, gamma),
+        evaluate=lambda model: {"bits_per_byte": bits_per_byte(model, held_out)},
+        data_sha256=hashlib.sha256(text).hexdigest(),
+        sample_size=context,
+        unit="bytes",
+    )
+
+
+def read_corpus(data: str) -> bytes:
+    """The text of all files, one after the other, in order of their names."""
+    if data == STANDARD_LIBRARY:
+        return read_standard_library()
+    try:
+        files = sorted(fsspec.open_files(data, "rb"), key=lambda file: str(file.path))
+        parts = [file.fs.cat_file(file.path) for file in files]
+    except (OSError, ValueError, ImportError) as error:
+        raise RecipeError(f"settings.data = {data!r} can't be read: {error}") from error
+    if not parts:
+        raise RecipeError(f"settings.data = {data!r} matches no file", hint="a path, or a glob such as texts/*.txt")
+    return b"\n".join(parts)
+
+
+def read_standard_library() -> bytes:
+    """This Python's own library, without its tests: megabytes of real text, on every machine.
+
+    The order of files is by the hash of their names, so that the text held out is of many modules.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    skipped = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
+    names = sorted(
+        (
+            path.relative_to(root).as_posix()
+            for path in root.rglob("*.py")
+            if not skipped & set(path.relative_to(root).parts) and not path.name.startswith("_sysconfigdata")
+        ),
+        key=lambda name: hashlib.sha256(name.encode()).digest(),
+    )
+    return b"\n".join((root / name).read_bytes() for name in names)
+
+
+class Windows(Dataset[tuple[Tensor, Tensor]]):
+    """Windows of a text that don't overlap, each with the bytes that follow its own; uint8, shape (context,) both."""
+
+    def __init__(self, text: bytes, context: int) -> None:
+        self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self._context = context
+
+    def __len__(self) -> int:
+        return (len(self._text) - 1) // self._context
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        start = index * self._context
+        window = self._text[start : start + self._context + 1]
+        return window[:-1], window[1:]
+
+
+class Decoder(nn.Module):
+    """From bytes (batch, context) to logits of the next byte (batch, context, 256)."""
+
+    def __init__(self, context: int, layers: int, heads: int, width: int, dropout: float) -> None:
+        super().__init__()
+        if width % (2 * heads):
+            raise RecipeError(f"settings.width = {width}: expected a multiple of 2 x heads = {2 * heads}")
+        self.embed = nn.Embedding(BYTES, width)
+        self.blocks = nn.ModuleList(Block(heads, width, dropout) for _ in range(layers))
+        self.norm = nn.RMSNorm(width)
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("rotation", rotation(context, width // heads), persistent=False)
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+        for block in self.blocks:
+            for projection in (block.out, block.down):
+                nn.init.normal_(projection.weight, std=0.02 / math.sqrt(2 * layers))
+
+    def forward(self, text: Tensor) -> Tensor:
+        x = self.dropout(self.embed(text.int()))
+        for block in self.blocks:
+            x = block(x, self.rotation[: text.shape[1]])
+        return F.linear(self.norm(x), self.embed.weight)
+
+
+class Block(nn.Module):
+    """Causal self-attention, then a feed-forward layer; (batch, context, width) to the same."""
+
+    def __init__(self, heads: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.RMSNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.feed_norm = nn.RMSNorm(width)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
+        batch, context, width = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(batch, context, 3, self.heads, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (batch, heads, context, width / heads)
+        mixed = F.scaled_dot_product_attention(rotate(q, rotation), rotate(k, rotation), v, is_causal=True)
+        x = x + self.dropout(self.out(mixed.transpose(1, 2).reshape(batch, context, width)))
+        return x + self.dropout(self.down(F.gelu(self.up(self.feed_norm(x)))))
+
+
+def rotation(context: int, size: int) -> Tensor:
+    """Cosines and sines of every position's angles; shape (context, 2, size / 2).
+
+    Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (2021).
+    """
+    frequencies = 10_000.0 ** (-torch.arange(0, size, 2) / size)
+    angles = torch.outer(torch.arange(context), frequencies)
+    return torch.stack([angles.cos(), angles.sin()], dim=1)
+
+
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Turn the halves of each head's vectors by their position's angles; shape (..., context, size) to the same."""
+    cos, sin = rotation.unbind(dim=1)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+
+
+def weight_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """Matrices decay, gains don't."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
+    gains = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": gains, "weight_decay": 0.0}]
+
+
+def mean_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Cross-entropy of the next byte, in nats."""
+    text, following = batch
+    return F.cross_entropy(model(text).flatten(0, 1), following.flatten().long())
+
+
+def bits_per_byte(model: nn.Module, held_out: Windows) -> float:
+    """How many bits the model needs for a byte of text that it was not trained on."""
+    device = next(model.parameters()).device
+    stride = max(1, len(held_out) // HELD_OUT_WINDOWS)
+    windows = [held_out[index] for index in range(0, len(held_out), stride)]
+    losses = [
+        mean_loss(model, (text[None].to(device), following[None].to(device))).item() for text, following in windows
+    ]
+    return sum(losses) / len(losses) / math.log(2)

@@ -1,0 +1,117 @@
+"""Where a run stands, read from its journal. Nothing is written, and no checkpoint's bytes are read."""
+
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from holdfast.checkpoint import read_metadata
+from holdfast.journal import Journal
+
+
+class Standing(BaseModel):
+    """Where a run stands."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    run: str
+    recipe: str
+    created_at: str
+    complete: bool
+    step: int = 0
+    total_steps: int | None = None
+    epoch: int = 0
+    epochs: int | None = None
+    commit: int = 0
+    path: str = ""
+    checkpoint_sha256: str = ""
+    previous_checkpoint_sha256: str = ""
+    config_fingerprint: str = ""
+    attempts: int = 0
+    quarantined: int = 0
+    model_params: int = 0
+    avg_loss: float | None = None
+    metrics: dict[str, float | None] = {}
+    learning_rate_history: list[list[float]] = []
+
+
+def read_standing(journal: Journal) -> Standing:
+    """Where the run stands by its newest commit.
+
+    Raises:
+        RunUnknown: there is no such run.
+    """
+    record = journal.read_run()
+    known: dict[str, Any] = {
+        "run": record.run,
+        "recipe": record.recipe,
+        "created_at": record.created_at,
+        "complete": False,
+        "attempts": journal.attempts(),
+        "quarantined": len(journal.quarantine_reasons()),
+    }
+    commit = journal.newest()
+    if commit is None:
+        return Standing(**known)
+    known |= commit.model_dump(exclude={"created_at", "attempt", "files", "number"}) | {"commit": commit.number}
+    metadata = read_metadata(journal.store, commit.path)
+    snapshot = journal.read_config(commit.config_fingerprint)
+    if metadata is not None:
+        known |= metadata.model_dump(include={"avg_loss", "metrics", "model_params", "learning_rate_history"})
+        if snapshot is not None:
+            known["epochs"] = snapshot["config"]["epochs"]
+            known["total_steps"] = known["epochs"] * metadata.steps_per_epoch
+            known["complete"] = commit.step >= known["total_steps"]
+    return Standing(**{name: value for name, value in known.items() if name in Standing.model_fields})
+
+
+class Outcome(BaseModel):
+    """How one attempt ended."""
+
+    complete: bool
+    resumed_from_epoch: int | None
+    retention: dict[str, Any]
+
+
+class TrainResult(BaseModel):
+    """What `flows.train.train` returns.
+
+    Attributes:
+        steps, epochs: completed, over the whole run.
+        checkpoint_sha256_last: the content id of the run's newest checkpoint.
+        previous_checkpoint_sha256: the content id of the one that it was trained from; empty for the first.
+        resumed_from_epoch: epochs that were complete when this call began to train; None for a fresh start.
+        learning_rate_history: a list of the groups' rates an epoch, as its last step used them.
+        retention: the last prune's report: ``kept`` and ``pruned``.
+    """
+
+    run: str
+    complete: bool
+    steps: int
+    epochs: int
+    commit: int
+    checkpoint_sha256_last: str
+    previous_checkpoint_sha256: str
+    resumed_from_epoch: int | None
+    learning_rate_history: list[list[float]]
+    retention: dict[str, Any]
+    path: str
+    avg_loss: float | None
+    metrics: dict[str, float | None]
+
+    @classmethod
+    def of(cls, standing: Standing, outcome: Outcome) -> Self:
+        return cls(
+            run=standing.run,
+            complete=outcome.complete,
+            steps=standing.step,
+            epochs=standing.epoch,
+            commit=standing.commit,
+            checkpoint_sha256_last=standing.checkpoint_sha256,
+            previous_checkpoint_sha256=standing.previous_checkpoint_sha256,
+            resumed_from_epoch=outcome.resumed_from_epoch,
+            learning_rate_history=standing.learning_rate_history,
+            retention=outcome.retention,
+            path=standing.path,
+            avg_loss=standing.avg_loss,
+            metrics=standing.metrics,
+        )

@@ -1,0 +1,1 @@
+"""Faults for our tests, and for those of users' own recipes."""

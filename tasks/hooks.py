@@ -1,0 +1,94 @@
+"""What happens around a chunk, as one list.
+
+===================  ================================================  ===========================
+inside a task        `guard_fingerprint`, `hash_checkpoint`,           their failure fails the task
+                     `publish_latest`, in this order
+after a commit       `prune_epochs`, `announce`                        their failure is a warning
+when a task fails    `should_retry`
+===================  ================================================  ===========================
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from holdfast import checkpoint
+from holdfast.attempt import Attempt
+from holdfast.checkpoint import Saved
+from holdfast.errors import ConfigDrift, HoldfastError
+from holdfast.journal import Commit
+
+log = logging.getLogger("holdfast.hooks")
+
+
+def guard_fingerprint(attempt: Attempt, saved: Saved) -> None:
+    """The checkpoint was trained with the settings that the run has.
+
+    Raises:
+        ConfigDrift: it was not.
+    """
+    trained_with = saved.metadata.config_fingerprint
+    if trained_with != attempt.fingerprint:
+        raise ConfigDrift(f"{saved.path} was trained with settings {trained_with[:16]}, not {attempt.fingerprint[:16]}")
+
+
+def hash_checkpoint(attempt: Attempt, saved: Saved) -> None:
+    """The checkpoint's hashes, taken while it was written, are those of complete files.
+
+    Raises:
+        CheckpointDamaged: a file is missing or cut short, or the hashes contradict each other.
+    """
+    checkpoint.check_saved(attempt.journal.store, saved)
+
+
+def publish_latest(attempt: Attempt, saved: Saved) -> Commit:
+    """The commit is on record, and latest.json names it: the last thing that a commit does.
+
+    Raises:
+        Superseded: a later attempt owns the run.
+    """
+    return attempt.commit(saved)
+
+
+def prune_epochs(attempt: Attempt) -> None:
+    """Checkpoints that the run's retention doesn't keep are gone."""
+    attempt.prune()
+
+
+def announce(attempt: Attempt) -> None:
+    """The commit is one plain line in the log."""
+    commit = attempt.head
+    assert commit is not None
+    metadata = checkpoint.read_metadata(attempt.journal.store, commit.path)
+    assert metadata is not None
+    loss = "" if metadata.avg_loss is None else f"loss {metadata.avg_loss:.4f}  "
+    at_epoch_end = metadata.optimizer_steps_epoch == 0
+    numbers = "".join(f"{name} {value:.4f}  " for name, value in metadata.metrics.items() if at_epoch_end and value)
+    size_mb = commit.size_bytes / 1e6
+    content_id = commit.checkpoint_sha256[:12]
+    log.info(
+        "chunk %d: steps to %d  %s%s%s  %.1f MB  %s",
+        commit.number, commit.step, loss, numbers, commit.path, size_mb, content_id,
+    )  # fmt: skip
+
+
+def after_commit(attempt: Attempt) -> list[Callable[[Any, Any, Any], None]]:
+    """The hooks to run when a commit task is completed."""
+    return [_warning_only(hook, attempt) for hook in (announce, prune_epochs)]
+
+
+def should_retry(task: Any, task_run: Any, state: Any) -> bool:
+    """Whether fresh processes can help: after a dead rank yes; after drift, damage or a lost fence no."""
+    error = state.data if isinstance(state.data, BaseException) else state.result(raise_on_failure=False)
+    return isinstance(error, HoldfastError) and error.is_retryable
+
+
+def _warning_only(hook: Callable[[Attempt], None], attempt: Attempt) -> Callable[[Any, Any, Any], None]:
+    def run(task: Any, task_run: Any, state: Any) -> None:
+        try:
+            hook(attempt)
+        except (HoldfastError, OSError) as error:
+            log.warning("%s failed: %s; the run goes on", hook.__name__, error)
+
+    run.__name__ = hook.__name__
+    return run

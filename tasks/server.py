@@ -1,0 +1,77 @@
+"""Prefect's server for the time of one command, where none is configured.
+
+Prefect has a temporary server of its own, but leaves it behind for ever when the process that started it is killed.
+This one watches its standard input, and so ends with its parent, however that ends.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, temporary_settings
+
+from holdfast.errors import RunStopped
+
+
+@contextlib.contextmanager
+def server() -> Iterator[str]:
+    """A Prefect API is reachable while the block lasts: the configured one, or a temporary one on a free loopback port.
+
+    Raises:
+        RunStopped: the temporary server didn't start.
+    """
+    configured = PREFECT_API_URL.value()
+    if configured:
+        yield configured
+        return
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}/api"
+    with subprocess.Popen([sys.executable, "-m", "tasks.server", str(port)], stdin=subprocess.PIPE) as process:
+        try:
+            _await_healthy(process, url)
+            with temporary_settings({PREFECT_API_URL: url}):
+                yield url
+        finally:
+            process.terminate()
+
+
+def _await_healthy(process: "subprocess.Popen[bytes]", url: str) -> None:
+    deadline = time.monotonic() + PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value() * 3
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health", trust_env=False).is_success:
+                return
+        time.sleep(0.05)
+    raise RunStopped("Prefect's temporary server did not start", hint="prefect server start shows why")
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def main(port: int) -> None:
+    """Serve Prefect's API on the loopback interface until the standard input ends."""
+    import uvicorn
+
+    os.environ.update(PREFECT_UI_ENABLED="0", PREFECT__SERVER_EPHEMERAL="1", PREFECT__SERVER_FINAL="1")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the flow, which needs its server to the end
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    uvicorn.run("prefect.server.api.server:create_app", factory=True, host="127.0.0.1", port=port, log_level="error")
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
