@@ -39,6 +39,7 @@ app = App(
     help="Train a run, or continue it from its last verified checkpoint. Killed at any moment, the same command "
     "finishes it on the same bytes.",
     help_epilogue=EXIT_CODES,
+    help_format="plaintext",
     version_flags=[],
 )
 

@@ -24,6 +24,7 @@ app = App(
     name="holdfast",
     help="Look at training runs and check them. RUN is <store>/<run>.",
     help_epilogue=EXIT_CODES,
+    help_format="plaintext",
     version=__version__,
 )
 

@@ -62,13 +62,14 @@ def announce(attempt: Attempt) -> None:
     metadata = checkpoint.read_metadata(attempt.journal.store, commit.path)
     assert metadata is not None
     loss = "" if metadata.avg_loss is None else f"loss {metadata.avg_loss:.4f}  "
+    start = attempt.journal.read_commit(commit.parent).step if commit.parent else 0
     at_epoch_end = metadata.optimizer_steps_epoch == 0
     numbers = "".join(f"{name} {value:.4f}  " for name, value in metadata.metrics.items() if at_epoch_end and value)
     size_mb = commit.size_bytes / 1e6
     content_id = commit.checkpoint_sha256[:12]
     log.info(
-        "chunk %d: steps to %d  %s%s%s  %.1f MB  %s",
-        commit.number, commit.step, loss, numbers, commit.path, size_mb, content_id,
+        "chunk %d: steps %d-%d  %s%s%s  %.1f MB  %s",
+        commit.number, start, commit.step, loss, numbers, commit.path, size_mb, content_id,
     )  # fmt: skip
 
 

@@ -15,9 +15,13 @@ import time
 from collections.abc import Iterator
 
 import httpx
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, temporary_settings
 
 from holdfast.errors import RunStopped
+
+DRAIN_WITHIN_S = 5.0
 
 
 @contextlib.contextmanager
@@ -37,7 +41,10 @@ def server() -> Iterator[str]:
         try:
             _await_healthy(process, url)
             with temporary_settings({PREFECT_API_URL: url}):
-                yield url
+                try:
+                    yield url
+                finally:
+                    _send_what_is_left()
         finally:
             process.terminate()
 
@@ -50,6 +57,12 @@ def _await_healthy(process: "subprocess.Popen[bytes]", url: str) -> None:
                 return
         time.sleep(0.05)
     raise RunStopped("Prefect's temporary server did not start", hint="prefect server start shows why")
+
+
+def _send_what_is_left() -> None:
+    """Logs and events that wait to be sent would, once the server is gone, hold up the exit for a minute of retries."""
+    APILogWorker.drain_all(timeout=DRAIN_WITHIN_S)
+    EventsWorker.drain_all(timeout=DRAIN_WITHIN_S)
 
 
 def _free_port() -> int:

@@ -1,0 +1,46 @@
+# make train   train the language model, or continue it      make train ARGS="--set epochs=8"
+# make test    the whole suite                               make check   lint, types, layers and the quick tests
+# make setup   only prepare .venv                            make clean   remove it
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+CONFIG ?= holdfast/recipes/language.toml
+ARGS ?=
+WORKERS ?= 2
+
+# Some environments turn bytecode off; every process would then compile torch and Prefect anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: setup train test check clean
+.DEFAULT_GOAL := train
+
+setup: .venv/ready
+
+# Made anew when what it was made from has changed; needs no network otherwise.
+.venv/ready: constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1), but 3.11 or later is needed"; \
+		  echo "hint: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "setting up .venv (a few minutes, once)"
+	@$(PYTHON) -m venv --clear .venv
+	@$(PIP) pip hatchling editables
+	@$(PIP) --no-build-isolation --editable . --group dev
+	@$(BIN)/python -m compileall -q -j 0 .venv/lib || true # some packages ship templates that are no Python
+	@touch $@
+
+train: .venv/ready
+	@$(BIN)/python -m flows.train $(CONFIG) $(ARGS)
+
+test: .venv/ready
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+
+check: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest --quiet -m "not slow" --numprocesses $(WORKERS) $(ARGS)
+
+clean:
+	rm -rf .venv
