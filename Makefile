@@ -26,7 +26,6 @@ setup: .venv/ready
 	@$(PYTHON) -m venv --clear .venv
 	@$(PIP) pip hatchling editables
 	@$(PIP) --no-build-isolation --editable . --group dev
-	@$(BIN)/python -m compileall -q -j 0 .venv/lib || true # some packages ship templates that are no Python
 	@touch $@
 
 train: .venv/ready

@@ -26,7 +26,9 @@ def attempt(config: RunConfig, number: int) -> Outcome:
     try:
         with ProgressView(opened):
             while (chunk := opened.next_chunk()) is not None:
-                commit(opened, train_chunk(opened, chunk))
+                saved = train_chunk(opened, chunk)
+                if saved is not None:
+                    commit(opened, saved)
         return Outcome(
             complete=opened.is_complete,
             resumed_from_epoch=resumed_from_epoch,

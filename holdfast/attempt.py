@@ -4,7 +4,6 @@ Single-threaded: the ranks are processes of their own, and they are ordered to t
 is committed, so that a commit costs no training time.
 """
 
-import contextlib
 import logging
 import os
 import platform
@@ -18,7 +17,7 @@ from typing import Any, Self
 from holdfast import checkpoint, errors, faults, retention
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
-from holdfast.errors import NameTaken, NoProgress, NoVerifiedCheckpoint, RankDied, RecipeFailed
+from holdfast.errors import NoProgress, NoVerifiedCheckpoint, RankDied, RecipeFailed
 from holdfast.fingerprint import fingerprint, validate_fingerprint
 from holdfast.journal import Commit, Journal, now
 from holdfast.launch import Ranks
@@ -134,7 +133,7 @@ class Attempt:
             validate_fingerprint(self.identity, newest.config_fingerprint, saved_config.get("identity"))
             if newest.step >= self.total_steps and not checkpoint.verify(self.journal.store, newest):
                 self.head = newest
-                self._finish_commit(newest)
+                self._renew_latest(newest)
                 return
         why = self._why(newest)
         self.journal.begin(self.config.recipe)
@@ -185,7 +184,7 @@ class Attempt:
         if self.head is None and self.journal.has_committed():
             raise self._nothing_verified()
         if self.head is not None:
-            self._finish_commit(self.head)
+            self._renew_latest(self.head)
 
     def _adopt(self) -> bool:
         """Whether a checkpoint that dead ranks had left was committed."""
@@ -217,10 +216,11 @@ class Attempt:
 
     # ---- train and commit
 
-    def train_chunk(self, chunk: Chunk) -> Saved:
+    def train_chunk(self, chunk: Chunk) -> Saved | None:
         """The chunk is trained, and its checkpoint is durable; it doesn't count yet.
 
-        Ranks that died are started anew from the last verified checkpoint.
+        Ranks that died are started anew from the last verified checkpoint. If that turns out to be the chunk's own,
+        saved before they died, it is adopted: there is nothing left to do, and None is returned.
 
         Raises:
             RankDied, RecipeFailed: the ranks ended; calling again may help.
@@ -230,6 +230,8 @@ class Attempt:
             if self._ranks is None:
                 self._start_ranks()
                 self._resume()
+            if self.step >= chunk.stop:
+                return None
             saved = self._await_saved(chunk.stop)
         except (RankDied, RecipeFailed) as error:
             self.close()
@@ -297,24 +299,16 @@ class Attempt:
             why=why,
             created_at=now(),
         )
-        self.journal.publish_commit(commit, latest_fields(commit, metadata))
+        metrics = self.journal.store.read(f"{saved.path}/{checkpoint.METRICS}")
+        self.journal.publish_commit(commit, metrics, latest_fields(commit, metadata))
         self.head = commit
         self._next_number = number + 1
-        self._keep_metrics(commit)
         return commit
 
-    def _keep_metrics(self, commit: Commit) -> None:
-        """What was logged in the commit's steps stays when its checkpoint is pruned."""
-        lines = self.journal.store.read(f"{commit.path}/{checkpoint.METRICS}")
-        with contextlib.suppress(NameTaken):
-            self.journal.store.create(f"metrics/{commit.number:08d}.jsonl", lines)
-
-    def _finish_commit(self, commit: Commit) -> None:
-        """What a kill right after a commit record left undone is done."""
-        self._keep_metrics(commit)
-        if self.journal.latest_number() != commit.number:
-            metadata = checkpoint.read_metadata(self.journal.store, commit.path)
-            assert metadata is not None, "it was verified just now"
+    def _renew_latest(self, commit: Commit) -> None:
+        """latest.json names the commit, whose checkpoint was verified just now; a kill may have left it behind."""
+        metadata = checkpoint.read_metadata(self.journal.store, commit.path)
+        if metadata is not None and self.journal.latest_number() != commit.number:
             self.journal.publish_latest(latest_fields(commit, metadata))
 
     def prune(self) -> retention.PruneReport:

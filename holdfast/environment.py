@@ -19,7 +19,7 @@ def describe_environment() -> dict[str, Any]:
         "numpy": np.__version__,
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if has_cuda else None,
+        "cudnn": torch.backends.cudnn.version() if has_cuda else None,  # type: ignore[no-untyped-call]
         "gpus": [
             {"name": torch.cuda.get_device_name(index), "sm": list(torch.cuda.get_device_capability(index))}
             for index in range(torch.cuda.device_count() if has_cuda else 0)

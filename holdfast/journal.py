@@ -327,8 +327,11 @@ class Journal:
         """The newest commit that a run may continue from, if there is one."""
         return next(self.candidates(), None)
 
-    def publish_commit(self, commit: Commit, latest: dict[str, Any]) -> None:
-        """The commit counts, and latest.json names it. The order is: fence, commit record, latest.
+    def publish_commit(self, commit: Commit, metrics: bytes, latest: dict[str, Any]) -> None:
+        """The commit counts, and latest.json names it. The order is: fence, metrics, commit record, latest.
+
+        Metrics under a number that was never committed are replaced by whoever commits it, so that the steps of a line
+        that was given up leave no trace.
 
         Doing it again, after it was interrupted, finishes it.
 
@@ -336,6 +339,7 @@ class Journal:
             Superseded: a later attempt owns the run, or another process took the number.
         """
         self.check_fence(commit.attempt)
+        self.store.replace(f"metrics/{commit.number:08d}.jsonl", metrics)
         try:
             self.store.create(record_name("commits", commit.number), commit.to_bytes())
         except NameTaken:

@@ -39,7 +39,7 @@ def capture(training: "Training") -> dict[str, Any]:
         "scaler": scaler.state_dict() if scaler else None,
         "extras": {name: extra.state_dict() for name, extra in sorted(recipe.extras.items())},
         "rng": training.gather(capture_rng()),
-        "progress": training.progress.to_state(),
+        "progress": training.progress.state_dict(),
     }
 
 
@@ -52,28 +52,32 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
     Raises:
         StateError: a component doesn't fit what was saved.
     """
-    rng = state["rng"]
-    rank = training.accelerator.process_index
-    parts = {
-        "model": lambda: training.accelerator.unwrap_model(training.model).load_state_dict(state["model"]),
-        "optimizer": lambda: training.optimizer.load_state_dict(state["optimizer"]),
-        "scheduler": lambda: training.scheduler and training.scheduler.load_state_dict(state["scheduler"]),
-        "scaler": lambda: training.accelerator.scaler and training.accelerator.scaler.load_state_dict(state["scaler"]),
-        **{
-            f"extras.{name}": lambda name=name, extra=extra: extra.load_state_dict(state["extras"][name])
-            for name, extra in training.recipe.extras.items()
-        },
-        "progress": lambda: training.progress.load_state(state["progress"]),
-        "rng": lambda: restore_rng(rng[rank]),
-    }
-    for name, put_back in parts.items():
-        try:
-            put_back()
-        except (KeyError, IndexError, ValueError, RuntimeError, TypeError) as error:
-            raise StateError(
-                f"the saved {name} doesn't fit: {type(error).__name__}: {error}",
-                hint="the recipe's code has changed since the checkpoint was written",
-            ) from error
+    accelerator, recipe = training.accelerator, training.recipe
+    parts: dict[str, tuple[Any, Any]] = {"model": (accelerator.unwrap_model(training.model), state["model"])}
+    parts["optimizer"] = (training.optimizer, state["optimizer"])
+    parts["scheduler"] = (training.scheduler, state["scheduler"])
+    parts["scaler"] = (accelerator.scaler, state["scaler"])
+    for name, extra in recipe.extras.items():
+        parts[f"extra {name}"] = (extra, state["extras"].get(name))
+    parts["progress"] = (training.progress, state["progress"])
+    for name, (target, saved) in parts.items():
+        if (target is None) != (saved is None):
+            raise _unfit(name, "one of the two is missing")
+        if target is not None:
+            try:
+                target.load_state_dict(saved)
+            except (KeyError, IndexError, ValueError, RuntimeError, TypeError) as error:
+                raise _unfit(name, f"{type(error).__name__}: {error}") from error
+    if len(state["rng"]) != accelerator.num_processes:
+        raise _unfit("rng", f"{len(state['rng'])} ranks saved it")
+    restore_rng(state["rng"][accelerator.process_index])
+
+
+def _unfit(name: str, why: str) -> StateError:
+    return StateError(
+        f"the saved {name} doesn't fit what the recipe built: {why}",
+        hint="the recipe's code has changed since the checkpoint was written",
+    )
 
 
 def capture_rng() -> dict[str, Any]:

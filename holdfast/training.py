@@ -38,10 +38,10 @@ class Progress:
     # One entry a completed epoch: avg_loss, lrs (of its last step, one a parameter group) and metrics.
     history: list[dict[str, Any]] = field(default_factory=list)
 
-    def to_state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {**vars(self)}
 
-    def load_state(self, saved: dict[str, Any]) -> None:
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
         vars(self).update({name: saved[name] for name in vars(self)})
 
     @property

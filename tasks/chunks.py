@@ -45,8 +45,9 @@ def open_run(config: RunConfig, number: int) -> Attempt:
     retry_delay_seconds=1,
     retry_condition_fn=hooks.should_retry,
 )
-def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved:
-    """Train a chunk; its checkpoint is durable and doesn't count yet. A retry begins at the last verified checkpoint.
+def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
+    """Train a chunk; its checkpoint is durable and doesn't count yet. A retry begins at the last verified checkpoint,
+    and returns nothing if that is the chunk's own.
 
     Args:
         attempt: The attempt that trains.

@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from prefect.tasks import StateHookCallable
+
 from holdfast import checkpoint
 from holdfast.attempt import Attempt
 from holdfast.checkpoint import Saved
@@ -73,7 +75,7 @@ def announce(attempt: Attempt) -> None:
     )  # fmt: skip
 
 
-def after_commit(attempt: Attempt) -> list[Callable[[Any, Any, Any], None]]:
+def after_commit(attempt: Attempt) -> list[StateHookCallable]:
     """The hooks to run when a commit task is completed."""
     return [_warning_only(hook, attempt) for hook in (announce, prune_epochs)]
 
@@ -84,7 +86,7 @@ def should_retry(task: Any, task_run: Any, state: Any) -> bool:
     return isinstance(error, HoldfastError) and error.is_retryable
 
 
-def _warning_only(hook: Callable[[Attempt], None], attempt: Attempt) -> Callable[[Any, Any, Any], None]:
+def _warning_only(hook: Callable[[Attempt], None], attempt: Attempt) -> StateHookCallable:
     def run(task: Any, task_run: Any, state: Any) -> None:
         try:
             hook(attempt)

@@ -139,16 +139,17 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(heads, width, dropout) for _ in range(layers))
         self.norm = nn.RMSNorm(width)
         self.dropout = nn.Dropout(dropout)
+        self.rotation: Tensor
         self.register_buffer("rotation", rotation(context, width // heads), persistent=False)
         for parameter in self.parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
-        for block in self.blocks:
-            for projection in (block.out, block.down):
-                nn.init.normal_(projection.weight, std=0.02 / math.sqrt(2 * layers))
+        for name, parameter in self.named_parameters():
+            if name.endswith(("out.weight", "down.weight")):  # what is added to the residual stream
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
 
     def forward(self, text: Tensor) -> Tensor:
-        x = self.dropout(self.embed(text.int()))
+        x: Tensor = self.dropout(self.embed(text.int()))
         for block in self.blocks:
             x = block(x, self.rotation[: text.shape[1]])
         return F.linear(self.norm(x), self.embed.weight)
@@ -174,7 +175,8 @@ class Block(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (batch, heads, context, width / heads)
         mixed = F.scaled_dot_product_attention(rotate(q, rotation), rotate(k, rotation), v, is_causal=True)
         x = x + self.dropout(self.out(mixed.transpose(1, 2).reshape(batch, context, width)))
-        return x + self.dropout(self.down(F.gelu(self.up(self.feed_norm(x)))))
+        fed: Tensor = self.dropout(self.down(F.gelu(self.up(self.feed_norm(x)))))
+        return x + fed
 
 
 def rotation(context: int, size: int) -> Tensor:

@@ -1,7 +1,8 @@
-"""Real deaths at named points: ``HOLDFAST_FAULT="commit-recorded:2:both"``.
+"""Real deaths at named points: ``HOLDFAST_FAULT="commit-recorded:2:both:/tmp/struck"``.
 
-The three parts are a point of `holdfast.faults.POINTS`, the pass at which to strike (counted from 1 in each process),
-and whom SIGKILL ends: ``self``, ``other`` (a rank's attempt, or an attempt's ranks) or ``both``.
+The parts are a point of `holdfast.faults.POINTS`, the pass at which to strike (counted from 1 in each process), whom
+SIGKILL ends (``self``; ``other``: a rank's attempt, or an attempt's ranks; or ``both``), and a file that is made when
+the fault strikes. Where it exists, nothing happens: a fault strikes once, however many processes inherit it.
 """
 
 import collections
@@ -14,19 +15,20 @@ from holdfast.faults import POINTS
 _passes: collections.Counter[str] = collections.Counter()
 
 
-def fault(point: str, nth: int = 1, victim: str = "self") -> dict[str, str]:
-    """The environment in which a run dies at a point."""
+def fault(point: str, nth: int, victim: str, struck: Path) -> dict[str, str]:
+    """The environment in which a run dies, once, at a point; the file ``struck`` then exists."""
     if point not in POINTS or victim not in ("self", "other", "both") or nth < 1:
         raise ValueError(f"no such fault: {point}:{nth}:{victim}")
-    return {"HOLDFAST_FAULT": f"{point}:{nth}:{victim}"}
+    return {"HOLDFAST_FAULT": f"{point}:{nth}:{victim}:{struck}"}
 
 
 def strike(point: str) -> None:
     """Kill whom HOLDFAST_FAULT names, if this is the point and the pass that it names."""
-    name, nth, victim = os.environ["HOLDFAST_FAULT"].split(":")
+    name, nth, victim, struck = os.environ["HOLDFAST_FAULT"].split(":", 3)
     _passes[point] += 1
-    if point != name or _passes[point] != int(nth):
+    if point != name or _passes[point] != int(nth) or Path(struck).exists():
         return
+    Path(struck).touch()
     if victim in ("other", "both"):
         for pid in _other_side():
             os.kill(pid, signal.SIGKILL)

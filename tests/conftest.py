@@ -1,0 +1,157 @@
+"""A real Prefect server for the session, and a driver that runs the real command on a small recipe."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.journal import Journal
+from holdfast.standing import Standing, read_standing
+from holdfast.store import Store
+from tasks.server import _free_port
+
+ROOT = Path(__file__).parent.parent
+COMMAND_WITHIN_S = 120
+
+
+@pytest.fixture(scope="session")
+def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment in which Prefect's API is a server of this session."""
+    home = tmp_path_factory.mktemp("prefect")
+    port = _free_port()
+    environment = {"PREFECT_HOME": str(home), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+    command = [sys.executable, "-m", "tasks.server", str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | environment, cwd=ROOT) as server:
+        try:
+            await_healthy(environment["PREFECT_API_URL"])
+            yield environment
+        finally:
+            server.terminate()
+
+
+def await_healthy(url: str, within_s: float = 90) -> None:
+    deadline = time.monotonic() + within_s
+    while True:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+            return
+        assert time.monotonic() < deadline, "the server did not become healthy"
+        time.sleep(0.1)
+
+
+@dataclass
+class Driver:
+    """Runs ``python -m flows.train`` on the toy recipe, with everything it writes in one folder."""
+
+    folder: Path
+    environment: dict[str, str]
+    fields: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.config = self.folder / "toy.toml"
+        self.config.write_text(
+            'recipe = "tests.toy:toy"\nrun = "toy"\nepochs = 3\n'
+            f'store = "{self.folder}/runs"\n[chunk]\nsteps = 4\n[log]\nfolder = "{self.folder}/logs"\nevery = 1\n'
+        )
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / "runs" / "toy"
+
+    def start(self, *settings: str, **environment: str) -> "subprocess.Popen[str]":
+        """The command, as a process."""
+        options = [option for setting in settings for option in ("--set", setting)]
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows.train", str(self.config), *options],
+            env=os.environ | self.environment | environment,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *settings: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        """The command, run to its end."""
+        process = self.start(*settings, **environment)
+        try:
+            out, err = process.communicate(timeout=COMMAND_WITHIN_S)
+        finally:
+            kill_tree(process.pid)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def finish(self, *settings: str) -> Standing:
+        """The command ends well, and the run is complete."""
+        done = self.run(*settings)
+        assert done.returncode == 0, done.stderr
+        standing = self.standing()
+        assert standing.complete
+        return standing
+
+    def standing(self) -> Standing:
+        return read_standing(self.journal())
+
+    def journal(self) -> Journal:
+        return Journal(Store(str(self.folder / "runs")), "toy")
+
+    def metrics(self) -> list[dict[str, object]]:
+        """Every line that was logged in a step that counts."""
+        files = sorted((self.run_folder / "metrics").iterdir())
+        return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def driver(tmp_path: Path, prefect_api: dict[str, str]) -> Driver:
+    return Driver(tmp_path, prefect_api)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The toy run, never interrupted."""
+
+    standing: Standing
+    metrics: list[dict[str, object]]
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory, prefect_api: dict[str, str]) -> Reference:
+    driver = Driver(tmp_path_factory.mktemp("reference"), prefect_api)
+    return Reference(driver.finish(), driver.metrics())
+
+
+def ranks_of(pid: int) -> list[psutil.Process]:
+    """The ranks that a process has started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [child for child in psutil.Process(pid).children(recursive=True) if is_rank(child)]
+    return []
+
+
+def is_rank(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return "holdfast.rank" in process.cmdline()
+    return False
+
+
+def kill_tree(pid: int) -> None:
+    """Nothing that a process has started is left."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.send_signal(signal.SIGKILL)
+
+
+def assert_same_bytes(driver: Driver, reference: Reference) -> None:
+    """The run ended as if nothing had happened: weights, rates, losses, gradient norms and the order of samples."""
+    standing = driver.standing()
+    assert standing.complete
+    assert standing.checkpoint_sha256 == reference.standing.checkpoint_sha256
+    assert standing.learning_rate_history == reference.standing.learning_rate_history
+    assert driver.metrics() == reference.metrics

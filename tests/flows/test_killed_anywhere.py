@@ -1,0 +1,104 @@
+"""Whatever is killed, and whenever: the same command finishes the run on the same bytes."""
+
+import random
+import signal
+import time
+
+import psutil
+import pytest
+
+from holdfast.faults import POINTS
+from holdfast.testing.faults import fault
+from tests.conftest import COMMAND_WITHIN_S, Driver, Reference, assert_same_bytes, ranks_of
+
+pytestmark = pytest.mark.slow
+
+# From before the ranks are ready to after the last commit, for a run that takes 1 s to train.
+LATEST_KILL_S = 6.0
+
+
+@pytest.mark.parametrize("victim", ["self", "other", "both"])
+@pytest.mark.parametrize("point", POINTS)
+def test_at_a_named_point(driver: Driver, reference: Reference, point: str, victim: str) -> None:
+    struck = driver.folder / "struck"
+    done = driver.run(**fault(point, 2, victim, struck))
+    assert struck.exists(), done.stderr
+    driver.finish()
+    assert_same_bytes(driver, reference)
+
+
+@pytest.mark.parametrize("victim", ["flow", "rank", "both"])
+@pytest.mark.parametrize("seed", range(4))
+def test_at_random_moments(driver: Driver, reference: Reference, victim: str, seed: int) -> None:
+    moments = random.Random(f"{victim} {seed}")
+    for _ in range(3):
+        process = driver.start(TOY_DELAY_S="0.02")
+        time.sleep(moments.uniform(0.5, LATEST_KILL_S))
+        ranks = ranks_of(process.pid)
+        if victim in ("rank", "both"):
+            for rank in ranks:
+                rank.send_signal(signal.SIGKILL)
+        if victim in ("flow", "both"):
+            process.kill()
+        process.communicate(timeout=COMMAND_WITHIN_S)
+        psutil.wait_procs(ranks, timeout=30)
+    driver.finish()
+    assert_same_bytes(driver, reference)
+
+
+def test_killed_rank_is_replaced_within_the_attempt(driver: Driver, reference: Reference) -> None:
+    process = driver.start(TOY_DELAY_S="0.05")
+    await_commits(driver, 2)
+    for rank in ranks_of(process.pid):
+        rank.send_signal(signal.SIGKILL)
+    out, err = process.communicate(timeout=COMMAND_WITHIN_S)
+    assert process.returncode == 0, err
+    assert "is complete" in out
+    assert driver.standing().attempts == 1
+    assert_same_bytes(driver, reference)
+
+
+def test_orphans_save_themselves_and_are_adopted(driver: Driver, reference: Reference) -> None:
+    process = driver.start(TOY_DELAY_S="0.1")
+    await_commits(driver, 1)
+    ranks = ranks_of(process.pid)
+    time.sleep(0.3)
+    process.kill()
+    process.communicate()
+    gone, alive = psutil.wait_procs(ranks, timeout=30)
+    assert gone
+    assert not alive
+    committed = driver.standing().step
+    done = driver.run()
+    assert "adopting" in done.stderr
+    adopted = [commit for commit in driver.journal().candidates() if commit.why == "adopted"]
+    assert done.returncode == 0
+    assert all(commit.step > committed for commit in adopted)
+    assert_same_bytes(driver, reference)
+
+
+@pytest.mark.parametrize(("asked_by", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_told_to_stop_it_saves_the_step_in_hand(
+    driver: Driver, reference: Reference, asked_by: signal.Signals, exit_code: int
+) -> None:
+    process = driver.start(TOY_DELAY_S="0.1")
+    await_commits(driver, 1)
+    ranks = ranks_of(process.pid)
+    time.sleep(0.3)
+    process.send_signal(asked_by)
+    _, err = process.communicate(timeout=COMMAND_WITHIN_S)
+    assert process.returncode == exit_code, err
+    assert not [rank for rank in ranks if rank.is_running()]
+    newest = driver.journal().newest()
+    assert newest is not None
+    assert newest.why == "preempted"
+    driver.finish()
+    assert driver.journal().read_attempt(2).why == "preempted"
+    assert_same_bytes(driver, reference)
+
+
+def await_commits(driver: Driver, number: int) -> None:
+    deadline = time.monotonic() + COMMAND_WITHIN_S
+    while not driver.run_folder.is_dir() or driver.journal().newest_number() < number:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,86 @@
+"""A recipe that trains in a second: a small net with dropout on made data. What is no setting of it comes from the
+environment, so that changing it is no drift."""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from holdfast import Recipe, Schedule
+
+SAMPLES = 64
+
+
+class Made(Dataset[tuple[Tensor, Tensor]]):
+    """A line with noise. Notes every sample that it is asked for in the file TOY_SAMPLES."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.x = torch.randn(SAMPLES, 8, generator=generator)
+        self.y = self.x.sum(1, keepdim=True) + torch.randn(SAMPLES, 1, generator=generator)
+        self.notes = os.environ.get("TOY_SAMPLES")
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if self.notes:
+            with Path(self.notes).open("a") as notes:
+                notes.write(f"{index}\n")
+        return self.x[index], self.y[index]
+
+
+class Average:
+    """An exponential average of the weights: state that is neither the model's nor the optimizer's."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.mean = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def update(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            self.mean[name].lerp_(parameter.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.mean
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.mean = state
+
+
+def toy(
+    lr: float = 0.05, width: int = 16, schedule: str = "linear", schedule_epochs: float = 3, fail_at: int = 0
+) -> Recipe:
+    model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Dropout(0.2), nn.BatchNorm1d(width), nn.Linear(width, 1))
+    optimizer = torch.optim.AdamW(
+        [{"params": model[0].parameters()}, {"params": model[1:].parameters(), "lr": lr / 2}], lr=lr
+    )
+    average = Average(model)
+    calls = 0
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        nonlocal calls
+        calls += 1
+        time.sleep(float(os.environ.get("TOY_DELAY_S", "0")))
+        if fail_at and calls > 2 * fail_at:
+            raise ZeroDivisionError("as it was told to")
+        average.update(model)
+        x, y = batch
+        return F.mse_loss(model(x), y)
+
+    return Recipe(
+        model=model,
+        data=Made(),
+        optimizer=optimizer,
+        loss=loss,
+        batch_size=4,
+        grad_accum=2,
+        steps_per_epoch=10,
+        clip_norm=1.0,
+        schedule=Schedule(schedule, schedule_epochs, warmup_steps=3, final_lr_scale=0.1),
+        evaluate=lambda model: {"weight": next(model.parameters()).sum().item()},
+        extras={"average": average},
+    )
