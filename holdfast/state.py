@@ -152,14 +152,16 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor], seen: dict[Any, s
 
 
 def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, Tensor], seen: dict[Any, str]) -> Any:
-    items = {key: _encode(item, f"{name}.{key}" if name else str(key), tensors, seen) for key, item in value.items()}
-    if all(isinstance(key, str) and not key.startswith("$") for key in items):
-        return items
-    for key in items:
+    for key in value:
         if not isinstance(key, str | int | float | bool | None):
             raise StateError(f"{name} has a key of type {type(key).__qualname__}; keys may be strings and numbers")
-    pairs = [[_encode(key, name, tensors, seen), item] for key, item in items.items()]
-    return {"$dict": sorted(pairs, key=lambda pair: (type(pair[0]).__name__, str(pair[0])))}
+    prefix = f"{name}." if name else ""
+    # Sorted, so that neither the name of a tied tensor nor anything else depends on the order of a dict.
+    keys = sorted(value, key=lambda key: (type(key).__name__, str(key)))
+    items = {key: _encode(value[key], f"{prefix}{key}", tensors, seen) for key in keys}
+    if all(isinstance(key, str) and not key.startswith("$") for key in keys):
+        return items
+    return {"$dict": [[_encode(key, name, tensors, seen), item] for key, item in items.items()]}
 
 
 def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], seen: dict[Any, str]) -> str:
@@ -169,6 +171,8 @@ def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], see
         return seen[place]
     if tensor.dtype not in DTYPE_NAMES or tensor.layout != torch.strided:
         raise StateError(f"{name} is a {tensor.layout} tensor of {tensor.dtype}, which safetensors has no form for")
+    while name in tensors or name == "__metadata__":  # {"a.b": x} beside {"a": {"b": y}}
+        name += "'"
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     data = flat.view(torch.uint8).numpy().data if tensor.numel() else b""
     tensors[name] = Tensor(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), data)

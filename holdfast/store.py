@@ -80,28 +80,28 @@ class Store:
         Raises:
             NameMissing: there is none.
         """
-        with _explained(f"read {name}"):
+        with _explained(f"read {name} in {self.root}"):
             return self._path(name).read_bytes()
 
     def pieces(self, name: str, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
         """The bytes of a name, in order, a piece at a time."""
-        with _explained(f"read {name}"), self._path(name).open("rb") as file:
+        with _explained(f"read {name} in {self.root}"), self._path(name).open("rb") as file:
             while piece := file.read(piece_bytes):
                 yield piece
 
     def size_bytes(self, name: str) -> int:
         """How many bytes a name has."""
-        with _explained(f"look at {name}"):
+        with _explained(f"look at {name} in {self.root}"):
             return self._path(name).stat().st_size
 
     def exists(self, name: str) -> bool:
         """Whether there is a file of this name."""
-        with _explained(f"look at {name}"):
+        with _explained(f"look at {name} in {self.root}"):
             return self._path(name).is_file()
 
     def list(self, folder: str = "") -> list[str]:
         """The names in one folder, sorted, files and folders alike; none if there is no such folder."""
-        with _explained(f"list {folder or self.url}"):
+        with _explained(f"list {self.root / folder}"):
             try:
                 names = os.listdir(self._path(folder) if folder else self.root)
             except (FileNotFoundError, NotADirectoryError):
@@ -111,7 +111,7 @@ class Store:
     def delete_folder(self, folder: str) -> None:
         """Make a folder and its files be gone; it may be gone already."""
         path = self._path(folder)
-        with _explained(f"delete {folder}"):
+        with _explained(f"delete {folder} in {self.root}"):
             try:
                 names = os.listdir(path)
             except FileNotFoundError:
@@ -144,7 +144,10 @@ class Store:
 def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         _make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
         _sync_folder(folder.parent)
 
 

@@ -38,10 +38,11 @@ class Average:
     """An exponential average of the weights: state that is neither the model's nor the optimizer's."""
 
     def __init__(self, model: nn.Module) -> None:
+        self.model = model
         self.mean = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
-    def update(self, model: nn.Module) -> None:
-        for name, parameter in model.named_parameters():
+    def update(self) -> None:
+        for name, parameter in self.model.named_parameters():
             self.mean[name].lerp_(parameter.detach(), 0.1)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -52,28 +53,27 @@ class Average:
 
 
 def toy(
-    lr: float = 0.05, width: int = 16, schedule: str = "linear", schedule_epochs: float = 3, fail_at: int = 0
+    lr: float = 0.05, width: int = 16, schedule: str = "linear", schedule_epochs: float = 3, poison: int = -1
 ) -> Recipe:
+    """The recipe. A batch that has the sample ``poison`` in it raises."""
+    data = Made()
     model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Dropout(0.2), nn.BatchNorm1d(width), nn.Linear(width, 1))
     optimizer = torch.optim.AdamW(
         [{"params": model[0].parameters()}, {"params": model[1:].parameters(), "lr": lr / 2}], lr=lr
     )
     average = Average(model)
-    calls = 0
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        nonlocal calls
-        calls += 1
         time.sleep(float(os.environ.get("TOY_DELAY_S", "0")))
-        if fail_at and calls > 2 * fail_at:
-            raise ZeroDivisionError("as it was told to")
-        average.update(model)
         x, y = batch
+        if poison >= 0 and (x == data.x[poison]).all(1).any():
+            raise ZeroDivisionError("as it was told to")
+        average.update()
         return F.mse_loss(model(x), y)
 
     return Recipe(
         model=model,
-        data=Made(),
+        data=data,
         optimizer=optimizer,
         loss=loss,
         batch_size=4,

@@ -57,11 +57,11 @@ def language(
         RecipeError: there is no text, or too little of it.
     """
     text = read_corpus(data)
+    if len(text) < 2 * (context + 1):
+        raise RecipeError(f"settings.data = {data!r} has {len(text)} bytes, too few for windows of {context}")
     held_out_bytes = max(int(len(text) * HELD_OUT_FRACTION), context + 1)
     windows = Windows(text[:-held_out_bytes], context)
     held_out = Windows(text[-held_out_bytes:], context)
-    if len(windows) < 1 or len(held_out) < 1:
-        raise RecipeError(f"data = {data!r} has {len(text)} bytes, too few for windows of context = {context}")
     model = Decoder(context, layers, heads, width, dropout)
     return Recipe(
         model=model,

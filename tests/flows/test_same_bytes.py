@@ -1,0 +1,95 @@
+"""However a run is cut into chunks, extended or started, it ends on the same bytes."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from holdfast.data import Order, digest
+from tests.conftest import ROOT, Driver, Reference, assert_same_bytes
+from tests.toy import SAMPLES
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("length", ["chunk.steps=1", "chunk.steps=7", "chunk.epochs=3"])
+def test_in_chunks_of(driver: Driver, reference: Reference, length: str) -> None:
+    if "epochs" in length:
+        driver.config.write_text(driver.config.read_text().replace("[chunk]\nsteps = 4\n", ""))
+    driver.finish(length)
+    assert_same_bytes(driver, reference)
+
+
+def test_more_epochs_continue_it(driver: Driver, reference: Reference) -> None:
+    assert driver.finish("epochs=1").step == 10
+    assert driver.finish("epochs=3").step == 30
+    assert driver.journal().read_attempt(2).why == "extended"
+    assert_same_bytes(driver, reference)
+
+
+def test_complete_run_trains_nothing(driver: Driver) -> None:
+    before = driver.finish()
+    began = time.monotonic()
+    done = driver.run()
+    assert done.returncode == 0
+    assert "is complete" in done.stdout
+    assert driver.standing() == before
+    assert time.monotonic() - began < 60
+
+
+def test_samples_come_in_the_order_that_is_promised(driver: Driver, reference: Reference) -> None:
+    notes = driver.folder / "samples"
+    driver.start("chunk.steps=3", TOY_SAMPLES=str(notes)).communicate(timeout=120)
+    order = Order(SAMPLES, 4, 2, 1234)
+    promised = [order.step_indices(step) for step in range(30)]
+    seen = [int(line) for line in notes.read_text().split()]
+    assert seen == [index for indices in promised for index in indices.flatten().tolist()]
+    assert [line["samples"] for line in reference.metrics] == [digest(indices) for indices in promised]
+
+
+def test_two_ranks_survive_a_kill(driver: Driver) -> None:
+    other = Driver(_folder(driver, "other"), driver.environment)
+    uninterrupted = other.finish("compute.ranks=2")
+    process = driver.start("compute.ranks=2", TOY_DELAY_S="0.05")
+    while not driver.run_folder.is_dir() or driver.journal().newest_number() < 2:
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    driver.finish("compute.ranks=2")
+    assert driver.standing().checkpoint_sha256 == uninterrupted.checkpoint_sha256
+    assert driver.metrics() == other.metrics()
+
+
+def test_from_python_in_a_running_event_loop(driver: Driver, reference: Reference) -> None:
+    program = f"""
+import asyncio
+from holdfast import load_config
+from flows.train import train
+
+async def cell():
+    return train(load_config({str(driver.config)!r}, ["epochs=2"]))
+
+result = asyncio.run(cell())
+assert (result.run, result.complete, result.steps, result.epochs, result.commit) == ("toy", True, 20, 2, 6), result
+assert result.resumed_from_epoch is None
+result = train(load_config({str(driver.config)!r}))
+assert result.resumed_from_epoch == 2 and result.steps == 30, result
+assert [entry["commit"] for entry in result.retention["kept"]] == [9, 8, 7], result.retention
+print(result.model_dump_json())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | driver.environment, cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert reference.standing.checkpoint_sha256 in done.stdout
+    assert reference.standing.previous_checkpoint_sha256 in done.stdout
+    assert_same_bytes(driver, reference)
+
+
+def _folder(driver: Driver, name: str) -> "os.PathLike[str]":
+    folder = driver.folder / name
+    folder.mkdir()
+    return folder

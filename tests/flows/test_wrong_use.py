@@ -1,0 +1,105 @@
+"""What a person does wrong gets one clear line and a hint, ends with a documented code and loses nothing."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.data import Order
+from tests.conftest import Driver, Reference, assert_same_bytes
+from tests.toy import SAMPLES
+
+pytestmark = pytest.mark.slow
+
+
+def assert_refused(done: "subprocess.CompletedProcess[str]", exit_code: int, error: str, hint: str) -> None:
+    assert done.returncode == exit_code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+    lines = [line for line in done.stderr.splitlines() if line.startswith(("error:", "hint:"))]
+    assert len(lines) == 2, done.stderr
+    assert error in lines[0]
+    assert hint in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "error", "hint"),
+    [
+        ("epcohs=4", "unknown key epcohs", "did you mean epochs?"),
+        ("chunk.step=4", "unknown key chunk.step", "did you mean chunk.steps?"),
+        ("settings.widht=4", "unknown key settings.widht", "did you mean width?"),
+        ("settings.width=wide", "settings.width = 'wide'", ""),
+        ("recipe=tests.tyo:toy", "there is no module tests.tyo", "PYTHONPATH"),
+        ("recipe=tests.toy:tyo", "tests.toy has no tyo", "did you mean toy?"),
+        ("recipe=toy", "recipe = 'toy'", ""),
+        ("epochs=0", "epochs = 0", ""),
+        ("store=s3://bucket", "s3:// is not supported", "local folder"),
+        ("store=/dev/null/runs", "in /dev/null/runs/toy: Not a directory", "folder that you may write to"),
+        ("settings.schedule=linaer", "expected one of linear, step", ""),
+        ("compute.device=cuda", "torch sees no GPU", "cpu"),
+    ],
+)
+def test_setting(driver: Driver, setting: str, error: str, hint: str) -> None:
+    done = driver.run(setting)
+    if hint:
+        assert_refused(done, 3 if "dev/null" in setting else 1, error, hint)
+    else:
+        assert done.returncode == 1
+        assert f"error: {error}" in done.stderr or error in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_configuration(driver: Driver) -> None:
+    driver.config.write_text("epochs = = 3")
+    assert_refused(driver.run(), 1, "is not TOML", "toml.io")
+    driver.config.rename(driver.config.with_name("tyo.toml"))
+    assert_refused(driver.run(), 1, "there is no configuration", "tyo.toml")
+
+
+def test_drift_is_refused_field_by_field(driver: Driver, reference: Reference) -> None:
+    driver.finish("epochs=2")
+    done = driver.run("settings.lr=0.5")
+    assert_refused(done, 1, "settings differ", "put the saved values back")
+    assert "settings.lr: saved 0.05, now 0.5" in done.stderr
+    assert driver.standing().attempts == 1
+    # None of these changes a number that is computed.
+    driver.finish(f"log.folder={driver.folder}/elsewhere", "retention.keep_last=2", "chunk.steps=5")
+    assert_same_bytes(driver, reference)
+
+
+def test_failing_recipe_stops_without_looping(driver: Driver) -> None:
+    poison = Order(SAMPLES, 4, 2, 1234).step_indices(5)[0, 0]
+    done = driver.run(f"settings.poison={poison}")
+    assert done.returncode == 3
+    assert "error: twice in a row" in done.stderr
+    assert "ZeroDivisionError: as it was told to" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "in step 5" in done.stderr
+    assert driver.standing().step == 4
+
+
+def test_full_disk(driver: Driver, reference: Reference) -> None:
+    with small_disk(driver.folder / "runs", size_kb=400) as disk:
+        filler = disk / "filler"
+        free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+        filler.write_bytes(b"x" * (free - 100_000))
+        assert_refused(driver.run(), 3, "no space left", "make room")
+        assert 0 < driver.standing().step < 30
+        filler.unlink()
+        driver.finish()
+        assert_same_bytes(driver, reference)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size_kb: int) -> Iterator[Path]:
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_kb}k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk can be mounted by root only")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)

@@ -1,0 +1,191 @@
+"""A checkpoint's bytes: equal for equal states, readable by others, and never read back wrong."""
+
+import contextlib
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast import checkpoint
+from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Saved
+from holdfast.errors import CheckpointDamaged
+from holdfast.journal import Commit
+from holdfast.state import from_payload, to_payload
+from holdfast.store import Store
+
+STATE: dict[str, Any] = {
+    "model": {"weight": torch.arange(6, dtype=torch.float32).reshape(2, 3), "mask": torch.tensor([True, False])},
+    "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "lr": 0.1},
+    "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+}
+METADATA_FIELDS: dict[str, Any] = {
+    "epoch": 1, "created_at": "2026-01-01T00:00:00+00:00", "optimizer_steps_total": 10, "optimizer_steps_epoch": 0,
+    "steps_per_epoch": 10, "grad_accum": 1, "avg_loss": 1.0, "scheduler_type": "linear", "current_lrs": [0.1],
+    "learning_rate_history": [[0.1]], "learning_rate_history_len": 1, "metrics": {}, "model_params": 6,
+    "previous_checkpoint_sha256": "", "config_fingerprint": "0" * 64,
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "run"))
+
+
+def save(run: Store, state: Any = STATE, **fields: Any) -> Saved:
+    return checkpoint.save(run, to_payload(state), METADATA_FIELDS | fields, '{"step": 10}\n')
+
+
+def commit_of(saved: Saved) -> Commit:
+    return Commit(
+        number=1, parent=0, attempt=1, step=saved.step, epoch=1, path=saved.path, files=saved.files, why="chunk",
+        checkpoint_sha256=saved.metadata.checkpoint_sha256, previous_checkpoint_sha256="", previous_record_sha256="",
+        config_fingerprint="0" * 64, created_at="",
+    )  # fmt: skip
+
+
+def test_bytes_never_change() -> None:
+    """These bytes are the format: a changed hash means that no run that exists keeps its content ids."""
+    data = b"".join(bytes(piece) for piece in checkpoint.serialize(to_payload(STATE)))
+    assert hashlib.sha256(data).hexdigest() == "e554f81a21f6d3181dd47674494f19b9ac0eca04dbec069240f69f81f1c97551"
+
+
+def test_equal_states_have_equal_bytes(run: Store, tmp_path: Path) -> None:
+    def shuffled(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: shuffled(value[key]) for key in sorted(value, key=str, reverse=True)}
+
+    other = Store(str(tmp_path / "other"))
+    tied = torch.ones(3)
+    first = save(run, STATE | {"tied": {"head": tied, "embed": tied}})
+    second = save(other, shuffled(STATE | {"tied": {"embed": tied, "head": tied}}), created_at="2027-01-01")
+    assert first.metadata.checkpoint_sha256 == second.metadata.checkpoint_sha256
+
+
+def test_content_id_is_the_files_sha256_and_others_can_read_it(run: Store) -> None:
+    saved = save(run)
+    data = run.read(f"{saved.path}/{PAYLOAD}")
+    assert saved.metadata.checkpoint_sha256 == hashlib.sha256(data).hexdigest()
+    assert saved.metadata.checkpoint_size_bytes == len(data)
+    tensors = safetensors.torch.load(data)
+    assert torch.equal(tensors["model.weight"], STATE["model"]["weight"])
+    assert torch.equal(tensors["model.mask"], STATE["model"]["mask"])
+    assert torch.equal(tensors["half"], STATE["half"])
+    for file in saved.files:
+        assert file.sha256 == hashlib.sha256(run.read(f"{saved.path}/{file.name}")).hexdigest()
+
+
+def test_reads_back_what_was_saved(run: Store) -> None:
+    state = from_payload(checkpoint.read_payload(run, commit_of(save(run))))
+    assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
+    assert state["half"].dtype == torch.bfloat16
+    assert state["optimizer"]["state"][0]["step"].item() == 3.0
+    assert checkpoint.verify(run, commit_of(save(run, {"other": 1}))) == []
+
+
+@pytest.mark.parametrize("name", [PAYLOAD, METADATA, METRICS])
+def test_every_flipped_bit_is_found(run: Store, name: str) -> None:
+    saved = save(run)
+    commit = commit_of(saved)
+    path = run.root / saved.path / name
+    good = path.read_bytes()
+    positions = random.Random(0).sample(range(len(good)), k=min(60, len(good)))
+    for position in [0, 8, len(good) - 1, *positions]:
+        bad = bytearray(good)
+        bad[position] ^= 1 << (position % 8)
+        path.write_bytes(bad)
+        with pytest.raises(CheckpointDamaged, match=name):
+            checkpoint.read_payload(run, commit)
+        (damage,) = checkpoint.verify(run, commit)
+        assert damage.expected == hashlib.sha256(good).hexdigest()
+        assert damage.found == hashlib.sha256(bad).hexdigest()
+    path.write_bytes(good)
+    checkpoint.read_payload(run, commit)
+
+
+@pytest.mark.parametrize("change", ["longer", "shorter", "gone"])
+@pytest.mark.parametrize("name", [PAYLOAD, METADATA, METRICS])
+def test_sizes_are_compared_before_bytes_are_read(run: Store, name: str, change: str) -> None:
+    saved = save(run)
+    path = run.root / saved.path / name
+    if change == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes() + b" " if change == "longer" else path.read_bytes()[:-1])
+    with pytest.raises(CheckpointDamaged, match="missing" if change == "gone" else "bytes but was committed as"):
+        checkpoint.read_payload(run, commit_of(saved))
+
+
+def test_nothing_is_overwritten(run: Store) -> None:
+    first = save(run)
+    assert first.path == "epoch-0001"
+    again = save(run, {"other": 1})
+    assert again.path == "epoch-0001.2"
+    assert checkpoint.verify(run, commit_of(first)) == []
+    assert checkpoint.verify(run, commit_of(again)) == []
+
+
+def test_remains_of_a_dead_attempt_are_used_if_they_are_the_same(run: Store) -> None:
+    first = save(run)
+    (run.root / first.path / METADATA).unlink()
+    assert save(run).path == first.path
+    (run.root / first.path / METADATA).unlink()
+    assert save(run, {"other": 1}).path == "epoch-0001.2"
+
+
+def test_folders_are_named_for_people() -> None:
+    assert [checkpoint.folder_name(step, 10) for step in (3, 10, 13)] == [
+        "epoch-0001-step-00000003", "epoch-0001", "epoch-0002-step-00000013",
+    ]  # fmt: skip
+
+
+def test_orphans_are_complete_verified_and_of_this_line(run: Store) -> None:
+    saved = save(run)
+
+    def found(parent: str = "", fingerprint: str = "0" * 64, committed: set[str] = frozenset()) -> list[str]:  # type: ignore[assignment]
+        return [orphan.path for orphan in checkpoint.find_orphans(run, parent, fingerprint, committed)]
+
+    assert found() == [saved.path]
+    assert found(parent="1" * 64) == found(fingerprint="1" * 64) == found(committed={saved.path}) == []
+    further = save(run, {"other": 1}, optimizer_steps_total=13, optimizer_steps_epoch=3)
+    assert found() == [further.path, saved.path]
+    (run.root / further.path / PAYLOAD).write_bytes(b"damaged")
+    (run.root / saved.path / METADATA).unlink()
+    assert found() == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x01",
+        (2**60).to_bytes(8, "little") + b"{}",
+        (2).to_bytes(8, "little") + b"{}",
+        (4).to_bytes(8, "little") + b"\x80\x04N.",
+        (2).to_bytes(8, "little") + b"[]",
+    ],
+)
+def test_what_is_no_safetensors_file_is_refused(data: bytes) -> None:
+    with pytest.raises(CheckpointDamaged, match="not a safetensors file"):
+        checkpoint.deserialize(bytearray(data))
+
+
+@pytest.mark.parametrize("entry", [{"data_offsets": [0, 2**40]}, {"shape": [2**62]}, {"dtype": "F99"}, {"shape": [-1]}])
+def test_tensors_outside_the_file_are_refused(entry: dict[str, Any]) -> None:
+    header = {"__metadata__": {"holdfast": "{}"}, "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} | entry}
+    text = json.dumps(header).encode()
+    with pytest.raises(CheckpointDamaged, match="not a safetensors file"):
+        checkpoint.deserialize(bytearray(len(text).to_bytes(8, "little") + text + b"1234"))
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_crash_the_reader(data: bytes) -> None:
+    with contextlib.suppress(CheckpointDamaged):
+        checkpoint.deserialize(bytearray(data))

@@ -1,0 +1,64 @@
+"""The order of samples is a permutation that anyone can compute from seed, pass and position."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.data import Order, StepSampler, permute
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**62), st.integers(0, 10))
+def test_is_a_permutation(size: int, seed: int, number: int) -> None:
+    found = permute(np.arange(size, dtype=np.uint64), size, seed, number)
+    assert sorted(found.tolist()) == list(range(size))
+
+
+@given(st.integers(2, 3000), st.data())
+def test_needs_no_more_than_the_positions_asked_for(size: int, data: st.DataObject) -> None:
+    positions = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=9)), dtype=np.uint64)
+    whole = permute(np.arange(size, dtype=np.uint64), size, 1, 2)
+    assert permute(positions, size, 1, 2).tolist() == whole[positions].tolist()
+
+
+def test_never_changes() -> None:
+    """A changed order would make every run that exists resume on other samples."""
+    assert permute(np.arange(10, dtype=np.uint64), 10, 1234, 0).tolist() == [2, 8, 9, 3, 1, 6, 5, 4, 7, 0]
+    assert permute(np.array([0, 10**9], dtype=np.uint64), 10**12, 1234, 3).tolist() == [176181146050, 421356301651]
+
+
+def test_passes_and_seeds_differ() -> None:
+    positions = np.arange(1000, dtype=np.uint64)
+    orders = {permute(positions, 1000, seed, number).tobytes() for seed in range(3) for number in range(3)}
+    assert len(orders) == 9
+
+
+def test_is_well_mixed() -> None:
+    """Neighbours in the data are no neighbours in the order, and every place is as likely as any other."""
+    size = 1 << 14
+    order = permute(np.arange(size, dtype=np.uint64), size, 5, 0)
+    assert abs(np.corrcoef(np.arange(size), order)[0, 1]) < 0.03
+    assert np.mean(np.abs(np.diff(order)) == 1) < 0.001
+    counts = np.bincount(order[: size // 4] // (size // 16), minlength=16)
+    chi_squared = float(((counts - size / 64) ** 2 / (size / 64)).sum())
+    assert chi_squared < 40
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("start", [0, 1, 7, 8, 9, 23])
+def test_any_start_and_any_ranks_see_the_same_samples(ranks: int, start: int) -> None:
+    order = Order(samples=70, batch_size=4, grad_accum=2, seed=3)
+    samplers = [list(StepSampler(order, start, 24, rank, ranks)) for rank in range(ranks)]
+    merged = [list(itertools.chain(*shares)) for shares in zip(*samplers, strict=True)]
+    expected = [micro_batch.tolist() for step in range(start, 24) for micro_batch in order.step_indices(step)]
+    assert merged == expected
+    assert len(StepSampler(order, start, 24)) == len(expected)
+
+
+def test_a_pass_sees_no_sample_twice() -> None:
+    order = Order(samples=70, batch_size=4, grad_accum=2, seed=3)
+    assert order.steps_per_pass == 8
+    seen = np.concatenate([order.step_indices(step).flatten() for step in range(8)])
+    assert len(set(seen.tolist())) == 64

@@ -1,0 +1,83 @@
+"""A recipe is found by name and built with checked settings, or refused in one line."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast import recipe
+from holdfast.errors import RecipeError
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(text: str) -> str:
+        (tmp_path / "written.py").write_text(text)
+        sys.modules.pop("written", None)
+        return "written:build"
+
+    return write
+
+
+def test_settings_are_completed_from_the_signature() -> None:
+    def build(lr: float = 0.1, *, layers: int = 2, name: str = "a") -> None: ...
+
+    assert recipe.resolve_settings(build, {"layers": 3}) == {"lr": 0.1, "layers": 3, "name": "a"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message", "hint"),
+    [
+        ({"lrr": 1}, "unknown key settings.lrr", "did you mean lr?"),
+        ({}, "settings.lr is missing", "add lr under"),
+        ({"lr": "fast"}, "settings.lr = 'fast'", ""),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, object], message: str, hint: str) -> None:
+    def build(lr: float) -> None: ...
+
+    with pytest.raises(RecipeError, match=message) as caught:
+        recipe.resolve_settings(build, settings)
+    assert hint in caught.value.hint
+
+
+def test_a_recipe_may_take_any_setting() -> None:
+    def build(lr: float = 1.0, **others: object) -> None: ...
+
+    assert recipe.resolve_settings(build, {"depth": 3}) == {"lr": 1.0, "depth": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import nowhere_to_be_found", "ModuleNotFoundError: No module named 'nowhere_to_be_found' .*written.py:1"),
+        ("1 / 0", "ZeroDivisionError: division by zero .*written.py:1"),
+        ("def build(: pass", "SyntaxError"),
+        ("def biuld(): pass", "written has no build"),
+        ("build = 3", "expected a function, found a int"),
+        ("def build(): return 3", "expected a holdfast.Recipe, found a int"),
+        ("def build():\n    raise KeyError('x')", "KeyError: 'x' .*written.py:2"),
+        ("def build(x, /): pass", "by position"),
+    ],
+)
+def test_a_recipe_that_cannot_be_built_says_where(write_module, text: str, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(RecipeError, match=message):
+        recipe.build_recipe(write_module(text), {})
+
+
+def test_a_missing_module_is_told_from_one_that_fails() -> None:
+    with pytest.raises(RecipeError, match="there is no module nowhere_at_all") as caught:
+        recipe.find_recipe("nowhere_at_all:f")
+    assert "PYTHONPATH" in caught.value.hint
+
+
+def test_sources_are_hashed(write_module) -> None:  # type: ignore[no-untyped-def]
+    name = write_module("def build(): pass")
+    recipe.find_recipe(name)
+    first = recipe.hash_sources(name)
+    assert list(first) == ["written"]
+    write_module("def build(): return 1")
+    recipe.find_recipe(name)
+    assert recipe.hash_sources(name) != first

@@ -1,0 +1,106 @@
+"""What the project promises about itself: its layers, its public names, its light imports, its set-up."""
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import holdfast
+from tests.conftest import ROOT
+
+BIN = Path(sys.executable).parent
+
+
+def run(*command: str | Path, cwd: Path = ROOT, text: str | None = None) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, input=text, check=False, timeout=120)
+
+
+def test_public_names_change_on_purpose_only() -> None:
+    """Users import these; adding one is a promise, taking one away breaks them."""
+    assert holdfast.__all__ == [
+        "ConfigDrift", "HoldfastError", "Recipe", "RunConfig", "Schedule",
+        "fingerprint", "load_config", "validate_fingerprint",
+    ]  # fmt: skip
+    assert all(hasattr(holdfast, name) for name in holdfast.__all__)
+
+
+@pytest.mark.parametrize("module", ["holdfast", "holdfast.cli", "holdfast.attempt", "holdfast.recipe"])
+def test_light_imports(module: str) -> None:
+    program = f"import {module}, sys; print([name for name in ('torch', 'prefect', 's3fs') if name in sys.modules])"
+    assert run(sys.executable, "-c", program).stdout.strip() == "[]"
+
+
+def test_ranks_do_without_prefect() -> None:
+    program = "import holdfast.rank, sys; print('prefect' in sys.modules, 'torch' in sys.modules)"
+    assert run(sys.executable, "-c", program).stdout.strip() == "False True"
+
+
+def test_ruff_finds_prefect_in_the_engine() -> None:
+    planted = "from prefect import flow\n\n__all__ = ['flow']\n"
+    found = run(BIN / "ruff", "check", "--stdin-filename", "holdfast/planted.py", "-", text=planted)
+    assert found.returncode != 0
+    assert "the engine never imports prefect" in found.stdout
+    allowed = run(BIN / "ruff", "check", "--stdin-filename", "tasks/planted.py", "-", text=planted.replace("'", '"'))
+    assert "TID251" not in allowed.stdout
+
+
+@pytest.mark.parametrize(
+    ("place", "planted", "contract"),
+    [
+        ("holdfast/planted.py", "import tasks.hooks", "flows > tasks > holdfast"),
+        ("tasks/planted.py", "import flows.train", "flows > tasks > holdfast"),
+        ("holdfast/planted.py", "def f():\n    import prefect", "the engine never imports prefect"),
+    ],
+)
+def test_layers_are_guarded(tmp_path: Path, place: str, planted: str, contract: str) -> None:
+    for room in ("holdfast", "tasks", "flows"):
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    assert run(BIN / "lint-imports", "--no-cache", cwd=tmp_path).returncode == 0
+    (tmp_path / place).write_text(planted + "\n")
+    found = run(BIN / "lint-imports", "--no-cache", cwd=tmp_path)
+    assert found.returncode != 0
+    assert f"{contract} BROKEN" in found.stdout
+
+
+def test_every_dependency_is_pinned() -> None:
+    pins = set(re.findall(r"^([A-Za-z0-9._-]+)==", (ROOT / "constraints.txt").read_text(), re.M))
+    normal = {re.sub(r"[-_.]+", "-", name).lower() for name in pins}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    needed = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+    names = {re.sub(r"[-_.]+", "-", re.match(r"[A-Za-z0-9._-]+", entry)[0]).lower() for entry in needed}  # type: ignore[index]
+    assert names <= normal
+
+
+def test_nothing_heavy_came_along() -> None:
+    names = {(distribution.name or "").lower() for distribution in importlib.metadata.distributions()}
+    assert "torchvision" not in names
+    if torch.version.cuda is None:
+        assert not [name for name in names if name.startswith("nvidia-")]
+
+
+def test_bytecode_is_compiled() -> None:
+    """Otherwise every process compiles torch and Prefect anew, which takes seconds."""
+    assert list((Path(torch.__file__).parent / "__pycache__").glob("__init__.*.pyc"))
+
+
+def test_only_the_engine_is_in_the_wheel(tmp_path: Path) -> None:
+    built = run(BIN / "python", "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path))
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    listed = run(sys.executable, "-m", "zipfile", "--list", str(wheel)).stdout
+    files = {line.split()[0] for line in listed.splitlines()[1:]}
+    assert "holdfast/recipes/language.toml" in files
+    assert {name.split("/")[0] for name in files} == {"holdfast", f"holdfast-{holdfast.__version__}.dist-info"}
+
+
+def test_flows_and_tasks_hold_functions_only() -> None:
+    for path in [*ROOT.glob("flows/*.py"), *ROOT.glob("tasks/*.py")]:
+        assert not re.search(r"^\s*class ", path.read_text(), re.M), path
+        assert path.name != "__init__.py"
