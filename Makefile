@@ -9,6 +9,8 @@ CONFIG ?= holdfast/recipes/language.toml
 ARGS ?=
 WORKERS ?= 2
 
+# A training machine sends nothing home: Prefect's anonymous usage data is off unless it is asked for.
+export DO_NOT_TRACK ?= 1
 # Some environments turn bytecode off; every process would then compile torch and Prefect anew.
 unexport PYTHONDONTWRITEBYTECODE
 

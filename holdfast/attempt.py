@@ -144,6 +144,7 @@ class Attempt:
             self.fingerprint, {"identity": self.identity, "config": self.config.model_dump(mode="json")}
         )
         self._resume()
+        log.info("%s", self._what())
         log.info("attempt %d (%s): %s", self.number, why, self._where_from())
 
     def _why(self, newest: Commit | None) -> str:
@@ -155,6 +156,13 @@ class Attempt:
         if newest and saved and newest.step >= saved["config"]["epochs"] * self.steps_per_epoch:
             return "extended"
         return "continued"
+
+    def _what(self) -> str:
+        built = self.description
+        return (
+            f"run {self.config.run}: {built['model_params']:,} parameters, {built['samples']:,} samples, "
+            f"{self.config.epochs} epochs of {self.steps_per_epoch} steps, on {built['device']}"
+        )
 
     def _where_from(self) -> str:
         if self.head is None:
@@ -338,6 +346,8 @@ class Attempt:
         self.close()
         for saved in list(self._uncommitted):
             self.commit(saved, "preempted")
+        if self._is_claimed:
+            log.info("stopped after step %d, which is saved and committed; the same command continues", self.step)
 
 
 def latest_fields(commit: Commit, metadata: checkpoint.Metadata) -> dict[str, Any]:

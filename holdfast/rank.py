@@ -136,6 +136,7 @@ def describe(run: training.Training) -> dict[str, Any]:
         "sample_size": run.recipe.sample_size,
         "unit": run.recipe.unit,
         "model_params": training.count_params(run),
+        "device": str(run.accelerator.device),
         "sources": hash_sources(run.config.recipe),
         "environment": describe_environment(),
     }

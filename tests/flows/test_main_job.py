@@ -1,0 +1,82 @@
+"""The main job as a person runs it: the language model, with no Prefect server configured."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import ROOT, kill_tree, ranks_of
+
+pytestmark = pytest.mark.slow
+
+CONFIG = ROOT / "holdfast" / "recipes" / "language.toml"
+
+
+def start(folder: Path, *settings: str) -> "subprocess.Popen[str]":
+    """The command of ``make train``, as for a new user, with everything that it writes in one folder."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment |= {"HOME": str(folder), "PREFECT_HOME": str(folder / "prefect"), "DO_NOT_TRACK": "1"}
+    where = [f"store={folder}/runs", f"log.folder={folder}/logs", *settings]
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.train", str(CONFIG), *[part for item in where for part in ("--set", item)]],
+        env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def finish(process: "subprocess.Popen[str]") -> str:
+    try:
+        out, err = process.communicate(timeout=280)
+    finally:
+        kill_tree(process.pid)
+    assert process.returncode == 0, err
+    return out
+
+
+def test_it_learns_and_says_where_the_run_lies(tmp_path: Path) -> None:
+    """One of its four epochs, which is a quarter of the time."""
+    out = finish(start(tmp_path, "epochs=1"))
+    assert "run language is complete: step 120, epoch 1" in out
+    assert 0 < number("final loss", out) < 4
+    assert number("bits per byte", out) < 3.5
+    lies_in = re.search(r"lies in +(\S+)", out)
+    assert lies_in
+    payload = Path(lies_in[1]) / "checkpoint.safetensors"
+    content_id = subprocess.run(["sha256sum", payload], capture_output=True, text=True, check=True).stdout.split()[0]
+    assert f"checkpoint      {content_id}" in out
+    began = time.monotonic()
+    assert finish(start(tmp_path, "epochs=1")) == out
+    assert time.monotonic() - began < 60
+    command = [sys.executable, "-m", "holdfast.cli", "show", f"{tmp_path}/runs/language", "--json"]
+    shown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    known = {name: shown[name] for name in ("run", "complete", "step", "epoch", "commit", "attempts")}
+    assert known == {"run": "language", "complete": True, "step": 120, "epoch": 1, "commit": 2, "attempts": 1}
+    assert shown["checkpoint_sha256"] == content_id
+    assert re.fullmatch("[0-9a-f]{64}", shown["config_fingerprint"])
+
+
+@pytest.mark.parametrize("deadly", [signal.SIGKILL, signal.SIGTERM])
+def test_no_process_is_left_behind(tmp_path: Path, deadly: signal.Signals) -> None:
+    """Prefect's own temporary server would stay for ever."""
+    process = start(tmp_path, "settings.width=8", "settings.heads=1", "settings.layers=1")
+    while not ranks_of(process.pid):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert any("tasks.server" in child.cmdline() for child in started)
+    process.send_signal(deadly)
+    process.communicate(timeout=60)
+    _, alive = psutil.wait_procs(started, timeout=60)
+    assert not alive
+
+
+def number(name: str, out: str) -> float:
+    found = re.search(rf"{name} +([0-9.]+)", out)
+    assert found, out
+    return float(found[1])

@@ -1,0 +1,85 @@
+"""What the README says is so."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import EXIT_CODES
+from holdfast.errors import HoldfastError
+from tests.conftest import ROOT
+
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.S | re.M)
+
+
+def commands() -> list[list[str]]:
+    lines = [line for block in blocks("") for line in block.splitlines()]
+    return [shlex.split(line) for line in lines if line.startswith((".venv/bin/", "make "))]
+
+
+def test_make_targets_exist() -> None:
+    targets = [command[1] for command in commands() if command[0] == "make"]
+    assert targets == ["train", "test"]
+    for target in targets:
+        subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_the_file_tree_is_the_repository() -> None:
+    tree = blocks("")[-1]
+    folder, listed = "", set()
+    for line in tree.splitlines():
+        name, _, comment = line.strip().partition(" ")
+        assert comment.strip(), line
+        if not line.startswith(" "):
+            folder = name if name.endswith("/") else ""
+        path = (folder if line.startswith(" ") else "") + name
+        assert (ROOT / path).exists(), path
+        listed.add(path)
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for room in ("flows", "tasks", "holdfast")
+        for path in (ROOT / room).rglob("*")
+        if path.suffix in {".py", ".md", ".toml"} and path.name != "__init__.py"
+    }
+    assert found == {path for path in listed if path.startswith(("flows/", "tasks/", "holdfast/"))} - {
+        "flows/", "tasks/", "holdfast/",
+    }  # fmt: skip
+
+
+def test_exit_codes_are_the_documented_ones() -> None:
+    for code in (0, 1, 2, 3, 130, 143):
+        assert re.search(rf"\b{code}\b", EXIT_CODES)
+        assert re.search(rf"\b{code}\b", README.split("Every command ends")[1].split("\n\n")[0])
+    assert HoldfastError.exit_code == 3
+
+
+@pytest.mark.slow
+def test_your_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict[str, str]) -> None:
+    recipe, program = blocks("python")
+    assert len([line for line in recipe.splitlines() if line]) <= 22
+    (tmp_path / "my_model.py").write_text(recipe)
+    (tmp_path / "my_model.toml").write_text(blocks("toml")[0])
+    for command in [command for command in commands() if "flows.train" in command]:
+        done = subprocess.run(
+            [sys.executable, *command[1:]],
+            cwd=tmp_path, env=os.environ | prefect_api, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert "step 1550, epoch 25" in done.stdout
+    accuracy = re.search(r"accuracy +([0-9.]+)", done.stdout)
+    assert accuracy
+    assert float(accuracy[1]) > 0.9
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path, env=os.environ | prefect_api, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"[0-9a-f]{64} \[", done.stdout)
