@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -54,7 +54,6 @@ class Driver:
 
     folder: Path
     environment: dict[str, str]
-    fields: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.config = self.folder / "toy.toml"
@@ -104,8 +103,9 @@ class Driver:
 
     def metrics(self) -> list[dict[str, object]]:
         """Every line that was logged in a step that counts."""
-        files = sorted((self.run_folder / "metrics").iterdir())
-        return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+        store = self.journal().store
+        files = [store.read(f"metrics/{name}") for name in store.list("metrics")]
+        return [json.loads(line) for data in files for line in data.splitlines()]
 
 
 @pytest.fixture
