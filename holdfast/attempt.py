@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from holdfast import checkpoint, errors, faults, retention
 from holdfast.checkpoint import Saved
@@ -67,14 +66,6 @@ class Attempt:
         self._start_ranks()
         self.fingerprint = fingerprint(self.identity)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """No rank of this attempt is left."""
         if self._ranks is not None:
@@ -127,7 +118,9 @@ class Attempt:
             NoVerifiedCheckpoint: it has committed, and nothing of that can be verified.
             Superseded: the attempt's number is taken.
         """
-        newest = self.journal.newest() if self.journal.exists() and self.journal.read_run() else None
+        if self.journal.exists():
+            self.journal.read_run()  # refuses a later format
+        newest = self.journal.newest()
         if newest is not None:
             saved_config = self.journal.read_config(newest.config_fingerprint) or {}
             validate_fingerprint(self.identity, newest.config_fingerprint, saved_config.get("identity"))
@@ -152,8 +145,8 @@ class Attempt:
             return "fresh"
         if newest is not None and newest.why == "preempted":
             return "preempted"
-        saved = self.journal.read_config(newest.config_fingerprint) if newest else None
-        if newest and saved and newest.step >= saved["config"]["epochs"] * self.steps_per_epoch:
+        epochs = self.journal.read_epochs()
+        if newest is not None and epochs is not None and newest.step >= epochs * self.steps_per_epoch:
             return "extended"
         return "continued"
 
@@ -281,13 +274,17 @@ class Attempt:
     def commit(self, saved: Saved, why: str = "chunk") -> Commit:
         """The checkpoint counts: its commit is on record, and latest.json names it.
 
+        Doing it again, after a signal has interrupted it, finishes it.
+
         Raises:
             Superseded: a later attempt owns the run; nothing was changed.
         """
         assert saved == self._uncommitted[0], "chunks are committed in the order of training"
-        commit = self._publish(saved, why)
+        if self.head is None or self.head.path != saved.path:
+            self._publish(saved, why)
         self._uncommitted.pop(0)
-        return commit
+        assert self.head is not None
+        return self.head
 
     def _publish(self, saved: Saved, why: str) -> Commit:
         number = self._next_number

@@ -185,12 +185,22 @@ class Journal:
         self.store.replace("config.snapshot.json", data)
 
     def read_config(self, fingerprint: str) -> dict[str, Any] | None:
-        """The settings that have this fingerprint; None where they were lost."""
+        """The settings that have this fingerprint, as they were first used; None where they were lost."""
+        return self._read_json(f"configs/{fingerprint}.json")
+
+    def read_epochs(self) -> int | None:
+        """How many epochs the run was last asked for; None where that was lost."""
         try:
-            config = json.loads(self.store.read(f"configs/{fingerprint}.json"))
+            return int((self._read_json("config.snapshot.json") or {})["config"]["epochs"])
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def _read_json(self, name: str) -> dict[str, Any] | None:
+        try:
+            value = json.loads(self.store.read(name))
         except (NameMissing, ValueError):
             return None
-        return config if isinstance(config, dict) else None
+        return value if isinstance(value, dict) else None
 
     # ---- attempts: who may write
 
@@ -212,7 +222,11 @@ class Journal:
         try:
             self.store.create(record_name("attempts", number), record.to_bytes())
         except NameTaken:
-            raise self._superseded(number) from None
+            raise Superseded(
+                f"attempt {number} of run {self.run!r} was claimed by another process a moment ago",
+                hint="that process trains this run",
+                attempt=number,
+            ) from None
         return record
 
     def check_fence(self, attempt: int) -> None:

@@ -9,8 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 from holdfast import determinism, errors
 from holdfast.config import RunConfig
@@ -106,14 +105,6 @@ class Ranks:
         while self.is_alive() and time.monotonic() < deadline:
             time.sleep(0.01)
         return not self.is_alive()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
 
     def _last_lines(self) -> str:
         lines = self.log_path.read_text(errors="replace").splitlines()[-LAST_LINES:]

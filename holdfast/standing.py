@@ -54,13 +54,12 @@ def read_standing(journal: Journal) -> Standing:
         return Standing(**known)
     known |= commit.model_dump(exclude={"created_at", "attempt", "files", "number"}) | {"commit": commit.number}
     metadata = read_metadata(journal.store, commit.path)
-    snapshot = journal.read_config(commit.config_fingerprint)
+    epochs = journal.read_epochs()
     if metadata is not None:
         known |= metadata.model_dump(include={"avg_loss", "metrics", "model_params", "learning_rate_history"})
-        if snapshot is not None:
-            known["epochs"] = snapshot["config"]["epochs"]
-            known["total_steps"] = known["epochs"] * metadata.steps_per_epoch
-            known["complete"] = commit.step >= known["total_steps"]
+        if epochs is not None:
+            total_steps = epochs * metadata.steps_per_epoch
+            known |= {"epochs": epochs, "total_steps": total_steps, "complete": commit.step >= total_steps}
     return Standing(**{name: value for name, value in known.items() if name in Standing.model_fields})
 
 

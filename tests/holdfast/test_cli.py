@@ -35,6 +35,13 @@ def test_runs(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no runs in" in capsys.readouterr().out
 
 
+def test_a_run_that_is_to_go_on_is_not_complete(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Journal(Store(store), "a").record_config("0" * 64, {"config": {"epochs": 2}})
+    assert run_app(app, ["show", f"{store}/a", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["complete"], shown["step"], shown["total_steps"]) == (False, 10, 20)
+
+
 def test_show(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["show", f"{store}/a", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
