@@ -141,11 +141,12 @@ def is_rank(process: psutil.Process) -> bool:
 
 
 def kill_tree(pid: int) -> None:
-    """Nothing that a process has started is left."""
+    """Neither the process nor anything that it has started is left."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(pid).children(recursive=True):
+        process = psutil.Process(pid)
+        for each in [*process.children(recursive=True), process]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                child.send_signal(signal.SIGKILL)
+                each.send_signal(signal.SIGKILL)
 
 
 def assert_same_bytes(driver: Driver, reference: Reference) -> None:
