@@ -15,7 +15,7 @@ from holdfast.config import RunConfig, load_config
 from holdfast.journal import Journal
 from holdfast.progress import ConsoleLines
 from holdfast.standing import TrainResult, read_standing
-from holdfast.store import Store
+from holdfast.store import open_store
 from tasks.server import server
 
 
@@ -29,7 +29,7 @@ def train(config: RunConfig) -> TrainResult:
     Args:
         config: The run's configuration.
     """
-    journal = Journal(Store(config.store), config.run)
+    journal = Journal(open_store(config.store), config.run)
     outcome = attempt(config, journal.attempts() + 1)
     return TrainResult.of(read_standing(journal), outcome)
 
@@ -66,7 +66,7 @@ def main(
 
 def show(result: TrainResult, config: RunConfig) -> None:
     """The result, as a person reads it."""
-    lies_in = Path(config.store) / result.run / result.path
+    lies_in = f"{config.store.rstrip('/')}/{result.run}/{result.path}"
     rows: dict[str, Any] = {"final loss": result.avg_loss, **result.metrics}
     print(f"run {result.run} is complete: step {result.steps}, epoch {result.epochs}")
     for name, value in rows.items():

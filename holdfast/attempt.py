@@ -20,7 +20,7 @@ from holdfast.errors import NoProgress, NoVerifiedCheckpoint, RankDied, RecipeFa
 from holdfast.fingerprint import fingerprint, validate_fingerprint
 from holdfast.journal import Commit, Journal, now
 from holdfast.launch import Ranks
-from holdfast.store import Store
+from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Attempt:
 
     def __init__(self, config: RunConfig, number: int | None = None) -> None:
         self.config = config
-        self.journal = Journal(Store(config.store), config.run)
+        self.journal = Journal(open_store(config.store), config.run)
         self.number = number or self.journal.attempts() + 1
         self.head: Commit | None = None
         self.watch: Watch = lambda event: None

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
@@ -14,7 +13,7 @@ from holdfast import __version__, checkpoint
 from holdfast.errors import HoldfastError, RunUnknown
 from holdfast.journal import Journal
 from holdfast.standing import Standing, read_standing
-from holdfast.store import Store
+from holdfast.store import open_store
 
 EXIT_CODES = """\
 Exit codes: 0 good; 1 wrong use: a setting, a name or an option is wrong; 2 damage found; 3 the run stopped early, and \
@@ -37,7 +36,8 @@ def runs(store: str, *, json: Annotated[bool, Parameter(name="--json", negative=
         store: The folder that holds the runs.
         json: Print JSON.
     """
-    journals = [Journal(Store(store), name) for name in Store(store).list()]
+    opened = open_store(store)
+    journals = [Journal(opened, name) for name in opened.list()]
     standings = [read_standing(journal) for journal in journals if journal.exists()]
     if json:
         _print_json([standing.model_dump() for standing in standings])
@@ -116,10 +116,10 @@ def open_journal(run: str) -> Journal:
     Raises:
         RunUnknown: it names none.
     """
-    path = PurePosixPath(run.rstrip("/"))
-    if not path.name:
+    store, _, name = run.rstrip("/").rpartition("/")
+    if not name or name.endswith(":"):
         raise RunUnknown(f"{run!r} is not a run", hint="give it as <store>/<run>, for example runs/language")
-    return Journal(Store(str(path.parent)), path.name)
+    return Journal(open_store(store or "."), name)
 
 
 def _rows(standing: Standing) -> dict[str, Any]:

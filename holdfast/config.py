@@ -83,7 +83,9 @@ class RunConfig(Section):
     run: str = Field(
         description="The run's name: one folder on the store.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
     )
-    store: str = Field("runs", min_length=1, description="The folder that holds the runs.")
+    store: str = Field(
+        "runs", min_length=1, description="The folder, or URL of a bucket's folder, that holds the runs."
+    )
     epochs: int = Field(1, ge=1, description="Epochs to train in all; may be raised later to train further.")
     seed: int = Field(DEFAULT_SEED, ge=0, lt=2**63, description="0 means 1234.")
     where: Literal["here"] = Field("here", description="here: the attempt runs in this process.")
@@ -99,6 +101,13 @@ class RunConfig(Section):
     @classmethod
     def _default_seed(cls, seed: object) -> object:
         return DEFAULT_SEED if seed in (None, 0) else seed
+
+    @field_validator("store")
+    @classmethod
+    def _outlives_a_process(cls, store: str) -> str:
+        if store.startswith("memory:"):
+            raise ValueError("each rank is a process with a memory of its own; give a folder or a bucket")
+        return store
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -140,6 +140,7 @@ class Journal:
     def __init__(self, store: Store, run: str) -> None:
         self.run = run
         self.store = store.inside(run)
+        self._parent_url = store.url
 
     # ---- the run and its settings
 
@@ -158,8 +159,8 @@ class Journal:
             record = RunRecord.from_bytes(self.store.read("run.json"), "run.json")
         except NameMissing:
             raise RunUnknown(
-                f"there is no run {self.run!r} in {self.store.root.parent}",
-                hint=f"holdfast runs {self.store.root.parent} lists the runs there",
+                f"there is no run {self.run!r} in {self._parent_url}",
+                hint=f"holdfast runs {self._parent_url} lists the runs there",
             ) from None
         if record.format > FORMAT_VERSION:
             raise WrongUse(

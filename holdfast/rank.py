@@ -36,7 +36,7 @@ from holdfast.environment import describe_environment
 from holdfast.errors import CheckpointDamaged, HoldfastError, RecipeFailed
 from holdfast.journal import Commit
 from holdfast.recipe import hash_sources
-from holdfast.store import Store
+from holdfast.store import open_store
 
 CONFIG_VARIABLE = "HOLDFAST_CONFIG"
 
@@ -102,7 +102,7 @@ class Orders:
 
 def serve(run: training.Training, events: Events) -> None:
     """Do as ordered until told to end, or to stop."""
-    folder = Store(run.config.store).inside(run.config.run)
+    folder = open_store(run.config.store).inside(run.config.run)
     orders = Orders(run)
     events.send("ready", **describe(run))
     for order in orders:

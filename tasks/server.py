@@ -35,7 +35,7 @@ def server() -> Iterator[str]:
     if configured:
         yield configured
         return
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}/api"
     with subprocess.Popen([sys.executable, "-m", "tasks.server", str(port)], stdin=subprocess.PIPE) as process:
         try:
@@ -65,7 +65,8 @@ def _send_what_is_left() -> None:
     EventsWorker.drain_all(timeout=DRAIN_WITHIN_S)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback interface that nothing listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -17,8 +17,8 @@ import pytest
 
 from holdfast.journal import Journal
 from holdfast.standing import Standing, read_standing
-from holdfast.store import Store
-from tasks.server import _free_port
+from holdfast.store import open_store
+from tasks.server import free_port
 
 ROOT = Path(__file__).parent.parent
 COMMAND_WITHIN_S = 120
@@ -28,7 +28,7 @@ COMMAND_WITHIN_S = 120
 def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment in which Prefect's API is a server of this session."""
     home = tmp_path_factory.mktemp("prefect")
-    port = _free_port()
+    port = free_port()
     environment = {"PREFECT_HOME": str(home), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
     command = [sys.executable, "-m", "tasks.server", str(port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | environment, cwd=ROOT) as server:
@@ -99,7 +99,7 @@ class Driver:
         return read_standing(self.journal())
 
     def journal(self) -> Journal:
-        return Journal(Store(str(self.folder / "runs")), "toy")
+        return Journal(open_store(str(self.folder / "runs")), "toy")
 
     def metrics(self) -> list[dict[str, object]]:
         """Every line that was logged in a step that counts."""

@@ -18,7 +18,7 @@ from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Saved
 from holdfast.errors import CheckpointDamaged
 from holdfast.journal import Commit
 from holdfast.state import from_payload, to_payload
-from holdfast.store import Store
+from holdfast.store.local import LocalStore
 
 STATE: dict[str, Any] = {
     "model": {"weight": torch.arange(6, dtype=torch.float32).reshape(2, 3), "mask": torch.tensor([True, False])},
@@ -34,11 +34,11 @@ METADATA_FIELDS: dict[str, Any] = {
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "run"))
+def run(tmp_path: Path) -> LocalStore:
+    return LocalStore(str(tmp_path / "run"))
 
 
-def save(run: Store, state: Any = STATE, **fields: Any) -> Saved:
+def save(run: LocalStore, state: Any = STATE, **fields: Any) -> Saved:
     return checkpoint.save(run, to_payload(state), METADATA_FIELDS | fields, '{"step": 10}\n')
 
 
@@ -56,20 +56,20 @@ def test_bytes_never_change() -> None:
     assert hashlib.sha256(data).hexdigest() == "e554f81a21f6d3181dd47674494f19b9ac0eca04dbec069240f69f81f1c97551"
 
 
-def test_equal_states_have_equal_bytes(run: Store, tmp_path: Path) -> None:
+def test_equal_states_have_equal_bytes(run: LocalStore, tmp_path: Path) -> None:
     def shuffled(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         return {key: shuffled(value[key]) for key in sorted(value, key=str, reverse=True)}
 
-    other = Store(str(tmp_path / "other"))
+    other = LocalStore(str(tmp_path / "other"))
     tied = torch.ones(3)
     first = save(run, STATE | {"tied": {"head": tied, "embed": tied}})
     second = save(other, shuffled(STATE | {"tied": {"embed": tied, "head": tied}}), created_at="2027-01-01")
     assert first.metadata.checkpoint_sha256 == second.metadata.checkpoint_sha256
 
 
-def test_content_id_is_the_files_sha256_and_others_can_read_it(run: Store) -> None:
+def test_content_id_is_the_files_sha256_and_others_can_read_it(run: LocalStore) -> None:
     saved = save(run)
     data = run.read(f"{saved.path}/{PAYLOAD}")
     assert saved.metadata.checkpoint_sha256 == hashlib.sha256(data).hexdigest()
@@ -82,7 +82,7 @@ def test_content_id_is_the_files_sha256_and_others_can_read_it(run: Store) -> No
         assert file.sha256 == hashlib.sha256(run.read(f"{saved.path}/{file.name}")).hexdigest()
 
 
-def test_reads_back_what_was_saved(run: Store) -> None:
+def test_reads_back_what_was_saved(run: LocalStore) -> None:
     state = from_payload(checkpoint.read_payload(run, commit_of(save(run))))
     assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
     assert state["half"].dtype == torch.bfloat16
@@ -91,7 +91,7 @@ def test_reads_back_what_was_saved(run: Store) -> None:
 
 
 @pytest.mark.parametrize("name", [PAYLOAD, METADATA, METRICS])
-def test_every_flipped_bit_is_found(run: Store, name: str) -> None:
+def test_every_flipped_bit_is_found(run: LocalStore, name: str) -> None:
     saved = save(run)
     commit = commit_of(saved)
     path = run.root / saved.path / name
@@ -112,7 +112,7 @@ def test_every_flipped_bit_is_found(run: Store, name: str) -> None:
 
 @pytest.mark.parametrize("change", ["longer", "shorter", "gone"])
 @pytest.mark.parametrize("name", [PAYLOAD, METADATA, METRICS])
-def test_sizes_are_compared_before_bytes_are_read(run: Store, name: str, change: str) -> None:
+def test_sizes_are_compared_before_bytes_are_read(run: LocalStore, name: str, change: str) -> None:
     saved = save(run)
     path = run.root / saved.path / name
     if change == "gone":
@@ -123,7 +123,7 @@ def test_sizes_are_compared_before_bytes_are_read(run: Store, name: str, change:
         checkpoint.read_payload(run, commit_of(saved))
 
 
-def test_nothing_is_overwritten(run: Store) -> None:
+def test_nothing_is_overwritten(run: LocalStore) -> None:
     first = save(run)
     assert first.path == "epoch-0001"
     again = save(run, {"other": 1})
@@ -132,7 +132,7 @@ def test_nothing_is_overwritten(run: Store) -> None:
     assert checkpoint.verify(run, commit_of(again)) == []
 
 
-def test_remains_of_a_dead_attempt_are_used_if_they_are_the_same(run: Store) -> None:
+def test_remains_of_a_dead_attempt_are_used_if_they_are_the_same(run: LocalStore) -> None:
     first = save(run)
     (run.root / first.path / METADATA).unlink()
     assert save(run).path == first.path
@@ -146,7 +146,7 @@ def test_folders_are_named_for_people() -> None:
     ]  # fmt: skip
 
 
-def test_orphans_are_complete_verified_and_of_this_line(run: Store) -> None:
+def test_orphans_are_complete_verified_and_of_this_line(run: LocalStore) -> None:
     saved = save(run)
 
     def found(parent: str = "", fingerprint: str = "0" * 64, committed: set[str] = frozenset()) -> list[str]:  # type: ignore[assignment]

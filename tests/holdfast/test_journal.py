@@ -9,12 +9,17 @@ from holdfast.config import Retention
 from holdfast.errors import RecordDamaged, RunUnknown, Superseded, WrongUse
 from holdfast.journal import Commit, FileRecord, Journal
 from holdfast.retention import choose_kept, plan, prune
-from holdfast.store import Store
+from holdfast.store.local import LocalStore
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "run"
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
-    journal = Journal(Store(str(tmp_path)), "run")
+    journal = Journal(LocalStore(str(tmp_path)), "run")
     journal.begin("m:f")
     return journal
 
@@ -38,10 +43,10 @@ def claim(journal: Journal, number: int) -> None:
     journal.claim_attempt(number, "fresh", "host", 1, {})
 
 
-def test_a_run_begins_once(journal: Journal) -> None:
+def test_a_run_begins_once(journal: Journal, root: Path) -> None:
     assert journal.begin("other:f").recipe == "m:f"
     with pytest.raises(RunUnknown, match="there is no run 'other'"):
-        Journal(Store(str(journal.store.root.parent)), "other").read_run()
+        Journal(LocalStore(str(root.parent)), "other").read_run()
 
 
 def test_a_later_format_is_refused(journal: Journal) -> None:
@@ -76,29 +81,29 @@ def test_of_two_who_passed_the_fence_one_commits(journal: Journal) -> None:
     assert journal.read_commit(1).path == "epoch-0001"
 
 
-def test_committing_again_finishes_an_interrupted_commit(journal: Journal) -> None:
+def test_committing_again_finishes_an_interrupted_commit(journal: Journal, root: Path) -> None:
     claim(journal, 1)
     publish(journal, make_commit(1))
-    (journal.store.root / "latest.json").unlink()
+    (root / "latest.json").unlink()
     publish(journal, make_commit(1))
     assert journal.latest_number() == 1
 
 
 @pytest.mark.parametrize("latest", [b"", b"{}", b"[1]", b'{"commit": "3"}', b'{"commit": 99}', b'{"commit": -1}', None])
-def test_latest_is_only_a_hint(journal: Journal, latest: bytes | None) -> None:
+def test_latest_is_only_a_hint(journal: Journal, root: Path, latest: bytes | None) -> None:
     publish(journal, *map(make_commit, (1, 2, 3)))
     if latest is None:
-        (journal.store.root / "latest.json").unlink()
+        (root / "latest.json").unlink()
     else:
         journal.store.replace("latest.json", latest)
     assert journal.newest() == make_commit(3)
 
 
-def test_the_walk_passes_over_what_does_not_count(journal: Journal) -> None:
+def test_the_walk_passes_over_what_does_not_count(journal: Journal, root: Path) -> None:
     publish(journal, *map(make_commit, range(1, 7)))
     journal.quarantine(6, "damaged", 1)
-    (journal.store.root / "commits" / "00000005.json").write_bytes(b"{}")
-    (journal.store.root / "commits" / "00000004.json").unlink()
+    (root / "commits" / "00000005.json").write_bytes(b"{}")
+    (root / "commits" / "00000004.json").unlink()
     assert journal.lost_commits() == [4, 5]
     assert [commit.number for commit in journal.candidates()] == [3, 2, 1]
     assert not journal.is_quarantined(5)

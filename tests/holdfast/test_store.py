@@ -1,97 +1,140 @@
-"""What a checkpoint needs from a folder: create-once under race, whole reads, clear errors."""
+"""Every store does what a checkpoint needs; what a store can't do is refused by name."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pytest
 
-from holdfast.errors import ConfigError, NameMissing, NameTaken, StoreDenied, StoreError
-from holdfast.store import Store
+from holdfast.errors import ConfigError, StoreDenied, StoreError
+from holdfast.store import Store, objects, open_store
+from holdfast.store.local import LocalStore
+from holdfast.store.memory import MemoryStore
+from holdfast.testing.stores import StoreTests
+from tests.conftest import free_port
 
-ROUNDS, WRITERS = 60, 8
+
+class TestLocal(StoreTests):
+    rounds = 60
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return open_store(str(tmp_path / "store"))
+
+
+class TestMemory(StoreTests):
+    @pytest.fixture
+    def store(self) -> Store:
+        return open_store(f"memory://{secrets.token_hex(8)}")
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """An S3 server of this session, over HTTP."""
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "store"))
-
-
-def test_of_all_who_create_a_name_one_succeeds(store: Store) -> None:
-    barrier = threading.Barrier(WRITERS)
-
-    def write(name: str, writer: int) -> bool:
-        barrier.wait()
+def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty bucket, with endpoint and credentials in the environment, as a user has them."""
+    for name, value in {
+        "AWS_ENDPOINT_URL": s3_server,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    name = f"bucket-{secrets.token_hex(8)}"
+    deadline = time.monotonic() + 60
+    while True:
         try:
-            store.create(name, bytes([writer]) * 1000)
-        except NameTaken:
-            return False
-        return True
-
-    with ThreadPoolExecutor(WRITERS) as pool:
-        for round_ in range(ROUNDS):
-            name = f"commits/{round_}"
-            won = list(pool.map(write, [name] * WRITERS, range(WRITERS)))
-            assert sum(won) == 1
-            assert store.read(name) == bytes([won.index(True)]) * 1000
-    assert store.list("commits") == sorted(map(str, range(ROUNDS)))
+            boto3.client("s3").create_bucket(Bucket=name)
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        else:
+            return f"s3://{name}"
 
 
-def test_a_name_appears_whole_or_not_at_all(store: Store) -> None:
-    def fail_half_way() -> None:
-        with store.creating("a/b") as writer:
-            writer.write(b"half")
-            assert not store.exists("a/b")
-            raise ZeroDivisionError
+class TestS3(StoreTests):
+    writers = 4
 
-    with pytest.raises(ZeroDivisionError):
-        fail_half_way()
-    assert not store.exists("a/b")
-    assert store.list("a") == []
-    assert list((store.root / "a").iterdir()) == []
+    @pytest.fixture
+    def store(self, bucket: str) -> Store:
+        return open_store(f"{bucket}/runs")
 
 
-def test_replace_and_pieces(store: Store) -> None:
-    store.replace("a", b"old")
-    store.replace("a", b"new bytes")
-    assert store.read("a") == b"new bytes"
-    assert list(store.pieces("a", 4)) == [b"new ", b"byte", b"s"]
-    assert store.size_bytes("a") == 9
-
-
-def test_what_is_not_there(store: Store) -> None:
-    assert store.list() == []
-    assert not store.exists("a")
-    store.delete_folder("a")
-    for read in (store.read, store.size_bytes, lambda name: list(store.pieces(name))):
-        with pytest.raises(NameMissing) as caught:
-            read("a")
-        assert isinstance(caught.value, FileNotFoundError)
-
-
-def test_folders_are_deleted_and_writes_in_progress_are_not_listed(store: Store) -> None:
+def test_local_writes_in_progress_are_not_listed(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
     store.create("a/b", b"")
-    (store.root / "a" / "c.tmp-1234").write_bytes(b"half")
+    (tmp_path / "a" / "c.tmp-1234").write_bytes(b"half")
     assert store.list("a") == ["b"]
-    store.delete_folder("a")
-    assert store.list() == []
-
-
-@pytest.mark.parametrize("name", ["../a", "a/../../b", "/etc/passwd", ""])
-def test_names_do_not_leave_the_store(store: Store, name: str) -> None:
-    with pytest.raises(StoreError, match="not a name inside"):
-        store.create(name, b"")
 
 
 def test_unusable_places_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreDenied, match="Not a directory") as caught:
-        Store(str(tmp_path / "file")).create("a", b"")
+        open_store(str(tmp_path / "file")).create("a", b"")
     assert isinstance(caught.value, PermissionError)
-    with pytest.raises(ConfigError, match="s3:// is not supported"):
-        Store("s3://bucket")
 
 
 def test_file_urls_are_folders(tmp_path: Path) -> None:
-    Store(f"file://{tmp_path}").create("a", b"x")
+    open_store(f"file://{tmp_path}").create("a", b"x")
     assert (tmp_path / "a").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("url", ["http://host/a", "ftp://host/a", "zip://a.zip", "sftp://host/a"])
+def test_what_cannot_create_once_is_refused_by_name(url: str) -> None:
+    with pytest.raises(ConfigError, match="can't create a name once"):
+        open_store(url)
+
+
+def test_memory_is_shared_by_path() -> None:
+    MemoryStore("x/y").create("a", b"1")
+    assert MemoryStore("x").inside("y").read("a") == b"1"
+
+
+def test_a_missing_bucket_says_so_at_once(bucket: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(StoreDenied, match="bucket") as caught:
+        open_store("s3://no-such-bucket-here/runs").create("a", b"")
+    assert "create the bucket" in caught.value.hint
+    assert time.monotonic() - began < 20
+
+
+def test_a_storage_that_cannot_be_reached_is_never_a_no(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "RETRY_WITHIN_S", 0.5)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    store = objects.ObjectStore(f"{bucket}/runs", _fresh_s3())
+    with pytest.raises(StoreError, match="can't look at a"):
+        store.exists("a")
+
+
+def test_what_passes_is_tried_again(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = objects.ObjectStore(f"{bucket}/runs", _fresh_s3())
+    ask, failures = store._fs.pipe_file, iter([ConnectionResetError, TimeoutError])
+
+    def flaky(path: str, data: bytes, **options: str) -> None:
+        ask(path, data, **options)  # the request arrives, the answer is lost
+        for failure in failures:
+            raise failure
+
+    monkeypatch.setattr(store._fs, "pipe_file", flaky)
+    store.create("a", b"mine")
+    assert store.read("a") == b"mine"
+
+
+def _fresh_s3() -> object:
+    import s3fs
+
+    return s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True)

@@ -1,0 +1,6 @@
+"""Where runs lie: a few verbs over any storage. `open_store` takes a folder or a URL."""
+
+from holdfast.store.contract import PIECE_BYTES, Bytes, Store, Writer
+from holdfast.store.opening import open_store
+
+__all__ = ["PIECE_BYTES", "Bytes", "Store", "Writer", "open_store"]

@@ -1,0 +1,67 @@
+"""Storage that ends with this process: for tests of what needs no ranks."""
+
+import contextlib
+import io
+import threading
+from collections.abc import Iterator
+
+from holdfast.errors import NameMissing, NameTaken
+from holdfast.store.contract import PIECE_BYTES, Bytes, Store, Writer, checked
+
+_files: dict[str, bytes] = {}
+_lock = threading.Lock()
+
+
+class MemoryStore(Store):
+    """A folder of this process's memory; all that are opened under one path are the same."""
+
+    def __init__(self, path: str) -> None:
+        self._root = path.strip("/")
+        self.url = f"memory://{self._root}"
+
+    def inside(self, folder: str) -> "MemoryStore":
+        return MemoryStore(self._path(folder))
+
+    def create(self, name: str, data: Bytes) -> None:
+        with _lock:
+            if self._path(name) in _files:
+                raise NameTaken(f"can't write {name} in {self.url}: it exists")
+            _files[self._path(name)] = bytes(data)
+
+    @contextlib.contextmanager
+    def creating(self, name: str) -> Iterator[Writer]:
+        buffer = io.BytesIO()
+        yield buffer
+        self.create(name, buffer.getvalue())
+
+    def replace(self, name: str, data: Bytes) -> None:
+        with _lock:
+            _files[self._path(name)] = bytes(data)
+
+    def read(self, name: str) -> bytes:
+        try:
+            return _files[self._path(name)]
+        except KeyError:
+            raise NameMissing(f"can't read {name} in {self.url}: it does not exist") from None
+
+    def pieces(self, name: str, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
+        data = self.read(name)
+        for start in range(0, len(data), piece_bytes):
+            yield data[start : start + piece_bytes]
+
+    def size_bytes(self, name: str) -> int:
+        return len(self.read(name))
+
+    def list(self, folder: str = "") -> list[str]:
+        prefix = f"{self._path(folder) if folder else self._root}/"
+        with _lock:
+            return sorted({path.removeprefix(prefix).split("/")[0] for path in _files if path.startswith(prefix)})
+
+    def delete_folder(self, folder: str) -> None:
+        prefix = f"{self._path(folder)}/"
+        with _lock:
+            for path in [path for path in _files if path.startswith(prefix)]:
+                del _files[path]
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{checked(name)}"
