@@ -33,7 +33,13 @@ setup: .venv/ready
 train: .venv/ready
 	@$(BIN)/python -m flows.train $(CONFIG) $(ARGS)
 
-test: .venv/ready
+# The server for the tests of az://; they are skipped where there is no npm.
+.venv/azurite: .venv/ready
+	@if command -v npm > /dev/null; then npm install --silent --no-audit --no-fund --prefix .venv azurite@3.35.0; \
+		else echo "no npm: the Azure tests are skipped"; fi
+	@touch $@
+
+test: .venv/ready .venv/azurite
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 check: .venv/ready

@@ -178,8 +178,12 @@ def _same_or_taken(run: Store, path: str) -> Iterator[list[FileRecord]]:
     written: list[FileRecord] = []
     try:
         yield written
-    except NameTaken:
-        if hash_file(run, path, written[0].name) != written[0]:
+    except NameTaken as taken:
+        try:
+            there = hash_file(run, path, written[0].name)
+        except NameMissing:  # the remains of an upload that never ended hold the name, on some object stores
+            raise taken from None
+        if there != written[0]:
             raise
 
 

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,8 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import boto3
 import psutil
 import pytest
+from azure.storage.blob import BlobServiceClient
 
 from holdfast.journal import Journal
 from holdfast.standing import Standing, read_standing
@@ -22,6 +26,7 @@ from tasks.server import free_port
 
 ROOT = Path(__file__).parent.parent
 COMMAND_WITHIN_S = 120
+AZURITE = ROOT / ".venv" / "node_modules" / ".bin" / "azurite-blob"
 
 
 @pytest.fixture(scope="session")
@@ -54,12 +59,14 @@ class Driver:
 
     folder: Path
     environment: dict[str, str]
+    store: str = ""
 
     def __post_init__(self) -> None:
+        self.store = self.store or f"{self.folder}/runs"
         self.config = self.folder / "toy.toml"
         self.config.write_text(
             'recipe = "tests.toy:toy"\nrun = "toy"\nepochs = 3\n'
-            f'store = "{self.folder}/runs"\n[chunk]\nsteps = 4\n[log]\nfolder = "{self.folder}/logs"\nevery = 1\n'
+            f'store = "{self.store}"\n[chunk]\nsteps = 4\n[log]\nfolder = "{self.folder}/logs"\nevery = 1\n'
         )
 
     @property
@@ -99,7 +106,7 @@ class Driver:
         return read_standing(self.journal())
 
     def journal(self) -> Journal:
-        return Journal(open_store(str(self.folder / "runs")), "toy")
+        return Journal(open_store(self.store), "toy")
 
     def metrics(self) -> list[dict[str, object]]:
         """Every line that was logged in a step that counts."""
@@ -125,6 +132,72 @@ class Reference:
 def reference(tmp_path_factory: pytest.TempPathFactory, prefect_api: dict[str, str]) -> Reference:
     driver = Driver(tmp_path_factory.mktemp("reference"), prefect_api)
     return Reference(driver.finish(), driver.metrics())
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[dict[str, str]]:
+    """The environment in which S3 is a server of this session, over HTTP."""
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            await_port(port)
+            yield {
+                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+                "AWS_ACCESS_KEY_ID": "testing",
+                "AWS_SECRET_ACCESS_KEY": "testing",
+                "AWS_DEFAULT_REGION": "us-east-1",
+            }
+        finally:
+            server.terminate()
+
+
+@pytest.fixture
+def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty bucket, with endpoint and credentials in the environment, as a user has them."""
+    for name, value in s3_server.items():
+        monkeypatch.setenv(name, value)
+    name = f"bucket-{secrets.token_hex(8)}"
+    boto3.client("s3").create_bucket(Bucket=name)
+    return f"s3://{name}"
+
+
+@pytest.fixture(scope="session")
+def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The connection string of a Blob Storage server of this session, over HTTP, with its documented key."""
+    port = free_port()
+    folder = tmp_path_factory.mktemp("azurite")
+    options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder)]
+    command = [AZURITE, *options, "--skipApiVersionCheck", "--disableTelemetry", "--silent"]
+    key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            await_port(port)
+            yield (
+                f"DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey={key};"
+                f"BlobEndpoint=http://127.0.0.1:{port}/devstoreaccount1;"
+            )
+        finally:
+            server.terminate()
+
+
+@pytest.fixture
+def container(azure_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty container, with the connection string in the environment, as a user has it."""
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azure_server)
+    name = f"container-{secrets.token_hex(8)}"
+    with BlobServiceClient.from_connection_string(azure_server) as client:
+        client.create_container(name)
+    return f"az://{name}"
+
+
+def await_port(port: int, within_s: float = 60) -> None:
+    deadline = time.monotonic() + within_s
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        assert time.monotonic() < deadline, "the server did not start"
+        time.sleep(0.05)
 
 
 def ranks_of(pid: int) -> list[psutil.Process]:

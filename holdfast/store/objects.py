@@ -1,7 +1,7 @@
-"""S3, Google Cloud Storage and Azure Blob Storage, through their fsspec file systems.
+"""S3 and Azure Blob Storage, through their fsspec file systems.
 
 An object appears whole or not at all, so a plain write replaces atomically. Create-once is a precondition that the
-storage itself checks: ``If-None-Match: *`` on S3 and Azure, ``ifGenerationMatch=0`` on Google's.
+storage itself checks, ``If-None-Match: *``.
 """
 
 import contextlib

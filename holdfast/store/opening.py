@@ -5,7 +5,7 @@ from holdfast.store.contract import Store
 from holdfast.store.local import LocalStore
 
 # Which package brings a scheme's file system, and which of our extras brings the package.
-EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+EXTRAS = {"s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure", "abfss": "azure"}
 
 
 def open_store(url: str) -> Store:
@@ -14,7 +14,7 @@ def open_store(url: str) -> Store:
     Credentials and endpoints come from the environment, as each cloud's own tools read them; nothing of them is kept.
 
     Raises:
-        ConfigError: the scheme can't create a name once, isn't known, or its package isn't installed.
+        ConfigError: the scheme isn't known to create a name once, or its package isn't installed.
     """
     scheme, separator, path = url.partition("://")
     if not separator:
@@ -27,7 +27,7 @@ def open_store(url: str) -> Store:
         return MemoryStore(path)
     if scheme not in EXTRAS:
         raise ConfigError(
-            f"store = {url!r}: {scheme}:// can't create a name once, which commits rest on",
+            f"store = {url!r}: {scheme}:// is not known to create a name once, which commits rest on",
             hint=f"a folder, or one of {', '.join(f'{name}://' for name in EXTRAS)}",
         )
     from holdfast.store.objects import ObjectStore

@@ -80,16 +80,15 @@ class StoreTests:
 
     @pytest.mark.parametrize("pieces", [1, 40])
     def test_a_write_that_fails_leaves_nothing(self, store: Store, pieces: int) -> None:
-        def failing() -> Iterator[bytes]:
-            for _ in range(pieces):
-                yield b"x" * 2**20
-            raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            self._create_in_pieces(store, "a/half", failing())
+        self._fail_to_create(store, "a/half", pieces)
         assert not store.exists("a/half")
         assert store.list("a") == []
+
+    @pytest.mark.parametrize("pieces", [1, 40])
+    def test_a_write_that_failed_can_be_done_again(self, store: Store, pieces: int) -> None:
+        self._fail_to_create(store, "a/half", pieces)
         store.create("a/half", b"whole")
+        assert store.read("a/half") == b"whole"
 
     def test_replace(self, store: Store) -> None:
         store.replace("latest.json", b"the old bytes")
@@ -158,6 +157,15 @@ class StoreTests:
         for verb in (store.read, store.exists, store.inside, store.delete_folder, lambda name: store.create(name, b"")):
             with pytest.raises(StoreError, match="not a name inside"):
                 verb(name)
+
+    def _fail_to_create(self, store: Store, name: str, pieces: int) -> None:
+        def failing() -> Iterator[bytes]:
+            for _ in range(pieces):
+                yield b"x" * 2**20
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            self._create_in_pieces(store, name, failing())
 
     def _create(self, store: Store, name: str, count: int, writer: int, *, in_pieces: bool = False) -> None:
         if in_pieces:

@@ -4,11 +4,14 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 
+from holdfast.cli import app, run_app
 from holdfast.data import Order, digest
-from tests.conftest import ROOT, Driver, Reference, assert_same_bytes
+from tests.conftest import ROOT, Driver, Reference, assert_same_bytes, ranks_of
 from tests.toy import SAMPLES
 
 pytestmark = pytest.mark.slow
@@ -93,3 +96,23 @@ def _folder(driver: Driver, name: str) -> "os.PathLike[str]":
     folder = driver.folder / name
     folder.mkdir()
     return folder
+
+
+def test_on_an_object_store_and_killed(
+    tmp_path: Path, prefect_api: dict[str, str], bucket: str, reference: Reference
+) -> None:
+    driver = Driver(tmp_path, prefect_api, f"{bucket}/team/runs")
+    process = driver.start(TOY_DELAY_S="0.1")
+    deadline = time.monotonic() + 60
+    while driver.journal().newest_number() < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    ranks = ranks_of(process.pid)
+    process.kill()
+    process.communicate()
+    psutil.wait_procs(ranks, timeout=60)
+    driver.finish()
+    assert driver.standing().attempts == 2
+    assert_same_bytes(driver, reference)
+    assert run_app(app, ["verify", f"{bucket}/team/runs/toy"]) == 0
+    assert driver.journal().store.list("pruned") == [f"{number:08d}.json" for number in range(1, 7)]

@@ -36,7 +36,7 @@ def assert_refused(done: "subprocess.CompletedProcess[str]", exit_code: int, err
         ("recipe=tests.toy:tyo", "tests.toy has no tyo", "did you mean toy?"),
         ("recipe=toy", "recipe = 'toy'", ""),
         ("epochs=0", "epochs = 0", ""),
-        ("store=http://host/runs", "http:// can't create a name once", "s3://"),
+        ("store=http://host/runs", "http:// is not known to create a name once", "s3://"),
         ("store=memory://runs", "a process with a memory of its own", ""),
         ("store=/dev/null/runs", "in /dev/null/runs/toy: Not a directory", "folder that you may write to"),
         ("settings.schedule=linaer", "expected one of linear, step", ""),

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 
 from holdfast import checkpoint
 from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Saved
-from holdfast.errors import CheckpointDamaged
+from holdfast.errors import CheckpointDamaged, NameTaken
 from holdfast.journal import Commit
 from holdfast.state import from_payload, to_payload
+from holdfast.store import Writer
 from holdfast.store.local import LocalStore
 
 STATE: dict[str, Any] = {
@@ -138,6 +140,21 @@ def test_remains_of_a_dead_attempt_are_used_if_they_are_the_same(run: LocalStore
     assert save(run).path == first.path
     (run.root / first.path / METADATA).unlink()
     assert save(run, {"other": 1}).path == "epoch-0001.2"
+
+
+def test_a_name_that_is_taken_and_not_there_is_passed_over(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So Azure shows an upload that its writer did not live to finish."""
+    creating = LocalStore.creating
+
+    @contextlib.contextmanager
+    def taken(store: LocalStore, name: str) -> Iterator[Writer]:
+        with creating(store, name) as writer:
+            yield writer
+            if name == f"epoch-0001/{PAYLOAD}":
+                raise NameTaken(name)
+
+    monkeypatch.setattr(LocalStore, "creating", taken)
+    assert save(run).path == "epoch-0001.2"
 
 
 def test_folders_are_named_for_people() -> None:

@@ -75,7 +75,7 @@ def test_verify(store: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["show"], "requires an argument"),
         (["show", "nowhere/run"], "there is no run 'run' in"),
         (["show", "/"], "is not a run"),
-        (["runs", "http://host"], "http:// can't create a name once"),
+        (["runs", "http://host"], "http:// is not known to create a name once"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_1(

@@ -1,13 +1,9 @@
 """Every store does what a checkpoint needs; what a store can't do is refused by name."""
 
 import secrets
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
 
 from holdfast.errors import ConfigError, StoreDenied, StoreError
@@ -15,7 +11,7 @@ from holdfast.store import Store, objects, open_store
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.stores import StoreTests
-from tests.conftest import free_port
+from tests.conftest import AZURITE, free_port
 
 
 class TestLocal(StoreTests):
@@ -32,46 +28,27 @@ class TestMemory(StoreTests):
         return open_store(f"memory://{secrets.token_hex(8)}")
 
 
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[str]:
-    """An S3 server of this session, over HTTP."""
-    port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-
-
-@pytest.fixture
-def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of an empty bucket, with endpoint and credentials in the environment, as a user has them."""
-    for name, value in {
-        "AWS_ENDPOINT_URL": s3_server,
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    name = f"bucket-{secrets.token_hex(8)}"
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            boto3.client("s3").create_bucket(Bucket=name)
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        else:
-            return f"s3://{name}"
-
-
 class TestS3(StoreTests):
     writers = 4
 
     @pytest.fixture
     def store(self, bucket: str) -> Store:
         return open_store(f"{bucket}/runs")
+
+
+@pytest.mark.skipif(not AZURITE.exists(), reason="Azurite is installed where there is npm")
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+class TestAzure(StoreTests):
+    writers = 4
+
+    @pytest.fixture
+    def store(self, container: str) -> Store:
+        return open_store(f"{container}/runs")
+
+    @pytest.mark.xfail(strict=True, reason="Azurite counts blocks that were never committed as a blob, for create-once")
+    def test_a_write_that_failed_can_be_done_again(self, store: Store) -> None:  # type: ignore[override]
+        """A checkpoint then takes the next free name (test_checkpoint.py)."""
+        super().test_a_write_that_failed_can_be_done_again(store, 40)
 
 
 def test_local_writes_in_progress_are_not_listed(tmp_path: Path) -> None:
@@ -93,9 +70,9 @@ def test_file_urls_are_folders(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"x"
 
 
-@pytest.mark.parametrize("url", ["http://host/a", "ftp://host/a", "zip://a.zip", "sftp://host/a"])
+@pytest.mark.parametrize("url", ["http://host/a", "ftp://host/a", "zip://a.zip", "sftp://host/a", "gs://bucket/a"])
 def test_what_cannot_create_once_is_refused_by_name(url: str) -> None:
-    with pytest.raises(ConfigError, match="can't create a name once"):
+    with pytest.raises(ConfigError, match="not known to create a name once"):
         open_store(url)
 
 
