@@ -4,6 +4,7 @@ Single-threaded: the ranks are processes of their own, and they are ordered to t
 is committed, so that a commit costs no training time.
 """
 
+import contextlib
 import logging
 import os
 import platform
@@ -16,7 +17,7 @@ from typing import Any
 from holdfast import checkpoint, errors, faults, retention
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
-from holdfast.errors import NoProgress, NoVerifiedCheckpoint, RankDied, RecipeFailed
+from holdfast.errors import NameTaken, NoProgress, NoVerifiedCheckpoint, RankDied, RecipeFailed
 from holdfast.fingerprint import fingerprint, validate_fingerprint
 from holdfast.journal import Commit, Journal, now
 from holdfast.launch import Ranks
@@ -194,7 +195,8 @@ class Attempt:
         given_up = {self.journal.path_of(number) for number in range(first, self._next_number)}
         for saved in checkpoint.find_orphans(self.journal.store, parent, self.fingerprint, given_up):
             log.info("adopting %s (step %d), which a dead attempt had saved", saved.path, saved.step)
-            self._publish(saved, "adopted")
+            with contextlib.suppress(NameTaken):  # it had still been alive, and committed by itself
+                self._publish(saved, "adopted")
             return True
         return False
 
@@ -281,9 +283,22 @@ class Attempt:
         """
         assert saved == self._uncommitted[0], "chunks are committed in the order of training"
         if self.head is None or self.head.path != saved.path:
-            self._publish(saved, why)
+            try:
+                self._publish(saved, why)
+            except NameTaken:
+                return self._follow_the_earlier()
         self._uncommitted.pop(0)
         assert self.head is not None
+        return self.head
+
+    def _follow_the_earlier(self) -> Commit:
+        """The run goes on from an earlier attempt's last commit; what was trained beside it doesn't count."""
+        self.close()  # the ranks hold a state that no commit names; the next chunk starts new ones
+        self._uncommitted.clear()
+        self.head = self.journal.newest()
+        assert self.head is not None
+        self._next_number = self.journal.newest_number() + 1
+        log.warning("attempt %d had committed %s meanwhile; continuing from it", self.head.attempt, self.head.path)
         return self.head
 
     def _publish(self, saved: Saved, why: str) -> Commit:
@@ -341,8 +356,8 @@ class Attempt:
             except RankDied:
                 pass  # they have ended, as they were told to
         self.close()
-        for saved in list(self._uncommitted):
-            self.commit(saved, "preempted")
+        while self._uncommitted:
+            self.commit(self._uncommitted[0], "preempted")
         if self._is_claimed:
             log.info("stopped after step %d, which is saved and committed; the same command continues", self.step)
 

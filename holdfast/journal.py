@@ -351,7 +351,8 @@ class Journal:
         Doing it again, after it was interrupted, finishes it.
 
         Raises:
-            Superseded: a later attempt owns the run, or another process took the number.
+            Superseded: a later attempt owns the run.
+            NameTaken: an earlier attempt took the number, between its look at the fence and our claim.
         """
         self.check_fence(commit.attempt)
         self.store.replace(f"metrics/{commit.number:08d}.jsonl", metrics)
@@ -360,7 +361,8 @@ class Journal:
         except NameTaken:
             there = self.read_commit(commit.number)
             if (there.attempt, there.path) != (commit.attempt, commit.path):
-                raise self._superseded(commit.attempt) from None
+                self.check_fence(commit.attempt)
+                raise
         faults.reach("commit-recorded")
         self.publish_latest(latest)
         faults.reach("latest-replaced")

@@ -52,8 +52,9 @@ class Ranks:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._events.put(json.loads(line))
+        with self._process.stdout as lines:
+            for line in lines:
+                self._events.put(json.loads(line))
         self._events.put(None)
 
     def order(self, do: str, **fields: Any) -> None:

@@ -1,5 +1,6 @@
 """A real Prefect server for the session, and a driver that runs the real command on a small recipe."""
 
+import base64
 import contextlib
 import json
 import os
@@ -164,18 +165,19 @@ def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="session")
 def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The connection string of a Blob Storage server of this session, over HTTP, with its documented key."""
+    """The connection string of a Blob Storage server of this session, over HTTP, with a key of its own."""
     port = free_port()
     folder = tmp_path_factory.mktemp("azurite")
     options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder)]
     command = [AZURITE, *options, "--skipApiVersionCheck", "--disableTelemetry", "--silent"]
-    key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+    key = base64.b64encode(secrets.token_bytes(64)).decode()
+    environment = os.environ | {"AZURITE_ACCOUNTS": f"testing:{key}"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             await_port(port)
             yield (
-                f"DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey={key};"
-                f"BlobEndpoint=http://127.0.0.1:{port}/devstoreaccount1;"
+                f"DefaultEndpointsProtocol=http;AccountName=testing;AccountKey={key};"
+                f"BlobEndpoint=http://127.0.0.1:{port}/testing;"
             )
         finally:
             server.terminate()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import Retention
-from holdfast.errors import RecordDamaged, RunUnknown, Superseded, WrongUse
+from holdfast.errors import NameTaken, RecordDamaged, RunUnknown, Superseded, WrongUse
 from holdfast.journal import Commit, FileRecord, Journal
 from holdfast.retention import choose_kept, plan, prune
 from holdfast.store.local import LocalStore
@@ -75,10 +75,14 @@ def test_a_later_attempt_fences_off_the_earlier(journal: Journal) -> None:
 
 def test_of_two_who_passed_the_fence_one_commits(journal: Journal) -> None:
     claim(journal, 1)
-    publish(journal, make_commit(1))
-    with pytest.raises(Superseded):
-        publish(journal, make_commit(1, path="other"))
+    claim(journal, 2)
+    journal.store.create("commits/00000001.json", make_commit(1, attempt=1).to_bytes())
+    with pytest.raises(NameTaken):
+        publish(journal, make_commit(1, attempt=2, path="other"))
     assert journal.read_commit(1).path == "epoch-0001"
+    claim(journal, 3)
+    with pytest.raises(Superseded):
+        publish(journal, make_commit(1, attempt=2, path="other"))
 
 
 def test_committing_again_finishes_an_interrupted_commit(journal: Journal, root: Path) -> None:

@@ -1,0 +1,53 @@
+"""Two live writers of one run: exactly one line of commits advances."""
+
+import json
+import shutil
+
+import pytest
+
+from holdfast import load_config
+from holdfast.attempt import Attempt
+from tests.conftest import COMMAND_WITHIN_S, Driver, Reference, assert_same_bytes
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("round_", range(2))
+def test_started_twice_at_once_one_trains(driver: Driver, reference: Reference, round_: int) -> None:
+    both = [driver.start(TOY_DELAY_S="0.1") for _ in range(2)]
+    ends = {(*process.communicate(timeout=COMMAND_WITHIN_S), process.returncode) for process in both}
+    (loser,) = [(out, err) for out, err, code in ends if code == 3]
+    assert [code for _, _, code in ends if code != 3] == [0]
+    assert "is superseded by attempt" in loser[1] or "was claimed by another process" in loser[1]
+    assert_same_bytes(driver, reference)
+
+
+def test_a_commit_that_slipped_through_the_fence_is_followed(driver: Driver, reference: Reference) -> None:
+    attempt = Attempt(load_config(driver.config), 2)
+    try:
+        attempt.open()
+        chunk = attempt.next_chunk()
+        assert chunk
+        saved = attempt.train_chunk(chunk)
+        assert saved
+        slip_through(driver, attempt, saved.path)
+        assert attempt.commit(saved).attempt == 1
+        while (chunk := attempt.next_chunk()) is not None:
+            saved = attempt.train_chunk(chunk)
+            assert saved
+            attempt.commit(saved)
+    finally:
+        attempt.close()
+    assert_same_bytes(driver, reference)
+    assert all(commit.parent == commit.number - 1 for commit in driver.journal().candidates())
+
+
+def slip_through(driver: Driver, attempt: Attempt, path: str) -> None:
+    """What attempt 1 writes that had looked at the fence before attempt 2 was there."""
+    shutil.copytree(driver.run_folder / path, driver.run_folder / f"{path}.2")
+    other = Attempt.__new__(Attempt)
+    vars(other).update(vars(attempt), number=1, journal=driver.journal())
+    other.journal.check_fence = lambda number: None  # type: ignore[method-assign]
+    saved = attempt._uncommitted[0].model_copy(update={"path": f"{path}.2"})
+    other._publish(saved, "chunk")
+    assert json.loads((driver.run_folder / "latest.json").read_text())["attempt"] == 1
