@@ -72,11 +72,13 @@ class Orders:
             threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        for line in sys.stdin:
-            order = json.loads(line)
-            if order["do"] == "stop":
-                break
-            self._queue.put(order)
+        # Unbuffered: the lock of sys.stdin, held by this thread, would abort the interpreter when the rank ends.
+        with open(0, "rb", buffering=0, closefd=False) as lines:
+            for line in lines:
+                order = json.loads(line)
+                if order["do"] == "stop":
+                    break
+                self._queue.put(order)
         self._stop()
 
     def _stop(self) -> None:

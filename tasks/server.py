@@ -83,7 +83,9 @@ def main(port: int) -> None:
 
 
 def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+    # Not sys.stdin: its lock, held by this thread, would abort the interpreter when it ends for another reason.
+    while os.read(0, 1):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 

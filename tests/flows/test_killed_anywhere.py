@@ -88,6 +88,9 @@ def test_told_to_stop_it_saves_the_step_in_hand(
     process.send_signal(asked_by)
     _, err = process.communicate(timeout=COMMAND_WITHIN_S)
     assert process.returncode == exit_code, err
+    assert "stopped after step" in err
+    (log,) = (driver.folder / "logs" / "toy").iterdir()
+    assert "Fatal Python error" not in log.read_text()
     assert not [rank for rank in ranks if rank.is_running()]
     newest = driver.journal().newest()
     assert newest is not None

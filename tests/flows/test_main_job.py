@@ -71,7 +71,8 @@ def test_no_process_is_left_behind(tmp_path: Path, deadly: signal.Signals) -> No
     started = psutil.Process(process.pid).children(recursive=True)
     assert any("tasks.server" in child.cmdline() for child in started)
     process.send_signal(deadly)
-    process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
+    assert "Fatal Python error" not in err
     _, alive = psutil.wait_procs(started, timeout=60)
     assert not alive
 

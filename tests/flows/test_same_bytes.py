@@ -115,4 +115,6 @@ def test_on_an_object_store_and_killed(
     assert driver.standing().attempts == 2
     assert_same_bytes(driver, reference)
     assert run_app(app, ["verify", f"{bucket}/team/runs/toy"]) == 0
-    assert driver.journal().store.list("pruned") == [f"{number:08d}.json" for number in range(1, 7)]
+    kept = 3  # of how many commits there are, which depends on the moment of the kill
+    given_up = range(1, driver.standing().commit - kept + 1)
+    assert driver.journal().store.list("pruned") == [f"{number:08d}.json" for number in given_up]

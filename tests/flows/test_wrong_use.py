@@ -38,7 +38,7 @@ def assert_refused(done: "subprocess.CompletedProcess[str]", exit_code: int, err
         ("epochs=0", "epochs = 0", ""),
         ("store=http://host/runs", "http:// is not known to create a name once", "s3://"),
         ("store=memory://runs", "a process with a memory of its own", ""),
-        ("store=/dev/null/runs", "in /dev/null/runs/toy: Not a directory", "folder that you may write to"),
+        ("store=/dev/null/runs", "in /dev/null/runs/toy: Not a directory", "store that you may write to"),
         ("settings.schedule=linaer", "expected one of linear, step", ""),
         ("compute.device=cuda", "torch sees no GPU", "cpu"),
     ],
