@@ -34,8 +34,8 @@ def test_a_commit_that_slipped_through_the_fence_is_followed(driver: Driver, ref
         assert attempt.commit(saved).attempt == 1
         while (chunk := attempt.next_chunk()) is not None:
             saved = attempt.train_chunk(chunk)
-            assert saved
-            attempt.commit(saved)
+            if saved is not None:  # None: the ranks that were ended had saved the whole chunk, and it was adopted
+                attempt.commit(saved)
     finally:
         attempt.close()
     assert_same_bytes(driver, reference)
