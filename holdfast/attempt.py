@@ -327,8 +327,10 @@ class Attempt:
 
     def _renew_latest(self, commit: Commit) -> None:
         """latest.json names the commit, whose checkpoint was verified just now; a kill may have left it behind."""
+        if self.journal.latest_number() == commit.number:
+            return
         metadata = checkpoint.read_metadata(self.journal.store, commit.path)
-        if metadata is not None and self.journal.latest_number() != commit.number:
+        if metadata is not None:
             self.journal.publish_latest(latest_fields(commit, metadata))
 
     def prune(self) -> retention.PruneReport:

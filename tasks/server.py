@@ -39,7 +39,7 @@ def server() -> Iterator[str]:
     url = f"http://127.0.0.1:{port}/api"
     with subprocess.Popen([sys.executable, "-m", "tasks.server", str(port)], stdin=subprocess.PIPE) as process:
         try:
-            _await_healthy(process, url)
+            await_healthy(process, url)
             with temporary_settings({PREFECT_API_URL: url}):
                 try:
                     yield url
@@ -49,7 +49,12 @@ def server() -> Iterator[str]:
             process.terminate()
 
 
-def _await_healthy(process: "subprocess.Popen[bytes]", url: str) -> None:
+def await_healthy(process: "subprocess.Popen[bytes]", url: str) -> None:
+    """The server answers.
+
+    Raises:
+        RunStopped: it has ended, or its time to start is up.
+    """
     deadline = time.monotonic() + PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value() * 3
     while process.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(httpx.TransportError):

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from azure.storage.blob import BlobServiceClient
 from holdfast.journal import Journal
 from holdfast.standing import Standing, read_standing
 from holdfast.store import open_store
-from tasks.server import free_port
+from tasks.server import await_healthy, free_port
 
 ROOT = Path(__file__).parent.parent
 COMMAND_WITHIN_S = 120
@@ -39,19 +38,10 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     command = [sys.executable, "-m", "tasks.server", str(port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | environment, cwd=ROOT) as server:
         try:
-            await_healthy(environment["PREFECT_API_URL"])
+            await_healthy(server, environment["PREFECT_API_URL"])
             yield environment
         finally:
             server.terminate()
-
-
-def await_healthy(url: str, within_s: float = 90) -> None:
-    deadline = time.monotonic() + within_s
-    while True:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
-            return
-        assert time.monotonic() < deadline, "the server did not become healthy"
-        time.sleep(0.1)
 
 
 @dataclass
@@ -102,6 +92,13 @@ class Driver:
         standing = self.standing()
         assert standing.complete
         return standing
+
+    def await_commits(self, number: int) -> None:
+        """The run, which another process trains, has so many commits."""
+        deadline = time.monotonic() + COMMAND_WITHIN_S
+        while self.journal().newest_number() < number:
+            assert time.monotonic() < deadline, f"there was no commit {number}"
+            time.sleep(0.02)
 
     def standing(self) -> Standing:
         return read_standing(self.journal())

@@ -48,7 +48,7 @@ def test_at_random_moments(driver: Driver, reference: Reference, victim: str, se
 
 def test_killed_rank_is_replaced_within_the_attempt(driver: Driver, reference: Reference) -> None:
     process = driver.start(TOY_DELAY_S="0.05")
-    await_commits(driver, 2)
+    driver.await_commits(2)
     for rank in ranks_of(process.pid):
         rank.send_signal(signal.SIGKILL)
     out, err = process.communicate(timeout=COMMAND_WITHIN_S)
@@ -60,7 +60,7 @@ def test_killed_rank_is_replaced_within_the_attempt(driver: Driver, reference: R
 
 def test_orphans_save_themselves_and_are_adopted(driver: Driver, reference: Reference) -> None:
     process = driver.start(TOY_DELAY_S="0.1")
-    await_commits(driver, 1)
+    driver.await_commits(1)
     ranks = ranks_of(process.pid)
     time.sleep(0.3)
     process.kill()
@@ -82,7 +82,7 @@ def test_told_to_stop_it_saves_the_step_in_hand(
     driver: Driver, reference: Reference, asked_by: signal.Signals, exit_code: int
 ) -> None:
     process = driver.start(TOY_DELAY_S="0.1")
-    await_commits(driver, 1)
+    driver.await_commits(1)
     ranks = ranks_of(process.pid)
     time.sleep(0.3)
     process.send_signal(asked_by)
@@ -98,10 +98,3 @@ def test_told_to_stop_it_saves_the_step_in_hand(
     driver.finish()
     assert driver.journal().read_attempt(2).why == "preempted"
     assert_same_bytes(driver, reference)
-
-
-def await_commits(driver: Driver, number: int) -> None:
-    deadline = time.monotonic() + COMMAND_WITHIN_S
-    while not driver.run_folder.is_dir() or driver.journal().newest_number() < number:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
