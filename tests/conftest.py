@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,6 +159,30 @@ def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
     name = f"bucket-{secrets.token_hex(8)}"
     boto3.client("s3").create_bucket(Bucket=name)
     return f"s3://{name}"
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[dict[str, str]]:
+    """The environment in which Google Cloud Storage is a server of this session, over HTTP."""
+    port = free_port()
+    command = [sys.executable, "-m", "tests.gcs_server", str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT) as server:
+        try:
+            await_port(port)
+            yield {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}
+        finally:
+            server.terminate()
+
+
+@pytest.fixture
+def gcs_bucket(gcs_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty bucket, with the endpoint in the environment, as a user of an emulator has it."""
+    for name, value in gcs_server.items():
+        monkeypatch.setenv(name, value)
+    name = f"bucket-{secrets.token_hex(8)}"
+    endpoint = f"{gcs_server['STORAGE_EMULATOR_HOST']}/storage/v1/b"
+    with urllib.request.urlopen(endpoint, json.dumps({"name": name}).encode()):
+        return f"gs://{name}"
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import errno
 import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Protocol
 
@@ -55,7 +56,8 @@ class Store(abc.ABC):
     def creating(self, name: str) -> AbstractContextManager[Writer]:
         """As `create`, for bytes that come in pieces and are not held in memory.
 
-        The name appears, complete, when the block ends well, and not at all when it raises.
+        The name appears, complete, when the block ends well, and not at all when it raises. What the block itself
+        raises passes through as it is.
         """
 
     @abc.abstractmethod
@@ -63,11 +65,11 @@ class Store(abc.ABC):
         """Put these bytes under a name; readers see the old or the new ones, whole."""
 
     @abc.abstractmethod
-    def read(self, name: str) -> bytes:
-        """All bytes of a name.
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """The bytes of a name from ``start`` up to ``stop``, as far as it has them; all of them without bounds.
 
         Raises:
-            NameMissing: there is none.
+            NameMissing: there is no file of this name.
         """
 
     @abc.abstractmethod
@@ -78,6 +80,10 @@ class Store(abc.ABC):
     def size_bytes(self, name: str) -> int:
         """How many bytes a name has; raises as `read`."""
 
+    @abc.abstractmethod
+    def modified(self, name: str) -> datetime:
+        """When a name was last written, by the storage's clock, in UTC; raises as `read`."""
+
     def exists(self, name: str) -> bool:
         """Whether there is a file of this name. A storage that can't be reached raises, and is never a no."""
         try:
@@ -87,12 +93,30 @@ class Store(abc.ABC):
         return True
 
     @abc.abstractmethod
-    def list(self, folder: str = "") -> list[str]:
-        """The names in one folder, sorted, files and folders alike; none if there is no such folder."""
+    def list(self, folder: str = "", after: str = "") -> list[str]:
+        """The names in one folder, sorted, files and folders alike; none if there is no such folder.
+
+        Args:
+            after: only the names that sort after this one.
+        """
+
+    @abc.abstractmethod
+    def delete(self, name: str) -> None:
+        """Make a file be gone; it may be gone already."""
 
     @abc.abstractmethod
     def delete_folder(self, folder: str) -> None:
-        """Make a folder and its files be gone; they may be gone already."""
+        """Make a folder and all that is in it be gone; it may be gone already."""
+
+    def sweep(self, before: datetime) -> int:
+        """Make the remains of writes be gone that began before this time and never ended, here and in all folders.
+
+        A storage where such remains end by themselves, or can't exist, has nothing to do.
+
+        Returns:
+            How many there were.
+        """
+        return 0
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"

@@ -1,25 +1,30 @@
 """A folder on a local file system."""
 
 import contextlib
-import errno
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from io import BufferedWriter
 from pathlib import Path
+from typing import BinaryIO
 
-from holdfast.errors import NameMissing
+from holdfast.store import folders
 from holdfast.store.contract import PIECE_BYTES, TEMP_MARK, Bytes, Store, Writer, checked, explained, temporary
 
 
 class LocalStore(Store):
-    """A folder on a local file system; it is made when something is first written to it."""
+    """A folder on a local file system; it is made when something is first written to it.
+
+    The folder itself may be a symbolic link. What is in it may not: a link, pipe or device there is refused.
+    """
 
     def __init__(self, path: str) -> None:
         self.root = Path(path).expanduser().absolute()
         self.url = str(self.root)
 
     def inside(self, folder: str) -> "LocalStore":
-        return LocalStore(str(self._path(folder)))
+        return LocalStore(str(self.root / checked(folder)))
 
     def create(self, name: str, data: Bytes) -> None:
         with self.creating(name) as writer:
@@ -31,87 +36,137 @@ class LocalStore(Store):
 
         Source: link(2) fails if the name exists, where rename(2) would replace it.
         """
-        with self._writing(name) as (temp, target, writer):
-            yield writer
-            writer.flush()
-            os.fsync(writer.fileno())
-            os.link(temp, target)
+        action = f"write {name} in {self.url}"
+        with self._writing(name, action) as (folder, temp, target, file):
+            yield _Writer(file, action)
+            with explained(action):
+                _sync(file)
+                os.link(temp, target, src_dir_fd=folder, dst_dir_fd=folder)
+                os.fsync(folder)
 
     def replace(self, name: str, data: Bytes) -> None:
-        with self._writing(name) as (temp, target, writer):
-            writer.write(data)
-            writer.flush()
-            os.fsync(writer.fileno())
-            temp.rename(target)
+        action = f"write {name} in {self.url}"
+        with self._writing(name, action) as (folder, temp, target, file), explained(action):
+            file.write(data)
+            _sync(file)
+            os.rename(temp, target, src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)
 
-    def read(self, name: str) -> bytes:
-        with explained(f"read {name} in {self.url}"):
-            return self._path(name).read_bytes()
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        with explained(f"read {name} in {self.url}"), self._open(name) as file:
+            file.seek(start)
+            return file.read() if stop is None else file.read(max(0, stop - start))
 
     def pieces(self, name: str, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
-        with explained(f"read {name} in {self.url}"), self._path(name).open("rb") as file:
+        with explained(f"read {name} in {self.url}"), self._open(name) as file:
             while piece := file.read(piece_bytes):
                 yield piece
 
     def size_bytes(self, name: str) -> int:
-        with explained(f"look at {name} in {self.url}"):
-            path = self._path(name)
-            size_bytes = path.stat().st_size
-            if not path.is_file():
-                raise NameMissing(f"can't look at {name} in {self.url}: it is no file")
-            return size_bytes
+        return self._look(name).st_size
 
-    def list(self, folder: str = "") -> list[str]:
+    def modified(self, name: str) -> datetime:
+        return datetime.fromtimestamp(self._look(name).st_mtime, UTC)
+
+    def list(self, folder: str = "", after: str = "") -> list[str]:
+        parts = checked(folder).split("/") if folder else []
         with explained(f"list {folder} in {self.url}"):
             try:
-                names = os.listdir(self._path(folder) if folder else self.root)
+                with folders.opened(self.root, parts) as descriptor:
+                    names = os.listdir(descriptor)
             except (FileNotFoundError, NotADirectoryError):
                 return []
-        return sorted(name for name in names if TEMP_MARK not in name)
+        return sorted(name for name in names if TEMP_MARK not in name and name > after)
+
+    def delete(self, name: str) -> None:
+        self._delete(name, lambda folder, last: os.unlink(last, dir_fd=folder))
 
     def delete_folder(self, folder: str) -> None:
-        path = self._path(folder)
-        with explained(f"delete {folder} in {self.url}"):
-            try:
-                names = os.listdir(path)
-            except FileNotFoundError:
-                return
-            for name in names:
-                (path / name).unlink(missing_ok=True)
-            path.rmdir()
+        def remove(parent: int, last: str) -> None:
+            while folders.look(parent, last, self.root / folder):
+                with contextlib.suppress(FileNotFoundError):  # another process deletes it too
+                    shutil.rmtree(last, dir_fd=parent)
 
-    def _path(self, name: str) -> Path:
-        return self.root / checked(name)
+        self._delete(folder, remove)
+
+    def sweep(self, before: datetime) -> int:
+        swept = 0
+        with (
+            explained(f"sweep {self.url}"),
+            contextlib.suppress(FileNotFoundError),
+            folders.opened(self.root, []) as root,
+        ):
+            for _, _, names, folder in os.fwalk(".", dir_fd=root):
+                for name in (name for name in names if TEMP_MARK in name):
+                    with contextlib.suppress(FileNotFoundError):  # its write has ended after all
+                        if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime < before.timestamp():
+                            os.unlink(name, dir_fd=folder)
+                            swept += 1
+        return swept
 
     @contextlib.contextmanager
-    def _writing(self, name: str) -> Iterator[tuple[Path, Path, BufferedWriter]]:
+    def _folder(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+        """The folder that a name is in, as a descriptor, and the name's last part."""
+        *parts, last = checked(name).split("/")
+        with folders.opened(self.root, parts, make=make) as folder:
+            yield folder, last
+
+    def _delete(self, name: str, remove: Callable[[int, str], object]) -> None:
+        with (
+            explained(f"delete {name} in {self.url}"),
+            contextlib.suppress(FileNotFoundError),
+            self._folder(name) as (folder, last),
+        ):
+            folders.look(folder, last, self.root / name)
+            remove(folder, last)
+            os.fsync(folder)
+
+    def _open(self, name: str) -> BinaryIO:
+        with self._folder(name) as (folder, last):
+            return folders.open_file(folder, last, self.root / name)
+
+    def _look(self, name: str) -> os.stat_result:
+        with explained(f"look at {name} in {self.url}"), self._folder(name) as (folder, last):
+            return folders.look_at_file(folder, last, self.root / name)
+
+    @contextlib.contextmanager
+    def _writing(self, name: str, action: str) -> Iterator[tuple[int, str, str, BufferedWriter]]:
         """A temporary file beside the target; gone when the block ends, however it ends."""
-        target = self._path(name)
-        temp = target.with_name(temporary(target.name))
-        with explained(f"write {name} in {self.url}"):
-            _make_folder(target.parent)
-            try:
-                with temp.open("xb") as writer:
-                    yield temp, target, writer
-                _sync_folder(target.parent)
-            finally:
-                temp.unlink(missing_ok=True)
+        with contextlib.ExitStack() as stack:
+            with explained(action):
+                folder, target = stack.enter_context(self._folder(name, make=True))
+                folders.look(folder, target, self.root / name)
+                temp = temporary(target)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                descriptor = os.open(temp, flags, 0o666, dir_fd=folder)
+                stack.callback(_unlink, temp, folder)
+                file = os.fdopen(descriptor, "wb")
+                stack.callback(_close, file)
+            yield folder, temp, target, file
 
 
-def _make_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        _make_folder(folder.parent)
-        try:
-            folder.mkdir(exist_ok=True)
-        except FileExistsError:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
-        _sync_folder(folder.parent)
+class _Writer:
+    """Writes to a file; what the file system raises is one of our errors."""
+
+    def __init__(self, file: BufferedWriter, action: str) -> None:
+        self._file, self._action = file, action
+
+    def write(self, data: Bytes) -> None:
+        with explained(self._action):
+            self._file.write(data)
 
 
-def _sync_folder(folder: Path) -> None:
-    """A name is durable when its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _sync(file: BufferedWriter) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _close(file: BufferedWriter) -> None:
+    # What could not be written is still in its buffer, and fails again here.
+    with contextlib.suppress(OSError):
+        file.close()
+
+
+def _unlink(name: str, folder: int) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=folder)

@@ -1,41 +1,37 @@
-"""S3 and Azure Blob Storage, through their fsspec file systems.
+"""Buckets of objects, through their fsspec file systems.
 
 An object appears whole or not at all, so a plain write replaces atomically. Create-once is a precondition that the
-storage itself checks, ``If-None-Match: *``.
+storage itself checks, ``If-None-Match: *`` or ``ifGenerationMatch=0``.
 """
 
+import abc
 import contextlib
-import errno
 import functools
-import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from fsspec.core import url_to_fs
 
-from holdfast.errors import HoldfastError, NameMissing, NameTaken, StoreDenied, StoreError
+from holdfast.errors import NameMissing, NameTaken, StoreDenied
 from holdfast.store.contract import PIECE_BYTES, TEMP_MARK, Bytes, Store, Writer, checked
-
-RETRY_WITHIN_S = 60.0
-FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 5.0
-PART_BYTES = 16 * 2**20
-LASTING = {errno.EINVAL, errno.ENAMETOOLONG, errno.EROFS, errno.ENOSPC}
+from holdfast.store.failures import retried, status_of
+from holdfast.store.uploads import PartsWriter, Upload
 
 T = TypeVar("T")
 
 
 class ObjectStore(Store):
-    """A prefix of a bucket."""
+    """A prefix of a bucket. What each cloud does in its own way is in its subclass."""
+
+    modified_key: str
 
     def __init__(self, url: str, fs: Any = None) -> None:
         self.url = url.rstrip("/")
-        # A cached listing would hide what other machines write.
-        self._fs, self._root = (fs, fs._strip_protocol(url)) if fs else url_to_fs(url, use_listings_cache=False)
+        self._fs, self._root = (fs, fs._strip_protocol(self.url)) if fs else url_to_fs(self.url, **self._options())
 
     def inside(self, folder: str) -> "ObjectStore":
-        return ObjectStore(f"{self.url}/{checked(folder)}", self._fs)
+        return type(self)(f"{self.url}/{checked(folder)}", self._fs)
 
     def create(self, name: str, data: Bytes) -> None:
         path, data = self._path(name), bytes(data)
@@ -55,111 +51,106 @@ class ObjectStore(Store):
 
     @contextlib.contextmanager
     def creating(self, name: str) -> Iterator[Writer]:
-        action, path = f"write {name}", self._path(name)
+        """As the contract says; at most ``at_once + 2`` parts of the file are held in memory."""
         if self.exists(name):
-            raise NameTaken(f"can't {action} in {self.url}: it exists")  # sooner than after an upload in vain
-        file = self._ask(action, lambda: self._fs.open(path, "xb", block_size=PART_BYTES))
-        try:
-            yield file
-        except BaseException:
-            _discard(file)
-            raise
-        with self._explained(action):
-            file.close()
+            raise NameTaken(f"can't write {name} in {self.url}: it exists")  # sooner than after an upload in vain
+        with PartsWriter(
+            put=functools.partial(self.create, name),
+            begin=lambda: self._ask(f"write {name}", functools.partial(self._upload, self._path(name))),
+            ask=functools.partial(self._ask, f"write {name}"),
+        ) as writer:
+            yield writer
+            writer.complete()
 
     def replace(self, name: str, data: Bytes) -> None:
         self._ask(f"write {name}", lambda: self._fs.pipe_file(self._path(name), bytes(data)))
 
-    def read(self, name: str) -> bytes:
-        return bytes(self._ask(f"read {name}", lambda: self._fs.cat_file(self._path(name))))
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        path, bounds = self._path(name), {"start": start, "end": stop} if start or stop is not None else {}
+        if stop is not None and stop <= start:
+            self.size_bytes(name)
+            return b""
+
+        def read() -> bytes:
+            try:
+                return bytes(self._fs.cat_file(path, **bounds))
+            except Exception as error:
+                if bounds and _is_beyond_the_end(error):
+                    return b""
+                raise
+
+        return self._ask(f"read {name}", read)
 
     def pieces(self, name: str, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
-        path, size_bytes = self._path(name), self.size_bytes(name)
-        for start in range(0, size_bytes, piece_bytes):
-            end = min(start + piece_bytes, size_bytes)
-            yield self._ask(f"read {name}", functools.partial(self._fs.cat_file, path, start=start, end=end))
+        for start in range(0, self.size_bytes(name), piece_bytes):
+            yield self.read(name, start, start + piece_bytes)
 
     def size_bytes(self, name: str) -> int:
-        # Not `exists`: fsspec's answers no when the storage can't be reached.
-        found = self._ask(f"look at {name}", lambda: self._fs.info(self._path(name)))
-        if found["type"] != "file":
-            raise NameMissing(f"can't look at {name} in {self.url}: it is a folder")
-        return int(found["size"])
+        return int(self._look(name)["size"])
 
-    def list(self, folder: str = "") -> list[str]:
+    def modified(self, name: str) -> datetime:
+        written: datetime = self._look(name)[self.modified_key]
+        return written.astimezone(UTC)
+
+    def list(self, folder: str = "", after: str = "") -> list[str]:
         path = self._path(folder) if folder else self._root
         try:
-            entries = self._ask(f"list {folder}", lambda: self._fs.ls(path, detail=False))
+            paths = self._ask(
+                f"list {folder}", lambda: [*(self._list_after(path, after) if after else self._list(path))]
+            )
         except NameMissing:
             return []
-        names = {str(entry).rstrip("/").rpartition("/")[2] for entry in entries if str(entry).strip("/") != path}
-        return sorted(name for name in names if TEMP_MARK not in name)
+        names = {each.rstrip("/").rpartition("/")[2] for each in paths if each.strip("/") != path}
+        return sorted(name for name in names if TEMP_MARK not in name and name > after)
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(NameMissing):
+            self._ask(f"delete {name}", lambda: self._fs.rm_file(self._path(name)))
 
     def delete_folder(self, folder: str) -> None:
         with contextlib.suppress(NameMissing):
             self._ask(f"delete {folder}", lambda: self._fs.rm(self._path(folder), recursive=True))
+        if left := self.list(folder):  # s3fs passes over what it may not delete
+            raise StoreDenied(
+                f"can't delete {folder} in {self.url}: {left[0]} is still there",
+                hint="give this machine's identity the right to it",
+            )
+
+    def _options(self) -> dict[str, Any]:
+        # A cached listing would hide what other machines write.
+        return {"use_listings_cache": False}
+
+    @abc.abstractmethod
+    def _upload(self, path: str) -> Upload:
+        """Begin to create a name in parts."""
+
+    def _list(self, path: str) -> Iterable[str]:
+        """The paths in a folder."""
+        names: Iterable[str] = self._fs.ls(path, detail=False)
+        return names
+
+    def _list_after(self, path: str, after: str) -> Iterable[str]:
+        """The paths in a folder; at least those whose name sorts after ``after``."""
+        return self._list(path)
+
+    def _split(self, path: str) -> tuple[str, str]:
+        """The bucket and the key of a path."""
+        bucket, key, *_ = self._fs.split_path(path)
+        return bucket, key
+
+    def _look(self, name: str) -> dict[str, Any]:
+        # Not `exists`: fsspec's answers no when the storage can't be reached.
+        found: dict[str, Any] = self._ask(f"look at {name}", lambda: self._fs.info(self._path(name)))
+        if found["type"] != "file":
+            raise NameMissing(f"can't look at {name} in {self.url}: it is a folder")
+        return found
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{checked(name)}"
 
     def _ask(self, action: str, request: Callable[[], T]) -> T:
-        """The answer to a request, asked again for a while when its failure may pass."""
-        deadline = time.monotonic() + RETRY_WITHIN_S
-        pause_s = FIRST_PAUSE_S
-        while True:
-            try:
-                return request()
-            except Exception as error:
-                if not _may_pass(error) or time.monotonic() + pause_s > deadline:
-                    with self._explained(action):
-                        raise
-            time.sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-    @contextlib.contextmanager
-    def _explained(self, action: str) -> Iterator[None]:
-        where = f"{action} in {self.url}"
-        try:
-            yield
-        except HoldfastError:
-            raise
-        except FileExistsError:
-            raise NameTaken(f"can't {where}: it exists") from None
-        except FileNotFoundError as error:
-            if action.startswith("write"):
-                raise StoreDenied(f"can't {where}: {error}", hint="create the bucket, or give another store") from None
-            raise NameMissing(f"can't {where}: it does not exist") from None
-        except PermissionError as error:
-            raise StoreDenied(f"can't {where}: {error}", hint="give this machine's identity the right to it") from None
-        except Exception as error:
-            if _is_about_credentials(error):
-                raise StoreDenied(f"can't {where}: {error}", hint="set the cloud's usual credentials") from None
-            raise StoreError(f"can't {where}: {type(error).__name__}: {error}") from error
+        return retried(request, f"{action} in {self.url}")
 
 
-def _may_pass(error: Exception) -> bool:
-    lasting = (
-        HoldfastError,
-        FileExistsError,
-        FileNotFoundError,
-        PermissionError,
-        IsADirectoryError,
-        ValueError,
-        TypeError,
-        KeyError,
-    )
-    if isinstance(error, lasting) or _is_about_credentials(error) or getattr(error, "errno", None) in LASTING:
-        return False
-    status = getattr(error, "status_code", None) or getattr(error, "code", None)
-    return not (isinstance(status, int) and 400 <= status < 500 and status not in (408, 429))
-
-
-def _is_about_credentials(error: Exception) -> bool:
-    return "credential" in type(error).__name__.lower() or "ClientAuthentication" in type(error).__name__
-
-
-def _discard(file: Any) -> None:
-    """Forget an upload. Closing the file, which its destructor would do, would publish what there is of it."""
-    with contextlib.suppress(Exception):
-        file.discard()
-    file.closed = True
+def _is_beyond_the_end(error: Exception) -> bool:
+    return status_of(error) == 416

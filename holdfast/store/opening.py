@@ -1,11 +1,15 @@
 """From a URL to a store, or to a refusal by name."""
 
+import importlib
+
 from holdfast.errors import ConfigError
 from holdfast.store.contract import Store
+from holdfast.store.failures import without_secrets
 from holdfast.store.local import LocalStore
 
-# Which package brings a scheme's file system, and which of our extras brings the package.
-EXTRAS = {"s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure", "abfss": "azure"}
+# The store of each scheme, and which of our extras brings its package.
+S3, AZURE, GCS = ("s3", "S3Store", "s3"), ("azure", "AzureStore", "azure"), ("gcs", "GcsStore", "gcs")
+STORES = {"s3": S3, "s3a": S3, "az": AZURE, "abfs": AZURE, "abfss": AZURE, "gs": GCS, "gcs": GCS}
 
 
 def open_store(url: str) -> Store:
@@ -14,7 +18,8 @@ def open_store(url: str) -> Store:
     Credentials and endpoints come from the environment, as each cloud's own tools read them; nothing of them is kept.
 
     Raises:
-        ConfigError: the scheme isn't known to create a name once, or its package isn't installed.
+        ConfigError: the scheme isn't known to create a name once, its package isn't installed, the URL holds
+            credentials, or the environment lacks them.
     """
     scheme, separator, path = url.partition("://")
     if not separator:
@@ -25,14 +30,30 @@ def open_store(url: str) -> Store:
         from holdfast.store.memory import MemoryStore
 
         return MemoryStore(path)
-    if scheme not in EXTRAS:
+    if _holds_credentials(scheme, path):
+        raise ConfigError(
+            f"store = '{scheme}://...' holds credentials or a query, which would be written into every record",
+            hint="give the bucket and the folder only; credentials come from the environment",
+        )
+    if scheme not in STORES:
         raise ConfigError(
             f"store = {url!r}: {scheme}:// is not known to create a name once, which commits rest on",
-            hint=f"a folder, or one of {', '.join(f'{name}://' for name in EXTRAS)}",
+            hint=f"a folder, or one of {', '.join(f'{name}://' for name in STORES)}",
         )
-    from holdfast.store.objects import ObjectStore
-
+    module, cls, extra = STORES[scheme]
     try:
-        return ObjectStore(url)
+        store: Store = getattr(importlib.import_module(f"holdfast.store.{module}"), cls)(url)
     except ImportError as error:
-        raise ConfigError(f"store = {url!r}: {error}", hint=f"pip install 'holdfast[{EXTRAS[scheme]}]'") from None
+        raise ConfigError(f"store = {url!r}: {error}", hint=f"pip install 'holdfast[{extra}]'") from None
+    except Exception as error:
+        raise ConfigError(
+            f"store = {url!r}: {without_secrets(str(error))}", hint="set the cloud's usual credentials"
+        ) from None
+    return store
+
+
+def _holds_credentials(scheme: str, path: str) -> bool:
+    bucket = path.partition("/")[0]
+    # abfs://container@account... is Azure's own way to write a URL.
+    user = "@" in bucket and STORES.get(scheme) != AZURE
+    return user or "?" in path or (":" in bucket and "@" in path)

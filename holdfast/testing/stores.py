@@ -8,10 +8,12 @@
             return MyStore("an/empty/folder")
 """
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -25,11 +27,13 @@ class StoreTests:
     Attributes:
         writers, rounds: how many race for one name, and how often.
         large_bytes: more than the store sends in one request.
+        names: more than the store lists in one request, where that can be had quickly.
     """
 
     writers = 8
     rounds = 20
     large_bytes = 40 * 2**20
+    names = 20
 
     def test_create_then_read(self, store: Store) -> None:
         store.create("a/b.json", b"bytes")
@@ -78,6 +82,30 @@ class StoreTests:
         with pytest.raises(NameTaken):
             self._create_in_pieces(store, "large", [piece] * count)
 
+    def test_writers_in_pieces_do_not_mix(self, store: Store) -> None:
+        data = [bytes([number]) * self.large_bytes for number in range(2)]
+        with contextlib.ExitStack() as last, contextlib.ExitStack() as first:
+            for stack, mine in ((first, data[0]), (last, data[1])):
+                stack.enter_context(store.creating("large")).write(mine)
+            first.close()
+            with pytest.raises(NameTaken):
+                last.close()
+        assert store.read("large") == data[0]
+
+    @pytest.mark.parametrize(
+        "error", [FileExistsError, FileNotFoundError, PermissionError, KeyError, KeyboardInterrupt]
+    )
+    def test_what_the_caller_raises_passes(self, store: Store, error: type[BaseException]) -> None:
+        def failing() -> Iterator[bytes]:
+            yield b"x"
+            raise mine
+
+        mine = error("mine")
+        with pytest.raises(error) as caught:
+            self._create_in_pieces(store, "a", failing())
+        assert caught.value is mine
+        assert store.list() == []
+
     @pytest.mark.parametrize("pieces", [1, 40])
     def test_a_write_that_fails_leaves_nothing(self, store: Store, pieces: int) -> None:
         self._fail_to_create(store, "a/half", pieces)
@@ -117,6 +145,21 @@ class StoreTests:
         store.create("a", b"0123456789")
         assert list(store.pieces("a", 4)) == [b"0123", b"4567", b"89"]
 
+    @pytest.mark.parametrize(
+        ("start", "stop", "expected"),
+        [
+            (0, 3, b"012"), (3, 7, b"3456"), (7, None, b"789"), (8, 99, b"89"), (0, 99, b"0123456789"), (10, 12, b""),
+            (50, 60, b""), (50, None, b""), (4, 4, b""), (0, 0, b""), (5, 2, b""),
+        ],
+    )  # fmt: skip
+    def test_read_is_of_a_range(self, store: Store, start: int, stop: int | None, expected: bytes) -> None:
+        store.create("a", b"0123456789")
+        assert store.read("a", start, stop) == expected
+
+    def test_a_range_of_an_empty_file_is_empty(self, store: Store) -> None:
+        store.create("a", b"")
+        assert store.read("a", 0, 10) == store.read("a", 5, 10) == store.read("a", 5) == b""
+
     def test_list_is_of_one_folder_and_sorted(self, store: Store) -> None:
         assert store.list() == []
         for name in ("b", "a/2", "a/1", "a/deep/er", "ab"):
@@ -124,6 +167,24 @@ class StoreTests:
         assert store.list() == ["a", "ab", "b"]
         assert store.list("a") == ["1", "2", "deep"]
         assert store.list("nowhere") == []
+
+    def test_list_after_a_name(self, store: Store) -> None:
+        for name in ("b", "a", "a!", "a.json", "a/2", "a/1", "a/deep/er", "ab", "é"):
+            store.create(name if "/" in name else f"{name}-", b"")
+        everything = store.list()
+        for after in (*everything, "a", "0", "a/", "zz", "a-é", "ü"):
+            assert store.list("", after) == [name for name in everything if name > after]
+        assert store.list("a", "1") == ["2", "deep"]
+        assert store.list("a", "deep") == store.list("nowhere", "1") == []
+
+    def test_list_is_whole_when_it_is_long(self, store: Store) -> None:
+        names = [f"{number:08d}" for number in range(self.names)]
+        with ThreadPoolExecutor(self.writers) as pool:
+            list(pool.map(lambda name: store.create(f"commits/{name}", b""), names))
+        assert store.list("commits") == names
+        assert store.list("commits", names[4]) == names[5:]
+        store.delete_folder("commits")
+        assert store.list("commits") == []
 
     def test_what_is_written_elsewhere_is_seen_at_once(self, store: Store) -> None:
         assert store.list("a") == []
@@ -135,16 +196,30 @@ class StoreTests:
 
     def test_what_is_not_there(self, store: Store) -> None:
         assert not store.exists("a")
-        for read in (store.read, store.size_bytes, lambda name: list(store.pieces(name))):
-            with pytest.raises(NameMissing):
-                read("a")
+        self._is_missing(store, "a")
 
     def test_a_folder_is_no_file(self, store: Store) -> None:
         store.create("folder/a", b"")
         assert not store.exists("folder")
+        self._is_missing(store, "folder")
+
+    def test_modified_is_when_it_was_written(self, store: Store) -> None:
+        before = datetime.now(UTC) - timedelta(seconds=2)
+        store.create("a", b"x")
+        assert before <= store.modified("a") <= datetime.now(UTC) + timedelta(seconds=2)
+        assert store.modified("a").utcoffset() == timedelta(0)
+
+    def test_a_deleted_file_is_gone(self, store: Store) -> None:
+        for name in ("a/1", "a/12", "a/deep/er"):
+            store.create(name, b"x")
+        for name in ("a/1", "a/1", "never/was"):
+            store.delete(name)
+        assert store.list("a") == ["12", "deep"]
+        store.create("a/1", b"again")
+        assert store.read("a/1") == b"again"
 
     def test_deleting_is_done_once_or_often(self, store: Store) -> None:
-        for name in ("a/1", "a/2", "ab/1"):
+        for name in ("a/1", "a/2", "a/deep/er/still", "ab/1"):
             store.create(name, b"x")
         store.delete_folder("a")
         assert store.list() == ["ab"]
@@ -152,11 +227,34 @@ class StoreTests:
         store.delete_folder("never/was")
         store.create("a/1", b"again")
 
+    def test_sweeping_leaves_what_is_whole(self, store: Store) -> None:
+        self._fail_to_create(store, "a/half", 40)
+        store.create("a/b", b"x")
+        store.sweep(datetime.now(UTC) + timedelta(hours=1))
+        assert store.sweep(datetime.now(UTC) + timedelta(hours=1)) == 0
+        assert store.list() == ["a"]
+        assert store.read("a/b") == b"x"
+
     @pytest.mark.parametrize("name", ["../a", "a/../../b", "/etc/passwd", "", ".."])
     def test_names_do_not_leave_the_store(self, store: Store, name: str) -> None:
-        for verb in (store.read, store.exists, store.inside, store.delete_folder, lambda name: store.create(name, b"")):
+        for verb in (
+            store.read, store.exists, store.modified, store.inside, store.delete, store.delete_folder,
+            lambda name: store.create(name, b""),
+        ):  # fmt: skip
             with pytest.raises(StoreError, match="not a name inside"):
                 verb(name)
+
+    def _is_missing(self, store: Store, name: str) -> None:
+        for read in (
+            store.read,
+            lambda name: store.read(name, 2, 4),
+            lambda name: store.read(name, 4, 4),
+            store.size_bytes,
+            store.modified,
+            lambda name: list(store.pieces(name)),
+        ):
+            with pytest.raises(NameMissing):
+                read(name)
 
     def _fail_to_create(self, store: Store, name: str, pieces: int) -> None:
         def failing() -> Iterator[bytes]:

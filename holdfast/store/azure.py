@@ -1,0 +1,63 @@
+"""Azure Blob Storage."""
+
+import secrets
+from typing import Any
+
+from azure.core import MatchConditions
+from azure.core.exceptions import HttpResponseError
+from azure.storage.blob import BlobBlock
+from fsspec.asyn import sync
+
+from holdfast.store.objects import ObjectStore
+from holdfast.store.uploads import AT_ONCE
+
+
+class AzureStore(ObjectStore):
+    """A prefix of a container on Azure Blob Storage.
+
+    There is nothing to sweep: blocks that were never committed are gone after a week, and belong to no blob.
+    Its listings can't begin after a name: `list` reads the whole folder.
+    """
+
+    modified_key = "last_modified"
+
+    def _upload(self, path: str) -> "AzureUpload":
+        return AzureUpload(self._fs, *self._split(path))
+
+
+class AzureUpload:
+    """Blocks of a blob, and their list. Blocks of all who write to one name lie together, and so each has its token."""
+
+    at_once = AT_ONCE
+
+    def __init__(self, fs: Any, container: str, key: str) -> None:
+        self._fs, self._container, self._key = fs, container, key
+        self._token = secrets.token_hex(8)
+        self._numbers: set[int] = set()
+
+    def part(self, number: int, data: bytes) -> None:
+        self._call("stage_block", self._block_id(number), data, length=len(data))
+        self._numbers.add(number)
+
+    def complete(self) -> None:
+        blocks = [BlobBlock(self._block_id(number)) for number in sorted(self._numbers)]
+        try:
+            self._call("commit_block_list", blocks, match_condition=MatchConditions.IfMissing)
+        except HttpResponseError as error:
+            # Who commits a blob first ends the blocks of all others.
+            if getattr(error, "error_code", "") in ("BlobAlreadyExists", "InvalidBlockList"):
+                raise FileExistsError(self._key) from None
+            raise
+
+    def abort(self) -> None:
+        """Nothing: blocks can't be taken back."""
+
+    def _block_id(self, number: int) -> str:
+        return f"{self._token}-{number:06d}"
+
+    def _call(self, method: str, *arguments: Any, **options: Any) -> None:
+        async def call() -> None:
+            async with self._fs.service_client.get_blob_client(self._container, self._key) as blob:
+                await getattr(blob, method)(*arguments, **options)
+
+        sync(self._fs.loop, call)

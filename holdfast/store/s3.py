@@ -1,0 +1,80 @@
+"""Amazon S3, and what speaks its language."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any
+
+from holdfast.errors import NameMissing, StoreError
+from holdfast.store.objects import ObjectStore
+from holdfast.store.uploads import AT_ONCE
+
+
+class S3Store(ObjectStore):
+    """A prefix of a bucket on S3."""
+
+    modified_key = "LastModified"
+
+    def sweep(self, before: datetime) -> int:
+        """As the contract says: uploads in parts that were neither completed nor aborted."""
+        bucket, prefix = self._split(self._root)
+        swept = 0
+        for upload in self._uploads(Bucket=bucket, Prefix=f"{prefix}/" if prefix else ""):
+            if upload["Initiated"] < before:
+                with contextlib.suppress(NameMissing):  # it has ended after all
+                    self._call("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+                    swept += 1
+        return swept
+
+    def _uploads(self, **request: str) -> Iterator[dict[str, Any]]:
+        while True:
+            page = self._call("list_multipart_uploads", **request)
+            yield from page.get("Uploads", [])
+            if not page.get("IsTruncated"):
+                return
+            request |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    def _call(self, method: str, **request: str) -> dict[str, Any]:
+        return self._ask("sweep", lambda: dict(self._fs.call_s3(method, **request)))
+
+    def _upload(self, path: str) -> "S3Upload":
+        return S3Upload(self._fs, *self._split(path))
+
+    def _list_after(self, path: str, after: str) -> Iterable[str]:
+        bucket, key = self._split(path)
+        prefix = f"{key}/" if key else ""
+        request = {"Bucket": bucket, "Prefix": prefix, "Delimiter": "/", "StartAfter": prefix + after}
+        while True:
+            page = self._fs.call_s3("list_objects_v2", **request)
+            yield from (each["Key"] for each in page.get("Contents", []))
+            yield from (each["Prefix"] for each in page.get("CommonPrefixes", []))
+            if not page.get("IsTruncated"):
+                return
+            request["ContinuationToken"] = page["NextContinuationToken"]
+
+
+class S3Upload:
+    """A multipart upload."""
+
+    at_once = AT_ONCE
+
+    def __init__(self, fs: Any, bucket: str, key: str) -> None:
+        self._fs, self._which = fs, {"Bucket": bucket, "Key": key}
+        self._which["UploadId"] = fs.call_s3("create_multipart_upload", **self._which)["UploadId"]
+        self._etags: dict[int, str] = {}
+
+    def part(self, number: int, data: bytes) -> None:
+        self._etags[number] = self._call("upload_part", PartNumber=number, Body=data)["ETag"]
+
+    def complete(self) -> None:
+        parts = [{"PartNumber": number, "ETag": etag} for number, etag in sorted(self._etags.items())]
+        self._call("complete_multipart_upload", MultipartUpload={"Parts": parts}, IfNoneMatch="*")
+
+    def abort(self) -> None:
+        self._call("abort_multipart_upload")
+
+    def _call(self, method: str, **request: Any) -> dict[str, Any]:
+        try:
+            return dict(self._fs.call_s3(method, **self._which, **request))
+        except FileNotFoundError:  # the upload; there was a bucket when it began
+            raise StoreError(f"the upload of {self._which['Key']} was ended by another process") from None

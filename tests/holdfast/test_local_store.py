@@ -1,0 +1,130 @@
+"""A local store holds files and folders only: nothing in it leads elsewhere or blocks."""
+
+import os
+import resource
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import StoreError
+from holdfast.store import Store, folders, open_store
+from holdfast.store.local import LocalStore
+from holdfast.testing.stores import StoreTests
+
+
+def test_local_writes_in_progress_are_not_listed(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    store.create("a/b", b"")
+    (tmp_path / "a" / "c.tmp-1234").write_bytes(b"half")
+    assert store.list("a") == ["b"]
+
+
+def test_local_remains_are_swept_once_they_are_old(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path / "run"))
+    store.create("a/b", b"")
+    for name in ("one.tmp-1", "a/two.tmp-2", "outside/three.tmp-3"):
+        (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "run" / name).write_bytes(b"half")
+    (tmp_path / "run" / "outside").rename(tmp_path / "outside")
+    (tmp_path / "run" / "link").symlink_to(tmp_path / "outside")
+    assert store.sweep(datetime.now(UTC) - timedelta(hours=1)) == 0
+    assert store.inside("a").sweep(datetime.now(UTC) + timedelta(hours=1)) == 1
+    assert store.sweep(datetime.now(UTC) + timedelta(hours=1)) == 1
+    assert (tmp_path / "outside" / "three.tmp-3").exists()
+    assert LocalStore(str(tmp_path / "nowhere")).sweep(datetime.now(UTC)) == 0
+
+
+VERBS: dict[str, Callable[[Store, str], object]] = {
+    "create": lambda store, name: store.create(name, b"mine"),
+    "replace": lambda store, name: store.replace(name, b"mine"),
+    "creating": lambda store, name: store.creating(name).__enter__(),
+    "read": lambda store, name: store.read(name),
+    "pieces": lambda store, name: list(store.pieces(name)),
+    "size_bytes": lambda store, name: store.size_bytes(name),
+    "exists": lambda store, name: store.exists(name),
+    "modified": lambda store, name: store.modified(name),
+    "list": lambda store, name: store.list(name),
+    "delete": lambda store, name: store.delete(name),
+    "delete_folder": lambda store, name: store.delete_folder(name),
+}
+
+
+@pytest.mark.parametrize("name", ["file", "folder", "folder/a", "folder/new", "dangling", "inner/link/a", "loop/a"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_link_in_a_local_store_is_refused(tmp_path: Path, verb: str, name: str) -> None:
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    for folder in (outside, run / "inner"):
+        folder.mkdir(parents=True)
+    (outside / "a").write_bytes(b"theirs")
+    (run / "file").symlink_to(outside / "a")
+    (run / "loop").symlink_to(run / "loop")
+    (run / "dangling").symlink_to(outside / "new")
+    for link in ("folder", "inner/link"):
+        (run / link).symlink_to(outside)
+    with pytest.raises(StoreError, match="is a symbolic link; a run holds none"):
+        VERBS[verb](LocalStore(str(run)), name)
+    assert os.listdir(outside) == ["a"]
+    assert (outside / "a").read_bytes() == b"theirs"
+    assert sorted(os.listdir(run)) == ["dangling", "file", "folder", "inner", "loop"]
+
+
+def test_the_root_of_a_local_store_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "data")
+    (tmp_path / "data" / "big").mkdir()
+    (tmp_path / "data" / "run").symlink_to(tmp_path / "data" / "big")
+    store = open_store(f"{tmp_path}/runs").inside("run")
+    store.create("a/b", b"x")
+    assert (tmp_path / "data" / "big" / "a" / "b").read_bytes() == b"x"
+    assert store.list() == ["a"]
+    store.delete_folder("a")
+    assert store.sweep(datetime.now(UTC)) == 0
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("verb", ["read", "pieces", "size_bytes", "exists", "modified"])
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_what_is_no_file_does_not_block(tmp_path: Path, verb: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the address of a socket is short
+    with socket.socket(socket.AF_UNIX) as listening:
+        os.mkfifo("a") if kind == "pipe" else listening.bind("a")
+        with pytest.raises(StoreError, match="is not a regular file"):
+            VERBS[verb](LocalStore(str(tmp_path)), "a")
+    assert not LocalStore(str(tmp_path)).list("a")
+
+
+@pytest.mark.timeout(20)
+def test_what_a_file_becomes_while_it_is_opened_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    monkeypatch.setattr(folders, "look_at_file", lambda *_: None)
+    with pytest.raises(StoreError, match="is not a regular file"):
+        LocalStore(str(tmp_path)).read("pipe")
+    with pytest.raises(StoreError, match="symbolic links"):
+        LocalStore(str(tmp_path)).read("link")
+
+
+def test_deleting_a_local_folder_unlinks_what_is_linked(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "a").write_bytes(b"theirs")
+    (tmp_path / "run" / "old" / "deep").mkdir(parents=True)
+    for link, target in (("old/link", "outside"), ("old/deep/link", "outside/a")):
+        (tmp_path / "run" / link).symlink_to(tmp_path / target)
+    os.mkfifo(tmp_path / "run" / "old" / "pipe")
+    LocalStore(str(tmp_path / "run")).delete_folder("old")
+    assert os.listdir(tmp_path / "run") == []
+    assert (tmp_path / "outside" / "a").read_bytes() == b"theirs"
+
+
+def test_a_local_write_that_fails_is_ours_and_leaves_nothing(tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limit[1]))
+    try:
+        with pytest.raises(StoreError, match=r"can't write a/b in .*File too large"):
+            StoreTests._create_in_pieces(LocalStore(str(tmp_path)), "a/b", [b"x" * 5000] * 400)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert os.listdir(tmp_path / "a") == []
