@@ -12,7 +12,8 @@
     ├── Damage                       exit 2: bytes on the store are not what was committed
     │   ├── CheckpointDamaged        (ValueError)
     │   ├── RecordDamaged            (ValueError)         a journal record can't be read
-    │   └── NoVerifiedCheckpoint     (RuntimeError)       every commit is damaged or quarantined
+    │   ├── NoVerifiedCheckpoint     (RuntimeError)       every commit is damaged or quarantined
+    │   └── NotTrusted               (PermissionError)    a commit isn't signed by a key that is trusted
     └── RunStopped                   exit 3: the run ended early; the same command continues it
         ├── StoreError               (OSError)
         │   ├── StoreFull            (OSError)            no space left
@@ -99,6 +100,10 @@ class RecordDamaged(Damage, ValueError):
 
 class NoVerifiedCheckpoint(Damage, RuntimeError):
     """The run has committed, but nothing that it committed can be verified."""
+
+
+class NotTrusted(Damage, PermissionError):
+    """A commit isn't signed, or not by a key that is trusted."""
 
 
 class RunStopped(HoldfastError):
