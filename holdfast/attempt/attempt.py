@@ -4,7 +4,6 @@ Single-threaded: the ranks are processes of their own, and they are ordered to t
 is committed, so that a commit costs no training time.
 """
 
-import contextlib
 import logging
 import os
 import platform
@@ -15,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import checkpoint, errors, faults, retention
+from holdfast.attempt.line import Line
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
-from holdfast.errors import NameTaken, NoProgress, NoVerifiedCheckpoint, RankDied, RecipeFailed
+from holdfast.errors import CheckpointDamaged, NameTaken, NoProgress, RankDied, RecipeFailed
 from holdfast.fingerprint import fingerprint, validate_fingerprint
-from holdfast.journal import Commit, Journal, now
+from holdfast.journal import Commit, Journal, PruneReport
 from holdfast.launch import Ranks
+from holdfast.signature import load_signing_key, load_trusted_key
 from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Attempt:
     """One attempt at a run. Making it starts the ranks; `open` then claims the run.
 
     Attributes:
-        head: the commit that the run continues from; None before the first.
+        line: the run's commits.
         watch: called with the ranks' progress events, see `holdfast.training.train`.
         description: what the ranks built; see `holdfast.rank.describe`.
     """
@@ -54,18 +55,26 @@ class Attempt:
         self.config = config
         self.journal = Journal(open_store(config.store), config.run)
         self.number = number or self.journal.attempts() + 1
-        self.head: Commit | None = None
         self.watch: Watch = lambda event: None
         self._is_claimed = False
         self._uncommitted: list[Saved] = []
         self._ordered_stop = 0
-        self._next_number = 1
         self._last_failure: tuple[int, object] | None = None
         self._ranks: Ranks | None = None
-        self._pruned: retention.PruneReport | None = None
+        self._pruned: PruneReport | None = None
         self.description: dict[str, Any] = {}
+        signing_key = load_signing_key(config.signing_key) if config.signing_key else None
+        trusted_keys = [load_trusted_key(source) for source in config.resume.trusted_keys]
         self._start_ranks()
         self.fingerprint = fingerprint(self.identity)
+        self.line = Line(
+            self.journal,
+            self.number,
+            self.fingerprint,
+            self.steps_per_epoch,
+            signing_key=signing_key,
+            trusted_keys=trusted_keys,
+        )
 
     def close(self) -> None:
         """No rank of this attempt is left."""
@@ -80,6 +89,11 @@ class Attempt:
         """What the fingerprint is computed from: the configuration's part, and what only the recipe knew."""
         data = {"sha256": self.description["data_sha256"], "samples": self.description["samples"]}
         return self.config.identity | {"settings": self.description["settings"], "data": data}
+
+    @property
+    def head(self) -> Commit | None:
+        """The commit that the run continues from; None before the first."""
+        return self.line.head
 
     @property
     def steps_per_epoch(self) -> int:
@@ -105,7 +119,7 @@ class Attempt:
         if self.is_complete:
             return None
         stop = self.config.chunk.next_stop(self.step, self.steps_per_epoch, self.total_steps)
-        return Chunk(self._next_number + len(self._uncommitted), self.step, stop)
+        return Chunk(self.line.next_number + len(self._uncommitted), self.step, stop)
 
     # ---- open: where to go on
 
@@ -119,24 +133,23 @@ class Attempt:
             NoVerifiedCheckpoint: it has committed, and nothing of that can be verified.
             Superseded: the attempt's number is taken.
         """
-        if self.journal.exists():
-            self.journal.read_run()  # refuses a later format
         newest = self.journal.newest()
         if newest is not None:
-            saved_config = self.journal.read_config(newest.config_fingerprint) or {}
-            validate_fingerprint(self.identity, newest.config_fingerprint, saved_config.get("identity"))
+            saved_config = self.journal.read_config(newest.config_fingerprint)
+            validate_fingerprint(
+                self.identity, newest.config_fingerprint, saved_config.identity if saved_config else None
+            )
             if newest.step >= self.total_steps and not checkpoint.verify(self.journal.store, newest):
-                self.head = newest
-                self._renew_latest(newest)
+                self.line.check_trusted(newest)
+                self.line.head = newest
+                self.line.renew_latest()
                 return
         why = self._why(newest)
-        self.journal.begin(self.config.recipe)
+        self.journal.begin(self.config.recipe)  # refuses a later format
         environment = {"sources": self.description["sources"], **self.description["environment"]}
         self.journal.claim_attempt(self.number, why, platform.node(), os.getpid(), environment)
         self._is_claimed = True
-        self.journal.record_config(
-            self.fingerprint, {"identity": self.identity, "config": self.config.model_dump(mode="json")}
-        )
+        self.journal.record_config(self.fingerprint, self.identity, self.config.model_dump(mode="json"))
         self._resume()
         log.info("%s", self._what())
         log.info("attempt %d (%s): %s", self.number, why, self._where_from())
@@ -174,48 +187,16 @@ class Attempt:
             raise
 
     def _resume(self) -> None:
-        """Adopt what was saved and not committed, then walk back to the newest checkpoint that verifies."""
+        """The ranks hold the state of the head; nothing that was saved is left uncommitted."""
         self._uncommitted.clear()
-        while True:
-            self.head = next(self.journal.candidates(self.number), None)
-            self._next_number = self.journal.newest_number() + 1
-            if self._adopt():
-                continue
-            if self.head is None or self._restore(self.head):
-                break
-        if self.head is None and self.journal.has_committed():
-            raise self._nothing_verified()
-        if self.head is not None:
-            self._renew_latest(self.head)
+        self.line.resume(self._restore)
 
-    def _adopt(self) -> bool:
-        """Whether a checkpoint that dead ranks had left was committed."""
-        parent = self.head.checkpoint_sha256 if self.head else ""
-        first = self.head.number + 1 if self.head else 1
-        given_up = {self.journal.path_of(number) for number in range(first, self._next_number)}
-        for saved in checkpoint.find_orphans(self.journal.store, parent, self.fingerprint, given_up):
-            log.info("adopting %s (step %d), which a dead attempt had saved", saved.path, saved.step)
-            with contextlib.suppress(NameTaken):  # it had still been alive, and committed by itself
-                self._publish(saved, "adopted")
-            return True
-        return False
-
-    def _restore(self, commit: Commit) -> bool:
-        """Whether the ranks now hold the commit's state; if it is damaged it is quarantined."""
+    def _restore(self, commit: Commit) -> CheckpointDamaged | None:
+        """The ranks now hold the commit's state; or how it is damaged."""
         assert self._ranks is not None
         self._ranks.order("restore", commit=commit.model_dump())
         event = self._ranks.next_event()
-        if event["event"] == "restored":
-            return True
-        self.journal.quarantine(commit.number, str(errors.from_json(event)), self.number)
-        return False
-
-    def _nothing_verified(self) -> NoVerifiedCheckpoint:
-        reasons = [f"  {line}" for line in self.journal.quarantine_reasons()]
-        return NoVerifiedCheckpoint(
-            "\n".join([f"run {self.config.run!r} has committed, but no checkpoint of it can be verified:", *reasons]),
-            hint="put back a copy of its folder, or train under another name (--set run=...)",
-        )
+        return None if event["event"] == "restored" else CheckpointDamaged(errors.from_json(event).message)
 
     # ---- train and commit
 
@@ -284,64 +265,28 @@ class Attempt:
         assert saved == self._uncommitted[0], "chunks are committed in the order of training"
         if self.head is None or self.head.path != saved.path:
             try:
-                self._publish(saved, why)
+                self.line.commit(saved, why)
             except NameTaken:
-                return self._follow_the_earlier()
+                # The ranks hold a state that no commit names; the next chunk starts new ones.
+                self.close()
+                self._uncommitted.clear()
+                return self.line.follow()
         self._uncommitted.pop(0)
         assert self.head is not None
         return self.head
 
-    def _follow_the_earlier(self) -> Commit:
-        """The run goes on from an earlier attempt's last commit; what was trained beside it doesn't count."""
-        self.close()  # the ranks hold a state that no commit names; the next chunk starts new ones
-        self._uncommitted.clear()
-        self.head = self.journal.newest()
-        assert self.head is not None
-        self._next_number = self.journal.newest_number() + 1
-        log.warning("attempt %d had committed %s meanwhile; continuing from it", self.head.attempt, self.head.path)
-        return self.head
-
-    def _publish(self, saved: Saved, why: str) -> Commit:
-        number = self._next_number
-        metadata = saved.metadata
-        commit = Commit(
-            number=number,
-            parent=self.head.number if self.head else 0,
-            attempt=self.number,
-            step=saved.step,
-            epoch=metadata.epoch,
-            path=saved.path,
-            files=saved.files,
-            checkpoint_sha256=metadata.checkpoint_sha256,
-            previous_checkpoint_sha256=metadata.previous_checkpoint_sha256,
-            previous_record_sha256=self.journal.record_sha256(number - 1),
-            config_fingerprint=metadata.config_fingerprint,
-            why=why,
-            created_at=now(),
-        )
-        metrics = self.journal.store.read(f"{saved.path}/{checkpoint.METRICS}")
-        self.journal.publish_commit(commit, metrics, latest_fields(commit, metadata))
-        self.head = commit
-        self._next_number = number + 1
-        return commit
-
-    def _renew_latest(self, commit: Commit) -> None:
-        """latest.json names the commit, whose checkpoint was verified just now; a kill may have left it behind."""
-        if self.journal.latest_number() == commit.number:
-            return
-        metadata = checkpoint.read_metadata(self.journal.store, commit.path)
-        if metadata is not None:
-            self.journal.publish_latest(latest_fields(commit, metadata))
-
-    def prune(self) -> retention.PruneReport:
+    def prune(self) -> PruneReport | None:
         """The run has the checkpoints that its retention keeps, and no others."""
-        self._pruned = retention.prune(self.journal, self.config.retention, self.steps_per_epoch)
+        first = self._pruned is None  # then also of what earlier attempts have left
+        self._pruned = retention.prune(self.journal, self.config.retention, self.steps_per_epoch, collect=first)
         return self._pruned
 
     @property
-    def retention_report(self) -> retention.PruneReport:
+    def retention_report(self) -> PruneReport | None:
         """The last prune's; where nothing was pruned in this attempt, what a prune would do."""
-        return self._pruned or retention.plan(self.journal, self.config.retention, self.steps_per_epoch)
+        if self._pruned is None:
+            return retention.prune(self.journal, self.config.retention, self.steps_per_epoch, dry_run=True)
+        return self._pruned
 
     # ---- stop
 
@@ -362,19 +307,3 @@ class Attempt:
             self.commit(self._uncommitted[0], "preempted")
         if self._is_claimed:
             log.info("stopped after step %d, which is saved and committed; the same command continues", self.step)
-
-
-def latest_fields(commit: Commit, metadata: checkpoint.Metadata) -> dict[str, Any]:
-    """What latest.json says of a commit."""
-    return {
-        "epoch": commit.epoch,
-        "path": commit.path,
-        "created_at": commit.created_at,
-        "model_params": metadata.model_params,
-        "optimizer_steps_total": commit.step,
-        "scheduler_type": metadata.scheduler_type,
-        "checkpoint_sha256": commit.checkpoint_sha256,
-        "commit": commit.number,
-        "attempt": commit.attempt,
-        "config_fingerprint": commit.config_fingerprint,
-    }

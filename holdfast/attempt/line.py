@@ -1,0 +1,198 @@
+"""The run's one line of commits, in the hands of the attempt that owns it.
+
+It needs no rank and no torch: what restores a checkpoint is given to it.
+"""
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+
+from holdfast import checkpoint
+from holdfast.checkpoint import Saved
+from holdfast.errors import CheckpointDamaged, NameMissing, NameTaken, NoVerifiedCheckpoint
+from holdfast.journal import Commit, Journal, Latest, metrics_name, now
+from holdfast.journal.signing import check_signed, sign_commit
+from holdfast.signature import SigningKey, TrustedKey
+
+# Quarantine is for ever, so bytes that were read wrong are read once more before it.
+READS = 2
+
+log = logging.getLogger(__name__)
+
+Restore = Callable[[Commit], CheckpointDamaged | None]
+
+
+class Line:
+    """The commits of a run, and what its owner may add.
+
+    Attributes:
+        head: the commit that the run continues from; None before the first.
+        next_number: the number of the next commit.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        attempt: int,
+        config_fingerprint: str,
+        steps_per_epoch: int,
+        *,
+        signing_key: SigningKey | None = None,
+        trusted_keys: Sequence[TrustedKey] = (),
+    ) -> None:
+        self.journal = journal
+        self.attempt = attempt
+        self.config_fingerprint = config_fingerprint
+        self.steps_per_epoch = steps_per_epoch
+        self.head: Commit | None = None
+        self.next_number = 1
+        self._signing_key = signing_key
+        self._trusted_keys = trusted_keys
+
+    def resume(self, restore: Restore) -> None:
+        """``head`` is restored: what dead ranks had saved is adopted, or else it is the newest commit that verifies.
+
+        Args:
+            restore: loads a commit's checkpoint; returns how it is damaged, if it is.
+
+        Raises:
+            NoVerifiedCheckpoint: the run has committed, and nothing of that can be verified.
+            NotTrusted: keys are to be trusted, and none of them has signed the commit.
+            Superseded: a later attempt owns the run.
+        """
+        while True:
+            self.head = next(self.journal.candidates(self.attempt), None)
+            self.next_number = self.journal.next_number()
+            if self.head is not None:
+                self._mend_metrics(self.head)
+            if self._adopt():
+                continue
+            if self.head is None or self._restore(self.head, restore):
+                break
+        if self.head is not None:
+            self.renew_latest()
+        elif self.journal.has_committed():
+            raise self._nothing_verified()
+
+    def commit(self, saved: Saved, why: str) -> Commit:
+        """The checkpoint counts, and is the head. Doing it again, after it was interrupted, finishes it.
+
+        Raises:
+            Superseded: a later attempt owns the run; nothing was changed.
+            NameTaken: an earlier attempt took the number; see `follow`.
+        """
+        metadata = saved.metadata
+        at_epoch_end = metadata.optimizer_steps_epoch == 0
+        commit = Commit(
+            number=self.next_number,
+            parent=self.head.number if self.head else 0,
+            attempt=self.attempt,
+            step=saved.step,
+            epoch=metadata.epoch,
+            path=saved.path,
+            files=saved.files,
+            metrics={"avg_loss": metadata.avg_loss, **(metadata.metrics if at_epoch_end else {})},
+            checkpoint_sha256=metadata.checkpoint_sha256,
+            previous_checkpoint_sha256=metadata.previous_checkpoint_sha256,
+            previous_record_sha256=self.journal.record_sha256(self.next_number - 1),
+            config_fingerprint=metadata.config_fingerprint,
+            why=why,
+            created_at=now(),
+        )
+        envelope = sign_commit(self._signing_key, self.journal.run, commit) if self._signing_key else None
+        commit = self.journal.publish_commit(commit, envelope)
+        metrics = self.journal.store.read(f"{commit.path}/{checkpoint.METRICS}")
+        self.journal.publish_metrics(commit.number, metrics)
+        self.journal.publish_latest(describe_latest(commit, metadata))
+        self.head = commit
+        self.next_number += 1
+        return commit
+
+    def follow(self) -> Commit:
+        """The head is the commit that an earlier attempt had made meanwhile, after it had looked at the fence."""
+        self.head = self.journal.newest()
+        self.next_number = self.journal.next_number()
+        assert self.head is not None
+        log.warning("attempt %d had committed %s meanwhile; continuing from it", self.head.attempt, self.head.path)
+        return self.head
+
+    def renew_latest(self) -> None:
+        """latest.json names the head, whose checkpoint was verified just now; a kill may have left it behind."""
+        assert self.head is not None
+        metadata = checkpoint.read_metadata(self.journal.store, self.head.path)
+        assert metadata is not None
+        latest = self.journal.read_latest()
+        if latest == describe_latest(self.head, metadata):
+            return
+        found = "was missing or damaged" if latest is None else f"named commit {latest.commit}"
+        log.warning("run %r: latest.json %s; it names commit %d again", self.journal.run, found, self.head.number)
+        self.journal.publish_latest(describe_latest(self.head, metadata))
+
+    def _mend_metrics(self, commit: Commit) -> None:
+        """The commit's metrics are on the store, if a kill has left them out and its checkpoint still has them."""
+        if self.journal.store.exists(metrics_name(commit.number)):
+            return
+        with contextlib.suppress(NameMissing):
+            metrics = self.journal.store.read(f"{commit.path}/{checkpoint.METRICS}")
+            if any(file.sha256 == hashlib.sha256(metrics).hexdigest() for file in commit.files):
+                self.journal.publish_metrics(commit.number, metrics)
+
+    def _adopt(self) -> bool:
+        """Whether a checkpoint that dead ranks had left was committed."""
+        if self._trusted_keys:
+            return False  # nobody has signed it, and anyone who can write to the store could have put it there
+        first = self.head.number + 1 if self.head else 1
+        given_up = {self.journal.path_of(number) for number in range(first, self.next_number)}
+        for saved in checkpoint.find_orphans(
+            self.journal.store, self.head, self.config_fingerprint, given_up, self.steps_per_epoch
+        ):
+            log.info("adopting %s (step %d), which a dead attempt had saved", saved.path, saved.step)
+            try:
+                self.commit(saved, "adopted")
+            except NameTaken:
+                log.info("it had still been alive, and has committed by itself")
+            return True
+        return False
+
+    def _restore(self, commit: Commit, restore: Restore) -> bool:
+        """Whether the commit is restored; if it is damaged it is quarantined."""
+        self.check_trusted(commit)
+        for _ in range(READS):
+            problem = restore(commit)
+            if problem is None:
+                return True
+        self.journal.quarantine(commit.number, str(problem), self.attempt)
+        return False
+
+    def check_trusted(self, commit: Commit) -> None:
+        """Return if one of the trusted keys has signed the commit, or if there are none.
+
+        Raises:
+            NotTrusted: none has. The commit isn't quarantined: the keys may be the wrong ones.
+        """
+        if self._trusted_keys:
+            check_signed(self.journal, commit, self._trusted_keys)
+
+    def _nothing_verified(self) -> NoVerifiedCheckpoint:
+        reasons = [f"  {line}" for line in self.journal.quarantine_reasons()]
+        return NoVerifiedCheckpoint(
+            "\n".join([f"run {self.journal.run!r} has committed, but no checkpoint of it can be verified:", *reasons]),
+            hint="put back a copy of its folder, or train under another name (--set run=...)",
+        )
+
+
+def describe_latest(commit: Commit, metadata: checkpoint.Metadata) -> Latest:
+    """What latest.json says of a commit."""
+    return Latest(
+        epoch=commit.epoch,
+        path=commit.path,
+        created_at=commit.created_at,
+        model_params=metadata.model_params,
+        optimizer_steps_total=commit.step,
+        scheduler_type=metadata.scheduler_type,
+        checkpoint_sha256=commit.checkpoint_sha256,
+        commit=commit.number,
+        attempt=commit.attempt,
+        config_fingerprint=commit.config_fingerprint,
+    )

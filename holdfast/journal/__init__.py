@@ -1,0 +1,45 @@
+"""Who may write a run, and which checkpoints count."""
+
+from holdfast.journal.journal import Journal, metrics_name, signature_name
+from holdfast.journal.records import (
+    FOLDER,
+    MAX_RECORD_BYTES,
+    AttemptRecord,
+    Commit,
+    ConfigRecord,
+    FileRecord,
+    Latest,
+    Pin,
+    Pruned,
+    PruneEntry,
+    PruneReport,
+    Quarantine,
+    Record,
+    RunRecord,
+    now,
+    read_record,
+    record_name,
+)
+
+__all__ = [
+    "FOLDER",
+    "MAX_RECORD_BYTES",
+    "AttemptRecord",
+    "Commit",
+    "ConfigRecord",
+    "FileRecord",
+    "Journal",
+    "Latest",
+    "Pin",
+    "PruneEntry",
+    "PruneReport",
+    "Pruned",
+    "Quarantine",
+    "Record",
+    "RunRecord",
+    "metrics_name",
+    "now",
+    "read_record",
+    "record_name",
+    "signature_name",
+]

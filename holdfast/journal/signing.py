@@ -1,0 +1,35 @@
+"""The signature of a commit: what is signed, and where it lies."""
+
+from collections.abc import Sequence
+
+from holdfast.errors import NameMissing, NotTrusted
+from holdfast.journal.journal import Journal, signature_name
+from holdfast.journal.records import MAX_RECORD_BYTES, Commit, record_name
+from holdfast.signature import MAX_ENVELOPE_BYTES, SigningKey, TrustedKey, verify_signature
+
+
+def sign_commit(key: SigningKey, run: str, commit: Commit) -> bytes:
+    """The envelope that says that the key's holder made this commit of this run."""
+    return key.sign(run, record_name("commits", commit.number), commit.to_bytes(), _files(commit))
+
+
+def check_signed(journal: Journal, commit: Commit, keys: Sequence[TrustedKey]) -> None:
+    """Return if one of the keys has signed the commit, as it is on the store and as it is given.
+
+    Raises:
+        NotTrusted: none has.
+    """
+    name = record_name("commits", commit.number)
+    hint = "commits made with a signing_key are signed; without trusted_keys it is used unsigned"
+    try:
+        envelope = journal.store.read(signature_name(commit), 0, MAX_ENVELOPE_BYTES + 1)
+    except NameMissing:
+        raise NotTrusted(f"commit {commit.number} of run {journal.run!r} is not signed", hint=hint) from None
+    record = journal.store.read(name, 0, MAX_RECORD_BYTES)
+    verify_signature(envelope, journal.run, name, record, _files(commit), keys)
+    if Commit.from_bytes(record, name) != commit:
+        raise NotTrusted(f"{name} changed while it was read")
+
+
+def _files(commit: Commit) -> dict[str, str]:
+    return {f"{commit.path}/{file.name}": file.sha256 for file in commit.files}
