@@ -32,7 +32,7 @@ def attempt(config: RunConfig, number: int) -> Outcome:
         return Outcome(
             complete=opened.is_complete,
             resumed_from_epoch=resumed_from_epoch,
-            retention=opened.retention_report.to_json(),
+            retention=report.model_dump(mode="json") if (report := opened.retention_report) else {},
         )
     except (TerminationSignal, KeyboardInterrupt):
         opened.stop()

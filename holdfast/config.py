@@ -4,7 +4,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -40,11 +40,27 @@ class ChunkLength(Section):
         return min((start // length + 1) * length, total_steps)
 
 
+class KeepBest(Section):
+    """The checkpoints that were evaluated best."""
+
+    metric: str = Field(min_length=1, description="avg_loss, or a name that the recipe's evaluate returns.")
+    count: int = Field(1, ge=1, description="How many of the best stay.")
+    mode: Literal["min", "max"] = Field("min", description="Whether the lowest or the highest value is best.")
+
+
 class Retention(Section):
-    """Which checkpoints stay. The newest good one always does."""
+    """Which checkpoints stay. The newest, the newest that verifies, and pinned ones always do."""
 
     keep_last: int = Field(3, ge=1, description="The newest so many checkpoints.")
     keep_every: int = Field(0, ge=0, description="Also the end of every so many epochs; 0 for none.")
+    keep_every_steps: int = Field(0, ge=0, description="Also those after every so many steps; 0 for none.")
+    keep_best: KeepBest | None = Field(None, description="Also the best by a metric.")
+    max_epochs: int = Field(
+        0, ge=0, description="Of whatever the rules above keep, only what the newest so many epochs made; 0 for all."
+    )
+    debris_after_s: float = Field(
+        24 * 3600.0, ge=0, description="Seconds after which what a dead attempt left half-done is deleted."
+    )
 
 
 class Determinism(Section):
@@ -66,6 +82,9 @@ class Compute(Section):
 class Resume(Section):
     """What happens when a run goes on."""
 
+    trusted_keys: tuple[str, ...] = Field(
+        (), description="Public keys (PEM files, or env:NAME); a commit that none of them signed is refused."
+    )
     stop_within_s: float = Field(25.0, gt=0, description="Seconds to save in once a stop is asked for.")
 
 
@@ -95,6 +114,9 @@ class RunConfig(Section):
     compute: Compute = Compute()
     resume: Resume = Resume()
     log: Log = Log()
+    signing_key: str | None = Field(
+        None, description="The key that signs each commit: a PEM file, or env:NAME. It is never stored in the run."
+    )
     settings: dict[str, Any] = Field(default_factory=dict, description="The recipe's own settings.")
 
     @field_validator("seed", mode="before")
@@ -197,8 +219,9 @@ def _set(fields: dict[str, Any], override: str) -> None:
 def _known_keys(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
     for name, field in model.model_fields.items():
         yield prefix + name
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from _known_keys(field.annotation, f"{prefix}{name}.")
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, Section):
+                yield from _known_keys(kind, f"{prefix}{name}.")
 
 
 def _nearby(path: Path) -> str:

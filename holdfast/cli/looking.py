@@ -1,35 +1,26 @@
-"""``holdfast``: a person's view of a store."""
+"""Looking at runs: which there are, where one stands, whether it is what was committed."""
 
-import json
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import Parameter
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 from rich.table import Table
 
-from holdfast import __version__, checkpoint
-from holdfast.errors import HoldfastError, RunUnknown
+from holdfast.cli.app import Flag, Json, app, open_journal, print_json
+from holdfast.errors import Damage, RunUnknown
 from holdfast.journal import Journal
+from holdfast.signature import load_trusted_key
 from holdfast.standing import Standing, read_standing
 from holdfast.store import open_store
-
-EXIT_CODES = """\
-Exit codes: 0 good; 1 wrong use: a setting, a name or an option is wrong; 2 damage found; 3 the run stopped early, and \
-the same command continues it; 130 and 143 it was told to stop, by Ctrl-C or SIGTERM, and has saved."""
-
-app = App(
-    name="holdfast",
-    help="Look at training runs and check them. RUN is <store>/<run>.",
-    help_epilogue=EXIT_CODES,
-    help_format="plaintext",
-    version=__version__,
-)
+from holdfast.verification import CheckedCheckpoint, verify_run
 
 
 @app.command
-def runs(store: str, *, json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> None:
+def runs(store: str, *, json: Json = False) -> int:
     """List the runs of a store.
 
     Args:
@@ -38,13 +29,22 @@ def runs(store: str, *, json: Annotated[bool, Parameter(name="--json", negative=
     """
     opened = open_store(store)
     journals = [Journal(opened, name) for name in opened.list()]
-    standings = [read_standing(journal) for journal in journals if journal.exists()]
+    standings, damaged = [], []
+    for journal in journals:
+        try:
+            standings.append(read_standing(journal))
+        except RunUnknown:
+            continue
+        except Damage as error:  # the others are to be seen all the same
+            damaged.append(f"run {journal.run}: {error}")
+    for line in damaged:
+        print(line, file=sys.stderr)
     if json:
-        _print_json([standing.model_dump() for standing in standings])
-        return
-    if not standings:
+        print_json([standing.model_dump() for standing in standings])
+        return 2 if damaged else 0
+    if not standings and not damaged:
         print(f"no runs in {store}")
-        return
+        return 0
     table = Table("run", "complete", "step", "epoch", "commit", "attempts", "loss", "checkpoint", box=None)
     for standing in standings:
         table.add_row(
@@ -57,11 +57,13 @@ def runs(store: str, *, json: Annotated[bool, Parameter(name="--json", negative=
             "" if standing.avg_loss is None else f"{standing.avg_loss:.4f}",
             standing.checkpoint_sha256[:12],
         )
-    Console(highlight=False).print(table)
+    if standings:
+        Console(highlight=False).print(table)
+    return 2 if damaged else 0
 
 
 @app.command
-def show(run: str, *, json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> None:
+def show(run: str, *, json: Json = False) -> None:
     """Show where a run stands.
 
     Args:
@@ -70,56 +72,60 @@ def show(run: str, *, json: Annotated[bool, Parameter(name="--json", negative=""
     """
     standing = read_standing(open_journal(run))
     if json:
-        _print_json(standing.model_dump())
+        print_json(standing.model_dump())
         return
     for name, value in _rows(standing).items():
         print(f"{name:14}  {value}")
 
 
 @app.command
-def verify(run: str, *, json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
-    """Read every checkpoint of a run back and compare it with its commit.
+def verify(
+    run: str,
+    *,
+    all_: Annotated[bool, Parameter(name="--all", negative="")] = False,
+    deep: Flag = False,
+    key: Annotated[list[str] | None, Parameter(negative="", consume_multiple=False)] = None,
+    json: Json = False,
+) -> int:
+    """Read every record and every checkpoint of a run back and compare them with what was committed.
 
     Args:
         run: <store>/<run>.
+        all_: Also read what is in quarantine, and what no commit names.
+        deep: Also look into each checkpoint: that its state can be read, and agrees with its commit.
+        key: A public key, one of which must have signed every commit: a PEM file, or env:NAME.
         json: Print JSON.
     """
-    journal = open_journal(run)
-    journal.read_run()
-    checked: list[dict[str, Any]] = []
-    problems = [f"the record of commit {number} is damaged or lost" for number in journal.lost_commits()]
-    for commit in journal.candidates():
-        damaged = checkpoint.verify(journal.store, commit)
-        problems += [str(damage) for damage in damaged]
-        checked.append(
-            {
-                "commit": commit.number,
-                "path": commit.path,
-                "checkpoint_sha256": commit.checkpoint_sha256,
-                "damaged": [vars(damage) for damage in damaged],
-            }
-        )
+    keys = [load_trusted_key(source) for source in key or []]
+    with _progress() as watch:
+        report = verify_run(open_journal(run), everything=all_, deep=deep, trusted_keys=keys, watch=watch)
     if json:
-        _print_json({"run": journal.run, "ok": not problems, "problems": problems, "checkpoints": checked})
-    else:
-        for entry in checked:
-            print(f"{'damaged' if entry['damaged'] else 'good':8}{entry['checkpoint_sha256']}  {entry['path']}")
-        for problem in problems:
-            print(problem)
-        print(f"{len(checked)} checkpoints read, {len(problems)} problems")
-    return 2 if problems else 0
+        print_json(report.model_dump())
+        return 0 if report.ok else 2
+    for entry in report.checkpoints:
+        print(f"{_verdict(entry):12}{entry.checkpoint_sha256}  {entry.path}")
+    for note in report.notes:
+        print(f"note: {note}")
+    for problem in report.problems:
+        print(problem)
+    print(f"{len(report.checkpoints)} checkpoints and {report.records} records read, {len(report.problems)} problems")
+    return 0 if report.ok else 2
 
 
-def open_journal(run: str) -> Journal:
-    """The journal of the run that ``<store>/<run>`` names.
+def _verdict(entry: CheckedCheckpoint) -> str:
+    if entry.standing != "counts":
+        return entry.standing
+    return "damaged" if entry.damaged else "good"
 
-    Raises:
-        RunUnknown: it names none.
-    """
-    store, _, name = run.rstrip("/").rpartition("/")
-    if not name or name.endswith(":"):
-        raise RunUnknown(f"{run!r} is not a run", hint="give it as <store>/<run>, for example runs/language")
-    return Journal(open_store(store or "."), name)
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar of bytes on a terminal, and nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (BarColumn(bar_width=24), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _rows(standing: Standing) -> dict[str, Any]:
@@ -143,36 +149,3 @@ def _rows(standing: Standing) -> dict[str, Any]:
 
 def _of(done: int, total: int | None) -> str:
     return f"{done} of {total}" if total else str(done)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
-
-
-def run_app(app: App, arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; the exit code. An error is one clear line and, where there is one, a hint."""
-    try:
-        result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
-    except CycloptsError as error:
-        return _complain(str(error), hint="--help shows what there is", exit_code=1)
-    except HoldfastError as error:
-        return _complain(error.message, error.hint, error.exit_code)
-    except KeyboardInterrupt:
-        return 130
-    return result if isinstance(result, int) else 0
-
-
-def _complain(message: str, hint: str, exit_code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    if hint:
-        print(f"hint: {hint}", file=sys.stderr)
-    return exit_code
-
-
-def main() -> None:
-    """The console script."""
-    sys.exit(run_app(app))
-
-
-if __name__ == "__main__":
-    main()

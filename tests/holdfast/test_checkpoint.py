@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from holdfast.journal import Commit
 from holdfast.state import from_payload, to_payload
 from holdfast.store import Writer
 from holdfast.store.local import LocalStore
+from tests.makers import make_commit
 
 STATE: dict[str, Any] = {
     "model": {"weight": torch.arange(6, dtype=torch.float32).reshape(2, 3), "mask": torch.tensor([True, False])},
@@ -46,7 +47,8 @@ def save(run: LocalStore, state: Any = STATE, **fields: Any) -> Saved:
 
 def commit_of(saved: Saved) -> Commit:
     return Commit(
-        number=1, parent=0, attempt=1, step=saved.step, epoch=1, path=saved.path, files=saved.files, why="chunk",
+        number=1, parent=0, attempt=1, step=saved.step, epoch=1, path=saved.path, files=saved.files, metrics={},
+        why="chunk",
         checkpoint_sha256=saved.metadata.checkpoint_sha256, previous_checkpoint_sha256="", previous_record_sha256="",
         config_fingerprint="0" * 64, created_at="",
     )  # fmt: skip
@@ -166,11 +168,12 @@ def test_folders_are_named_for_people() -> None:
 def test_orphans_are_complete_verified_and_of_this_line(run: LocalStore) -> None:
     saved = save(run)
 
-    def found(parent: str = "", fingerprint: str = "0" * 64, committed: set[str] = frozenset()) -> list[str]:  # type: ignore[assignment]
-        return [orphan.path for orphan in checkpoint.find_orphans(run, parent, fingerprint, committed)]
+    def found(head: Commit | None = None, fingerprint: str = "0" * 64, committed: Sequence[str] = ()) -> list[str]:
+        orphans = checkpoint.find_orphans(run, head, fingerprint, set(committed), steps_per_epoch=10)
+        return [orphan.path for orphan in orphans]
 
     assert found() == [saved.path]
-    assert found(parent="1" * 64) == found(fingerprint="1" * 64) == found(committed={saved.path}) == []
+    assert found(head=make_commit(1, step=5)) == found(fingerprint="1" * 64) == found(committed=[saved.path]) == []
     further = save(run, {"other": 1}, optimizer_steps_total=13, optimizer_steps_epoch=3)
     assert found() == [further.path, saved.path]
     (run.root / further.path / PAYLOAD).write_bytes(b"damaged")

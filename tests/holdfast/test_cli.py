@@ -9,17 +9,12 @@ import pytest
 from holdfast.cli import app, run_app
 from holdfast.journal import Journal
 from holdfast.store import open_store
-from tests.holdfast.test_checkpoint import commit_of, save
+from tests.makers import make_line, train
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    journal = Journal(open_store(str(tmp_path)), "a")
-    journal.begin("m:f")
-    commit = commit_of(save(journal.store))
-    journal.record_config(commit.config_fingerprint, {"config": {"epochs": 1}})
-    journal.claim_attempt(1, "fresh", "host", 1, {})
-    journal.publish_commit(commit, b"", {"commit": 1})
+    train(make_line(open_store(str(tmp_path)), "a", epochs=1))
     Journal(open_store(str(tmp_path)), "begun").begin("m:f")
     (tmp_path / "no run").mkdir()
     return str(tmp_path)
@@ -36,7 +31,7 @@ def test_runs(store: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_run_that_is_to_go_on_is_not_complete(store: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Journal(open_store(store), "a").record_config("0" * 64, {"config": {"epochs": 2}})
+    Journal(open_store(store), "a").record_config("0" * 64, {}, {"epochs": 2})
     assert run_app(app, ["show", f"{store}/a", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["complete"], shown["step"], shown["total_steps"]) == (False, 10, 20)

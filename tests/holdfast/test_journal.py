@@ -1,15 +1,14 @@
 """Who may write, what counts, and that the records say so after any loss."""
 
-import json
+import logging
 from pathlib import Path
 
 import pytest
 
-from holdfast.config import Retention
 from holdfast.errors import NameTaken, RecordDamaged, RunUnknown, Superseded, WrongUse
-from holdfast.journal import Commit, FileRecord, Journal
-from holdfast.retention import choose_kept, plan, prune
+from holdfast.journal import Commit, Journal
 from holdfast.store.local import LocalStore
+from tests.makers import claim, make_commit, make_latest, publish
 
 
 @pytest.fixture
@@ -24,25 +23,6 @@ def journal(tmp_path: Path) -> Journal:
     return journal
 
 
-def make_commit(number: int, attempt: int = 1, step: int | None = None, path: str | None = None) -> Commit:
-    sha256 = f"{number:064x}"
-    path = path or f"epoch-{number:04d}"
-    return Commit(
-        number=number, parent=number - 1, attempt=attempt, step=step or number * 10, epoch=number, path=path,
-        files=[FileRecord(name="checkpoint.safetensors", size_bytes=1, sha256=sha256)], checkpoint_sha256=sha256,
-        previous_checkpoint_sha256="", previous_record_sha256="", config_fingerprint=sha256, why="chunk", created_at="",
-    )  # fmt: skip
-
-
-def publish(journal: Journal, *commits: Commit) -> None:
-    for commit in commits:
-        journal.publish_commit(commit, b"", {"commit": commit.number})
-
-
-def claim(journal: Journal, number: int) -> None:
-    journal.claim_attempt(number, "fresh", "host", 1, {})
-
-
 def test_a_run_begins_once(journal: Journal, root: Path) -> None:
     assert journal.begin("other:f").recipe == "m:f"
     with pytest.raises(RunUnknown, match="there is no run 'other'"):
@@ -50,8 +30,8 @@ def test_a_run_begins_once(journal: Journal, root: Path) -> None:
 
 
 def test_a_later_format_is_refused(journal: Journal) -> None:
-    record = json.loads(journal.store.read("run.json"))
-    journal.store.replace("run.json", json.dumps(record | {"format": 2}).encode())
+    record = journal.read_run().model_copy(update={"format": 2})
+    journal.store.replace("run.json", record.to_bytes())
     with pytest.raises(WrongUse, match="has format 2; this version reads up to 1"):
         journal.read_run()
 
@@ -69,8 +49,9 @@ def test_a_later_attempt_fences_off_the_earlier(journal: Journal) -> None:
     with pytest.raises(Superseded, match="attempt 1 of run 'run' is superseded by attempt 2"):
         publish(journal, make_commit(2, attempt=1))
     assert journal.newest_number() == 1
-    publish(journal, make_commit(2, attempt=2))
-    assert journal.newest() == make_commit(2, attempt=2)
+    second = make_commit(2, attempt=2)
+    publish(journal, second)
+    assert journal.newest() == second
 
 
 def test_of_two_who_passed_the_fence_one_commits(journal: Journal) -> None:
@@ -78,42 +59,63 @@ def test_of_two_who_passed_the_fence_one_commits(journal: Journal) -> None:
     claim(journal, 2)
     journal.store.create("commits/00000001.json", make_commit(1, attempt=1).to_bytes())
     with pytest.raises(NameTaken):
-        publish(journal, make_commit(1, attempt=2, path="other"))
+        publish(journal, make_commit(1, attempt=2, path="epoch-0001.2"))
     assert journal.read_commit(1).path == "epoch-0001"
     claim(journal, 3)
     with pytest.raises(Superseded):
-        publish(journal, make_commit(1, attempt=2, path="other"))
+        publish(journal, make_commit(1, attempt=2, path="epoch-0001.2"))
 
 
 def test_committing_again_finishes_an_interrupted_commit(journal: Journal, root: Path) -> None:
     claim(journal, 1)
-    publish(journal, make_commit(1))
+    first = make_commit(1)
+    publish(journal, first)
     (root / "latest.json").unlink()
-    publish(journal, make_commit(1))
-    assert journal.latest_number() == 1
+    again = make_commit(1, created_at="later")
+    assert journal.publish_commit(again) == first
 
 
-@pytest.mark.parametrize("latest", [b"", b"{}", b"[1]", b'{"commit": "3"}', b'{"commit": 99}', b'{"commit": -1}', None])
-def test_latest_is_only_a_hint(journal: Journal, root: Path, latest: bytes | None) -> None:
-    publish(journal, *map(make_commit, (1, 2, 3)))
-    if latest is None:
-        (root / "latest.json").unlink()
-    else:
-        journal.store.replace("latest.json", latest)
-    assert journal.newest() == make_commit(3)
+LATEST: dict[str, bytes | None] = {
+    "missing": None,
+    "empty": b"",
+    "not JSON": b'{"commit": 1',
+    "a list": b"[1]",
+    "without a hash": b'{"commit": 3}',
+    "nested without end": b"[" * 100_000,
+    "one bit flipped": make_latest(make_commit(3)).to_bytes().replace(b'"commit": 3', b'"commit": 2'),
+    "stale": make_latest(make_commit(1)).to_bytes(),
+    "ahead of the commits": make_latest(make_commit(99)).to_bytes(),
+    "upwards": make_latest(make_commit(3)).model_copy(update={"path": "../other/epoch-0003"}).to_bytes(),
+    "absolute": make_latest(make_commit(3)).model_copy(update={"path": "/etc"}).to_bytes(),
+    "another bucket": make_latest(make_commit(3)).model_copy(update={"path": "s3://bucket/epoch-0003"}).to_bytes(),
+}
+
+
+@pytest.mark.parametrize("latest", LATEST)
+def test_latest_is_only_a_hint(journal: Journal, root: Path, latest: str, caplog: pytest.LogCaptureFixture) -> None:
+    commits = [make_commit(number) for number in (1, 2, 3)]
+    publish(journal, *commits)
+    (root / "latest.json").unlink()
+    data = LATEST[latest]
+    if data is not None:
+        (root / "latest.json").write_bytes(data)
+    with caplog.at_level(logging.WARNING):
+        assert journal.newest() == commits[2]
+    if latest not in ("missing", "stale", "ahead of the commits"):
+        assert "latest.json can't be read" in caplog.text
+        assert "the commits are listed instead" in caplog.text
 
 
 def test_the_walk_passes_over_what_does_not_count(journal: Journal, root: Path) -> None:
     publish(journal, *map(make_commit, range(1, 7)))
+    journal = fresh(journal)
     journal.quarantine(6, "damaged", 1)
     (root / "commits" / "00000005.json").write_bytes(b"{}")
     (root / "commits" / "00000004.json").unlink()
-    assert journal.lost_commits() == [4, 5]
     assert [commit.number for commit in journal.candidates()] == [3, 2, 1]
     assert not journal.is_quarantined(5)
     assert next(journal.candidates(attempt=1)).number == 3
     assert journal.is_quarantined(5)
-    assert journal.lost_commits() == [4]
 
 
 def test_the_first_reason_stays(journal: Journal) -> None:
@@ -122,46 +124,116 @@ def test_the_first_reason_stays(journal: Journal) -> None:
     assert journal.quarantine_reasons() == ["first"]
 
 
-@pytest.mark.parametrize("path", ["../other", "/etc", "a/b", "", ".."])
+@pytest.mark.parametrize("path", ["../other", "/etc", "a/b", "", "..", "commits", "epoch-0001/..", "epoch-1"])
 def test_a_commit_does_not_lead_out_of_the_run(journal: Journal, path: str) -> None:
-    publish(journal, make_commit(1))
-    record = json.loads(journal.store.read("commits/00000001.json"))
-    journal.store.replace("commits/00000001.json", json.dumps(record | {"path": path}).encode())
+    commit = make_commit(1).model_copy(update={"path": path})
+    journal.store.create("commits/00000001.json", commit.to_bytes())
     with pytest.raises(RecordDamaged, match="path"):
         journal.read_commit(1)
+    assert journal.newest() is None
+
+
+def test_every_bit_of_a_record_counts(journal: Journal) -> None:
+    data = make_commit(1).to_bytes()
+    commit = Commit.from_bytes(data, "it")
+    for position in range(len(data)):
+        for bit in range(8):
+            flipped = bytearray(data)
+            flipped[position] ^= 1 << bit
+            try:
+                assert Commit.from_bytes(bytes(flipped), "it") == commit  # another white space
+            except RecordDamaged:
+                continue
+
+
+def test_a_record_that_nobody_of_ours_wrote_is_not_read_into_memory(
+    journal: Journal, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.journal.records.MAX_RECORD_BYTES", 1000)
+    (root / "latest.json").write_bytes(b" " * 1001)
+    assert journal.read_latest() is None
+    (root / "commits").mkdir()
+    (root / "commits" / "00000001.json").write_bytes(b" " * 1001)
+    with pytest.raises(RecordDamaged, match="larger than 1000 bytes"):
+        journal.read_commit(1)
+
+
+def test_run_json_is_mended(journal: Journal, root: Path) -> None:
+    publish(journal, *map(make_commit, (3, 4)))
+    (root / "run.json").write_bytes(b"{")
+    with pytest.raises(RecordDamaged):
+        journal.read_run()
+    assert journal.begin("m:f") == journal.read_run()
+    assert (journal.read_run().recipe, journal.read_run().first_commit) == ("m:f", 3)
+
+
+def test_settings_are_kept_and_mended(journal: Journal, root: Path) -> None:
+    journal.record_config("0" * 64, {"lr": 0.1}, {"epochs": 3})
+    journal.record_config("1" * 64, {"lr": 0.2}, {"epochs": 4})
+    assert journal.read_epochs() == 4
+    first = root / "configs" / f"{'0' * 64}.json"
+    first.write_bytes(b"")
+    assert journal.read_config("0" * 64) is None
+    journal.record_config("0" * 64, {"lr": 0.1}, {"epochs": 5})
+    saved = journal.read_config("0" * 64)
+    assert saved
+    assert saved.identity == {"lr": 0.1}
+
+
+def test_a_lost_commits_number_is_not_used_again(journal: Journal, root: Path) -> None:
+    publish(journal, *map(make_commit, (1, 2, 3)))
+    assert journal.next_number() == 4
+    journal.quarantine(3, "damaged", 1)
+    for number in (2, 3):
+        (root / "commits" / f"{number:08d}.json").unlink()
+    assert journal.next_number() == 4
+    journal.store.create("pruned/00000004.json", b"")
+    assert journal.next_number() == 5
+
+
+def test_pins(journal: Journal) -> None:
+    publish(journal, make_commit(1))
+    journal.pin(1)
+    journal.pin(1)
+    assert journal.numbers("pins") == [1]
+    journal.unpin(1)
+    journal.unpin(1)
+    assert journal.numbers("pins") == []
+    with pytest.raises(WrongUse, match="has no commit 2"):
+        journal.pin(2)
+    journal.store.create("pruned/00000001.json", b"")
+    with pytest.raises(WrongUse, match="was pruned"):
+        journal.pin(1)
+    assert journal.numbers("pins") == []
+
+
+@pytest.mark.parametrize("commits", [10, 1000])
+def test_finding_where_a_run_stands_costs_the_same_however_long_it_is(
+    journal: Journal, commits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1, commits + 1):
+        (path := journal.store.root / f"commits/{number:08d}.json").parent.mkdir(exist_ok=True)
+        path.write_bytes(make_commit(number).to_bytes())
+    journal.publish_latest(make_latest(make_commit(commits)))
+    asked = []
+    for verb in ("read", "list", "exists", "size_bytes"):
+        whole = getattr(LocalStore, verb)
+        monkeypatch.setattr(
+            LocalStore, verb, lambda *args, whole=whole, **options: (asked.append(args[1:]), whole(*args, **options))[1]
+        )
+    newest = fresh(journal).newest()
+    assert newest
+    assert newest.number == commits
+    assert fresh(journal).attempts() == 0
+    assert 5 <= len(asked) <= 12, asked
+
+
+def fresh(journal: Journal) -> Journal:
+    """Another process's view."""
+    return Journal(LocalStore(str(Path(journal.store.url).parent)), journal.run)
 
 
 def test_records_chain(journal: Journal) -> None:
     publish(journal, make_commit(1))
     assert journal.record_sha256(0) == journal.record_sha256(9) == ""
     assert len(journal.record_sha256(1)) == 64
-
-
-# ---- retention
-
-
-@pytest.mark.parametrize(
-    ("policy", "kept"),
-    [
-        (Retention(keep_last=1), {9}),
-        (Retention(keep_last=3), {9, 8, 7}),
-        (Retention(keep_last=1, keep_every=2), {9, 8, 4}),
-        (Retention(keep_last=99), set(range(1, 10))),
-    ],
-)
-def test_policies(policy: Retention, kept: set[int]) -> None:
-    commits = [make_commit(number, step=number * 5) for number in range(9, 0, -1)]
-    assert choose_kept(commits, policy, steps_per_epoch=10) == kept
-
-
-def test_prune_gives_up_the_old_and_never_the_newest(journal: Journal) -> None:
-    for number in range(1, 5):
-        journal.store.create(f"epoch-{number:04d}/checkpoint.safetensors", b"x")
-        publish(journal, make_commit(number))
-    journal.quarantine(4, "damaged", 1)
-    report = prune(journal, Retention(keep_last=1), 10)
-    assert [commit.number for commit in report.kept] == [3]
-    assert [commit.number for commit in report.pruned] == [2, 1]
-    assert [name for name in journal.store.list() if name.startswith("epoch")] == ["epoch-0003", "epoch-0004"]
-    assert journal.newest() == make_commit(3)
-    assert plan(journal, Retention(keep_last=1), 10).pruned == []

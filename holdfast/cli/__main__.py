@@ -1,0 +1,5 @@
+"""``python -m holdfast.cli``"""
+
+from holdfast.cli import main
+
+main()

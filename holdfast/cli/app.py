@@ -1,0 +1,91 @@
+"""The command and its manners: one clear line for an error, and documented exit codes."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter
+
+from holdfast import __version__
+from holdfast.errors import HoldfastError, NameMissing, RunUnknown, WrongUse
+from holdfast.journal import Commit, Journal
+from holdfast.store import open_store
+
+EXIT_CODES = """\
+Exit codes: 0 good; 1 wrong use: a setting, a name or an option is wrong; 2 damage found; 3 the run stopped early, and \
+the same command continues it; 130 and 143 it was told to stop, by Ctrl-C or SIGTERM, and has saved."""
+
+app = App(
+    name="holdfast",
+    help="Look at training runs, check them and keep them. RUN is <store>/<run>.",
+    help_epilogue=EXIT_CODES,
+    help_format="plaintext",
+    version=__version__,
+)
+
+Json = Annotated[bool, Parameter(name="--json", negative="")]
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+def open_journal(run: str) -> Journal:
+    """The journal of the run that ``<store>/<run>`` names.
+
+    Raises:
+        RunUnknown: it names none.
+    """
+    store, _, name = run.rstrip("/").rpartition("/")
+    if not name or name.endswith(":"):
+        raise RunUnknown(f"{run!r} is not a run", hint="give it as <store>/<run>, for example runs/language")
+    return Journal(open_store(store or "."), name)
+
+
+def find_commit(journal: Journal, text: str = "") -> Commit:
+    """The commit that a number or the name of a folder means; the newest for an empty text.
+
+    Raises:
+        WrongUse: there is none, or its checkpoint was pruned.
+    """
+    found = None
+    if text.isdigit():
+        with contextlib.suppress(NameMissing):
+            found = journal.read_commit(int(text))
+    else:
+        found = next((commit for commit in journal.candidates() if text in ("", commit.path)), None)
+    if found is None:
+        what = f"commit {text}" if text else "commit"
+        raise WrongUse(f"run {journal.run!r} has no {what}", hint="give its number, or the name of its folder")
+    if journal.is_pruned(found.number):
+        raise WrongUse(f"the checkpoint of commit {found.number} of run {journal.run!r} was pruned")
+    return found
+
+
+def print_json(value: Any) -> None:
+    """The value, as a program reads it."""
+    print(json.dumps(value, indent=2))
+
+
+def run_app(app: App, arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; the exit code. An error is one clear line and, where there is one, a hint."""
+    try:
+        result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        return _complain(str(error), hint="--help shows what there is", exit_code=1)
+    except HoldfastError as error:
+        return _complain(error.message, error.hint, error.exit_code)
+    except KeyboardInterrupt:
+        return 130
+    return result if isinstance(result, int) else 0
+
+
+def _complain(message: str, hint: str, exit_code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+    return exit_code
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run_app(app))

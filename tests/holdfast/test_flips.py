@@ -1,0 +1,97 @@
+"""Any byte of a run may flip: it is detected, or has no effect on any answer."""
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import PAYLOAD
+from holdfast.config import Retention
+from holdfast.errors import RecordDamaged
+from holdfast.journal import Journal
+from holdfast.retention import prune
+from holdfast.standing import Standing, read_standing
+from holdfast.store.local import LocalStore
+from holdfast.verification import verify_run
+from tests.makers import STEPS_PER_EPOCH, load, make_line, train
+
+FLIPS = 1000
+# Which files, and which of their bytes where a file has parts.
+QUARANTINED = re.compile(r"(commits|metrics)/00000003|epoch-0003")
+CLASSES = ("header", "tensors", "padding", "metadata", "metrics", "commit", "latest", "config", "others")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some commits, one of them in quarantine, one pinned, two pruned."""
+    store = LocalStore(str(tmp_path_factory.mktemp("store")))
+    line = make_line(store)
+    for _ in range(5):
+        train(line, size_bytes=320)
+    line.journal.pin(2)
+    line.journal.quarantine(3, "damaged", 1)
+    prune(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
+    train(line, size_bytes=320)
+    return Path(store.root) / "run"
+
+
+def places(run: Path) -> dict[str, list[tuple[Path, range]]]:
+    """Every byte of the run, by class."""
+    found: dict[str, list[tuple[Path, range]]] = {name: [] for name in CLASSES}
+    for path in sorted(path for path in run.rglob("*") if path.is_file()):
+        name, size = path.relative_to(run).as_posix(), path.stat().st_size
+        if path.name == PAYLOAD:
+            data = path.read_bytes()
+            header = 8 + int.from_bytes(data[:8], "little")
+            text = len(data[:header].rstrip(b" "))
+            found["header"].append((path, range(text)))
+            found["padding"].append((path, range(text, header)))
+            found["tensors"].append((path, range(header, size)))
+        elif path.name in ("metadata.json", "metrics.jsonl"):
+            found[path.stem].append((path, range(size)))
+        elif name.startswith(("commits/", "configs/", "latest", "config.")):
+            key = "commit" if name.startswith("commits/") else name[:6]
+            found[key].append((path, range(size)))
+        else:
+            found["others"].append((path, range(size)))
+    return found
+
+
+def answers(run: Path) -> tuple[bool, list[str], Standing | None, list[object]]:
+    """All that is ever read from a run."""
+    journal = Journal(LocalStore(str(run.parent)), run.name)
+    report = verify_run(journal, deep=True)
+    try:
+        standing = read_standing(journal)
+    except RecordDamaged as error:
+        return False, [str(error), *report.problems], None, []
+    commits = list(journal.candidates())
+    return report.ok, report.problems, standing, [*commits, *(load(journal.store, commit) for commit in commits)]
+
+
+def test_a_thousand_flips(run: Path) -> None:
+    good = answers(run)
+    assert good[0], good[1]
+    by_class = places(run)
+    assert all(any(len(part) for _, part in files) for name, files in by_class.items()), by_class
+    chosen = random.Random(20)
+    for count in range(FLIPS):
+        files = [(path, part) for path, part in by_class[CLASSES[count % len(CLASSES)]] if part]
+        path, part = chosen.choice(files)
+        position, bit = chosen.choice(part), 1 << chosen.randrange(8)
+        original = path.read_bytes()
+        flipped = bytearray(original)
+        flipped[position] ^= bit
+        path.write_bytes(flipped)
+        try:
+            found = answers(run)
+        finally:
+            path.write_bytes(original)
+        where = f"{path.relative_to(run)} at {position}"
+        if found[0]:
+            assert QUARANTINED.search(where), f"{where} was not detected"
+            assert found == good, where
+        else:
+            problems = " ".join(found[1])
+            assert path.name in problems or path.parent.name in problems, (where, problems)

@@ -1,0 +1,94 @@
+"""A disk that fails, and a kill, at every system call of a commit and the prune after it."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.journal import Journal
+from holdfast.store.local import LocalStore
+from holdfast.verification import verify_run
+from tests import writer
+from tests.conftest import ROOT
+
+COMMITS = 4
+FAULTS = {
+    "fsync": ("error=EIO", "signal=SIGKILL"),
+    "write": ("error=ENOSPC", "error=EIO", "signal=SIGKILL"),
+    "linkat": ("error=EIO", "signal=SIGKILL"),
+    "renameat": ("error=EIO", "signal=SIGKILL"),
+    "unlinkat": ("error=EIO", "signal=SIGKILL"),
+    "mkdirat": ("error=ENOSPC", "signal=SIGKILL"),
+}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not shutil.which("strace"), reason="strace makes system calls fail"),
+]
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a run that lacks its last commit."""
+    folder = tmp_path_factory.mktemp("begun")
+    assert writer.main(str(folder), COMMITS - 1) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def content_id(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the run ends on when nothing fails."""
+    folder = tmp_path_factory.mktemp("whole") / "store"
+    shutil.copytree(begun, folder)
+    return end_of(folder)
+
+
+def end_of(store: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.writer", str(store), str(COMMITS)],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    newest = journal_of(store).newest()
+    assert newest
+    return newest.checkpoint_sha256
+
+
+def journal_of(store: Path) -> Journal:
+    return Journal(LocalStore(str(store)), "run")
+
+
+@pytest.mark.parametrize(("call", "fault"), [(call, fault) for call, faults in FAULTS.items() for fault in faults])
+def test_every_system_call_may_fail(begun: Path, content_id: str, tmp_path: Path, call: str, fault: str) -> None:
+    nth = 1
+    while strike(begun, tmp_path / str(nth), call, fault, nth):
+        store = tmp_path / str(nth) / "store"
+        assert end_of(store) == content_id
+        report = verify_run(journal_of(store))
+        assert report.problems == report.notes == []
+        shutil.rmtree(tmp_path / str(nth))
+        nth += 1
+    assert nth > 1
+
+
+def strike(begun: Path, folder: Path, call: str, fault: str, nth: int) -> bool:
+    """Whether the writer of the last commit got as far as the nth call, which then failed."""
+    shutil.copytree(begun, folder / "store")
+    trace = folder / "trace"
+    done = subprocess.run(
+        [
+            "strace", "--follow-forks", "--output", trace, "--trace", call, "--inject", f"{call}:{fault}:when={nth}",
+            sys.executable, "-m", "tests.writer", str(folder / "store"), str(COMMITS),
+        ],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    struck = "(INJECTED)" in trace.read_text() or "killed by SIGKILL" in trace.read_text()
+    assert "Traceback" not in done.stderr
+    if not struck:
+        assert done.returncode == 0, done.stderr
+    elif "error" in fault:
+        # A failed deletion, and what is mere output, doesn't stop a run.
+        assert done.returncode in (0, 3), done.stderr
+    return struck

@@ -1,0 +1,101 @@
+"""Small runs made by hand: real records and real checkpoints, without training."""
+
+import hashlib
+from typing import Any
+
+from holdfast import checkpoint
+from holdfast.attempt import Line
+from holdfast.checkpoint import Payload, Saved, Tensor
+from holdfast.config import Retention
+from holdfast.errors import CheckpointDamaged
+from holdfast.fingerprint import fingerprint
+from holdfast.journal import Commit, FileRecord, Journal, Latest, now
+from holdfast.store import Store
+
+STEPS_PER_EPOCH = 10
+IDENTITY = {"recipe": "m:f", "settings": {"lr": 0.1}}
+SETTINGS = fingerprint(IDENTITY)
+
+
+def make_commit(number: int, attempt: int = 1, step: int | None = None, **fields: Any) -> Commit:
+    """A commit whose files are nowhere."""
+    sha256 = f"{number:064x}"
+    known: dict[str, Any] = {
+        "number": number, "parent": number - 1, "attempt": attempt, "step": step or number * STEPS_PER_EPOCH,
+        "epoch": number, "path": f"epoch-{number:04d}", "metrics": {"avg_loss": 1 / number},
+        "files": [FileRecord(name="checkpoint.safetensors", size_bytes=1, sha256=sha256)],
+        "checkpoint_sha256": sha256, "previous_checkpoint_sha256": "", "previous_record_sha256": "",
+        "config_fingerprint": SETTINGS, "why": "chunk", "created_at": now(),
+    }  # fmt: skip
+    return Commit(**known | fields)
+
+
+def make_latest(commit: Commit) -> Latest:
+    return Latest(
+        epoch=commit.epoch, path=commit.path, created_at=commit.created_at, model_params=1,
+        optimizer_steps_total=commit.step, scheduler_type="constant", checkpoint_sha256=commit.checkpoint_sha256,
+        commit=commit.number, attempt=commit.attempt, config_fingerprint=commit.config_fingerprint,
+    )  # fmt: skip
+
+
+def publish(journal: Journal, *commits: Commit) -> None:
+    for commit in commits:
+        journal.publish_commit(commit)
+        journal.publish_metrics(commit.number, b"")
+        journal.publish_latest(make_latest(commit))
+
+
+def make_line(store: Store, run: str = "run", epochs: int = 9, **options: Any) -> Line:
+    """A run that has begun, in the hands of its next attempt."""
+    journal = Journal(store, run)
+    journal.begin("m:f")
+    attempt = journal.attempts() + 1
+    claim(journal, attempt)
+    journal.record_config(SETTINGS, IDENTITY, {"epochs": epochs, "retention": Retention().model_dump(mode="json")})
+    line = Line(journal, attempt, SETTINGS, STEPS_PER_EPOCH, **options)
+    resume(line)
+    return line
+
+
+def resume(line: Line) -> None:
+    """The line's head is the newest checkpoint that can be loaded."""
+    line.resume(lambda commit: load(line.journal.store, commit))
+
+
+def load(run: Store, commit: Commit) -> CheckpointDamaged | None:
+    """Reads a checkpoint as a rank does; how it is damaged, if it is."""
+    try:
+        checkpoint.read_payload(run, commit)
+    except CheckpointDamaged as error:
+        return error
+    return None
+
+
+def save_next(line: Line, steps: int = STEPS_PER_EPOCH, **options: Any) -> Saved:
+    """The next chunk is saved, and not committed."""
+    step, parent = (line.head.step, line.head.checkpoint_sha256) if line.head else (0, "")
+    return save(line.journal.store, step + steps, parent, **options)
+
+
+def train(line: Line, steps: int = STEPS_PER_EPOCH, **options: Any) -> Commit:
+    """The next chunk is saved and committed."""
+    return line.commit(save_next(line, steps, **options), "chunk")
+
+
+def claim(journal: Journal, number: int) -> None:
+    journal.claim_attempt(number, "fresh", "host", 1, {})
+
+
+def save(run: Store, step: int, parent: str = "", size_bytes: int = 64, **fields: Any) -> Saved:
+    """A complete checkpoint of a step. Its bytes follow from its parent's: one wrong step changes all that come."""
+    data = hashlib.sha256(f"{parent} {step}".encode()).digest() * (size_bytes // 32)
+    epoch, within = divmod(step, STEPS_PER_EPOCH)
+    known: dict[str, Any] = {
+        "epoch": epoch, "created_at": now(), "optimizer_steps_total": step, "optimizer_steps_epoch": within,
+        "steps_per_epoch": STEPS_PER_EPOCH, "grad_accum": 1, "avg_loss": 1 / step, "scheduler_type": "constant",
+        "current_lrs": [0.1], "learning_rate_history": [[0.1]] * epoch, "learning_rate_history_len": epoch,
+        "metrics": {"score": step / 100}, "model_params": size_bytes, "previous_checkpoint_sha256": parent,
+        "config_fingerprint": SETTINGS,
+    }  # fmt: skip
+    payload = Payload({"weight": Tensor("U8", (size_bytes,), data)}, {"step": step})
+    return checkpoint.save(run, payload, known | fields, f'{{"step": {step}}}\n')

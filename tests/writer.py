@@ -1,0 +1,32 @@
+"""A process that writes a run as an attempt does, but without training: ``python -m tests.writer STORE COMMITS``.
+
+Its checkpoints' bytes follow from their parents', so the last one shows whether every chunk was made once, in order.
+"""
+
+import sys
+import time
+
+from holdfast.config import Retention
+from holdfast.errors import HoldfastError
+from holdfast.retention import prune
+from holdfast.store import open_store
+from tests.makers import STEPS_PER_EPOCH, make_line, train
+
+
+def main(store: str, commits: int, pause_s: float = 0.0) -> int:
+    """Go on with the run until it has so many epochs."""
+    try:
+        line = make_line(open_store(store))
+        while line.head is None or line.head.epoch < commits:
+            time.sleep(pause_s)
+            train(line)
+            prune(line.journal, Retention(keep_last=2), STEPS_PER_EPOCH)
+    except HoldfastError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    store, commits, *rest = sys.argv[1:]
+    sys.exit(main(store, int(commits), *map(float, rest)))
