@@ -1,6 +1,5 @@
 """The run that a person starts: ``python -m flows.train CONFIG.toml``, or `train` from Python."""
 
-import logging
 import signal
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from flows.attempt import attempt
 from holdfast.cli import EXIT_CODES, run_app
 from holdfast.config import RunConfig, load_config
 from holdfast.journal import Journal
-from holdfast.progress import ConsoleLines
+from holdfast.progress import log_plain_lines
 from holdfast.standing import TrainResult, read_standing
 from holdfast.store import open_store
 from tasks.server import server
@@ -57,7 +56,7 @@ def main(
         set_: key=value: change a setting, for example --set epochs=8 or --set settings.lr=0.001.
     """
     settings = load_config(config, set_ or [])
-    _log_plain_lines()
+    log_plain_lines()
     signal.signal(signal.SIGTERM, _exit_after_sigterm)
     with server():
         result = train(settings)
@@ -74,14 +73,6 @@ def show(result: TrainResult, config: RunConfig) -> None:
             print(f"  {name.replace('_', ' '):14}  {value:.4f}")
     print(f"  {'checkpoint':14}  {result.checkpoint_sha256_last}")
     print(f"  {'lies in':14}  {lies_in}")
-
-
-def _log_plain_lines() -> None:
-    """The engine's lines on the terminal; Prefect's own go to its server alone."""
-    lines = logging.getLogger("holdfast")
-    lines.addHandler(ConsoleLines())
-    lines.propagate = False
-    logging.getLogger("prefect").propagate = False
 
 
 def _exit_after_sigterm(signum: int, frame: object) -> None:

@@ -27,6 +27,14 @@ class ConsoleLines(logging.Handler):
         console.print(mark + record.getMessage(), style=style, markup=False)
 
 
+def log_plain_lines() -> None:
+    """The engine's lines are on the terminal; Prefect's own go to its server alone."""
+    lines = logging.getLogger("holdfast")
+    lines.addHandler(ConsoleLines())
+    lines.propagate = False
+    logging.getLogger("prefect").propagate = False
+
+
 class ProgressView:
     """Shows an attempt's progress events while the block lasts."""
 

@@ -4,8 +4,6 @@ Called directly, never submitted: only then is a task's body interrupted when th
 are never cached or looked up: where a run continues is decided by its journal alone.
 """
 
-import logging
-
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
@@ -14,9 +12,6 @@ from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
 from holdfast.journal import Commit
 from tasks import hooks
-
-# Prefect sends the records of this logger to its server (pyproject.toml, extra_loggers) but leaves its level alone.
-logging.getLogger("holdfast").setLevel(logging.INFO)
 
 CHUNK_RETRIES = 2
 

@@ -4,7 +4,7 @@
 inside a task        `guard_fingerprint`, `hash_checkpoint`,           their failure fails the task
                      `publish_latest`, in this order
 after a commit       `prune_epochs`, `announce`                        their failure is a warning
-when a task fails    `should_retry`
+when a task fails    `should_retry`, `is_about_the_store`
 ===================  ================================================  ===========================
 """
 
@@ -17,8 +17,11 @@ from prefect.tasks import StateHookCallable
 from holdfast import checkpoint
 from holdfast.attempt import Attempt
 from holdfast.checkpoint import Saved
-from holdfast.errors import ConfigDrift, HoldfastError
+from holdfast.errors import ConfigDrift, HoldfastError, StoreDenied, StoreError
 from holdfast.journal import Commit
+
+# Prefect sends the records of this logger to its server (pyproject.toml, extra_loggers) but leaves its level alone.
+logging.getLogger("holdfast").setLevel(logging.INFO)
 
 log = logging.getLogger("holdfast.hooks")
 
@@ -82,8 +85,18 @@ def after_commit(attempt: Attempt) -> list[StateHookCallable]:
 
 def should_retry(task: Any, task_run: Any, state: Any) -> bool:
     """Whether fresh processes can help: after a dead rank yes; after drift, damage or a lost fence no."""
-    error = state.data if isinstance(state.data, BaseException) else state.result(raise_on_failure=False)
+    error = _error_of(state)
     return isinstance(error, HoldfastError) and error.is_retryable
+
+
+def is_about_the_store(task: Any, task_run: Any, state: Any) -> bool:
+    """Whether the storage failed, which may pass; a lacking right doesn't."""
+    error = _error_of(state)
+    return isinstance(error, StoreError) and not isinstance(error, StoreDenied)
+
+
+def _error_of(state: Any) -> Any:
+    return state.data if isinstance(state.data, BaseException) else state.result(raise_on_failure=False)
 
 
 def _warning_only(hook: Callable[[Attempt], None], attempt: Attempt) -> StateHookCallable:

@@ -90,6 +90,8 @@ class Handler(BaseHTTPRequestHandler):
     """One request. Every answer, well or ill, is an `Answer` that is raised."""
 
     protocol_version = "HTTP/1.1"
+    # An answer that leaves in two packets waits for the acknowledgement of the first: 40 ms a request.
+    wbufsize = -1
     buckets = Buckets()
 
     def handle_request(self) -> None:
@@ -197,5 +199,6 @@ class Server(ThreadingHTTPServer):
 
 
 if __name__ == "__main__":
+    PAGE = int(sys.argv[2]) if len(sys.argv) > 2 else PAGE
     threading.Thread(target=Server(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever, daemon=True).start()
     sys.stdin.read()  # ends when the process that started it does, however that ends

@@ -14,7 +14,7 @@ from tests.makers import STEPS_PER_EPOCH, make_line, train
 
 
 def main(store: str, commits: int, pause_s: float = 0.0) -> int:
-    """Go on with the run until it has so many epochs."""
+    """Go on with the run until it has so many commits."""
     try:
         line = make_line(open_store(store))
         while line.head is None or line.head.epoch < commits:
@@ -28,5 +28,7 @@ def main(store: str, commits: int, pause_s: float = 0.0) -> int:
 
 
 if __name__ == "__main__":
-    store, commits, *rest = sys.argv[1:]
-    sys.exit(main(store, int(commits), *map(float, rest)))
+    store, commits, *pause_s = sys.argv[1:]
+    if pause_s:  # wait for the word, so that two can begin at once
+        sys.stdin.readline()
+    sys.exit(main(store, int(commits), *map(float, pause_s)))

@@ -1,6 +1,5 @@
 """A checkpoint on its way to the store: named, hashed while it is written, complete once its metadata is there."""
 
-import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from holdfast import faults
 from holdfast.checkpoint.format import PAYLOAD, Payload, serialize
 from holdfast.errors import NameMissing, NameTaken
 from holdfast.journal import FOLDER, FileRecord, Record
-from holdfast.store import PIECE_BYTES, Bytes, Store, Writer
+from holdfast.store import PIECE_BYTES, Bytes, Store
 
 METADATA = "metadata.json"
 METRICS = "metrics.jsonl"
@@ -109,54 +108,59 @@ def _names_from(natural: str) -> Iterator[str]:
 
 
 def _write_payload(run: Store, path: str, payload: Payload) -> FileRecord:
-    name = f"{path}/{PAYLOAD}"
-    with _same_or_taken(run, path) as written, run.creating(name) as writer:
-        hashing = _HashingWriter(writer)
-        for piece in serialize(payload):
-            hashing.write(piece)
-        written.append(hashing.record(PAYLOAD))
-        faults.reach("payload-written")
+    digest = _Digest()
+    try:
+        with run.creating(f"{path}/{PAYLOAD}") as writer:
+            for piece in _cut(payload):
+                digest.add(piece)
+                writer.write(piece)
+            faults.reach("payload-written")
+    except NameTaken as taken:  # as soon as the storage knows: perhaps before a byte was written
+        digest = _Digest()
+        for piece in _cut(payload):
+            digest.add(piece)
+        _check_same(run, path, digest.record(PAYLOAD), taken)
     faults.reach("payload-durable")
-    return written[0]
+    return digest.record(PAYLOAD)
 
 
 def _write_file(run: Store, path: str, name: str, data: bytes) -> FileRecord:
-    with _same_or_taken(run, path) as written:
-        written.append(FileRecord(name=name, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
-        run.create(f"{path}/{name}", data)
-    return written[0]
-
-
-@contextlib.contextmanager
-def _same_or_taken(run: Store, path: str) -> Iterator[list[FileRecord]]:
-    """Let `NameTaken` pass if what has the name is, to the byte, what the block says that it wrote."""
-    written: list[FileRecord] = []
+    record = FileRecord(name=name, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
     try:
-        yield written
+        run.create(f"{path}/{name}", data)
     except NameTaken as taken:
-        try:
-            there = hash_file(run, path, written[0].name)
-        except NameMissing:  # the remains of an upload that never ended hold the name, on some object stores
-            raise taken from None
-        if there != written[0]:
-            raise
+        _check_same(run, path, record, taken)
+    return record
 
 
-class _HashingWriter:
-    """Hashes what it passes on, so that nothing has to be read back."""
+def _check_same(run: Store, path: str, record: FileRecord, taken: NameTaken) -> None:
+    """Return if what has the name is, to the byte, what was to be written; otherwise raise ``taken``."""
+    try:
+        there = hash_file(run, path, record.name)
+    except NameMissing:  # the remains of an upload that never ended hold the name, on some object stores
+        raise taken from None
+    if there != record:
+        raise taken
 
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
+
+def _cut(payload: Payload) -> Iterator[memoryview]:
+    """The payload's bytes, in pieces that a processor's cache holds."""
+    for part in serialize(payload):
+        view = memoryview(part)
+        for start in range(0, len(view), PIECE_BYTES):
+            yield view[start : start + PIECE_BYTES]
+
+
+class _Digest:
+    """SHA-256 and size of what is passed by, so that nothing has to be read back."""
+
+    def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self._size_bytes = 0
 
-    def write(self, data: Bytes) -> None:
-        view = memoryview(data)
-        for start in range(0, len(view), PIECE_BYTES):
-            piece = view[start : start + PIECE_BYTES]
-            self._hash.update(piece)
-            self._writer.write(piece)
-        self._size_bytes += len(view)
+    def add(self, data: Bytes) -> None:
+        self._hash.update(data)
+        self._size_bytes += len(data)
 
     def record(self, name: str) -> FileRecord:
         return FileRecord(name=name, size_bytes=self._size_bytes, sha256=self._hash.hexdigest())
@@ -168,10 +172,8 @@ def hash_file(run: Store, path: str, name: str, watch: Callable[[int], None] = l
     Args:
         watch: called with the size of each piece that was read.
     """
-    digest = hashlib.sha256()
-    size_bytes = 0
+    digest = _Digest()
     for piece in run.pieces(f"{path}/{name}"):
-        digest.update(piece)
-        size_bytes += len(piece)
+        digest.add(piece)
         watch(len(piece))
-    return FileRecord(name=name, size_bytes=size_bytes, sha256=digest.hexdigest())
+    return digest.record(name)

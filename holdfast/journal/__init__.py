@@ -1,6 +1,6 @@
 """Who may write a run, and which checkpoints count."""
 
-from holdfast.journal.journal import Journal, metrics_name, signature_name
+from holdfast.journal.journal import Journal, find_runs, metrics_name, signature_name
 from holdfast.journal.records import (
     FOLDER,
     MAX_RECORD_BYTES,
@@ -37,6 +37,7 @@ __all__ = [
     "Quarantine",
     "Record",
     "RunRecord",
+    "find_runs",
     "metrics_name",
     "now",
     "read_record",

@@ -368,3 +368,11 @@ def metrics_name(number: int) -> str:
 def signature_name(commit: Commit) -> str:
     """``signatures/00000007-00000003.json``: of a commit, by an attempt that meant to make it."""
     return f"signatures/{commit.number:08d}-{commit.attempt:08d}.json"
+
+
+def find_runs(store: Store) -> Iterator[Journal]:
+    """The runs of a store, by name."""
+    for name in store.list():
+        journal = Journal(store, name)
+        if journal.exists():
+            yield journal

@@ -452,3 +452,10 @@ def test_on_a_local_disk() -> None:
         explore(lambda: open_store(str(folder / secrets.token_hex(4))), EXAMPLES)
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_on_an_object_store(gcs_bucket: str) -> None:
+    store = open_store(gcs_bucket)
+    explore(lambda: store.inside(secrets.token_hex(4)), max(EXAMPLES // 5, 1))

@@ -1,0 +1,83 @@
+"""Two live processes write one run: exactly one line of commits advances, and it ends on the right bytes."""
+
+import secrets
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.journal import Journal
+from holdfast.store import open_store
+from holdfast.verification import verify_run
+from tests import writer
+from tests.conftest import AZURITE, ROOT
+
+ROUNDS = 20
+COMMITS = 6
+PAUSE_S = 0.05
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def content_id() -> str:
+    """What one writer, never disturbed, ends on."""
+    store = f"memory://{secrets.token_hex(8)}"
+    assert writer.main(store, COMMITS) == 0
+    newest = Journal(open_store(store), "run").newest()
+    assert newest
+    return newest.checkpoint_sha256
+
+
+@pytest.fixture(params=["local", "s3", "azure", "gcs"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "azure" and not AZURITE.exists():
+        pytest.skip("Azurite is installed where there is npm")
+    fixture = {"s3": "bucket", "azure": "container", "gcs": "gcs_bucket"}.get(request.param)
+    return str(request.getfixturevalue(fixture)) if fixture else str(tmp_path)
+
+
+@pytest.mark.timeout(600)
+def test_exactly_one_line_advances(place: str, content_id: str) -> None:
+    for round_ in range(ROUNDS):
+        store = f"{place}/{round_}"
+        # From a race for the first attempt to one that is overtaken in the midst of its commits.
+        ends = race(store, later_s=PAUSE_S * COMMITS * round_ / ROUNDS)
+        assert sorted(code for code, _ in ends) == [0, 3], ends
+        (loser,) = [err for code, err in ends if code == 3]
+        assert loser.splitlines()[-1].startswith("Superseded: "), loser
+        check(store, content_id)
+
+
+def race(store: str, later_s: float) -> list[tuple[int, str]]:
+    """How two writers ended, the second of which began a little later."""
+    command = [sys.executable, "-m", "tests.writer", store, str(COMMITS), str(PAUSE_S)]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    both = [subprocess.Popen(command, cwd=ROOT, text=True, **pipes) for _ in range(2)]  # type: ignore[call-overload]
+    try:
+        time.sleep(0.5)
+        for process, pause_s in zip(both, (later_s, 0), strict=True):
+            process.stdin.write("go\n")
+            process.stdin.flush()
+            time.sleep(pause_s)
+        return [(process.wait(60), process.stderr.read()) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+
+
+def check(store: str, content_id: str) -> None:
+    journal = Journal(open_store(store), "run")
+    report = verify_run(journal)
+    assert report.problems == []
+    newest = journal.newest()
+    assert newest
+    assert newest.checkpoint_sha256 == content_id
+    commits = [journal.read_commit(number) for number in range(1, newest.number + 1)]
+    assert [commit.epoch for commit in commits] == list(range(1, COMMITS + 1))
+    assert [commit.parent for commit in commits] == list(range(COMMITS))
+    attempts = [commit.attempt for commit in commits]
+    assert attempts == sorted(attempts)
