@@ -1,6 +1,7 @@
 # make train   train the language model, or continue it      make train ARGS="--set epochs=8"
 # make test    the whole suite                               make check   lint, types, layers and the quick tests
 # make setup   only prepare .venv                            make clean   remove it
+# make bench   what it costs, as a table and bench.json      make bench ARGS="--full"
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,7 +15,7 @@ export DO_NOT_TRACK ?= 1
 # Some environments turn bytecode off; every process would then compile torch and Prefect anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup train test check clean
+.PHONY: setup train test check bench clean
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
@@ -47,6 +48,9 @@ check: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --quiet -m "not slow" --numprocesses $(WORKERS) $(ARGS)
+
+bench: .venv/ready
+	@$(BIN)/python -m tests.bench $(ARGS)
 
 clean:
 	rm -rf .venv

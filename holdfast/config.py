@@ -9,6 +9,8 @@ from typing import Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from holdfast.errors import ConfigError
+from holdfast.store.failures import without_secrets
+from holdfast.store.opening import CREDENTIALS_REFUSED, holds_credentials
 
 DEFAULT_SEED = 1234
 
@@ -16,7 +18,7 @@ DEFAULT_SEED = 1234
 class Section(BaseModel):
     """A table of the configuration; what it doesn't know it refuses."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class ChunkLength(Section):
@@ -126,9 +128,11 @@ class RunConfig(Section):
 
     @field_validator("store")
     @classmethod
-    def _outlives_a_process(cls, store: str) -> str:
+    def _is_fit_for_a_run(cls, store: str) -> str:
         if store.startswith("memory:"):
             raise ValueError("each rank is a process with a memory of its own; give a folder or a bucket")
+        if holds_credentials(store):
+            raise ValueError(CREDENTIALS_REFUSED)
         return store
 
     @property
@@ -188,7 +192,7 @@ def parse_config(fields: Mapping[str, Any], where: str = "the configuration") ->
         raise ConfigError(f"{where}: {name} is missing", hint=f'add {name} = "..." at the top') from None
     found = first["input"]
     expected = first["msg"].removeprefix("Value error, ")
-    raise ConfigError(f"{where}: {name or 'the file'} = {found!r}: {expected}") from None
+    raise ConfigError(f"{where}: {name or 'the file'} = {without_secrets(repr(found))}: {expected}") from None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

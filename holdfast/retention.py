@@ -69,13 +69,17 @@ class _Found:
     Attributes:
         newest: the number of the newest commit.
         live: the commits that a run may continue from, newest first.
-        given_up: folders of checkpoints that were given up before.
+        given_up: folders of checkpoints that the last report says were given up.
+        put_down: commits that were given up, too, and that it doesn't say so of: it is lost, or that prune was killed.
+        quarantined: commits that are not to be used again.
         unreadable: commits whose records can't be read, so that their folders aren't known.
     """
 
     newest: int
     live: list[Commit]
     given_up: set[str]
+    put_down: set[int]
+    quarantined: set[int]
     unreadable: list[int]
 
 
@@ -128,8 +132,9 @@ def prune(
         protected |= dict.fromkeys(spared, "pinned")
         pruned = [commit for commit in pruned if commit.number not in spared]
     before = datetime.now(UTC) - timedelta(seconds=policy.debris_after_s)
-    behind = _list_behind(journal, steps_per_epoch)
-    debris = _find_debris(journal, found, behind, before) if collect else []
+    behind = _list_behind(journal, found, steps_per_epoch)
+    given_up = _given_up(journal, found, behind)
+    debris = _find_debris(journal, found, behind - given_up, before) if collect else []
     report = PruneReport(
         newest=found.newest,
         policy=policy.model_dump(mode="json"),
@@ -137,7 +142,7 @@ def prune(
         protected=[_entry(commit, protected[commit.number]) for commit in found.live if commit.number in protected],
         pruned=[_entry(commit, "") for commit in pruned],
         unreadable=found.unreadable,
-        unfinished=sorted(found.given_up & behind),
+        unfinished=sorted(given_up),
         debris=debris,
         dry_run=dry_run,
         created_at=now(),
@@ -145,7 +150,8 @@ def prune(
     if not dry_run:
         # Before the deletions: whoever prunes next then knows which are to be finished.
         journal.store.replace(record_name("prunes", found.newest), report.to_bytes())
-        for path in (*(commit.path for commit in pruned), *report.unfinished, *debris):
+        doomed = [commit.path for commit in pruned]
+        for path in doomed + _still_unneeded(journal, found, [*report.unfinished, *debris], steps_per_epoch):
             _delete(journal, path)
         if collect:
             _sweep(journal, before)
@@ -168,16 +174,15 @@ def _find(journal: Journal) -> _Found:
     else:
         numbers = set(range(min(journal.numbers("commits"), default=1), newest + 1))
     pruned = set(journal.numbers("pruned", after=min(numbers, default=1) - 1))
-    # A prune that was killed has put down more than its report says.
-    given_up |= {journal.path_of(number) for number in numbers & pruned}
+    quarantined = set(journal.numbers("quarantine"))
     live, unreadable = [], []
-    for number in sorted(numbers - pruned - set(journal.numbers("quarantine")), reverse=True):
+    for number in sorted(numbers - pruned - quarantined, reverse=True):
         try:
             live.append(journal.read_commit(number))
         except (NameMissing, RecordDamaged) as error:
             unreadable.append(number)
             log.warning("%s", error)
-    return _Found(newest, live, given_up - {commit.path for commit in live}, unreadable)
+    return _Found(newest, live, given_up, numbers & pruned, quarantined, unreadable)
 
 
 def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str]) -> dict[int, str]:
@@ -215,19 +220,35 @@ def _give_up(journal: Journal, commit: Commit) -> bool:
     return True
 
 
-def _list_behind(journal: Journal, steps_per_epoch: int) -> set[str]:
+def _list_behind(journal: Journal, found: _Found, steps_per_epoch: int) -> set[str]:
     """The checkpoints' folders that the run is past: what lies ahead may be in a live attempt's hands this moment."""
     folders = [name for name in journal.store.list() if checkpoint.is_folder_name(name)]
-    head = journal.newest()
-    return {path for path in folders if head and checkpoint.step_of(path, steps_per_epoch) <= head.step}
+    return {path for path in folders if found.live and checkpoint.step_of(path, steps_per_epoch) <= found.live[0].step}
 
 
-def _find_debris(journal: Journal, found: _Found, behind: set[str], before: datetime) -> list[str]:
-    """Folders that no commit names, last written to before a time."""
-    needed = {commit.path for commit in found.live} | {journal.path_of(n) for n in journal.numbers("quarantine")}
+def _given_up(journal: Journal, found: _Found, behind: set[str]) -> set[str]:
+    """Those of the folders whose checkpoints were given up before."""
+    others = behind - {commit.path for commit in found.live}
+    if others <= found.given_up:  # which spares us to read as many records as there are commits
+        return others
+    return others & (found.given_up | {journal.path_of(number) for number in found.put_down})
+
+
+def _find_debris(journal: Journal, found: _Found, folders: set[str], before: datetime) -> list[str]:
+    """Those of the folders that no commit names, last written to before a time."""
+    needed = {commit.path for commit in found.live} | {journal.path_of(number) for number in found.quarantined}
     if found.unreadable or "" in needed:
         return []  # the folder may be that of the commit whose record can't be read
-    return [path for path in sorted(behind - needed - found.given_up) if _is_older(journal, path, before)]
+    return [path for path in sorted(folders - needed) if _is_older(journal, path, before)]
+
+
+def _still_unneeded(journal: Journal, found: _Found, folders: list[str], steps_per_epoch: int) -> list[str]:
+    """Those of the folders that nobody has taken meanwhile: an attempt that fell back passes there once more."""
+    head = journal.newest() if folders else None
+    if head is None:
+        return []
+    taken = {journal.path_of(number) for number in range(found.newest + 1, head.number + 1)}
+    return [path for path in folders if path not in taken and checkpoint.step_of(path, steps_per_epoch) <= head.step]
 
 
 def _is_older(journal: Journal, path: str, before: datetime) -> bool:

@@ -6,16 +6,13 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import boto3
 import psutil
 import pytest
 from azure.storage.blob import BlobServiceClient
@@ -24,6 +21,7 @@ from holdfast.journal import Journal
 from holdfast.standing import Standing, read_standing
 from holdfast.store import open_store
 from tasks.server import await_healthy, free_port
+from tests import servers
 
 ROOT = Path(__file__).parent.parent
 COMMAND_WITHIN_S = 120
@@ -136,19 +134,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory, prefect_api: dict[str, s
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[dict[str, str]]:
     """The environment in which S3 is a server of this session, over HTTP."""
-    port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            await_port(port)
-            yield {
-                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-                "AWS_ACCESS_KEY_ID": "testing",
-                "AWS_SECRET_ACCESS_KEY": "testing",
-                "AWS_DEFAULT_REGION": "us-east-1",
-            }
-        finally:
-            server.terminate()
+    with servers.s3_server() as environment:
+        yield environment
 
 
 @pytest.fixture
@@ -156,22 +143,14 @@ def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
     """The URL of an empty bucket, with endpoint and credentials in the environment, as a user has them."""
     for name, value in s3_server.items():
         monkeypatch.setenv(name, value)
-    name = f"bucket-{secrets.token_hex(8)}"
-    boto3.client("s3").create_bucket(Bucket=name)
-    return f"s3://{name}"
+    return servers.make_s3_bucket()
 
 
 @pytest.fixture(scope="session")
 def gcs_server() -> Iterator[dict[str, str]]:
     """The environment in which Google Cloud Storage is a server of this session, over HTTP."""
-    port = free_port()
-    command = [sys.executable, "-m", "tests.gcs_server", str(port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT) as server:
-        try:
-            await_port(port)
-            yield {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}
-        finally:
-            server.terminate()
+    with servers.gcs_server() as environment:
+        yield environment
 
 
 @pytest.fixture
@@ -179,10 +158,7 @@ def gcs_bucket(gcs_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> s
     """The URL of an empty bucket, with the endpoint in the environment, as a user of an emulator has it."""
     for name, value in gcs_server.items():
         monkeypatch.setenv(name, value)
-    name = f"bucket-{secrets.token_hex(8)}"
-    endpoint = f"{gcs_server['STORAGE_EMULATOR_HOST']}/storage/v1/b"
-    with urllib.request.urlopen(endpoint, json.dumps({"name": name}).encode()):
-        return f"gs://{name}"
+    return servers.make_gcs_bucket()
 
 
 @pytest.fixture(scope="session")
@@ -196,7 +172,7 @@ def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     environment = os.environ | {"AZURITE_ACCOUNTS": f"testing:{key}"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
-            await_port(port)
+            servers.await_port(port)
             yield (
                 f"DefaultEndpointsProtocol=http;AccountName=testing;AccountKey={key};"
                 f"BlobEndpoint=http://127.0.0.1:{port}/testing;"
@@ -213,15 +189,6 @@ def container(azure_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     with BlobServiceClient.from_connection_string(azure_server) as client:
         client.create_container(name)
     return f"az://{name}"
-
-
-def await_port(port: int, within_s: float = 60) -> None:
-    deadline = time.monotonic() + within_s
-    while True:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        assert time.monotonic() < deadline, "the server did not start"
-        time.sleep(0.05)
 
 
 def ranks_of(pid: int) -> list[psutil.Process]:

@@ -197,6 +197,10 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a client has ended
+            super().handle_error(request, client_address)
+
 
 if __name__ == "__main__":
     PAGE = int(sys.argv[2]) if len(sys.argv) > 2 else PAGE

@@ -47,6 +47,7 @@ class Line:
         self.steps_per_epoch = steps_per_epoch
         self.head: Commit | None = None
         self.next_number = 1
+        self._begun: Commit | None = None
         self._signing_key = signing_key
         self._trusted_keys = trusted_keys
 
@@ -61,6 +62,7 @@ class Line:
             NotTrusted: keys are to be trusted, and none of them has signed the commit.
             Superseded: a later attempt owns the run.
         """
+        self._begun = None
         while True:
             self.head = next(self.journal.candidates(self.attempt), None)
             self.next_number = self.journal.next_number()
@@ -82,9 +84,22 @@ class Line:
             Superseded: a later attempt owns the run; nothing was changed.
             NameTaken: an earlier attempt took the number; see `follow`.
         """
+        commit = self._begun
+        if commit is None or (commit.number, commit.path) != (self.next_number, saved.path):
+            commit = self._describe(saved, why)
+        self._begun = commit  # done again it has to be the same to the byte, time included: that is what is signed
+        envelope = sign_commit(self._signing_key, self.journal.run, commit) if self._signing_key else None
+        commit = self.journal.publish_commit(commit, envelope)
+        metrics = self.journal.store.read(f"{commit.path}/{checkpoint.METRICS}")
+        self.journal.publish_metrics(commit.number, metrics)
+        self.journal.publish_latest(describe_latest(commit, saved.metadata))
+        self.head, self.next_number = commit, commit.number + 1
+        return commit
+
+    def _describe(self, saved: Saved, why: str) -> Commit:
         metadata = saved.metadata
         at_epoch_end = metadata.optimizer_steps_epoch == 0
-        commit = Commit(
+        return Commit(
             number=self.next_number,
             parent=self.head.number if self.head else 0,
             attempt=self.attempt,
@@ -100,14 +115,6 @@ class Line:
             why=why,
             created_at=now(),
         )
-        envelope = sign_commit(self._signing_key, self.journal.run, commit) if self._signing_key else None
-        commit = self.journal.publish_commit(commit, envelope)
-        metrics = self.journal.store.read(f"{commit.path}/{checkpoint.METRICS}")
-        self.journal.publish_metrics(commit.number, metrics)
-        self.journal.publish_latest(describe_latest(commit, metadata))
-        self.head = commit
-        self.next_number += 1
-        return commit
 
     def follow(self) -> Commit:
         """The head is the commit that an earlier attempt had made meanwhile, after it had looked at the fence."""
@@ -142,10 +149,8 @@ class Line:
         """Whether a checkpoint that dead ranks had left was committed."""
         if self._trusted_keys:
             return False  # nobody has signed it, and anyone who can write to the store could have put it there
-        first = self.head.number + 1 if self.head else 1
-        given_up = {self.journal.path_of(number) for number in range(first, self.next_number)}
         for saved in checkpoint.find_orphans(
-            self.journal.store, self.head, self.config_fingerprint, given_up, self.steps_per_epoch
+            self.journal.store, self.head, self.config_fingerprint, self.steps_per_epoch, self._given_up
         ):
             log.info("adopting %s (step %d), which a dead attempt had saved", saved.path, saved.step)
             try:
@@ -154,6 +159,10 @@ class Line:
                 log.info("it had still been alive, and has committed by itself")
             return True
         return False
+
+    def _given_up(self) -> set[str]:
+        """The folders that are not to be used again."""
+        return {self.journal.path_of(number) for number in self.journal.numbers("quarantine")}
 
     def _restore(self, commit: Commit, restore: Restore) -> bool:
         """Whether the commit is restored; if it is damaged it is quarantined."""

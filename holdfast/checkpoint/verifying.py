@@ -132,18 +132,22 @@ def _size_damage(run: Store, path: str, file: FileRecord) -> Iterator[FileDamage
 
 
 def find_orphans(
-    run: Store, head: Commit | None, config_fingerprint: str, committed: set[str], steps_per_epoch: int
+    run: Store,
+    head: Commit | None,
+    config_fingerprint: str,
+    steps_per_epoch: int,
+    given_up: Callable[[], set[str]] = set,
 ) -> Iterator[Saved]:
-    """Complete checkpoints that were trained from ``head`` and never committed, furthest first, verified.
+    """Complete checkpoints that were trained from ``head``, the newest commit, furthest first, verified.
 
     Args:
         head: the commit that they must have been trained from; None for the very beginning.
-        committed: folders that later commits name.
+        given_up: the folders that are not to be used again; asked only if there is something to use.
     """
     parent, step = (head.checkpoint_sha256, head.step) if head else ("", 0)
     found = []
     for path in run.list():
-        if not is_folder_name(path) or path in committed or step_of(path, steps_per_epoch) <= step:
+        if not is_folder_name(path) or step_of(path, steps_per_epoch) <= step:
             continue
         try:
             metadata = read_metadata(run, path)
@@ -155,7 +159,10 @@ def find_orphans(
             and metadata.config_fingerprint == config_fingerprint
         ):
             found.append((metadata.optimizer_steps_total, path, metadata))
+    excluded = given_up() if found else set()
     for _, path, metadata in sorted(found, key=lambda entry: entry[:2], reverse=True):
+        if path in excluded:
+            continue
         try:
             files = [hash_file(run, path, name) for name in FILES]
         except NameMissing:

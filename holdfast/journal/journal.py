@@ -203,7 +203,8 @@ class Journal:
 
     def next_number(self) -> int:
         """The number that the next commit gets: no record speaks of it, not even of a commit that was lost."""
-        number = max(self.newest_number(), *self.numbers("quarantine"), 0) + 1
+        newest = self.newest_number()
+        number = max(newest, *self.numbers("quarantine", after=newest), 0) + 1
         while self.is_pruned(number):
             number += 1
         return number

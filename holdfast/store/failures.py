@@ -87,6 +87,7 @@ def status_of(error: BaseException | None) -> int | None:
 
 
 def without_secrets(text: str) -> str:
+    """The text with stars in place of what looks like a key, a token, a signature or a password."""
     return _SECRET.sub(lambda found: f"{found[1] or ''}***", text)
 
 

@@ -10,6 +10,9 @@ from holdfast.store.local import LocalStore
 # The store of each scheme, and which of our extras brings its package.
 S3, AZURE, GCS = ("s3", "S3Store", "s3"), ("azure", "AzureStore", "azure"), ("gcs", "GcsStore", "gcs")
 STORES = {"s3": S3, "s3a": S3, "az": AZURE, "abfs": AZURE, "abfss": AZURE, "gs": GCS, "gcs": GCS}
+CREDENTIALS_REFUSED = (
+    "it holds credentials or a query; give the bucket and the folder only, credentials come from the environment"
+)
 
 
 def open_store(url: str) -> Store:
@@ -30,11 +33,8 @@ def open_store(url: str) -> Store:
         from holdfast.store.memory import MemoryStore
 
         return MemoryStore(path)
-    if _holds_credentials(scheme, path):
-        raise ConfigError(
-            f"store = '{scheme}://...' holds credentials or a query, which would be written into every record",
-            hint="give the bucket and the folder only; credentials come from the environment",
-        )
+    if holds_credentials(url):
+        raise ConfigError(f"store = '{scheme}://...': {CREDENTIALS_REFUSED}")
     if scheme not in STORES:
         raise ConfigError(
             f"store = {url!r}: {scheme}:// is not known to create a name once, which commits rest on",
@@ -52,7 +52,9 @@ def open_store(url: str) -> Store:
     return store
 
 
-def _holds_credentials(scheme: str, path: str) -> bool:
+def holds_credentials(url: str) -> bool:
+    """Whether a URL has more in it than a bucket and a folder."""
+    scheme, _, path = url.partition("://")
     bucket = path.partition("/")[0]
     # abfs://container@account... is Azure's own way to write a URL.
     user = "@" in bucket and STORES.get(scheme) != AZURE

@@ -168,17 +168,34 @@ def test_folders_are_named_for_people() -> None:
 def test_orphans_are_complete_verified_and_of_this_line(run: LocalStore) -> None:
     saved = save(run)
 
-    def found(head: Commit | None = None, fingerprint: str = "0" * 64, committed: Sequence[str] = ()) -> list[str]:
-        orphans = checkpoint.find_orphans(run, head, fingerprint, set(committed), steps_per_epoch=10)
+    def found(head: Commit | None = None, fingerprint: str = "0" * 64, given_up: Sequence[str] = ()) -> list[str]:
+        orphans = checkpoint.find_orphans(run, head, fingerprint, 10, lambda: set(given_up))
         return [orphan.path for orphan in orphans]
 
     assert found() == [saved.path]
-    assert found(head=make_commit(1, step=5)) == found(fingerprint="1" * 64) == found(committed=[saved.path]) == []
+    assert found(head=make_commit(1, step=5)) == found(fingerprint="1" * 64) == found(given_up=[saved.path]) == []
     further = save(run, {"other": 1}, optimizer_steps_total=13, optimizer_steps_epoch=3)
     assert found() == [further.path, saved.path]
     (run.root / further.path / PAYLOAD).write_bytes(b"damaged")
     (run.root / saved.path / METADATA).unlink()
     assert found() == []
+
+
+def test_a_store_that_knows_before_the_first_byte_that_a_name_is_taken(
+    run: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Object stores look first, rather than upload in vain."""
+    saved = save(run)
+    (run.root / saved.path / METADATA).unlink()  # killed between payload and metadata
+
+    @contextlib.contextmanager
+    def taken(store: LocalStore, name: str) -> Iterator[Writer]:
+        raise NameTaken(f"can't write {name}: it exists")
+        yield
+
+    monkeypatch.setattr(LocalStore, "creating", taken)
+    monkeypatch.setattr(LocalStore, "create", LocalStore.replace)
+    assert save(run).files == saved.files
 
 
 @pytest.mark.parametrize(

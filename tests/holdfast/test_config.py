@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from holdfast.config import ChunkLength, RunConfig, load_config, parse_config
 from holdfast.errors import ConfigError
@@ -111,3 +112,25 @@ def test_chunks_end_with_their_epoch_or_the_run(length: ChunkLength, stops: list
 
 def test_a_chunk_that_begins_late_ends_where_it_would_have() -> None:
     assert ChunkLength(epochs=2).next_stop(13, 10, 100) == 20
+
+
+@pytest.mark.parametrize(
+    "store", ["s3://AKIA1:hunter2secret@bucket/runs", "az://container/runs?sig=hunter2secret", "gs://u:hunter2secret@b"]
+)
+def test_a_store_with_credentials_in_it_is_refused_and_not_repeated(store: str) -> None:
+    with pytest.raises(ConfigError, match="holds credentials") as caught:
+        parse_config({"recipe": "m:f", "run": "a", "store": store})
+    assert "hunter2secret" not in str(caught.value)
+    with pytest.raises(ValidationError) as invalid:
+        RunConfig(recipe="m:f", run="a", store=store)
+    assert "hunter2secret" not in str(invalid.value)
+
+
+def test_retention_is_checked() -> None:
+    policy = {"keep_last": 2, "keep_best": {"metric": "accuracy", "mode": "max"}}
+    config = parse_config({"recipe": "m:f", "run": "a", "retention": policy})
+    assert config.retention.keep_best
+    assert config.retention.keep_best.count == 1
+    with pytest.raises(ConfigError, match="unknown key retention") as caught:
+        parse_config({"recipe": "m:f", "run": "a", "retention": {"keep_best": {"metrc": "accuracy"}}})
+    assert caught.value.hint == "did you mean retention.keep_best.metric?"

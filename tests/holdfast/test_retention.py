@@ -181,6 +181,9 @@ def test_pinned_checkpoints_stay_until_unpinned(line: Line) -> None:
     for _ in range(3):
         train(line)
     line.journal.pin(1)
+    would = prune(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH, dry_run=True)
+    assert would
+    assert (numbers(would.protected), numbers(would.pruned)) == ([1], [2])
     report = run_prune(line, keep_last=1)
     assert [(entry.commit, entry.why) for entry in report.protected] == [(1, "pinned")]
     assert folders(line) == ["epoch-0001", "epoch-0003"]

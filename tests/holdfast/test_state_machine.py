@@ -21,7 +21,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from holdfast.attempt import Line
 from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Metadata
@@ -159,7 +166,7 @@ class Model:
         while True:
             head = next((n for n in self.live() if n not in quarantined), None)
             parent, step = (self.commits[head].checkpoint_sha256, self.commits[head].step) if head else ("", 0)
-            adopted = self.find_adopted(parent, step, head or 0)
+            adopted = self.find_adopted(parent, step, quarantined)
             if adopted:
                 return adopted
             if head is None:
@@ -168,9 +175,9 @@ class Model:
                 return parent
             quarantined.add(head)
 
-    def find_adopted(self, parent: str, step: int, head: int) -> str:
-        """The content id at the end of the line of complete checkpoints that nobody committed."""
-        taken = {c.path for n, c in self.commits.items() if n > head and n not in self.records_lost}
+    def find_adopted(self, parent: str, step: int, quarantined: set[int]) -> str:
+        """The content id at the end of the line of complete checkpoints that no commit counts."""
+        taken = {self.commits[number].path for number in quarantined - self.records_lost}
         found = [
             (metadata.optimizer_steps_total, path, metadata.checkpoint_sha256)
             for path, metadata in self.metadata.items()
@@ -182,7 +189,7 @@ class Model:
         if not found:
             return ""
         step, _, content = max(found)
-        return self.find_adopted(content, step, head) or content
+        return self.find_adopted(content, step, quarantined) or content
 
     def is_whole(self, path: str) -> bool:
         """Complete, and neither metadata nor payload damaged. (Its metrics are not known by any hash yet.)"""
@@ -266,7 +273,9 @@ policies = st.builds(
     max_epochs=st.integers(0, 3),
     debris_after_s=st.just(0.0),
 )
-points = st.none() | st.integers(0, 24)
+# Mostly it lives; else it dies between any two writes of what it is about to do.
+points = st.sampled_from([None, None, None]) | st.integers(0, 24)
+chunks = st.sampled_from([5, 5, 10, 10, 3])
 
 
 class Lives(RuleBasedStateMachine):
@@ -279,6 +288,7 @@ class Lives(RuleBasedStateMachine):
         self.store = type(self).open()
         self.model = Model()
         self.writers: dict[int, tuple[Line, Life]] = {}
+        self.saves = 0
 
     @property
     def run(self) -> Store:
@@ -293,6 +303,13 @@ class Lives(RuleBasedStateMachine):
             yield
         except Killed:
             self.writers.pop(writer, None)
+
+    @initialize(lengths=st.lists(chunks, min_size=1, max_size=8))
+    def begin(self, lengths: list[int]) -> None:
+        """There is some history."""
+        self.start(0, None)
+        for steps in lengths:
+            self.train(0, None, steps, True)
 
     @rule(writer=st.sampled_from(WRITERS), points=points)
     def start(self, writer: int, points: int | None) -> None:
@@ -310,21 +327,22 @@ class Lives(RuleBasedStateMachine):
             assert line.head is None or load(self.run, line.head) is None
             self.writers[writer] = line, life
 
-    @precondition(lambda self: self.writers)
-    @rule(
-        writer=st.sampled_from(WRITERS), points=points, steps=st.sampled_from([5, 5, 10, 10, 3]), commits=st.booleans()
-    )
+    @rule(writer=st.sampled_from(WRITERS), points=points, steps=chunks, commits=st.sampled_from([True, True, False]))
     def train(self, writer: int, points: int | None, steps: int, commits: bool) -> None:
         """A chunk is saved, and mostly committed: else it is what an orphan leaves."""
         if writer not in self.writers:
-            return
+            self.start(writer, None)
+        if writer not in self.writers:
+            return  # nothing is left that it could start from
         line, life = self.writers[writer]
         life.points = points
+        self.saves += 1
         step = line.head.step if line.head else 0
         steps = min(steps, STEPS_PER_EPOCH - step % STEPS_PER_EPOCH)
         with self.mortal(writer, life):
             try:
-                saved = save_next(line, steps)
+                # Not the time: the machine has to do the same when it is asked to do it again.
+                saved = save_next(line, steps, created_at=f"at save {self.saves}")
                 if commits:
                     line.commit(saved, "chunk")
             except Superseded:
@@ -333,6 +351,7 @@ class Lives(RuleBasedStateMachine):
             if not commits:
                 self.writers.pop(writer, None)  # it saved itself after its attempt had died
 
+    @precondition(lambda self: self.model.live())
     @rule(policy=policies, points=points)
     def prune(self, policy: Retention, points: int | None) -> None:
         """Retention runs, by whomever."""

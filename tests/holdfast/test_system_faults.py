@@ -1,5 +1,6 @@
 """A disk that fails, and a kill, at every system call of a commit and the prune after it."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -92,3 +93,28 @@ def strike(begun: Path, folder: Path, call: str, fault: str, nth: int) -> bool:
         # A failed deletion, and what is mere output, doesn't stop a run.
         assert done.returncode in (0, 3), done.stderr
     return struck
+
+
+def test_what_gets_a_name_is_durable_before_and_the_name_after(begun: Path, tmp_path: Path) -> None:
+    """A power cut is not a kill: what was not synced may be gone, or there without its content."""
+    shutil.copytree(begun, tmp_path / "store")
+    trace = tmp_path / "trace"
+    subprocess.run(
+        [
+            "strace", "--follow-forks", "--decode-fds=path", "--output", trace, "--trace", "fsync,linkat,renameat",
+            sys.executable, "-m", "tests.writer", str(tmp_path / "store"), str(COMMITS),
+        ],
+        cwd=ROOT, check=True, timeout=60,
+    )  # fmt: skip
+    calls = [line.split(maxsplit=1)[1] for line in trace.read_text().splitlines() if "EEXIST" not in line]
+    named = 0
+    for index, call in enumerate(calls):
+        found = re.match(r'(?:linkat|renameat)\(\d+<(.+?)>, "(.+?)"', call)
+        if found:
+            named += 1
+            before, after = calls[index - 1], calls[index + 1]
+            assert before.startswith("fsync"), call
+            assert f"<{found[1]}/{found[2]}>" in before, call
+            assert after.startswith("fsync"), call
+            assert f"<{found[1]}>" in after, call
+    assert named >= 8

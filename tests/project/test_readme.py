@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import EXIT_CODES
+from holdfast.config import load_config
 from holdfast.errors import HoldfastError
+from holdfast.journal import Journal
+from holdfast.store import open_store
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -69,16 +72,22 @@ def test_your_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict[str, s
     assert len([line for line in recipe.splitlines() if line]) <= 22
     (tmp_path / "my_model.py").write_text(recipe)
     (tmp_path / "my_model.toml").write_text(blocks("toml")[0])
-    for command in [command for command in commands() if "flows.train" in command]:
+    (tmp_path / "kept.toml").write_text(f"{blocks('toml')[0]}\n{blocks('toml')[1]}")
+    own = commands()[[command[1] for command in commands()].index("-m") :]  # from the first of its own on
+    for command in own:
+        module = ["-m", "holdfast.cli"] if command[0].endswith("holdfast") else []
         done = subprocess.run(
-            [sys.executable, *command[1:]],
+            [sys.executable, *module, *command[1:]],
             cwd=tmp_path, env=os.environ | prefect_api, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-    assert "step 1550, epoch 25" in done.stdout
-    accuracy = re.search(r"accuracy +([0-9.]+)", done.stdout)
-    assert accuracy
-    assert float(accuracy[1]) > 0.9
+        assert done.returncode == 0, (command, done.stderr)
+        if "epochs=25" in command:
+            assert "step 1550, epoch 25" in done.stdout
+            accuracy = re.search(r"accuracy +([0-9.]+)", done.stdout)
+            assert accuracy
+            assert float(accuracy[1]) > 0.9
+    assert Journal(open_store(str(tmp_path / "elsewhere")), "spirals").newest()
+    assert load_config(tmp_path / "kept.toml").retention.keep_best
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path, env=os.environ | prefect_api, capture_output=True, text=True, timeout=120, check=False,

@@ -1,0 +1,44 @@
+"""``python -m tests.bench [NAME ...] [--full]``: prints a table a benchmark, and writes bench.json.
+
+Nothing here is a test, and no figure is held against a limit.
+"""
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.bench import journal
+from tests.bench.frame import describe_machine, make_table
+
+BENCHMARKS = [journal.BENCHMARK]
+WIDTH = 200
+
+
+def main(arguments: list[str]) -> None:
+    known = {benchmark.name: benchmark for benchmark in BENCHMARKS}
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="What it costs; see bench.json.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all without one")
+    parser.add_argument("--full", action="store_true", help="the largest sizes everywhere, which takes minutes")
+    parser.add_argument("--output", type=Path, default=Path("bench.json"))
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - known.keys():
+        parser.error(f"no benchmark is named {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    logging.getLogger("holdfast").setLevel(logging.ERROR)  # what is planted is warned of
+    console = Console()
+    console.width = max(console.width, WIDTH)
+    machine = describe_machine()
+    console.print(", ".join(f"{name} {value}" for name, value in machine.items()), highlight=False)
+    figures = {}
+    for name in options.names or known:
+        rows = known[name].run(options.full)
+        console.print(make_table(known[name], rows))
+        figures[name] = {"about": known[name].about, "rows": rows}
+    options.output.write_text(json.dumps({"machine": machine, "benchmarks": figures}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

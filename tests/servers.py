@@ -1,0 +1,79 @@
+"""What stands in for a cloud: a server over HTTP, as a process of its own, on a free port of the loopback interface."""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+
+from tasks.server import free_port
+
+ROOT = Path(__file__).parent.parent
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[dict[str, str]]:
+    """The environment in which S3 is this server."""
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            await_port(port)
+            yield {
+                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+                "AWS_ACCESS_KEY_ID": "testing",
+                "AWS_SECRET_ACCESS_KEY": "testing",
+                "AWS_DEFAULT_REGION": "us-east-1",
+            }
+        finally:
+            server.terminate()
+
+
+def make_s3_bucket() -> str:
+    """The URL of an empty bucket of the S3 that the environment names."""
+    name = f"bucket-{secrets.token_hex(8)}"
+    boto3.client("s3").create_bucket(Bucket=name)
+    return f"s3://{name}"
+
+
+@contextlib.contextmanager
+def gcs_server(*page: int) -> Iterator[dict[str, str]]:
+    """The environment in which Google Cloud Storage is this server.
+
+    Args:
+        page: how many names a page of a listing has.
+    """
+    port = free_port()
+    command = [sys.executable, "-m", "tests.gcs_server", str(port), *map(str, page)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT) as server:
+        try:
+            await_port(port)
+            yield {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}
+        finally:
+            server.terminate()
+
+
+def make_gcs_bucket() -> str:
+    """The URL of an empty bucket of the Google Cloud Storage that the environment names."""
+    name = f"bucket-{secrets.token_hex(8)}"
+    endpoint = f"{os.environ['STORAGE_EMULATOR_HOST']}/storage/v1/b"
+    with urllib.request.urlopen(endpoint, json.dumps({"name": name}).encode()):
+        return f"gs://{name}"
+
+
+def await_port(port: int, within_s: float = 60) -> None:
+    """Something listens on the port."""
+    deadline = time.monotonic() + within_s
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        assert time.monotonic() < deadline, "the server did not start"
+        time.sleep(0.05)
