@@ -1,6 +1,7 @@
 """Azure Blob Storage."""
 
 import secrets
+from datetime import datetime
 from typing import Any
 
 from azure.core import MatchConditions
@@ -19,7 +20,13 @@ class AzureStore(ObjectStore):
     Its listings can't begin after a name: `list` reads the whole folder.
     """
 
-    modified_key = "last_modified"
+    def _stat(self, path: str) -> tuple[int, datetime]:
+        async def stat() -> Any:
+            async with self._fs.service_client.get_blob_client(*self._split(path)) as blob:
+                return await blob.get_blob_properties()
+
+        found = sync(self._fs.loop, stat)
+        return int(found.size), found.last_modified
 
     def _upload(self, path: str) -> "AzureUpload":
         return AzureUpload(self._fs, *self._split(path))

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from holdfast.store.failures import explained
@@ -18,11 +19,13 @@ class GcsStore(ObjectStore):
     There is nothing to sweep: an upload that never ended expires after a week, and can't be listed.
     """
 
-    modified_key = "mtime"
-
     def _options(self) -> dict[str, Any]:
         # An emulator takes no credentials; Google's own client gives it none either.
         return super()._options() | ({"token": "anon"} if os.environ.get("STORAGE_EMULATOR_HOST") else {})
+
+    def _stat(self, path: str) -> tuple[int, datetime]:
+        found = self._fs.call("GET", "b/{}/o/{}", *self._split(path), json_out=True)
+        return int(found["size"]), datetime.fromisoformat(found["updated"])
 
     def _upload(self, path: str) -> "GcsUpload":
         where = f"write {path.removeprefix(f'{self._root}/')} in {self.url}"

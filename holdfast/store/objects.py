@@ -24,8 +24,6 @@ T = TypeVar("T")
 class ObjectStore(Store):
     """A prefix of a bucket. What each cloud does in its own way is in its subclass."""
 
-    modified_key: str
-
     def __init__(self, url: str, fs: Any = None) -> None:
         self.url = url.rstrip("/")
         self._fs, self._root = (fs, fs._strip_protocol(self.url)) if fs else url_to_fs(self.url, **self._options())
@@ -86,11 +84,10 @@ class ObjectStore(Store):
             yield self.read(name, start, start + piece_bytes)
 
     def size_bytes(self, name: str) -> int:
-        return int(self._look(name)["size"])
+        return self._look(name)[0]
 
     def modified(self, name: str) -> datetime:
-        written: datetime = self._look(name)[self.modified_key]
-        return written.astimezone(UTC)
+        return self._look(name)[1].astimezone(UTC)
 
     def list(self, folder: str = "", after: str = "") -> list[str]:
         path = self._path(folder) if folder else self._root
@@ -138,12 +135,12 @@ class ObjectStore(Store):
         bucket, key, *_ = self._fs.split_path(path)
         return bucket, key
 
-    def _look(self, name: str) -> dict[str, Any]:
-        # Not `exists`: fsspec's answers no when the storage can't be reached.
-        found: dict[str, Any] = self._ask(f"look at {name}", lambda: self._fs.info(self._path(name)))
-        if found["type"] != "file":
-            raise NameMissing(f"can't look at {name} in {self.url}: it is a folder")
-        return found
+    @abc.abstractmethod
+    def _stat(self, path: str) -> tuple[int, datetime]:
+        """Size and time of the last write, in one request. (fsspec's info also looks for a folder of this name.)"""
+
+    def _look(self, name: str) -> tuple[int, datetime]:
+        return self._ask(f"look at {name}", lambda: self._stat(self._path(name)))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{checked(name)}"

@@ -13,8 +13,6 @@ from holdfast.store.uploads import AT_ONCE
 class S3Store(ObjectStore):
     """A prefix of a bucket on S3."""
 
-    modified_key = "LastModified"
-
     def sweep(self, before: datetime) -> int:
         """As the contract says: uploads in parts that were neither completed nor aborted."""
         bucket, prefix = self._split(self._root)
@@ -36,6 +34,11 @@ class S3Store(ObjectStore):
 
     def _call(self, method: str, **request: str) -> dict[str, Any]:
         return self._ask("sweep", lambda: dict(self._fs.call_s3(method, **request)))
+
+    def _stat(self, path: str) -> tuple[int, datetime]:
+        bucket, key = self._split(path)
+        found = self._fs.call_s3("head_object", Bucket=bucket, Key=key)
+        return int(found["ContentLength"]), found["LastModified"]
 
     def _upload(self, path: str) -> "S3Upload":
         return S3Upload(self._fs, *self._split(path))
