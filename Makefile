@@ -2,6 +2,7 @@
 # make test    the whole suite                               make check   lint, types, layers and the quick tests
 # make setup   only prepare .venv                            make clean   remove it
 # make bench   what it costs, as a table and bench.json      make bench ARGS="--full"
+# make soak    the search for faults, for hours: 100,000 random lives of a run on a disk, 10,000 on an object store
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -15,7 +16,7 @@ export DO_NOT_TRACK ?= 1
 # Some environments turn bytecode off; every process would then compile torch and Prefect anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup train test check bench clean
+.PHONY: setup train test check bench soak clean
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
@@ -48,6 +49,10 @@ check: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --quiet -m "not slow" --numprocesses $(WORKERS) $(ARGS)
+
+# Other lives than the tests': the search is random, and says how to repeat what it finds.
+soak: .venv/ready
+	HOLDFAST_EXAMPLES=100000 $(BIN)/python -m pytest --numprocesses $(WORKERS) tests/holdfast/test_state_machine.py $(ARGS)
 
 bench: .venv/ready
 	@$(BIN)/python -m tests.bench $(ARGS)

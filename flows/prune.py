@@ -8,6 +8,7 @@ from cyclopts import App, Parameter
 from prefect import flow
 
 from holdfast.cli import EXIT_CODES, run_app
+from holdfast.cli.keeping import summarize
 from holdfast.errors import RunStopped
 from holdfast.journal import PruneReport, find_runs
 from holdfast.progress import log_plain_lines
@@ -34,20 +35,12 @@ def prune(store: str, dry_run: bool = False) -> dict[str, PruneReport]:
             failed[journal.run] = str(state.message)
         elif (report := state.result()) is not None:
             reports[journal.run] = report
-            log.info("%s", describe(journal.run, report))
+            log.info("run %s: %s", journal.run, summarize(report))
     for run, message in failed.items():
         log.warning("run %s was not pruned: %s", run, message)
     if failed:
         raise RunStopped(f"{len(failed)} of {len(failed) + len(reports)} runs were not pruned: {', '.join(failed)}")
     return reports
-
-
-def describe(run: str, report: PruneReport) -> str:
-    """One line."""
-    stay = len(report.kept) + len(report.protected)
-    size_mb = sum(entry.size_bytes for entry in report.pruned) / 1e6
-    verb = "would go" if report.dry_run else "went"
-    return f"run {run}: {stay} checkpoints stay, {len(report.pruned)} {verb} ({size_mb:,.1f} MB)"
 
 
 app = App(

@@ -2,6 +2,7 @@
 
 It holds what makes a run of its own: the commit, its files, its settings, and its signature if it has one. Names are
 sorted; mode bits, owner and times are fixed. Unpacking takes nothing on trust: every byte is held against the commit.
+Only the signature is passed on as it is: whoever trusts a key checks it then.
 """
 
 import hashlib
@@ -10,11 +11,25 @@ import tarfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from holdfast.errors import Damage, WrongUse
-from holdfast.journal import MAX_RECORD_BYTES, Commit, FileRecord, Journal, RunRecord, record_name, signature_name
+from holdfast.checkpoint import PAYLOAD
+from holdfast.errors import Damage, NameMissing, WrongUse
+from holdfast.fingerprint import fingerprint
+from holdfast.journal import (
+    MAX_RECORD_BYTES,
+    Commit,
+    ConfigRecord,
+    FileRecord,
+    Journal,
+    RunRecord,
+    record_name,
+    signature_name,
+)
 from holdfast.store import PIECE_BYTES, Store, Writer
 
 BLOCK = tarfile.BLOCKSIZE
+MAX_OCTAL_SIZE = 8**11 - 1
+CHECKSUM = slice(148, 156)
+SIZE = slice(124, 136)
 PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
@@ -25,7 +40,7 @@ def pack(journal: Journal, commit: Commit, out: Writer) -> str:
     """The checkpoint of a commit is in ``out``; returns the SHA-256 (hex) of what was written.
 
     Raises:
-        Damage: a file is not what was committed; what was written is of no use.
+        Damage: a file is missing or not what was committed; what was written is of no use.
     """
     whole = hashlib.sha256()
     for piece in _tar(journal, commit):
@@ -37,27 +52,48 @@ def pack(journal: Journal, commit: Commit, out: Writer) -> str:
 def _tar(journal: Journal, commit: Commit) -> Iterator[bytes]:
     run = journal.read_run().model_copy(update={"first_commit": commit.number})
     records = {"run.json": run.to_bytes()}
-    optional = (f"configs/{commit.config_fingerprint}.json", signature_name(commit))
-    for name in (record_name("commits", commit.number), *filter(journal.store.exists, optional)):
+    config = _config_name(commit)
+    for name in (
+        record_name("commits", commit.number),
+        *filter(journal.store.exists, (config, signature_name(commit))),
+    ):
         records[name] = journal.store.read(name, 0, MAX_RECORD_BYTES)
+    if config in records:
+        _check_config(commit, records[config])
     files = {f"{commit.path}/{file.name}": file for file in commit.files}
     total = 2 * BLOCK
     for name in sorted(records.keys() | files.keys()):
         size_bytes = files[name].size_bytes if name in files else len(records[name])
-        info = tarfile.TarInfo(f"{journal.run}/{name}")
-        info.size = size_bytes
-        yield info.tobuf(tarfile.GNU_FORMAT)
+        yield tar_header(f"{journal.run}/{name}", size_bytes)
         yield from _pieces(journal.store, name, files[name]) if name in files else [records[name]]
         yield bytes(_padding(size_bytes))
         total += BLOCK + size_bytes + _padding(size_bytes)
     yield bytes(2 * BLOCK + -total % tarfile.RECORDSIZE)
 
 
+def tar_header(name: str, size_bytes: int) -> bytes:
+    """The block before a file: that of POSIX, where a name has up to 255 bytes without a block of its own.
+
+    It has no room for a size of 8 GiB or more; such a size is written as GNU and all that read its files do.
+    """
+    info = tarfile.TarInfo(name)
+    info.size = min(size_bytes, MAX_OCTAL_SIZE)
+    block = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
+    if size_bytes > MAX_OCTAL_SIZE:
+        block[SIZE] = b"\x80" + size_bytes.to_bytes(11, "big")
+        block[CHECKSUM] = b" " * 8
+        block[CHECKSUM] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
 def _pieces(store: Store, name: str, file: FileRecord) -> Iterator[bytes]:
     digest = hashlib.sha256()
-    for piece in store.pieces(name):
-        digest.update(piece)
-        yield piece
+    try:
+        for piece in store.pieces(name):
+            digest.update(piece)
+            yield piece
+    except NameMissing:
+        raise Damage(f"{name} is missing but was committed as {file.sha256}") from None
     _compare(name, file, digest.hexdigest())
 
 
@@ -70,6 +106,16 @@ def _compare(name: str, file: FileRecord, found: str) -> None:
         raise Damage(f"{name} is {found} but was committed as {file.sha256}")
 
 
+def _config_name(commit: Commit) -> str:
+    return f"configs/{commit.config_fingerprint}.json"
+
+
+def _check_config(commit: Commit, data: bytes) -> None:
+    record = ConfigRecord.from_bytes(data, _config_name(commit))
+    if {record.fingerprint, fingerprint(record.identity)} != {commit.config_fingerprint}:
+        raise Damage(f"{_config_name(commit)}: its settings don't have this fingerprint")
+
+
 # ---- unpacking
 
 
@@ -78,11 +124,11 @@ def unpack(tar: BinaryIO, store: Store) -> Journal:
 
     Raises:
         Damage: the file is not a packed checkpoint, or a byte of it has changed; there is no run.
-        WrongUse: the store has a folder of this name.
+        WrongUse: the store has a folder of this name, or a later version has packed the file.
     """
     run, name, size_bytes = _read_header(tar)
     if not re.fullmatch(r"commits/[0-9]{8}\.json", name):
-        raise Damage(f"the file is not a packed checkpoint: it begins with {name}")
+        raise Damage(f"the file is not a packed checkpoint: it begins with {name or 'nothing'}")
     journal = Journal(store, run)
     if journal.store.list():
         raise WrongUse(f"there is a folder {run} in {store.url}", hint="unpack into another store")
@@ -90,23 +136,37 @@ def unpack(tar: BinaryIO, store: Store) -> Journal:
     commit = Commit.from_bytes(record, name)
     if record_name("commits", commit.number) != name:
         raise Damage(f"{name} says that it is commit {commit.number}")
+    made: list[str] = []
     try:
-        records = _copy_all(tar, journal, commit)
-        # It is a run once run.json is there.
-        for name, data in [*records.items(), (record_name("commits", commit.number), record)]:
-            if name != "run.json":
-                journal.store.create(name, data)
-        journal.store.create("run.json", records["run.json"])
+        records = _copy_all(tar, journal, commit, made) | {name: record}
+        for each in sorted(records, key=lambda each: each == "run.json"):  # it is a run once this is there
+            journal.store.create(each, records[each])
+            made.append(each)
+        journal.read_run()
     except BaseException:
-        store.delete_folder(run)
+        _take_back(store, journal, made)
         raise
     return journal
 
 
-def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit) -> dict[str, bytes]:
+def _take_back(store: Store, journal: Journal, made: list[str]) -> None:
+    """Nothing that was made is left, and nothing else is touched: another process may have begun the same run."""
+    for name in made:
+        journal.store.delete(name)
+    folders = [name for name in journal.store.list() if not journal.store.exists(name)]
+    for folder in folders:
+        if not journal.store.list(folder):
+            journal.store.delete_folder(folder)
+    if not journal.store.list():
+        store.delete_folder(journal.run)
+
+
+def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) -> dict[str, bytes]:
     """Each file of the checkpoint is on the store, and is what was committed; returns the records beside them."""
     files = {f"{commit.path}/{file.name}": file for file in commit.files}
-    optional = {f"configs/{commit.config_fingerprint}.json", signature_name(commit)}
+    if {file.sha256 for file in commit.files if file.name == PAYLOAD} != {commit.checkpoint_sha256}:
+        raise Damage(f"commit {commit.number} names no {PAYLOAD} that is {commit.checkpoint_sha256}")
+    optional = {_config_name(commit), signature_name(commit)}
     records: dict[str, bytes] = {}
     waiting = files.keys() | optional | {"run.json"}
     while not _is_at_end(header := _read_header(tar)):
@@ -116,13 +176,17 @@ def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit) -> dict[str, byte
         waiting.remove(name)
         if name in files:
             _copy(tar, journal.store, name, size_bytes, files[name])
+            made.append(name)
         else:
             records[name] = _read(tar, name, size_bytes)
     missing = sorted(waiting - optional)
     if missing:
         raise Damage(f"the file has no {missing[0]}")
-    if RunRecord.from_bytes(records["run.json"], "run.json").run != journal.run:
-        raise Damage(f"run.json is not that of run {journal.run!r}")
+    begun = RunRecord.from_bytes(records["run.json"], "run.json")
+    if (begun.run, begun.first_commit) != (journal.run, commit.number):
+        raise Damage(f"run.json is not that of run {journal.run!r} from commit {commit.number} on")
+    if _config_name(commit) in records:
+        _check_config(commit, records[_config_name(commit)])
     return records
 
 

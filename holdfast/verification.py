@@ -1,14 +1,16 @@
 """Is a run on its store what was committed? Every record and every byte is read back."""
 
+import contextlib
+import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
 from pydantic import BaseModel
 
 from holdfast import checkpoint
-from holdfast.errors import CheckpointDamaged, HoldfastError, NameMissing, RecordDamaged
+from holdfast.errors import CheckpointDamaged, Damage, HoldfastError, NameMissing, RecordDamaged
 from holdfast.fingerprint import fingerprint
 from holdfast.journal import (
     AttemptRecord,
@@ -115,32 +117,35 @@ class _Verification:
         self.done_bytes = 0
         self.total_bytes = 0
         self.lock = threading.Lock()
+        self.is_given_up = False
 
     def run(self, everything: bool) -> VerifyReport:
-        with ThreadPoolExecutor(WORKERS) as pool:
+        with self._workers() as pool:
             first = self._check_run()
-            self.problems += [problem for problem in pool.map(self._check_record, self._list_records()) if problem]
+            self._add(pool.map(self._check_record, self._list_records()))
             quarantined = set(self.journal.numbers("quarantine"))
             pruned = set(self.journal.numbers("pruned"))
-            newest = self.journal.newest_number()
-            raw = dict(pool.map(self._read_commit, range(first, newest + 1)))
-            self._check_commits(raw, quarantined)
+            named = self._list_named(pruned)  # before the commits, which a live attempt makes before it names them
+            there = [number for number in self.journal.numbers("commits") if number >= first]
+            newest = max(there, default=0)
+            raw = dict(pool.map(self._read_commit, there))
             commits = [commit for commit in raw.values() if isinstance(commit, Commit)]
+            sha256 = dict(pool.map(self._hash_record, commits))
+            self._check_numbers(first, [number for number in quarantined if number >= first] + there, named)
+            self._check_commits(raw, sha256, quarantined)
             self._check_latest(newest)
             counting = [commit for commit in commits if commit.number not in quarantined]
-            self.problems += [p for p in pool.map(lambda commit: self._check_metrics(commit, newest), counting) if p]
+            self._add(pool.map(lambda commit: self._check_metrics(commit, newest), counting))
             live = [commit for commit in counting if commit.number not in pruned]
-            for commit in live if self.trusted_keys else ():
-                self._check_signed(commit)
+            self._add(pool.map(self._check_signed, live if self.trusted_keys else ()))
             chosen = [(commit, "counts") for commit in live]
             if everything:
                 chosen += [(commit, "quarantined") for commit in commits if commit.number in quarantined - pruned]
+            chosen.sort(key=lambda pair: pair[0].number, reverse=True)
             self.total_bytes = sum(commit.size_bytes for commit, _ in chosen)
         # A deep look has a whole checkpoint in memory.
-        with ThreadPoolExecutor(1 if self.deep else WORKERS) as pool:
-            checked = [
-                entry for entry in pool.map(lambda pair: self._check_checkpoint(*pair), reversed(chosen)) if entry
-            ]
+        with self._workers(1 if self.deep else WORKERS) as pool:
+            checked = [entry for entry in pool.map(lambda pair: self._check_checkpoint(*pair), chosen) if entry]
         if everything:
             checked += self._check_uncommitted({commit.path for commit in commits})
         return VerifyReport(
@@ -151,6 +156,19 @@ class _Verification:
             records=self.records,
             checkpoints=checked,
         )
+
+    @contextlib.contextmanager
+    def _workers(self, count: int = WORKERS) -> Iterator[ThreadPoolExecutor]:
+        """Threads that end soon when the block fails, however much they have still to read."""
+        with ThreadPoolExecutor(count) as pool:
+            try:
+                yield pool
+            except BaseException:
+                self.is_given_up = True
+                raise
+
+    def _add(self, found: Iterable[str | None]) -> None:
+        self.problems += [problem for problem in found if problem]
 
     def _check_run(self) -> int:
         """The number of the first commit that the run should have."""
@@ -187,6 +205,25 @@ class _Verification:
             return f"{name}: its settings don't have its fingerprint"
         return None
 
+    def _list_named(self, pruned: set[int]) -> set[int]:
+        """The numbers of the commits that other records speak of."""
+        logged = {int(name[:8]) for name in self.store.list("metrics") if re.fullmatch(r"[0-9]{8}\.jsonl", name)}
+        named = {*pruned, *logged, *self.journal.numbers("pins"), *self.journal.numbers("prunes")}
+        with contextlib.suppress(NameMissing, RecordDamaged):
+            named.add(read_record(self.store, Latest, "latest.json").commit)
+        return named
+
+    def _check_numbers(self, first: int, there: Collection[int], named: Collection[int]) -> None:
+        """No record of a commit is ever taken away, so that none is missing in between, nor at the end."""
+        before = first - 1
+        for number in (*sorted(set(there)), max([before, *there, *named]) + 1):
+            if number - before > 1:
+                lost = [record_name("commits", each) for each in (before + 1, number - 1)]
+                self.problems.append(
+                    f"{lost[0]} is missing" if lost[0] == lost[1] else f"{lost[0]} to {lost[1]} are missing"
+                )
+            before = number
+
     def _read_commit(self, number: int) -> tuple[int, Commit | HoldfastError]:
         with self.lock:
             self.records += 1
@@ -195,17 +232,20 @@ class _Verification:
         except (NameMissing, RecordDamaged) as error:
             return number, error
 
-    def _check_commits(self, found: dict[int, Commit | HoldfastError], quarantined: set[int]) -> None:
-        """Each record is there, and linked to the one before it and to the checkpoint that it was trained from."""
+    def _hash_record(self, commit: Commit) -> tuple[int, str]:
+        return commit.number, self.journal.record_sha256(commit.number)
+
+    def _check_commits(
+        self, found: dict[int, Commit | HoldfastError], sha256: dict[int, str], quarantined: set[int]
+    ) -> None:
+        """Each record is linked to the one before it and to the checkpoint that it was trained from."""
         for number, commit in found.items():
             if isinstance(commit, HoldfastError):
                 if number not in quarantined:
-                    lost = isinstance(commit, NameMissing)
-                    self.problems.append(f"the record of commit {number} is lost" if lost else str(commit))
+                    self.problems.append(str(commit))
                 continue
             name = record_name("commits", number)
-            before = found.get(number - 1)
-            if isinstance(before, Commit) and commit.previous_record_sha256 != self.journal.record_sha256(number - 1):
+            if isinstance(found.get(number - 1), Commit) and commit.previous_record_sha256 != sha256[number - 1]:
                 self.problems.append(f"{name} was made after another {record_name('commits', number - 1)}")
             parent = found.get(commit.parent)
             if commit.parent >= number:
@@ -242,19 +282,23 @@ class _Verification:
             return None
         return f"{name} is {found.sha256} but was committed as {expected.sha256}"
 
-    def _check_signed(self, commit: Commit) -> None:
+    def _check_signed(self, commit: Commit) -> str | None:
         try:
             check_signed(self.journal, commit, self.trusted_keys)
-        except HoldfastError as error:
-            self.problems.append(str(error))
+        except Damage as error:
+            return str(error)
+        return None
 
     def _check_checkpoint(self, commit: Commit, standing: str) -> CheckedCheckpoint | None:
-        damaged = checkpoint.verify(self.store, commit, self._count)
-        if damaged and self.journal.is_pruned(commit.number):
-            return None  # retention has given it up while we read
+        try:
+            damaged = checkpoint.verify(self.store, commit, self._count)
+        except NameMissing:  # it went after a look at its size
+            damaged = checkpoint.verify(self.store, commit)
         problems = [str(damage) for damage in damaged]
         if self.deep and not damaged:
             problems += self._look_into(commit)
+        if problems and self.journal.is_pruned(commit.number):
+            return None  # retention has given it up while we read
         if standing == "counts":
             with self.lock:
                 self.problems += problems
@@ -272,7 +316,7 @@ class _Verification:
         try:
             checkpoint.read_payload(self.store, commit)
             metadata = checkpoint.read_metadata(self.store, commit.path)
-        except (CheckpointDamaged, RecordDamaged) as error:
+        except (CheckpointDamaged, RecordDamaged, NameMissing) as error:
             yield str(error)
             return
         if metadata is None:
@@ -294,7 +338,10 @@ class _Verification:
         for path in self.store.list():
             if not checkpoint.is_folder_name(path) or path in committed:
                 continue
-            files = [checkpoint.hash_file(self.store, path, name) for name in self.store.list(path)]
+            try:
+                files = [checkpoint.hash_file(self.store, path, name) for name in self.store.list(path)]
+            except NameMissing:  # a prune deletes it while we read
+                continue
             payload = next((file for file in files if file.name == checkpoint.PAYLOAD), None)
             self.notes.append(f"{path} is named by no commit")
             yield CheckedCheckpoint(
@@ -307,6 +354,8 @@ class _Verification:
             )
 
     def _count(self, size_bytes: int) -> None:
+        if self.is_given_up:
+            raise CancelledError
         with self.lock:
             self.done_bytes += size_bytes
             self.watch(self.done_bytes, self.total_bytes)

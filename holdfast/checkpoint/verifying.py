@@ -47,13 +47,14 @@ def read_payload(run: Store, commit: Commit) -> Payload:
         CheckpointDamaged: a file is missing or differs; ``data["files"]`` says how.
         RunStopped: it is larger than this machine's memory.
     """
-    others = [file for file in commit.files if file.name != PAYLOAD]
-    damaged = [damage for file in others for damage in verify_file(run, commit.path, file)]
+    by_name = {file.name: file for file in commit.files}
+    missing = [name for name in FILES if name not in by_name]
+    if missing:
+        raise CheckpointDamaged(f"commit {commit.number} names no {missing[0]}")
+    file = by_name.pop(PAYLOAD)
+    damaged = [damage for file in by_name.values() for damage in verify_file(run, commit.path, file)]
     if damaged:
         raise _damage(commit, damaged)
-    file = next((file for file in commit.files if file.name == PAYLOAD), None)
-    if file is None:
-        raise CheckpointDamaged(f"commit {commit.number} names no {PAYLOAD}")
     damaged = list(_size_damage(run, commit.path, file))
     if damaged:
         raise _damage(commit, damaged)

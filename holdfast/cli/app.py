@@ -25,8 +25,8 @@ app = App(
     version=__version__,
 )
 
-Json = Annotated[bool, Parameter(name="--json", negative="")]
-Flag = Annotated[bool, Parameter(negative="")]
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
 
 
 def open_journal(run: str) -> Journal:
@@ -48,17 +48,26 @@ def find_commit(journal: Journal, text: str = "") -> Commit:
         WrongUse: there is none, or its checkpoint was pruned.
     """
     found = None
-    if text.isdigit():
+    if text.isdecimal():
         with contextlib.suppress(NameMissing):
             found = journal.read_commit(int(text))
     else:
         found = next((commit for commit in journal.candidates() if text in ("", commit.path)), None)
+    if found is None and not text:
+        raise WrongUse(f"run {journal.run!r} has no commit that counts")
     if found is None:
-        what = f"commit {text}" if text else "commit"
-        raise WrongUse(f"run {journal.run!r} has no {what}", hint="give its number, or the name of its folder")
+        raise WrongUse(f"run {journal.run!r} has no commit {text}", hint="give its number, or the name of its folder")
     if journal.is_pruned(found.number):
-        raise WrongUse(f"the checkpoint of commit {found.number} of run {journal.run!r} was pruned")
+        raise WrongUse(
+            f"the checkpoint of commit {found.number} of run {journal.run!r} was pruned",
+            hint="holdfast verify lists what there is",
+        )
     return found
+
+
+def counted(number: int, what: str) -> str:
+    """``1 run``, ``2 runs``"""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def print_json(value: Any) -> None:

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from rich.filesize import decimal
 
-from holdfast.cli.app import Flag, Json, app, find_commit, open_journal, print_json
+from holdfast.cli.app import Flag, Json, app, counted, find_commit, open_journal, print_json
 from holdfast.errors import ConfigError, HoldfastError, NameTaken, WrongUse
 from holdfast.journal import PruneReport
 from holdfast.pack import pack as pack_checkpoint
@@ -17,7 +18,7 @@ from holdfast.store.local import LocalStore
 
 
 @app.command
-def prune(run: str, *, dry_run: Flag = False, json: Json = False) -> None:
+def prune(run: str, /, *, dry_run: Flag = False, json: Json = False) -> None:
     """Delete the checkpoints that the run's own retention doesn't keep, and what dead attempts have left.
 
     Args:
@@ -43,15 +44,18 @@ def show(report: PruneReport) -> None:
         print(f"{verb:14}{entry.checkpoint_sha256}  {entry.path}")
     for path in report.unfinished + report.debris:
         print(f"{verb:14}{path}, which no commit needs")
-    size_mb = sum(entry.size_bytes for entry in report.pruned) / 1e6
-    kept = len(report.kept) + len(report.protected)
-    print(
-        f"{kept} checkpoints stay, {len(report.pruned)} {'would go' if report.dry_run else 'went'}: {size_mb:,.1f} MB"
-    )
+    print(summarize(report))
+
+
+def summarize(report: PruneReport) -> str:
+    """The report in one line."""
+    stay = counted(len(report.kept) + len(report.protected), "checkpoint")
+    freed = decimal(sum(entry.size_bytes for entry in report.pruned))
+    return f"keeps {stay}, {'would delete' if report.dry_run else 'deleted'} {len(report.pruned)} of {freed}"
 
 
 @app.command
-def pin(run: str, commit: str) -> None:
+def pin(run: str, commit: str, /) -> None:
     """Keep a checkpoint, whatever the retention.
 
     Args:
@@ -66,7 +70,7 @@ def pin(run: str, commit: str) -> None:
 
 
 @app.command
-def unpin(run: str, commit: str) -> None:
+def unpin(run: str, commit: str, /) -> None:
     """Leave a checkpoint to the retention again.
 
     Args:
@@ -80,8 +84,8 @@ def unpin(run: str, commit: str) -> None:
     print(f"commit {found.number} ({found.path}) is left to the retention")
 
 
-@app.command
-def pack(run: str, *what: Annotated[str, Parameter(name="[COMMIT] OUT.tar")]) -> None:
+@app.command(usage="Usage: holdfast pack RUN [COMMIT] OUT.tar")
+def pack(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT.tar")]) -> None:
     """Write a checkpoint into one tar file, the same to the byte wherever it is made.
 
     Args:
@@ -96,6 +100,8 @@ def pack(run: str, *what: Annotated[str, Parameter(name="[COMMIT] OUT.tar")]) ->
     found = find_commit(journal, *commit)
     path = Path(out).absolute()
     try:
+        if path.exists():  # sooner than after reading everything in vain
+            raise NameTaken(out)
         with LocalStore(str(path.parent)).creating(path.name) as writer:
             sha256 = pack_checkpoint(journal, found, writer)
     except NameTaken:
@@ -105,7 +111,7 @@ def pack(run: str, *what: Annotated[str, Parameter(name="[COMMIT] OUT.tar")]) ->
 
 
 @app.command
-def unpack(tar: Path, store: str) -> None:
+def unpack(tar: Path, store: str, /) -> None:
     """Verify a packed checkpoint, and make a run of its own of it, under the name that it had.
 
     Args:
@@ -124,13 +130,13 @@ def unpack(tar: Path, store: str) -> None:
 
 
 @app.command
-def keygen(path: Path) -> None:
+def keygen(path: Path, /) -> None:
     """Make a key to sign commits with, and its public half beside it.
 
     Args:
         path: Where the private key goes; the public one goes to <path>.pub.
     """
     key_id = generate_key(path)
-    print(f"key {key_id}")
-    print(f"private  {path}: signing_key in the configuration; keep it to yourself")
-    print(f"public   {path}.pub: for resume.trusted_keys, and holdfast verify --key")
+    print(f"key id   {key_id}")
+    print(f"private  {path}      signing_key in the configuration; keep it to yourself")
+    print(f"public   {path}.pub  for resume.trusted_keys, and holdfast verify --key")

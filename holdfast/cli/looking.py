@@ -2,17 +2,16 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
-from rich.table import Table
 
-from holdfast.cli.app import Flag, Json, app, open_journal, print_json
-from holdfast.errors import Damage, RunUnknown
-from holdfast.journal import Journal
+from holdfast.cli.app import Flag, Json, app, counted, open_journal, print_json
+from holdfast.errors import Damage
+from holdfast.journal import find_runs
 from holdfast.signature import load_trusted_key
 from holdfast.standing import Standing, read_standing
 from holdfast.store import open_store
@@ -20,21 +19,17 @@ from holdfast.verification import CheckedCheckpoint, verify_run
 
 
 @app.command
-def runs(store: str, *, json: Json = False) -> int:
+def runs(store: str, /, *, json: Json = False) -> int:
     """List the runs of a store.
 
     Args:
         store: The folder that holds the runs.
         json: Print JSON.
     """
-    opened = open_store(store)
-    journals = [Journal(opened, name) for name in opened.list()]
     standings, damaged = [], []
-    for journal in journals:
+    for journal in find_runs(open_store(store)):
         try:
             standings.append(read_standing(journal))
-        except RunUnknown:
-            continue
         except Damage as error:  # the others are to be seen all the same
             damaged.append(f"run {journal.run}: {error}")
     for line in damaged:
@@ -45,25 +40,36 @@ def runs(store: str, *, json: Json = False) -> int:
     if not standings and not damaged:
         print(f"no runs in {store}")
         return 0
-    table = Table("run", "complete", "step", "epoch", "commit", "attempts", "loss", "checkpoint", box=None)
-    for standing in standings:
-        table.add_row(
-            standing.run,
-            "yes" if standing.complete else "no",
-            _of(standing.step, standing.total_steps),
-            _of(standing.epoch, standing.epochs),
-            str(standing.commit),
-            str(standing.attempts),
-            "" if standing.avg_loss is None else f"{standing.avg_loss:.4f}",
-            standing.checkpoint_sha256[:12],
-        )
     if standings:
-        Console(highlight=False).print(table)
+        _print_table([
+            ("run", "complete", "step", "epoch", "commit", "attempts", "loss", "checkpoint"),
+            *(_summary(standing) for standing in standings),
+        ])  # fmt: skip
     return 2 if damaged else 0
 
 
+def _summary(standing: Standing) -> tuple[str, ...]:
+    return (
+        standing.run,
+        "yes" if standing.complete else "no",
+        _of(standing.step, standing.total_steps),
+        _of(standing.epoch, standing.epochs),
+        str(standing.commit),
+        str(standing.attempts),
+        "" if standing.avg_loss is None else f"{standing.avg_loss:.4f}",
+        standing.checkpoint_sha256[:12],
+    )
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    """In columns as wide as they need; a name that is cut off can't be copied."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
 @app.command
-def show(run: str, *, json: Json = False) -> None:
+def show(run: str, /, *, json: Json = False) -> None:
     """Show where a run stands.
 
     Args:
@@ -75,14 +81,15 @@ def show(run: str, *, json: Json = False) -> None:
         print_json(standing.model_dump())
         return
     for name, value in _rows(standing).items():
-        print(f"{name:14}  {value}")
+        print(f"{name:14}  {f'{value:.6g}' if isinstance(value, float) else value}")
 
 
 @app.command
 def verify(
     run: str,
+    /,
     *,
-    all_: Annotated[bool, Parameter(name="--all", negative="")] = False,
+    all_: Annotated[bool, Parameter(name="--all", negative="", show_default=False)] = False,
     deep: Flag = False,
     key: Annotated[list[str] | None, Parameter(negative="", consume_multiple=False)] = None,
     json: Json = False,
@@ -107,8 +114,9 @@ def verify(
     for note in report.notes:
         print(f"note: {note}")
     for problem in report.problems:
-        print(problem)
-    print(f"{len(report.checkpoints)} checkpoints and {report.records} records read, {len(report.problems)} problems")
+        print(f"problem: {problem}")
+    read = f"{counted(len(report.checkpoints), 'checkpoint')} and {counted(report.records, 'record')} read"
+    print(f"{read}, {counted(len(report.problems), 'problem')}")
     return 0 if report.ok else 2
 
 

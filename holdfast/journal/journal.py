@@ -19,6 +19,7 @@ from holdfast.config import Retention
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, RunUnknown, Superseded, WrongUse
 from holdfast.journal.records import (
     FORMAT_VERSION,
+    MAX_RECORD_BYTES,
     AttemptRecord,
     Commit,
     ConfigRecord,
@@ -75,16 +76,24 @@ class Journal:
 
     def begin(self, recipe: str) -> RunRecord:
         """``run.json`` exists and can be read; the first to begin the run has written it."""
-        record = RunRecord(format=FORMAT_VERSION, run=self.run, recipe=recipe, created_at=now())
         try:
-            self.store.create("run.json", record.to_bytes())
-        except NameTaken:
-            try:
-                return self.read_run()
-            except RecordDamaged as error:
-                self._warn(f"{error}; it is written anew")
-                record = record.model_copy(update={"first_commit": min(self.numbers("commits"), default=1)})
-                self.store.replace("run.json", record.to_bytes())
+            return self.read_run()
+        except RunUnknown:
+            write = self.store.create
+        except RecordDamaged as error:
+            self._warn(f"{error}; it is written anew")
+            write = self.store.replace
+        record = RunRecord(
+            format=FORMAT_VERSION,
+            run=self.run,
+            recipe=recipe,
+            first_commit=min(self.numbers("commits"), default=1),
+            created_at=now(),
+        )
+        try:
+            write("run.json", record.to_bytes())
+        except NameTaken:  # another process has begun it a moment ago
+            return self.read_run()
         return record
 
     def record_config(self, fingerprint: str, identity: dict[str, Any], config: dict[str, Any]) -> None:
@@ -309,9 +318,10 @@ class Journal:
     def record_sha256(self, number: int) -> str:
         """SHA-256 of a commit record's bytes: what links the next one to it. Empty for commit 0 and a lost record."""
         try:
-            return hashlib.sha256(self.store.read(record_name("commits", number))).hexdigest() if number else ""
+            data = self.store.read(record_name("commits", number), 0, MAX_RECORD_BYTES + 1) if number else b""
         except NameMissing:
             return ""
+        return hashlib.sha256(data).hexdigest() if data else ""
 
     # ---- quarantine and pins
 

@@ -27,7 +27,7 @@ def opened(root: Path, parts: Sequence[str], *, make: bool = False) -> Iterator[
     """
     if make:
         _make_root(root)
-    folder, path = os.open(root, FOLDER), root
+    folder, path = _open_folder(str(root), None, root, make=make), root
     try:
         for part in parts:
             path = path / part
@@ -35,12 +35,23 @@ def opened(root: Path, parts: Sequence[str], *, make: bool = False) -> Iterator[
                 with contextlib.suppress(FileExistsError):  # another process was first
                     os.mkdir(part, dir_fd=folder)
                 os.fsync(folder)
-            inner = os.open(part, FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+            inner = _open_folder(part, folder, path, make=make)
             os.close(folder)
             folder = inner
         yield folder
     finally:
         os.close(folder)
+
+
+def _open_folder(name: str, parent: int | None, path: Path, *, make: bool) -> int:
+    follow = 0 if parent is None else os.O_NOFOLLOW
+    try:
+        return os.open(name, FOLDER | follow, dir_fd=parent)
+    except NotADirectoryError:
+        if make:
+            raise
+        # Who only looks finds nothing below a file.
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
 
 
 def look(folder: int, name: str, path: Path) -> os.stat_result | None:

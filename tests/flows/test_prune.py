@@ -22,6 +22,7 @@ def store(tmp_path: Path) -> Path:
         for _ in range(0 if name == "begun" else 5):
             train(line)
     (tmp_path / "no run").mkdir()
+    (tmp_path / "no run either.tar").write_text("")
     return tmp_path
 
 
@@ -39,7 +40,7 @@ def checkpoints(store: Path, run: str) -> list[str]:
 def test_every_run_is_pruned_by_its_own_policy(store: Path, prefect_api: dict[str, str]) -> None:
     done = run_prune(store, prefect_api, "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "run a: 3 checkpoints stay, 2 would go" in done.stderr
+    assert "run a: keeps 3 checkpoints, would delete 2 of" in done.stderr
     assert len(checkpoints(store, "a")) == 5
     done = run_prune(store, prefect_api)
     assert done.returncode == 0, done.stderr

@@ -13,8 +13,7 @@ from tests.conftest import COMMAND_WITHIN_S, Driver, Reference, assert_same_byte
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("round_", range(2))
-def test_started_twice_at_once_one_trains(driver: Driver, reference: Reference, round_: int) -> None:
+def test_started_twice_at_once_one_trains(driver: Driver, reference: Reference) -> None:
     both = [driver.start(TOY_DELAY_S="0.1") for _ in range(2)]
     ends = {(*process.communicate(timeout=COMMAND_WITHIN_S), process.returncode) for process in both}
     (loser,) = [(out, err) for out, err, code in ends if code == 3]

@@ -3,13 +3,15 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.cli import app, run_app
 from holdfast.journal import Journal
+from holdfast.signature import load_signing_key
 from holdfast.store import open_store
-from tests.makers import make_line, train
+from tests.makers import load, make_line, save_next, train
 
 
 @pytest.fixture
@@ -17,7 +19,33 @@ def store(tmp_path: Path) -> str:
     train(make_line(open_store(str(tmp_path)), "a", epochs=1))
     Journal(open_store(str(tmp_path)), "begun").begin("m:f")
     (tmp_path / "no run").mkdir()
+    (tmp_path / "no run either.tar").write_text("")
     return str(tmp_path)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    """Five commits, of which retention keeps three."""
+    line = make_line(open_store(str(tmp_path)), "long")
+    for _ in range(5):
+        train(line)
+    return f"{tmp_path}/long"
+
+
+def journal_of(run: str) -> Journal:
+    store, _, name = run.rpartition("/")
+    return Journal(open_store(store), name)
+
+
+def damage(run: str, name: str) -> None:
+    path = Path(run, name)
+    path.write_bytes(b"?" + path.read_bytes()[1:])
+
+
+def ask_json(*arguments: str, capsys: pytest.CaptureFixture[str], exit_code: int = 0) -> Any:
+    capsys.readouterr()
+    assert run_app(app, [*arguments, "--json"]) == exit_code
+    return json.loads(capsys.readouterr().out)
 
 
 def test_runs(store: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,6 +56,24 @@ def test_runs(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "10 of 10" in capsys.readouterr().out
     assert run_app(app, ["runs", f"{store}/nowhere"]) == 0
     assert "no runs in" in capsys.readouterr().out
+
+
+def test_runs_shows_whole_names_in_columns(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    make_line(open_store(store), "n" * 100)
+    assert run_app(app, ["runs", store]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == ["a", "begun", "n" * 100]
+    assert {row.index("no") for row in rows[1:]} == {header.index("complete")}
+
+
+def test_a_run_that_is_damaged_hides_no_other(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    make_line(open_store(store), "damaged")
+    damage(f"{store}/damaged", "run.json")
+    assert run_app(app, ["runs", store]) == 2
+    shown = capsys.readouterr()
+    assert [row.split()[0] for row in shown.out.splitlines()] == ["run", "a", "begun"]
+    assert shown.err.startswith("run damaged: run.json can't be read")
+    assert [run["run"] for run in ask_json("runs", store, capsys=capsys, exit_code=2)] == ["a", "begun"]
 
 
 def test_a_run_that_is_to_go_on_is_not_complete(store: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,23 +109,202 @@ def test_verify(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["checkpoints"][0]["damaged"][0]["name"] == "checkpoint.safetensors"
 
 
+def test_verify_names_each_checkpoint_and_counts(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(run, "epoch-0002/checkpoint.safetensors")
+    Path(run, "latest.json").unlink()
+    assert run_app(app, ["verify", run]) == 2
+    *rows, note, problem, summary = capsys.readouterr().out.splitlines()
+    assert [(row.split()[0], row.split()[2]) for row in rows] == [
+        ("good", "epoch-0005"), ("good", "epoch-0004"), ("good", "epoch-0003"), ("damaged", "epoch-0002"),
+        ("good", "epoch-0001"),
+    ]  # fmt: skip
+    assert note == "note: latest.json is missing; the next attempt writes it again"
+    assert problem.startswith("problem: epoch-0002/checkpoint.safetensors is ")
+    assert summary == "5 checkpoints and 14 records read, 1 problem"
+
+
+def test_verify_all_shows_what_does_not_count(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    journal_of(run).quarantine(2, "damaged", 1)
+    save_next(make_line(open_store(str(Path(run).parent)), "long"))
+    assert run_app(app, ["verify", run]) == 0
+    assert "quarantined" not in capsys.readouterr().out
+    assert run_app(app, ["verify", run, "--all"]) == 0
+    shown = [row.split() for row in capsys.readouterr().out.splitlines()]
+    assert [(row[0], row[2]) for row in shown[3:6]] == [
+        ("quarantined", "epoch-0002"), ("good", "epoch-0001"), ("uncommitted", "epoch-0006"),
+    ]  # fmt: skip
+    assert " ".join(shown[6]) == "note: epoch-0006 is named by no commit"
+
+
+def test_verify_deep_looks_into_checkpoints(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    commit = journal_of(run).read_commit(5).model_copy(update={"step": 51})
+    Path(run, "commits/00000005.json").write_bytes(commit.to_bytes())
+    assert run_app(app, ["verify", run]) == 0
+    assert run_app(app, ["verify", run, "--deep"]) == 2
+    assert "problem: epoch-0005: step was saved as 50 but committed as 51" in capsys.readouterr().out
+
+
+# ---- keeping
+
+
+def test_prune(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(app, ["prune", run, "--dry-run"]) == 0
+    *rows, summary = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == ["keeps"] * 3 + ["would"] * 2
+    assert "would delete  " in rows[-1]
+    assert rows[-1].endswith("epoch-0001")
+    assert "(keep_last)" in rows[0]
+    size_bytes = sum(journal_of(run).read_commit(number).size_bytes for number in (1, 2))
+    assert summary == f"keeps 3 checkpoints, would delete 2 of {size_bytes / 1000:.1f} kB"
+    assert Path(run, "epoch-0001").exists()
+
+    dry = ask_json("prune", run, "--dry-run", capsys=capsys)
+    assert ([entry["commit"] for entry in dry["pruned"]], dry["dry_run"]) == ([2, 1], True)
+    report = ask_json("prune", run, capsys=capsys)
+    assert dry | {"dry_run": False, "record_sha256": ""} == report | {
+        "created_at": dry["created_at"],
+        "record_sha256": "",
+    }
+    assert not Path(run, "epoch-0001").exists()
+    assert run_app(app, ["prune", run]) == 0
+    assert "keeps 3 checkpoints, deleted 0" in capsys.readouterr().out
+
+
+def test_pruning_nothing(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(app, ["prune", f"{store}/begun"]) == 0
+    assert capsys.readouterr().out == "the run has no commit yet\n"
+    assert ask_json("prune", f"{store}/begun", capsys=capsys) is None
+
+
+@pytest.mark.parametrize("which", ["1", "epoch-0001", "00000001"])
+def test_pins_hold_until_they_are_taken_out(run: str, capsys: pytest.CaptureFixture[str], which: str) -> None:
+    assert run_app(app, ["pin", run, which]) == 0
+    assert capsys.readouterr().out == "commit 1 (epoch-0001) is pinned; holdfast unpin lets it go\n"
+    assert run_app(app, ["prune", run]) == 0
+    assert "epoch-0001  (pinned)" in capsys.readouterr().out
+    assert run_app(app, ["unpin", run, which]) == 0
+    assert [entry["commit"] for entry in ask_json("prune", run, capsys=capsys)["pruned"]] == [1]
+    assert run_app(app, ["pin", run, "1"]) == 1
+    assert "the checkpoint of commit 1 of run 'long' was pruned" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("which", "number"), [([], 5), (["2"], 2), (["epoch-0003"], 3)])
+def test_pack_and_unpack(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], which: list[str], number: int
+) -> None:
+    out, other = str(tmp_path / "packed.tar"), str(tmp_path / "other")
+    commit = journal_of(run).read_commit(number)
+    about = f"step {commit.step}, {commit.checkpoint_sha256}"
+    assert run_app(app, ["pack", run, *which, out]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == [
+        f"{hashlib.sha256(Path(out).read_bytes()).hexdigest()}  {out}", f"commit {number} of run long: {about}",
+    ]  # fmt: skip
+    assert run_app(app, ["unpack", out, other]) == 0
+    assert capsys.readouterr().out == f"run long is in {other}: commit {number}, {about}\n"
+    assert load(journal_of(f"{other}/long").store, commit) is None
+    assert run_app(app, ["verify", f"{other}/long"]) == 0
+    assert "1 checkpoint and " in capsys.readouterr().out
+    assert run_app(app, ["unpack", out, other]) == 1
+    assert "there is a folder long in" in capsys.readouterr().err
+
+
+def test_pack_overwrites_nothing_and_reads_nothing_in_vain(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "packed.tar"
+    out.write_bytes(b"mine")
+    monkeypatch.setattr("holdfast.cli.keeping.pack_checkpoint", None)
+    assert run_app(app, ["pack", run, str(out)]) == 1
+    assert capsys.readouterr().err == f"error: {out} exists\nhint: give another name, or remove it\n"
+    assert out.read_bytes() == b"mine"
+
+
+def test_what_is_damaged_is_neither_packed_nor_unpacked(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "packed.tar"
+    assert run_app(app, ["pack", run, "4", str(out)]) == 0
+    data = bytearray(out.read_bytes())
+    data[data.index(b'{"__metadata__')] ^= 1
+    (tmp_path / "damaged.tar").write_bytes(data)
+    damage(run, "epoch-0005/checkpoint.safetensors")
+    out.unlink()
+    capsys.readouterr()
+    for arguments in (["pack", run, str(out)], ["unpack", str(tmp_path / "damaged.tar"), str(tmp_path / "other")]):
+        assert run_app(app, arguments) == 2
+        shown = capsys.readouterr()
+        assert (shown.out, shown.err.count("\n")) == ("", 1)
+        assert "checkpoint.safetensors is " in shown.err
+    assert not out.exists()
+    assert not (tmp_path / "other" / "long").exists()
+
+
+# ---- keys
+
+
+def test_keys_are_made_and_commits_verified_with_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("mine", "another"):
+        assert run_app(app, ["keygen", str(tmp_path / name)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("key id   ") == 2
+    assert f"public   {tmp_path}/mine.pub  for resume.trusted_keys, and holdfast verify --key" in out
+    assert run_app(app, ["keygen", str(tmp_path / "mine")]) == 1
+    assert "exists; a key is never overwritten" in capsys.readouterr().err
+
+    train(make_line(open_store(str(tmp_path)), "signed", signing_key=load_signing_key(str(tmp_path / "mine"))))
+    run = f"{tmp_path}/signed"
+    mine, another = (["--key", f"{tmp_path}/{name}.pub"] for name in ("mine", "another"))
+    assert run_app(app, ["verify", run, *mine]) == 0
+    assert run_app(app, ["verify", run, *another, *mine]) == 0
+    assert run_app(app, ["verify", *another, run]) == 2
+    assert "problem: the signature of commits/00000001.json is not by a trusted key" in capsys.readouterr().out
+    Path(run, "signatures/00000001-00000001.json").unlink()
+    assert run_app(app, ["verify", run, *mine]) == 2
+    assert "problem: commit 1 of run 'signed' is not signed" in capsys.readouterr().out
+
+
+# ---- wrong use
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
         (["shwo"], "show"),
-        (["show"], "requires an argument"),
+        (["show"], "RUN requires an argument"),
+        (["pin", "{run}"], "COMMIT requires an argument"),
+        (["pin", "{run}", "9"], "run 'long' has no commit 9"),
+        (["pin", "{run}", "\u00b2"], "run 'long' has no commit \u00b2"),
+        (["unpin", "{run}", "epoch-0009"], "run 'long' has no commit epoch-0009"),
+        (["pin", "{store}/none", "1"], "there is no run 'none' in"),
+        (["prune", "{store}/none"], "there is no run 'none' in"),
+        (["pack", "{run}"], "expected [COMMIT] OUT.tar after the run"),
+        (["pack", "{run}", "1", "2", "3"], "expected [COMMIT] OUT.tar after the run"),
+        (["pack"], "RUN requires an argument"),
+        (["pack", "{store}/begun", "{store}/out.tar"], "run 'begun' has no commit that counts"),
+        (["pack", "{store}/none", "{store}/out.tar"], "there is no run 'none' in"),
+        (["unpack", "{store}/none.tar", "{store}"], "none.tar can't be read: No such file or directory"),
+        (["unpack", "{store}", "{store}"], "can't be read: Is a directory"),
+        (["unpack", "{store}/none.tar"], "STORE requires an argument"),
+        (["keygen", "{store}/no/such/folder"], "can't be written: No such file or directory"),
+        (["verify", "{run}", "--key", "{store}/none.pub"], "can't be read: No such file or directory"),
+        (["verify", "{run}", "--key"], "--key requires an argument"),
+        (["verify", "{run}", "--deeper"], "--deeper"),
         (["show", "nowhere/run"], "there is no run 'run' in"),
         (["show", "/"], "is not a run"),
         (["runs", "http://host"], "http:// is not known to create a name once"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_1(
-    arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], error: str, run: str, store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_app(app, arguments) == 1
-    err = capsys.readouterr().err
+    assert run_app(app, [argument.format(run=run, store=store) for argument in arguments]) == 1
+    shown = capsys.readouterr()
+    err = shown.err
     assert err.startswith("error: ")
+    assert [row.split(":")[0] for row in err.splitlines()] in (["error"], ["error", "hint"])
     assert error in err
+    assert shown.out == ""
     assert "Traceback" not in err
 
 
@@ -88,3 +313,8 @@ def test_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     out = " ".join(capsys.readouterr().out.split())
     assert "RUN is <store>/<run>" in out
     assert "2 damage found" in out
+
+
+def test_help_of_pack_shows_how_it_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(app, ["pack", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("Usage: holdfast pack RUN [COMMIT] OUT.tar\n")

@@ -40,6 +40,8 @@ from holdfast.store import Bytes, Store, Writer, open_store
 from holdfast.verification import verify_run
 from tests.makers import STEPS_PER_EPOCH, load, make_line, save_next
 
+# The same lives every time, but for a soak, which goes on where tests must end.
+IS_SOAK = "HOLDFAST_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("HOLDFAST_EXAMPLES", "1000"))
 STEPS = 30
 WRITERS = (0, 1)
@@ -457,6 +459,8 @@ def explore(open_: Callable[[], Store], examples: int) -> None:
             stateful_step_count=STEPS,
             deadline=None,
             database=None,
+            derandomize=not IS_SOAK,
+            print_blob=True,
             suppress_health_check=list(HealthCheck),
             phases=[Phase.generate, Phase.shrink],
         ),
@@ -477,4 +481,4 @@ def test_on_a_local_disk() -> None:
 @pytest.mark.timeout(0)
 def test_on_an_object_store(gcs_bucket: str) -> None:
     store = open_store(gcs_bucket)
-    explore(lambda: store.inside(secrets.token_hex(4)), max(EXAMPLES // 5, 1))
+    explore(lambda: store.inside(secrets.token_hex(4)), max(EXAMPLES // 10, 1))

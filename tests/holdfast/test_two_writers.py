@@ -31,11 +31,11 @@ def content_id() -> str:
     return newest.checkpoint_sha256
 
 
-@pytest.fixture(params=["local", "s3", "azure", "gcs"])
+@pytest.fixture(params=["local", "s3", "azure"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "azure" and not AZURITE.exists():
         pytest.skip("Azurite is installed where there is npm")
-    fixture = {"s3": "bucket", "azure": "container", "gcs": "gcs_bucket"}.get(request.param)
+    fixture = {"s3": "bucket", "azure": "container"}.get(request.param)
     return str(request.getfixturevalue(fixture)) if fixture else str(tmp_path)
 
 

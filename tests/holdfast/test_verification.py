@@ -1,0 +1,483 @@
+"""Verifying reads everything back: a good run has no problem, and each kind of damage is one, by name."""
+
+import hashlib
+import io
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.attempt import Line
+from holdfast.checkpoint import FILES, METRICS, PAYLOAD
+from holdfast.config import Retention
+from holdfast.errors import RunUnknown, StoreError
+from holdfast.journal import ConfigRecord, Journal, Pruned, now
+from holdfast.pack import pack, unpack
+from holdfast.retention import prune
+from holdfast.signature import SigningKey, TrustedKey, generate_key, load_signing_key, load_trusted_key
+from holdfast.store.local import LocalStore
+from holdfast.verification import CheckedCheckpoint, VerifyReport, verify_run
+from tests.makers import (
+    IDENTITY,
+    SETTINGS,
+    STEPS_PER_EPOCH,
+    make_commit,
+    make_latest,
+    make_line,
+    resume,
+    save_next,
+    train,
+)
+
+LIVE = [7, 6, 5, 2]
+
+
+Keys = list[tuple[SigningKey, TrustedKey]]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    folder = tmp_path_factory.mktemp("keys")
+    return [make_key(folder / "mine"), make_key(folder / "another")]
+
+
+def make_key(path: Path) -> tuple[SigningKey, TrustedKey]:
+    generate_key(path)
+    return load_signing_key(str(path)), load_trusted_key(f"{path}.pub")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, keys: Keys) -> Path:
+    """Seven signed commits: 3 is in quarantine, 1 and 4 are pruned, 2 is pinned."""
+    store = LocalStore(str(tmp_path_factory.mktemp("store")))
+    line = make_line(store, signing_key=keys[0][0])
+    for _ in range(5):
+        train(line)
+    line.journal.pin(2)
+    line.journal.quarantine(3, "damaged", 1)
+    prune(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
+    for _ in range(2):
+        train(line)
+    return store.root
+
+
+@pytest.fixture
+def line(made: Path, tmp_path: Path) -> Line:
+    """A copy of the run, in the hands of its only attempt."""
+    shutil.copytree(made, tmp_path / "store")
+    line = Line(Journal(LocalStore(str(tmp_path / "store")), "run"), 1, SETTINGS, STEPS_PER_EPOCH)
+    resume(line)
+    return line
+
+
+def root(line: Line) -> Path:
+    return Path(line.journal.store.url)
+
+
+def fresh(line: Line) -> Journal:
+    return Journal(LocalStore(str(root(line).parent)), "run")
+
+
+def check(line: Line, **options: Any) -> VerifyReport:
+    return verify_run(fresh(line), **options)
+
+
+def numbers(entries: list[CheckedCheckpoint]) -> list[int | None]:
+    return [entry.commit for entry in entries]
+
+
+def reseal(line: Line, number: int, **fields: Any) -> None:
+    """The commit's record says something else, under a hash of its own that is right."""
+    commit = fresh(line).read_commit(number).model_copy(update=fields)
+    line.journal.store.replace(f"commits/{number:08d}.json", commit.to_bytes())
+
+
+def test_a_good_run_has_no_problems_and_no_notes(line: Line) -> None:
+    for deep in (False, True):
+        report = check(line, deep=deep)
+        assert (report.ok, report.problems, report.notes) == (True, [], [])
+        assert numbers(report.checkpoints) == LIVE
+        assert {(entry.standing, tuple(entry.damaged)) for entry in report.checkpoints} == {("counts", ())}
+    files = [path for path in root(line).rglob("*") if path.is_file()]
+    # latest.json is but a hint, and the metrics of what is in quarantine are nobody's.
+    others = ("epoch-", "signatures")
+    assert report.records == len([path for path in files if not path.parent.name.startswith(others)]) - 2
+
+
+def test_there_is_such_a_run(line: Line) -> None:
+    with pytest.raises(RunUnknown):
+        verify_run(Journal(LocalStore(str(root(line).parent)), "other"))
+
+
+def test_a_run_that_has_only_begun_is_good(tmp_path: Path) -> None:
+    journal = Journal(LocalStore(str(tmp_path)), "run")
+    journal.begin("m:f")
+    report = verify_run(journal, everything=True)
+    assert (report.ok, report.notes, report.checkpoints) == (True, [], [])
+
+
+# ---- damage
+
+
+def flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :]
+
+
+def truncated(data: bytes) -> bytes:
+    return data[:-1]
+
+
+def gone(data: bytes) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *((f"epoch-0006/{name}", change) for name in FILES for change in (flipped, truncated, gone)),
+        (f"epoch-0002/{PAYLOAD}", flipped),
+        ("metrics/00000001.jsonl", flipped),
+        ("metrics/00000001.jsonl", gone),
+        ("metrics/00000007.jsonl", flipped),
+        *((f"commits/0000000{number}.json", change) for number in (1, 4, 6, 7) for change in (flipped, gone)),
+        ("run.json", flipped),
+        ("config.snapshot.json", flipped),
+        (f"configs/{SETTINGS}.json", flipped),
+        ("attempts/00000001.json", flipped),
+        ("quarantine/00000003.json", flipped),
+        ("pruned/00000004.json", flipped),
+        ("pins/00000002.json", flipped),
+        ("prunes/00000005.json", flipped),
+        ("latest.json", flipped),
+    ],
+)  # fmt: skip
+def test_damage_is_one_problem_that_names_the_file(
+    line: Line, name: str, change: Callable[[bytes], bytes | None]
+) -> None:
+    path = root(line) / name
+    changed = change(path.read_bytes())
+    path.unlink() if changed is None else path.write_bytes(changed)
+    report = check(line)
+    assert not report.ok
+    assert len(report.problems) == 1
+    assert name in report.problems[0]
+    assert report.notes == []
+
+
+def test_both_digests_are_shown(line: Line) -> None:
+    path = root(line) / "epoch-0006" / PAYLOAD
+    good = path.read_bytes()
+    path.write_bytes(flipped(good))
+    was, now_is = (hashlib.sha256(data).hexdigest() for data in (good, flipped(good)))
+    report = check(line)
+    assert report.problems == [f"epoch-0006/{PAYLOAD} is {now_is} but was committed as {was}"]
+    (damaged,) = (entry for entry in report.checkpoints if entry.damaged)
+    assert damaged.damaged == [{"path": "epoch-0006", "name": PAYLOAD, "expected": was, "found": now_is}]
+
+
+def test_all_that_is_damaged_is_found(line: Line) -> None:
+    names = [f"epoch-0006/{PAYLOAD}", f"epoch-0005/{METRICS}", "commits/00000001.json", "metrics/00000004.jsonl"]
+    for name in names:
+        (root(line) / name).write_bytes(b"?")
+    problems = check(line).problems
+    assert len(problems) == len(names)
+    assert all(any(name in problem for problem in problems) for name in names)
+
+
+def test_a_gap_is_one_problem_however_wide(line: Line) -> None:
+    for number in (6, 7):
+        (root(line) / f"commits/0000000{number}.json").unlink()
+    line.journal.store.create("commits/90000000.json", make_commit(90_000_000, path="epoch-0008").to_bytes())
+    assert "commits/00000006.json to commits/89999999.json are missing" in check(line).problems
+
+
+@pytest.mark.parametrize("left", ["latest.json", "metrics", "pins", "prunes", "pruned"])
+def test_what_speaks_of_a_commit_shows_that_it_was_lost(line: Line, left: str) -> None:
+    """The newest has no successor whose record would be linked to it."""
+    line.journal.pin(7)
+    prune(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
+    line.journal.store.create("pruned/00000007.json", pruned(line, 7))
+    (root(line) / "commits/00000007.json").unlink()
+    for name in {"latest.json", "metrics", "pins", "prunes", "pruned"} - {left}:
+        path = root(line) / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert "commits/00000007.json is missing" in check(line).problems
+
+
+def pruned(line: Line, number: int) -> bytes:
+    commit = line.journal.read_commit(number)
+    return Pruned(
+        commit=number, path=commit.path, checkpoint_sha256=commit.checkpoint_sha256, size_bytes=1, created_at=now()
+    ).to_bytes()
+
+
+@pytest.mark.parametrize("name", ["attempts/00000001.json", "pins/00000002.json"])
+def test_a_record_under_anothers_name_is_damage(line: Line, name: str) -> None:
+    other = f"{name[:-6]}9.json"
+    (root(line) / name).rename(root(line) / other)
+    assert f"{other} says that it is of {name[-6]}" in check(line).problems
+
+
+@pytest.mark.parametrize("says", [SETTINGS, "f" * 64])
+def test_settings_under_a_wrong_fingerprint_are_damage(line: Line, says: str) -> None:
+    record = ConfigRecord(fingerprint=says, identity=IDENTITY | {"seed": 1}, config={})
+    name = f"configs/{says}.json"
+    line.journal.store.replace(name, record.to_bytes())
+    assert check(line).problems == [f"{name}: its settings don't have its fingerprint"]
+
+
+def test_latest_that_is_stale_or_missing_mends_itself(line: Line) -> None:
+    line.journal.publish_latest(make_latest(line.journal.read_commit(6)))
+    report = check(line)
+    assert (report.ok, report.notes) == (True, ["latest.json names commit 6 of 7; the next attempt renews it"])
+    (root(line) / "latest.json").unlink()
+    report = check(line)
+    assert (report.ok, report.notes) == (True, ["latest.json is missing; the next attempt writes it again"])
+
+
+def test_the_newest_may_lack_its_metrics_after_a_kill(line: Line) -> None:
+    (root(line) / "metrics/00000007.jsonl").unlink()
+    assert check(line).ok
+
+
+# ---- the chain
+
+
+def test_a_record_that_was_replaced_is_found_through_its_successor(line: Line) -> None:
+    reseal(line, 5, created_at="2020-01-01T00:00:00+00:00")
+    assert check(line).problems == ["commits/00000006.json was made after another commits/00000005.json"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"previous_checkpoint_sha256": "f" * 64}, "was trained from another checkpoint than that of commit 6"),
+        ({"parent": 5}, "was trained from another checkpoint than that of commit 5"),
+        ({"parent": 7}, "was trained from commit 7, which is later"),
+    ],
+)
+def test_a_commit_has_the_checkpoint_of_its_parent(line: Line, fields: dict[str, Any], problem: str) -> None:
+    reseal(line, 7, **fields)
+    assert check(line).problems == [f"commits/00000007.json {problem}"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"step": 75}, "epoch-0007: step was saved as 70 but committed as 75"),
+        ({"epoch": 8}, "epoch-0007: epoch was saved as 7 but committed as 8"),
+        ({"checkpoint_sha256": "f" * 64}, "checkpoint_sha256 was saved as"),
+        ({"config_fingerprint": "f" * 64}, "config_fingerprint was saved as"),
+        ({"parent": 99, "previous_checkpoint_sha256": "f" * 64}, "previous_checkpoint_sha256 was saved as"),
+        ({"files": []}, f"commit 7 names no {PAYLOAD}"),
+    ],
+)
+def test_a_deep_look_finds_a_commit_that_its_checkpoint_contradicts(
+    line: Line, fields: dict[str, Any], problem: str
+) -> None:
+    reseal(line, 7, **fields)
+    assert any(problem in found for found in check(line, deep=True).problems)
+
+
+def test_a_deep_look_finds_that_the_settings_were_lost(line: Line) -> None:
+    (root(line) / f"configs/{SETTINGS}.json").unlink()
+    assert check(line).ok
+    assert f"commit 7: configs/{SETTINGS}.json is lost" in check(line, deep=True).problems
+
+
+# ---- everything
+
+
+def test_everything_lists_what_does_not_count(line: Line) -> None:
+    (root(line) / "epoch-0003" / PAYLOAD).write_bytes(b"damaged")
+    saved = save_next(line)
+    assert numbers(check(line).checkpoints) == LIVE
+    report = check(line, everything=True, deep=True)
+    assert report.ok
+    assert report.notes == [f"{saved.path} is named by no commit"]
+    others = {entry.standing: entry for entry in report.checkpoints if entry.standing != "counts"}
+    assert others.keys() == {"quarantined", "uncommitted"}
+    assert (others["quarantined"].commit, len(others["quarantined"].damaged)) == (3, 1)
+    assert (others["uncommitted"].commit, others["uncommitted"].path) == (None, saved.path)
+    assert others["uncommitted"].checkpoint_sha256 == saved.metadata.checkpoint_sha256
+    assert others["uncommitted"].size_bytes == sum(file.size_bytes for file in saved.files)
+
+
+def test_a_quarantined_record_that_cannot_be_read_is_no_news(line: Line) -> None:
+    (root(line) / "commits/00000003.json").write_bytes(b"{")
+    assert check(line, everything=True).ok
+    (root(line) / "commits/00000003.json").unlink()
+    assert check(line, everything=True).ok
+
+
+# ---- signatures
+
+
+def test_every_commit_that_counts_is_signed(line: Line, keys: Keys) -> None:
+    (_, mine), (_, another) = keys
+    for name in ("00000003", "00000004"):  # neither in quarantine nor pruned
+        (root(line) / f"signatures/{name}-00000001.json").unlink()
+    assert check(line, trusted_keys=[another, mine]).ok
+    problems = check(line, trusted_keys=[another]).problems
+    assert len(problems) == len(LIVE)
+    assert all("is not by a trusted key" in problem for problem in problems)
+
+
+def test_what_is_unsigned_or_signed_otherwise_is_a_problem(line: Line, keys: Keys) -> None:
+    signatures = root(line) / "signatures"
+    shutil.copy(signatures / "00000006-00000001.json", signatures / "00000005-00000001.json")
+    (signatures / "00000002-00000001.json").unlink()
+    reseal(line, 7, created_at="2020-01-01T00:00:00+00:00")
+    assert check(line).ok
+    found = check(line, trusted_keys=[keys[0][1]]).problems
+    assert found[0] == "commit 2 of run 'run' is not signed"
+    assert "signature of commits/00000005.json was made for 'commits/00000006.json'" in found[1]
+    assert "signature of commits/00000007.json was made for other bytes" in found[2]
+    assert len(found) == 3
+
+
+# ---- while others write
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("nth", range(1, 7))
+@pytest.mark.parametrize("verb", ["size_bytes", "pieces"])
+def test_what_is_pruned_while_it_is_read_is_no_damage(
+    line: Line, monkeypatch: pytest.MonkeyPatch, verb: str, nth: int, deep: bool
+) -> None:
+    """The folder goes before the nth look at it, from the first size to the last byte of a deep look."""
+    whole = getattr(LocalStore, verb)
+    looks, has_gone = 0, False
+
+    def going(store: LocalStore, name: str, *args: Any) -> Any:
+        nonlocal looks, has_gone
+        looks += name.startswith("epoch-0005/")
+        if looks == nth and not has_gone:
+            has_gone = True
+            store.create("pruned/00000005.json", pruned(line, 5))
+            store.delete_folder("epoch-0005")
+        return whole(store, name, *args)
+
+    monkeypatch.setattr(LocalStore, verb, going)
+    report = check(line, deep=deep)
+    assert report.problems == []
+    assert has_gone == (deep or nth <= len(FILES))
+    assert numbers(report.checkpoints) == ([7, 6, 2] if has_gone else LIVE)
+
+
+def test_what_goes_and_was_not_pruned_is_damage(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = LocalStore.pieces
+
+    def going(store: LocalStore, name: str, *args: Any) -> Iterator[bytes]:
+        if name == f"epoch-0005/{PAYLOAD}":
+            shutil.rmtree(store.root / "epoch-0005")
+        return pieces(store, name, *args)
+
+    monkeypatch.setattr(LocalStore, "pieces", going)
+    problems = check(line).problems
+    assert len(problems) == 3
+    assert f"epoch-0005/{PAYLOAD} is missing but was committed as" in problems[0]
+
+
+def test_debris_that_is_collected_while_it_is_read_is_passed_over(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = save_next(line)
+    pieces = LocalStore.pieces
+
+    def going(store: LocalStore, name: str, *args: Any) -> Iterator[bytes]:
+        if name.startswith(saved.path):
+            store.delete_folder(saved.path)
+        return pieces(store, name, *args)
+
+    monkeypatch.setattr(LocalStore, "pieces", going)
+    report = check(line, everything=True)
+    assert (report.ok, report.notes) == (True, [])
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_commit_that_is_made_meanwhile_is_no_problem(
+    line: Line, monkeypatch: pytest.MonkeyPatch, is_before: bool
+) -> None:
+    listed = Journal.numbers
+
+    def committing(journal: Journal, folder: str, after: int = 0) -> list[int]:
+        if folder != "commits":
+            return listed(journal, folder, after)
+        with monkeypatch.context() as undone:
+            undone.setattr(Journal, "numbers", listed)
+            if is_before:
+                train(line)
+            found = listed(journal, folder, after)
+            if not is_before:
+                train(line)
+            return found
+
+    monkeypatch.setattr(Journal, "numbers", committing)
+    report = check(line)
+    assert (report.problems, report.notes) == ([], [])
+
+
+# ---- reading
+
+
+def test_several_files_are_read_at_once(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits until all the others are being read as well."""
+    barrier = threading.Barrier(len(LIVE), timeout=30)
+    pieces = LocalStore.pieces
+
+    def together(store: LocalStore, name: str, *args: Any) -> Iterator[bytes]:
+        if name.endswith(PAYLOAD):
+            barrier.wait()
+        return pieces(store, name, *args)
+
+    monkeypatch.setattr(LocalStore, "pieces", together)
+    assert check(line).ok
+
+
+def test_when_the_store_fails_nobody_reads_on(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor after Ctrl-C: what is still to be read may be terabytes."""
+    pieces = LocalStore.pieces
+    is_reading = threading.Event()
+
+    def failing(store: LocalStore, name: str, *args: Any) -> Iterator[bytes]:
+        if name == f"epoch-0007/{PAYLOAD}":
+            assert is_reading.wait(30)
+            raise StoreError("the disk says no")
+        if name == f"epoch-0006/{PAYLOAD}":
+            is_reading.set()
+            while True:
+                yield b"without end"
+        yield from pieces(store, name, *args)
+
+    monkeypatch.setattr(LocalStore, "pieces", failing)
+    with pytest.raises(StoreError, match="the disk says no"):
+        check(line)
+
+
+def test_watch_is_told_how_far_it_is(line: Line) -> None:
+    seen: list[tuple[int, int]] = []
+    report = check(line, watch=lambda done, total: seen.append((done, total)))
+    done = [done for done, _ in seen]
+    total = sum(entry.size_bytes for entry in report.checkpoints)
+    assert len(done) >= len(LIVE)
+    assert done == sorted(set(done))
+    assert {total for _, total in seen} == {total}
+    assert seen[-1] == (total, total)
+
+
+def test_a_run_that_was_unpacked_begins_with_its_checkpoint(line: Line, tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    pack(line.journal, line.journal.read_commit(6), packed)
+    packed.seek(0)
+    there = unpack(packed, LocalStore(str(tmp_path / "other")))
+    report = verify_run(there, everything=True, deep=True)
+    assert (report.problems, report.notes) == ([], ["latest.json is missing; the next attempt writes it again"])
+    assert numbers(report.checkpoints) == [6]
+    (tmp_path / "other" / "run" / "commits" / "00000006.json").unlink()
+    there.publish_latest(make_latest(line.journal.read_commit(6)))
+    assert verify_run(Journal(LocalStore(str(tmp_path / "other")), "run")).problems == [
+        "commits/00000006.json is missing"
+    ]
