@@ -1,6 +1,6 @@
 """Who may write a run, and which checkpoints count."""
 
-from holdfast.journal.journal import Journal, find_runs, metrics_name, signature_name
+from holdfast.journal.journal import Journal, find_runs
 from holdfast.journal.records import (
     FOLDER,
     MAX_RECORD_BYTES,
@@ -16,9 +16,11 @@ from holdfast.journal.records import (
     Quarantine,
     Record,
     RunRecord,
+    metrics_name,
     now,
     read_record,
     record_name,
+    signature_name,
 )
 
 __all__ = [

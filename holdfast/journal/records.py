@@ -235,3 +235,13 @@ class PruneReport(Record):
     debris: list[str]
     dry_run: bool
     created_at: str
+
+
+def metrics_name(number: int) -> str:
+    """``metrics/00000007.jsonl``"""
+    return f"metrics/{number:08d}.jsonl"
+
+
+def signature_name(commit: Commit) -> str:
+    """``signatures/00000007-00000003.json``: of a commit, by an attempt that meant to make it."""
+    return f"signatures/{commit.number:08d}-{commit.attempt:08d}.json"

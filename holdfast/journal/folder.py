@@ -1,0 +1,129 @@
+"""A run's folder: that there is such a run, and the settings that it was trained with."""
+
+import logging
+from typing import Any
+
+from pydantic import ValidationError
+
+from holdfast.config import Retention
+from holdfast.errors import NameMissing, NameTaken, RecordDamaged, RunUnknown, WrongUse
+from holdfast.journal.records import FORMAT_VERSION, ConfigRecord, RunRecord, now, read_record
+from holdfast.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class RunFolder:
+    """One run's folder, on the store that holds it.
+
+    Attributes:
+        run: the run's name.
+        store: the folder.
+    """
+
+    def __init__(self, store: Store, run: str) -> None:
+        self.run = run
+        self.store = store.inside(run)
+        self._parent_url = store.url
+        self._warned: set[str] = set()
+
+    def exists(self) -> bool:
+        """Whether the run was ever begun."""
+        return self.store.exists("run.json")
+
+    def read_run(self) -> RunRecord:
+        """``run.json``.
+
+        Raises:
+            RunUnknown: there is no such run.
+            RecordDamaged: it can't be read.
+            WrongUse: a later version wrote it.
+        """
+        try:
+            record = read_record(self.store, RunRecord, "run.json")
+        except NameMissing:
+            raise RunUnknown(
+                f"there is no run {self.run!r} in {self._parent_url}",
+                hint=f"holdfast runs {self._parent_url} lists the runs there",
+            ) from None
+        if record.format > FORMAT_VERSION:
+            raise WrongUse(
+                f"run {self.run!r} has format {record.format}; this version reads up to {FORMAT_VERSION}",
+                hint="upgrade holdfast",
+            )
+        return record
+
+    def begin(self, recipe: str) -> RunRecord:
+        """``run.json`` exists and can be read; the first to begin the run has written it."""
+        try:
+            return self.read_run()
+        except RunUnknown:
+            write = self.store.create
+        except RecordDamaged as error:
+            self.warn(f"{error}; it is written anew")
+            write = self.store.replace
+        record = RunRecord(
+            format=FORMAT_VERSION,
+            run=self.run,
+            recipe=recipe,
+            first_commit=min(self.numbers("commits"), default=1),
+            created_at=now(),
+        )
+        try:
+            write("run.json", record.to_bytes())
+        except NameTaken:  # another process has begun it a moment ago
+            return self.read_run()
+        return record
+
+    def record_config(self, fingerprint: str, identity: dict[str, Any], config: dict[str, Any]) -> None:
+        """The settings in force are on the store, under their fingerprint and as the snapshot."""
+        data = ConfigRecord(fingerprint=fingerprint, identity=identity, config=config).to_bytes()
+        try:
+            self.store.create(f"configs/{fingerprint}.json", data)
+        except NameTaken:
+            if self.read_config(fingerprint) is None:
+                self.store.replace(f"configs/{fingerprint}.json", data)
+        self.store.replace("config.snapshot.json", data)
+
+    def read_config(self, fingerprint: str) -> ConfigRecord | None:
+        """The settings that have this fingerprint, as they were first used; None where they were lost."""
+        return self._read_config(f"configs/{fingerprint}.json")
+
+    def read_epochs(self) -> int | None:
+        """How many epochs the run was last asked for; None where that was lost."""
+        snapshot = self._read_config("config.snapshot.json")
+        epochs = snapshot.config.get("epochs") if snapshot else None
+        return epochs if isinstance(epochs, int) else None
+
+    def read_retention(self) -> Retention | None:
+        """How the run was last asked to be pruned; None where that was lost."""
+        snapshot = self._read_config("config.snapshot.json")
+        try:
+            return Retention.model_validate(snapshot.config["retention"]) if snapshot else None
+        except (KeyError, ValidationError):
+            return None
+
+    def _read_config(self, name: str) -> ConfigRecord | None:
+        try:
+            return read_record(self.store, ConfigRecord, name)
+        except NameMissing:
+            return None
+        except RecordDamaged as error:
+            self.warn(str(error))
+            return None
+
+    def warn(self, message: str) -> None:
+        """One warning, however often the same is read."""
+        if message not in self._warned:
+            log.warning("run %r: %s", self.run, message)
+        self._warned.add(message)
+
+    def numbers(self, folder: str, after: int = 0) -> list[int]:
+        """The numbers above ``after`` that a folder of records has, sorted."""
+        names = self.store.list(folder, after=f"{after:08d}.json" if after else "")
+        return [int(name[:8]) for name in names if len(name) == 13 and name[:8].isdigit() and name.endswith(".json")]
+
+    def highest(self, folder: str, hint: int) -> int:
+        """The highest number in a folder; 0 for none. Where the hint is right, the cost doesn't grow with the run."""
+        found = self.numbers(folder, after=hint - 1) if hint else []
+        return max(found or self.numbers(folder), default=0)

@@ -1,0 +1,197 @@
+"""The records of a run: each as it was written, none missing, and each commit linked to the one before it."""
+
+import contextlib
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast import checkpoint
+from holdfast.errors import HoldfastError, NameMissing, RecordDamaged
+from holdfast.fingerprint import fingerprint
+from holdfast.journal import (
+    AttemptRecord,
+    Commit,
+    ConfigRecord,
+    Journal,
+    Latest,
+    Pin,
+    Pruned,
+    PruneReport,
+    Quarantine,
+    Record,
+    metrics_name,
+    read_record,
+    record_name,
+)
+
+# Which class a folder's records have, and which of its fields is the number that they are named by.
+NUMBERED: dict[str, tuple[type[Record], str]] = {
+    "attempts": (AttemptRecord, "number"),
+    "quarantine": (Quarantine, "commit"),
+    "pruned": (Pruned, "commit"),
+    "pins": (Pin, "commit"),
+    "prunes": (PruneReport, "newest"),
+}
+
+# As the built-in map, perhaps in several threads.
+Map = Callable[..., Iterable[Any]]
+
+
+@dataclass
+class CheckedRecords:
+    """What was found.
+
+    Attributes:
+        problems, notes: as in `VerifyReport`.
+        count: how many records were read.
+        commits: those whose record can be read, by number.
+        live: those of them that count.
+        quarantined: those of them that are in quarantine and not pruned.
+    """
+
+    problems: list[str]
+    notes: list[str]
+    count: int
+    commits: list[Commit]
+    live: list[Commit]
+    quarantined: list[Commit]
+
+
+def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
+    """All records are read.
+
+    Raises:
+        RunUnknown: there is no such run.
+    """
+    first, problems = _check_run(journal)
+    others = list(_list_others(journal))
+    problems += filter(None, map_(lambda other: _check_other(journal, *other), others))
+    quarantined, pruned = set(journal.numbers("quarantine")), set(journal.numbers("pruned"))
+    named = _list_named(journal) | pruned  # before the commits, which a live attempt makes before it names them
+    there = [number for number in journal.numbers("commits") if number >= first]
+    newest = max(there, default=0)
+    found = dict(zip(there, map_(lambda number: _read_commit(journal, number), there), strict=True))
+    commits = [commit for commit in found.values() if isinstance(commit, Commit)]
+    hashes = map_(lambda commit: journal.record_sha256(commit.number), commits)
+    sha256 = dict(zip((commit.number for commit in commits), hashes, strict=True))
+    problems += _check_numbers(first, {*there, *(number for number in quarantined if number >= first)}, named)
+    problems += _check_links(found, sha256, quarantined)
+    latest_problems, notes = _check_latest(journal, newest)
+    problems += latest_problems
+    counting = [commit for commit in commits if commit.number not in quarantined]
+    problems += filter(None, map_(lambda commit: _check_metrics(journal, commit, newest), counting))
+    return CheckedRecords(
+        problems=problems,
+        notes=notes,
+        count=1 + len(others) + len(there) + len(counting),
+        commits=commits,
+        live=[commit for commit in counting if commit.number not in pruned],
+        quarantined=[commit for commit in commits if commit.number in quarantined - pruned],
+    )
+
+
+def _check_run(journal: Journal) -> tuple[int, list[str]]:
+    """The number of the first commit that the run should have, and what is wrong with ``run.json``."""
+    try:
+        return journal.read_run().first_commit, []
+    except RecordDamaged as error:
+        return min(journal.numbers("commits"), default=1), [str(error)]
+
+
+def _list_others(journal: Journal) -> Iterator[tuple[str, type[Record], str, Any]]:
+    """All records but ``run.json``, ``latest.json`` and the commits: name, class, and which field has which value."""
+    if journal.store.exists("config.snapshot.json"):
+        yield "config.snapshot.json", ConfigRecord, "", None
+    for name in journal.store.list("configs"):
+        yield f"configs/{name}", ConfigRecord, "fingerprint", name.removesuffix(".json")
+    for folder, (cls, field) in NUMBERED.items():
+        for number in journal.numbers(folder):
+            yield record_name(folder, number), cls, field, number
+
+
+def _check_other(journal: Journal, name: str, cls: type[Record], field: str, expected: object) -> str | None:
+    try:
+        record = read_record(journal.store, cls, name)
+    except RecordDamaged as error:
+        return str(error)
+    except NameMissing:  # unpinned just now
+        return None
+    if field and getattr(record, field) != expected:
+        return f"{name} says that it is of {getattr(record, field)}"
+    if isinstance(record, ConfigRecord) and fingerprint(record.identity) != record.fingerprint:
+        return f"{name}: its settings don't have its fingerprint"
+    return None
+
+
+def _list_named(journal: Journal) -> set[int]:
+    """The numbers of the commits that other records speak of."""
+    logged = {int(name[:8]) for name in journal.store.list("metrics") if re.fullmatch(r"[0-9]{8}\.jsonl", name)}
+    named = {*logged, *journal.numbers("pins"), *journal.numbers("prunes")}
+    with contextlib.suppress(NameMissing, RecordDamaged):
+        named.add(read_record(journal.store, Latest, "latest.json").commit)
+    return named
+
+
+def _read_commit(journal: Journal, number: int) -> Commit | HoldfastError:
+    try:
+        return journal.read_commit(number)
+    except (NameMissing, RecordDamaged) as error:
+        return error
+
+
+def _check_numbers(first: int, there: Collection[int], named: Collection[int]) -> Iterator[str]:
+    """No record of a commit is ever taken away, so that none is missing in between, nor at the end."""
+    before = first - 1
+    for number in (*sorted(there), max([before, *there, *named]) + 1):
+        if number - before > 1:
+            lost = [record_name("commits", each) for each in (before + 1, number - 1)]
+            yield f"{lost[0]} is missing" if lost[0] == lost[1] else f"{lost[0]} to {lost[1]} are missing"
+        before = number
+
+
+def _check_links(
+    found: dict[int, Commit | HoldfastError], sha256: dict[int, str], quarantined: set[int]
+) -> Iterator[str]:
+    """Each commit is linked to the record before it, and to the checkpoint that it was trained from."""
+    for number, commit in found.items():
+        if isinstance(commit, HoldfastError):
+            if number not in quarantined:
+                yield str(commit)
+            continue
+        name = record_name("commits", number)
+        if isinstance(found.get(number - 1), Commit) and commit.previous_record_sha256 != sha256[number - 1]:
+            yield f"{name} was made after another {record_name('commits', number - 1)}"
+        parent = found.get(commit.parent)
+        if commit.parent >= number:
+            yield f"{name} was trained from commit {commit.parent}, which is later"
+        elif isinstance(parent, Commit) and parent.checkpoint_sha256 != commit.previous_checkpoint_sha256:
+            yield f"{name} was trained from another checkpoint than that of commit {parent.number}"
+
+
+def _check_latest(journal: Journal, newest: int) -> tuple[list[str], list[str]]:
+    """Problems and notes."""
+    try:
+        latest = read_record(journal.store, Latest, "latest.json")
+    except NameMissing:
+        return [], ["latest.json is missing; the next attempt writes it again"] if newest else []
+    except RecordDamaged as error:
+        return [f"{error}; the next attempt writes it again"], []
+    if latest.commit < newest:
+        return [], [f"latest.json names commit {latest.commit} of {newest}; the next attempt renews it"]
+    return [], []
+
+
+def _check_metrics(journal: Journal, commit: Commit, newest: int) -> str | None:
+    expected = next((file for file in commit.files if file.name == checkpoint.METRICS), None)
+    name = metrics_name(commit.number)
+    folder, _, file = name.partition("/")
+    try:
+        found = checkpoint.hash_file(journal.store, folder, file)
+    except NameMissing:
+        if commit.number == newest:  # a kill came before it; the next attempt copies it from the checkpoint
+            return None
+        return f"{name} is missing"
+    if expected is None or found.sha256 == expected.sha256:
+        return None
+    return f"{name} is {found.sha256} but was committed as {expected.sha256}"

@@ -1,0 +1,105 @@
+"""A whole run, read back."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+
+from holdfast.errors import Damage
+from holdfast.journal import Commit, Journal
+from holdfast.journal.signing import check_signed
+from holdfast.signature import TrustedKey
+from holdfast.verification.checkpoints import check_checkpoint, check_uncommitted
+from holdfast.verification.records import check_records
+from holdfast.verification.report import VerifyReport
+
+# Hashing runs outside of Python's lock, and waiting for a storage even more so.
+WORKERS = 8
+
+
+def verify_run(
+    journal: Journal,
+    *,
+    everything: bool = False,
+    deep: bool = False,
+    trusted_keys: Sequence[TrustedKey] = (),
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> VerifyReport:
+    """Read a run back: all its records and how they chain, and every byte of every checkpoint that counts.
+
+    Args:
+        everything: also the checkpoints that are in quarantine, and those that no commit names.
+        deep: also what the bytes say: that each state can be read, and agrees with its commit.
+        trusted_keys: one of them must have signed each commit that counts.
+        watch: called with the bytes read and the bytes to read.
+
+    Raises:
+        RunUnknown: there is no such run.
+    """
+    progress = _Progress(watch)
+    with _workers(progress, WORKERS) as pool:
+        records = check_records(journal, pool.map)
+        problems, notes = records.problems, records.notes
+        if trusted_keys:
+            signed = pool.map(lambda commit: _check_signed(journal, commit, trusted_keys), records.live)
+            problems += [problem for problem in signed if problem]
+    chosen = [(commit, "counts") for commit in records.live]
+    if everything:
+        chosen += [(commit, "quarantined") for commit in records.quarantined]
+    chosen.sort(key=lambda pair: pair[0].number, reverse=True)
+    progress.total_bytes = sum(commit.size_bytes for commit, _ in chosen)
+    # A deep look has a whole checkpoint in memory.
+    with _workers(progress, 1 if deep else WORKERS) as pool:
+        found = pool.map(lambda pair: check_checkpoint(journal, *pair, deep=deep, watch=progress.advance), chosen)
+        checked = [each for each in found if each]
+    problems += [line for each, lines in checked if each.standing == "counts" for line in lines]
+    checkpoints = [each for each, _ in checked]
+    if everything:
+        for each in check_uncommitted(journal, {commit.path for commit in records.commits}):
+            notes.append(f"{each.path} is named by no commit")
+            checkpoints.append(each)
+    return VerifyReport(
+        run=journal.run,
+        ok=not problems,
+        problems=problems,
+        notes=notes,
+        records=records.count,
+        checkpoints=checkpoints,
+    )
+
+
+def _check_signed(journal: Journal, commit: Commit, trusted_keys: Sequence[TrustedKey]) -> str | None:
+    try:
+        check_signed(journal, commit, trusted_keys)
+    except Damage as error:
+        return str(error)
+    return None
+
+
+class _Progress:
+    """Counts what all workers have read; they end soon once it is given up."""
+
+    def __init__(self, watch: Callable[[int, int], None]) -> None:
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._done_bytes = 0
+        self.total_bytes = 0
+        self.is_given_up = False
+
+    def advance(self, size_bytes: int) -> None:
+        if self.is_given_up:
+            raise CancelledError
+        with self._lock:
+            self._done_bytes += size_bytes
+            self._watch(self._done_bytes, self.total_bytes)
+
+
+@contextlib.contextmanager
+def _workers(progress: _Progress, count: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that end soon when the block fails, however much they have still to read."""
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            yield pool
+        except BaseException:
+            progress.is_given_up = True
+            raise
