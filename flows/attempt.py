@@ -29,10 +29,11 @@ def attempt(config: RunConfig, number: int) -> Outcome:
                 saved = train_chunk(opened, chunk)
                 if saved is not None:
                     commit(opened, saved)
+        report = opened.read_retention_report()
         return Outcome(
             complete=opened.is_complete,
             resumed_from_epoch=resumed_from_epoch,
-            retention=report.model_dump(mode="json") if (report := opened.retention_report) else {},
+            retention=report.model_dump(mode="json") if report else {},
         )
     except (TerminationSignal, KeyboardInterrupt):
         opened.stop()

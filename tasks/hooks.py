@@ -64,17 +64,16 @@ def announce(attempt: Attempt) -> None:
     """The commit is one plain line in the log."""
     commit = attempt.head
     assert commit is not None
-    metadata = checkpoint.read_metadata(attempt.journal.store, commit.path)
-    assert metadata is not None
-    loss = "" if metadata.avg_loss is None else f"loss {metadata.avg_loss:.4f}  "
     start = attempt.journal.read_commit(commit.parent).step if commit.parent else 0
-    at_epoch_end = metadata.optimizer_steps_epoch == 0
-    numbers = "".join(f"{name} {value:.4f}  " for name, value in metadata.metrics.items() if at_epoch_end and value)
+    names = {"avg_loss": "loss"}
+    numbers = "".join(
+        f"{names.get(name, name)} {value:.4f}  " for name, value in commit.metrics.items() if value is not None
+    )
     size_mb = commit.size_bytes / 1e6
     content_id = commit.checkpoint_sha256[:12]
     log.info(
-        "chunk %d: steps %d-%d  %s%s%s  %.1f MB  %s",
-        commit.number, start, commit.step, loss, numbers, commit.path, size_mb, content_id,
+        "chunk %d: steps %d-%d  %s%s  %.1f MB  %s",
+        commit.number, start, commit.step, numbers, commit.path, size_mb, content_id,
     )  # fmt: skip
 
 

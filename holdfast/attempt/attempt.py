@@ -17,7 +17,7 @@ from holdfast import checkpoint, errors, faults, retention
 from holdfast.attempt.line import Line
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
-from holdfast.errors import CheckpointDamaged, NameTaken, NoProgress, RankDied, RecipeFailed
+from holdfast.errors import CheckpointDamaged, HoldfastError, NameTaken, NoProgress, RankDied, RecipeFailed
 from holdfast.fingerprint import fingerprint, validate_fingerprint
 from holdfast.journal import Commit, Journal, PruneReport
 from holdfast.launch import Ranks
@@ -276,17 +276,25 @@ class Attempt:
         return self.head
 
     def prune(self) -> PruneReport | None:
-        """The run has the checkpoints that its retention keeps, and no others."""
+        """The run has the checkpoints that its retention keeps, and no others.
+
+        Raises:
+            Superseded: a later attempt owns the run, perhaps with another policy.
+        """
+        self.journal.check_fence(self.number)
         first = self._pruned is None  # then also of what earlier attempts have left
         self._pruned = retention.prune(self.journal, self.config.retention, self.steps_per_epoch, collect=first)
         return self._pruned
 
-    @property
-    def retention_report(self) -> PruneReport | None:
-        """The last prune's; where nothing was pruned in this attempt, what a prune would do."""
-        if self._pruned is None:
+    def read_retention_report(self) -> PruneReport | None:
+        """The last prune's; where nothing was pruned in this attempt, what a prune would do, if it could."""
+        if self._pruned is not None:
+            return self._pruned
+        try:
             return retention.prune(self.journal, self.config.retention, self.steps_per_epoch, dry_run=True)
-        return self._pruned
+        except HoldfastError as error:
+            log.warning("%s", error)
+            return None
 
     # ---- stop
 

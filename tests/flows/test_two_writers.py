@@ -8,7 +8,9 @@ import pytest
 from holdfast import load_config
 from holdfast.attempt import Attempt, Line
 from holdfast.checkpoint import Saved
+from holdfast.errors import Superseded
 from tests.conftest import COMMAND_WITHIN_S, Driver, Reference, assert_same_bytes
+from tests.makers import claim
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +38,9 @@ def test_a_commit_that_slipped_through_the_fence_is_followed(driver: Driver, ref
             saved = attempt.train_chunk(chunk)
             if saved is not None:  # None: the ranks that were ended had saved the whole chunk, and it was adopted
                 attempt.commit(saved)
+        claim(driver.journal(), 3)
+        with pytest.raises(Superseded):
+            attempt.prune()
     finally:
         attempt.close()
     assert_same_bytes(driver, reference)
