@@ -4,7 +4,6 @@ from prefect import flow
 from prefect.exceptions import TerminationSignal
 
 from holdfast.config import RunConfig
-from holdfast.interrupt import remembered_interrupt
 from holdfast.progress import ProgressView
 from holdfast.standing import Outcome
 from tasks import hooks
@@ -25,9 +24,8 @@ def attempt(config: RunConfig, number: int) -> Outcome:
     resumed_from_epoch = opened.head.epoch if opened.head else None
     commit = commit_chunk.with_options(on_completion=hooks.after_commit(opened))
     try:
-        with ProgressView(opened), remembered_interrupt() as check_interrupt:
+        with ProgressView(opened):
             while (chunk := opened.next_chunk()) is not None:
-                check_interrupt()
                 saved = train_chunk(opened, chunk)
                 if saved is not None:
                     commit(opened, saved)

@@ -23,6 +23,9 @@ from holdfast.store import open_store
 from tasks.server import await_healthy, free_port
 from tests import servers
 
+# A shell that runs the tests in the background ignores Ctrl-C for them, and so for all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 ROOT = Path(__file__).parent.parent
 COMMAND_WITHIN_S = 120
 AZURITE = ROOT / ".venv" / "node_modules" / ".bin" / "azurite-blob"

@@ -81,7 +81,7 @@ def test_orphans_save_themselves_and_are_adopted(driver: Driver, reference: Refe
 def test_told_to_stop_it_saves_the_step_in_hand(
     driver: Driver, reference: Reference, asked_by: signal.Signals, exit_code: int
 ) -> None:
-    process = driver.start(TOY_DELAY_S="0.25")
+    process = driver.start(TOY_DELAY_S="0.1")
     driver.await_commits(1)
     ranks = ranks_of(process.pid)
     time.sleep(0.3)
