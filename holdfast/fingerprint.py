@@ -66,7 +66,7 @@ def diff(saved: object, current: object) -> dict[str, tuple[Any, Any]]:
     return {
         name: (old.get(name, ABSENT), new.get(name, ABSENT))
         for name in sorted(old.keys() | new.keys())
-        if name not in old or name not in new or old[name] != new[name]
+        if name not in old or name not in new or canonical_json([old[name]]) != canonical_json([new[name]])
     }
 
 

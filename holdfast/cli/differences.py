@@ -1,0 +1,298 @@
+"""What differs: over a run's life, between a run and a configuration, between two runs."""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from holdfast.attempt.lineage import environment_of, find_ancestor
+from holdfast.cli.app import Json, app, open_journal, print_json
+from holdfast.config import RunConfig, load_config
+from holdfast.drift import (
+    Change,
+    check_drift,
+    classify,
+    compare,
+    compare_sources,
+    find_defaults,
+    from_lineage,
+    is_accepted,
+    is_harmless,
+    show,
+    to_lineage,
+)
+from holdfast.errors import ConfigDrift, ConfigError, NameMissing, RecordDamaged, WrongUse
+from holdfast.fingerprint import fingerprint
+from holdfast.journal import AttemptRecord, Commit, ConfigRecord, Journal
+from holdfast.recipe import default_settings, find_recipe, resolve_settings
+from holdfast.sources import hash_sources
+from holdfast.store import open_store
+
+Outcome = Literal["refused", "let through", "needs nothing"]
+WORST_FIRST: tuple[Outcome, ...] = ("refused", "let through", "needs nothing")
+NOTHING_COMMITTED = "nothing is committed: with any settings, training begins with step 0"
+
+
+@app.command(usage="Usage: holdfast diff RUN [OTHER | CONFIG.toml]")
+def diff(run: str, other: Annotated[str, Parameter(show_default=False)] = "", /, *, json: Json = False) -> int:
+    """Show what changed over a run's life, or how it differs from a configuration or from another run.
+
+    With a configuration the exit code is 1 if the run would refuse to go on with it. Its recipe is imported.
+
+    Args:
+        run: <store>/<run>.
+        other: A configuration (a .toml file) or another run. Without it: each attempt against the one before.
+        json: Print JSON.
+    """
+    journal = open_journal(run)
+    journal.read_run()
+    if other.endswith(".toml"):
+        return _show_config(journal, other, json)
+    if other:
+        _show_other(journal, open_journal(other), json)
+    else:
+        _show_life(journal, json)
+    return 0
+
+
+# ---- a configuration
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What would become of a run that went on with a configuration.
+
+    Attributes:
+        rows: what becomes of every change, the change's class, and the change; the worst first.
+        is_refused: whether it would refuse to go on.
+        hint: what to do then.
+        notes: what was not compared, and what else there is to know.
+    """
+
+    rows: list[tuple[Outcome, str, Change]]
+    is_refused: bool
+    hint: str
+    notes: list[str]
+
+
+def _show_config(journal: Journal, path: str, json: bool) -> int:
+    judged = _judge(journal, load_config(path))
+    if json:
+        rows = [{"outcome": outcome, **_to_json(cls, change)} for outcome, cls, change in judged.rows]
+        print_json({"run": journal.run, "config": path, **vars(judged), "rows": rows})
+    else:
+        _print_judged(judged, journal.run, path)
+    return 1 if judged.is_refused else 0
+
+
+def _print_judged(judged: Judged, run: str, path: str) -> None:
+    for outcome, cls, change in judged.rows:
+        print(f"{outcome:13}  {cls:11}  {change}")
+    for note in judged.notes:
+        print(f"note: {note}")
+    if judged.is_refused:
+        print(f"run {run} would refuse to go on with {path}")
+        print(f"hint: {judged.hint}")
+    else:
+        print(f"run {run} would go on with {path}{'' if judged.rows else ', which changes nothing'}")
+
+
+def _judge(journal: Journal, config: RunConfig) -> Judged:
+    newest = journal.newest()
+    saved = _read_trained_with(journal, newest)
+    with contextlib.redirect_stdout(sys.stderr):  # whatever the recipe prints when it is imported
+        identity = _identify(journal, newest, saved, config)
+    current = fingerprint(identity)
+    changes = compare(saved.identity, identity, _find_defaults(config)) if current != saved.fingerprint else []
+    sources, notes = _compare_sources(journal, newest, config) if newest else ([], [NOTHING_COMMITTED])
+    hint = _find_hint([*changes, *sources], config, saved.fingerprint, current) if newest else ""
+    rows = [
+        *(("identity", change) for change in changes),
+        *(("code", change) for change in sources),
+        *_compare_others(journal.read_snapshot() or saved, config),
+    ]
+    accept = config.resume.accept_drift
+    judged = [(_judge_one(cls, change, accept) if newest else "needs nothing", cls, change) for cls, change in rows]
+    judged.sort(key=lambda row: (WORST_FIRST.index(row[0]), row[2].name))
+    return Judged(judged, bool(hint), hint, [*notes, *_note_place(journal, config)])
+
+
+def _judge_one(cls: str, change: Change, accept: Sequence[str]) -> Outcome:
+    if cls not in ("identity", "code"):
+        return "let through" if cls == "schedule" else "needs nothing"
+    return "let through" if is_harmless(change) or is_accepted(change, accept) else "refused"
+
+
+def _find_hint(changes: list[Change], config: RunConfig, saved: str, current: str) -> str:
+    """What to do about the changes that are refused; empty if none is."""
+    try:
+        check_drift(changes, config.resume.accept_drift, saved, current)
+    except ConfigDrift as error:
+        return error.hint
+    return ""
+
+
+def _read_trained_with(journal: Journal, newest: Commit | None) -> ConfigRecord:
+    """What an attempt compares with: the settings of the commit that it goes on from."""
+    if newest is None:
+        return _read_snapshot(journal)
+    saved = journal.read_config(newest.config_fingerprint)
+    if saved is None:
+        raise RecordDamaged(
+            f"the settings that commit {newest.number} was trained with are lost: configs/ has none that can be read",
+            hint="the run goes on with the very same settings only",
+        )
+    return saved
+
+
+def _identify(journal: Journal, newest: Commit | None, saved: ConfigRecord, config: RunConfig) -> dict[str, Any]:
+    """The identity that the run would have, if its data is as it was. The recipe's module is imported now."""
+    # The console script has its own folder where `python -m` has the working directory, and so finds recipes.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    identity = config.identity | {"settings": resolve_settings(find_recipe(config.recipe), config.settings)}
+    if "data" in saved.identity:
+        identity["data"] = saved.identity["data"]
+    if ancestor := find_ancestor(journal, config.store, config.init_from, newest):
+        identity["init_from"] |= {name: ancestor[name] for name in ("commit", "checkpoint_sha256")}
+    return identity
+
+
+def _find_defaults(config: RunConfig) -> dict[str, Any]:
+    of_recipe = default_settings(config.recipe)
+    return find_defaults() | {f"settings.{name}": default for name, default in of_recipe.items()}
+
+
+def _compare_sources(journal: Journal, newest: Commit, config: RunConfig) -> tuple[list[Change], list[str]]:
+    """The code that is imported here against what the commit was trained with; and notes on what isn't compared."""
+    notes = ["the data and the machine aren't compared: they are known when training starts"]
+    saved: dict[str, str] = environment_of(journal, newest).get("sources", {})
+    if not saved:
+        return [], [*notes, "the code isn't compared: there is none on record"]
+    current = hash_sources([config.recipe.partition(":")[0], *saved])
+    if missing := sorted(saved.keys() - current.keys()):
+        notes.append(f"the code of {', '.join(missing)} isn't compared: the recipe's module doesn't import it")
+    return compare_sources({module: saved[module] for module in saved.keys() & current.keys()}, current), notes
+
+
+def _note_place(journal: Journal, config: RunConfig) -> Iterator[str]:
+    with contextlib.suppress(ConfigError):  # a store that can't be opened here
+        place = open_store(config.store).inside(config.run).url
+        if place != journal.store.url:
+            yield f"it trains the run in {place}, and would touch this one only if it were there"
+
+
+def _compare_others(saved: ConfigRecord, config: RunConfig) -> Iterator[tuple[str, Change]]:
+    """What differs and is no part of the identity, with its class."""
+    for change in compare(saved.config, config.model_dump(mode="json"), find_defaults()):
+        if classify(change.name) != "identity" and not is_harmless(change):
+            yield classify(change.name), change
+
+
+# ---- another run
+
+
+def _show_other(journal: Journal, other: Journal, json: bool) -> None:
+    other.read_run()
+    saved, current = _read_snapshot(journal), _read_snapshot(other)
+    rows = [("identity", change) for change in compare(saved.identity, current.identity, {})]
+    rows += [
+        (classify(change.name), change)
+        for change in compare(saved.config, current.config, {})
+        if classify(change.name) != "identity"
+    ]
+    if json:
+        print_json({"run": journal.run, "other": other.run, "rows": [_to_json(*row) for row in rows]})
+        return
+    for cls, change in rows:
+        print(f"{cls:11}  {_describe(change, journal.run, other.run)}")
+    if not rows:
+        print(f"runs {journal.run} and {other.run} have the same settings")
+
+
+def _describe(change: Change, run: str, other: str) -> str:
+    """The change as a difference between two that stand beside each other."""
+    if change.kind == "renamed":
+        return f"{change.was} in {run}, {change.name} in {other}: {show(change.current)}"
+    saved = f"not in {run}" if change.kind == "added" else f"{show(change.saved)} in {run}"
+    current = f"not in {other}" if change.kind == "removed" else f"{show(change.current)} in {other}"
+    return f"{change.name}: {saved}, {current}"
+
+
+def _to_json(cls: str, change: Change) -> dict[str, Any]:
+    return {"name": change.name, "class": cls, **to_lineage([change])[change.name]}
+
+
+# ---- a run's own life
+
+
+def _show_life(journal: Journal, json: bool) -> None:
+    lives = list(_list_lives(journal))
+    if json:
+        attempts = [
+            {**record.model_dump(include={"number", "why", "created_at"}), "changes": to_lineage(changes)}
+            for record, changes in lives
+        ]
+        print_json({"run": journal.run, "attempts": attempts})
+        return
+    for record, changes in lives:
+        print(f"attempt {record.number}  {record.created_at}  {record.why}")
+        for change in changes:
+            print(f"  {change}")
+    if not any(changes for _, changes in lives):
+        print("nothing that changes the mathematics has changed" if lives else "the run has had no attempt")
+
+
+def _list_lives(journal: Journal) -> Iterator[tuple[AttemptRecord, list[Change]]]:
+    """Every attempt, oldest first, with what it let through; where that is not on record, what its records tell."""
+    fingerprints = _find_fingerprints(journal)
+    identity: dict[str, Any] | None = None
+    sources: dict[str, str] = {}
+    for number in journal.numbers("attempts"):
+        record = _read_attempt(journal, number)
+        if record is None:
+            continue
+        config = journal.read_config(fingerprints[number]) if number in fingerprints else None
+        before, identity = identity, config.identity if config else identity
+        sources_before, sources = sources, record.environment.get("sources", sources)
+        if record.lineage:
+            yield record, from_lineage(record.lineage.get("drift", {}))
+            continue
+        changes = compare(before, identity, {}) if before is not None and identity is not None else []
+        yield record, changes + (compare_sources(sources_before, sources) if sources_before else [])
+
+
+def _find_fingerprints(journal: Journal) -> dict[int, str]:
+    """Which settings each attempt trained with, as far as its commits tell."""
+    if len(journal.store.list("configs")) < 2:  # then there is no need to read every commit
+        return {}
+    fingerprints = {}
+    for number in journal.numbers("commits"):
+        with contextlib.suppress(NameMissing, RecordDamaged):
+            commit = journal.read_commit(number)
+            fingerprints[commit.attempt] = commit.config_fingerprint
+    snapshot = journal.read_snapshot()
+    if snapshot is not None:
+        fingerprints.setdefault(journal.attempts(), snapshot.fingerprint)
+    return fingerprints
+
+
+def _read_attempt(journal: Journal, number: int) -> AttemptRecord | None:
+    try:
+        return journal.read_attempt(number)
+    except NameMissing:
+        return None
+    except RecordDamaged as error:
+        journal.warn(str(error))
+        return None
+
+
+def _read_snapshot(journal: Journal) -> ConfigRecord:
+    snapshot = journal.read_snapshot()
+    if snapshot is None:
+        raise WrongUse(f"run {journal.run!r} has no settings on record", hint="it has them from its first attempt on")
+    return snapshot

@@ -1,0 +1,453 @@
+"""``holdfast diff``: what changed, and whether a run would go on with a configuration."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.attempt.lineage import Present, judge_drift
+from holdfast.cli import app, run_app
+from holdfast.config import load_config
+from holdfast.drift import Change, find_defaults, to_lineage
+from holdfast.errors import ConfigDrift
+from holdfast.journal import Journal
+from holdfast.recipe import default_settings, find_recipe, resolve_settings
+from holdfast.sources import hash_sources
+from holdfast.store import open_store
+from tests.makers import make_commit, publish, save
+
+RECIPE = """\
+import diff_layers
+print("imported")
+
+def build(lr: float = 0.05, hidden: int = 64):
+    return None
+"""
+CONFIG = """\
+recipe = "diff_recipe:build"
+run = "a"
+store = "runs"
+epochs = 2
+[settings]
+lr = 0.1
+"""
+DATA = {"sha256": "d" * 64, "samples": 64}
+NOT_COMPARED = "note: the data and the machine aren't compared: they are known when training starts"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a recipe and its configuration in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    write_recipe(tmp_path, RECIPE)
+    write_recipe(tmp_path, "layers = 1\n", "diff_layers")
+    (tmp_path / "a.toml").write_text(CONFIG)
+    return tmp_path
+
+
+def write_recipe(folder: Path, text: str, module: str = "diff_recipe") -> None:
+    """The next import reads this, as in a new process."""
+    (folder / f"{module}.py").write_text(text)
+    importlib.invalidate_caches()
+    sys.modules.pop(module, None)
+
+
+def describe(path: Path) -> Present:
+    """What an attempt with the configuration would train with."""
+    config = load_config(path)
+    builder = find_recipe(config.recipe)
+    identity = config.identity | {"settings": resolve_settings(builder, config.settings), "data": DATA}
+    of_recipe = {f"settings.{name}": default for name, default in default_settings(config.recipe).items()}
+    return Present(identity, find_defaults() | of_recipe, hash_sources(["diff_recipe", "diff_layers"]), {})
+
+
+def begin_attempt(path: Path, why: str = "fresh", **lineage: Any) -> tuple[Journal, str]:
+    """An attempt has claimed the run, with the configuration; the journal and the fingerprint."""
+    config, present = load_config(path), describe(path)
+    journal = Journal(open_store(str(path.parent / config.store)), config.run)
+    journal.begin(config.recipe)
+    journal.claim_attempt(journal.attempts() + 1, why, "host", 1, {"sources": present.sources}, lineage)
+    journal.record_config(present.fingerprint, present.identity, config.model_dump(mode="json"))
+    return journal, present.fingerprint
+
+
+@pytest.fixture
+def run(folder: Path) -> str:
+    """A run that one attempt has trained with the configuration, and committed."""
+    journal, sha256 = begin_attempt(folder / "a.toml")
+    saved = save(journal.store, 10, environment={"sources": describe(folder / "a.toml").sources})
+    publish(journal, make_commit(1, path=saved.path, config_fingerprint=sha256))
+    return f"{folder}/runs/a"
+
+
+def change_config(folder: Path, old: str, new: str) -> None:
+    text = (folder / "a.toml").read_text()
+    assert old in text
+    (folder / "a.toml").write_text(text.replace(old, new))
+
+
+def ask(capsys: pytest.CaptureFixture[str], *arguments: str, exit_code: int = 0) -> list[str]:
+    """What the command prints, line by line."""
+    capsys.readouterr()
+    assert run_app(app, ["diff", *arguments]) == exit_code
+    return capsys.readouterr().out.splitlines()
+
+
+def ask_json(capsys: pytest.CaptureFixture[str], *arguments: str, exit_code: int = 0) -> Any:
+    return json.loads("\n".join(ask(capsys, *arguments, "--json", exit_code=exit_code)))
+
+
+# ---- a configuration
+
+
+def test_the_same_configuration_changes_nothing(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sys.modules.pop("diff_recipe")  # it prints when it is imported, which is no part of what diff says
+    assert ask(capsys, run, "a.toml") == [NOT_COMPARED, "run a would go on with a.toml, which changes nothing"]
+    sys.modules.pop("diff_recipe")
+    shown = ask_json(capsys, run, "a.toml")
+    assert (shown["run"], shown["config"], shown["is_refused"], shown["rows"]) == ("a", "a.toml", False, [])
+
+
+def test_every_field_has_its_class_and_what_becomes_of_it(
+    run: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_recipe(folder, RECIPE.replace("hidden: int = 64", "width: int = 64, label_smoothing: float = 0.0"))
+    change_config(folder, "epochs = 2", f'epochs = 4\nseed = 7\nlog.folder = "{folder}/elsewhere"')
+    change_config(folder, "lr = 0.1", "lr = 0.2")
+    lines = ask(capsys, run, "a.toml", exit_code=1)
+    assert lines == [
+        "refused        identity     seed: saved 1234, now 7",
+        "refused        identity     settings.lr: saved 0.1, now 0.2",
+        "refused        identity     settings.width: was settings.hidden, same value 64",
+        "refused        code         sources.diff_recipe: its code has changed",
+        "let through    schedule     epochs: saved 2, now 4",
+        "let through    identity     settings.label_smoothing: new, with its default 0.0",
+        f"needs nothing  operational  log.folder: saved 'logs', now '{folder}/elsewhere'",
+        NOT_COMPARED,
+        "run a would refuse to go on with a.toml",
+        lines[-1],
+    ]
+    assert lines[-1].startswith("hint: put the saved values and code back, ")
+
+    change_config(folder, "[settings]", "[resume]\naccept_drift = ['settings', 'seed', 'sources']\n[settings]")
+    lines = ask(capsys, run, "a.toml")
+    assert [line[:13].strip() for line in lines[:8]] == ["let through"] * 6 + ["needs nothing"] * 2
+    assert lines[8:] == [NOT_COMPARED, "run a would go on with a.toml"]
+
+
+def test_json_has_what_is_printed(run: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change_config(folder, "lr = 0.1", "lr = 0.2")
+    change_config(folder, "epochs = 2", "epochs = 3")
+    shown = ask_json(capsys, run, "a.toml", exit_code=1)
+    assert shown["rows"] == [
+        {
+            "outcome": outcome, "class": cls, "name": name, "kind": "value", "saved": saved, "now": current,
+            "was": "", "default": False,
+        }
+        for outcome, cls, name, saved, current in [
+            ("refused", "identity", "settings.lr", 0.1, 0.2), ("let through", "schedule", "epochs", 2, 3),
+        ]
+    ]  # fmt: skip
+    assert shown["is_refused"]
+    assert "resume.accept_drift=" in shown["hint"]
+    assert [f"note: {note}" for note in shown["notes"]] == [NOT_COMPARED]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("epochs = 2", 'log.folder = "/somewhere/else"\nepochs = 2'),
+        ("epochs = 2", "chunk.steps = 3\nretention.keep_last = 9\nparity.every = 1\nepochs = 2"),
+        ("epochs = 2", "epochs = 9"),
+        ("lr = 0.1", "lr = 0.1\nhidden = 64"),
+    ],
+)
+def test_what_is_no_mathematics_is_never_refused(
+    run: str, folder: Path, capsys: pytest.CaptureFixture[str], old: str, new: str
+) -> None:
+    change_config(folder, old, new)
+    assert "identity" not in "".join(ask(capsys, run, "a.toml"))
+
+
+def test_a_setting_with_its_default_is_the_setting_left_out(
+    run: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_config(folder, "lr = 0.1", "")
+    assert ask(capsys, run, "a.toml", exit_code=1)[0].endswith("settings.lr: saved 0.1, now 0.05")
+
+
+def test_an_infinite_setting_is_the_same_though_its_record_has_null(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_config(folder, "lr = 0.1", "lr = inf")
+    journal, sha256 = begin_attempt(folder / "a.toml")
+    publish(journal, make_commit(1, config_fingerprint=sha256))
+    assert "changes nothing" in ask(capsys, "runs/a", "a.toml")[-1]
+
+
+def test_fields_that_came_with_an_upgrade_are_let_through(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, present = load_config(folder / "a.toml"), describe(folder / "a.toml")
+    del present.identity["determinism"]["threads"]
+    journal = Journal(open_store("runs"), "a")
+    journal.begin(config.recipe)
+    journal.record_config(present.fingerprint, present.identity, config.model_dump(mode="json", exclude={"parity"}))
+    publish(journal, make_commit(1, config_fingerprint=present.fingerprint))
+    first, *others = ask(capsys, "runs/a", "a.toml")
+    assert first == "let through    identity     determinism.threads: new, with its default 1"
+    assert "parity" not in "".join(others)
+
+
+def test_what_the_run_was_last_asked_for_is_what_it_has(
+    run: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_config(folder, "epochs = 2", "epochs = 4")
+    begin_attempt(folder / "a.toml", "extended")
+    assert "changes nothing" in ask(capsys, run, "a.toml")[-1]
+
+
+def test_neither_time_nor_comment_of_a_source_is_a_change(
+    run: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.utime(folder / "diff_recipe.py", (1, 1))
+    assert "changes nothing" in ask(capsys, run, "a.toml")[-1]
+    write_recipe(folder, "# explained\n" + RECIPE)
+    assert "changes nothing" in ask(capsys, run, "a.toml")[-1]
+    write_recipe(folder, RECIPE.replace("return None", "return 0"))
+    assert ask(capsys, run, "a.toml", exit_code=1)[0].split()[:3] == ["refused", "code", "sources.diff_recipe:"]
+
+
+def test_other_modules_of_the_recipe_are_compared_if_it_imports_them(
+    run: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_recipe(folder, "layers = 2\n", "diff_layers")
+    write_recipe(folder, RECIPE)
+    assert "sources.diff_layers: its code" in ask(capsys, run, "a.toml", exit_code=1)[0]
+    sys.modules.pop("diff_layers")
+    write_recipe(folder, RECIPE.replace("import diff_layers", ""))
+    lines = ask(capsys, run, "a.toml", exit_code=1)
+    assert lines[0].endswith("sources.diff_recipe: its code has changed")
+    assert lines[2] == "note: the code of diff_layers isn't compared: the recipe's module doesn't import it"
+
+
+@pytest.mark.parametrize("accept", [[], ["lr"], ["sources"], ["lr", "sources"], ["settings.hidden", "lr", "sources"]])
+@pytest.mark.parametrize(
+    "recipe", [RECIPE, RECIPE.replace("hidden", "width"), RECIPE.replace("64", "32"), "# \n" + RECIPE]
+)
+@pytest.mark.parametrize("lr", ["0.1", "0.2"])
+def test_it_says_what_a_resume_does(
+    run: str, folder: Path, capsys: pytest.CaptureFixture[str], lr: str, recipe: str, accept: list[str]
+) -> None:
+    write_recipe(folder, recipe)
+    change_config(folder, "[settings]\nlr = 0.1", f"[resume]\naccept_drift = {accept}\n[settings]\nlr = {lr}")
+    journal = Journal(open_store("runs"), "a")
+    newest = journal.newest()
+    assert newest
+    refused, hint = [], ""
+    try:
+        judge_drift(journal, newest, describe(folder / "a.toml"), load_config("a.toml"))
+    except ConfigDrift as error:
+        refused, hint = sorted(error.data["fields"]), error.hint
+    shown = ask_json(capsys, run, "a.toml", exit_code=1 if refused else 0)
+    assert [row["name"] for row in shown["rows"] if row["outcome"] == "refused"] == refused
+    assert (shown["is_refused"], shown["hint"]) == (bool(refused), hint)
+
+
+def test_it_is_the_newest_commit_that_a_resume_goes_on_from(
+    run: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (folder / "a.toml").read_text()
+    change_config(folder, "lr = 0.1", "lr = 0.2")
+    begin_attempt(folder / "a.toml", "continued")  # and died before it had committed anything
+    assert ask(capsys, run, "a.toml", exit_code=1)[0].endswith("settings.lr: saved 0.1, now 0.2")
+    (folder / "a.toml").write_text(text)
+    assert "changes nothing" in ask(capsys, run, "a.toml")[-1]
+
+
+def test_code_is_held_against_the_attempt_that_trained_and_not_the_one_that_adopted(
+    run: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained_with = describe(folder / "a.toml").sources
+    write_recipe(folder, RECIPE.replace("return None", "return 0"))
+    journal, sha256 = begin_attempt(folder / "a.toml", "continued")
+    saved = save(journal.store, 20, environment={"sources": trained_with})
+    publish(journal, make_commit(2, attempt=2, path=saved.path, config_fingerprint=sha256))
+    assert "its code has changed" in ask(capsys, run, "a.toml", exit_code=1)[0]
+    write_recipe(folder, RECIPE)
+    assert "changes nothing" in ask(capsys, run, "a.toml")[-1]
+
+
+def test_code_that_is_on_no_record_is_not_compared(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(run, "epoch-0001/metadata.json").unlink()
+    lines = ask(capsys, run, "a.toml")
+    assert "note: the code isn't compared: there is none on record" in lines
+    assert "sources" not in "".join(lines)
+
+
+def test_a_run_that_has_committed_nothing_refuses_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin_attempt(folder / "a.toml")
+    change_config(folder, "lr = 0.1", "lr = 0.2")
+    assert ask(capsys, "runs/a", "a.toml") == [
+        "needs nothing  identity     settings.lr: saved 0.1, now 0.2",
+        "note: nothing is committed: with any settings, training begins with step 0",
+        "run a would go on with a.toml",
+    ]
+
+
+@pytest.mark.parametrize(("old", "new"), [('run = "a"', 'run = "b"'), ('store = "runs"', 'store = "moved"')])
+def test_a_configuration_of_another_run_is_said_to_be_one(
+    run: str, folder: Path, capsys: pytest.CaptureFixture[str], old: str, new: str
+) -> None:
+    change_config(folder, old, new)
+    config = load_config(folder / "a.toml")
+    lines = ask(capsys, run, "a.toml")
+    assert lines[0].startswith("needs nothing  operational ")
+    place = f"{folder}/{config.store}/{config.run}"
+    assert f"note: it trains the run in {place}, and would touch this one only if it were there" in lines
+
+
+def test_another_run_s_weights_are_the_same_as_long_as_they_are_asked_for_so(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was found when the run began is part of its identity, though the file doesn't say it."""
+    change_config(folder, "[settings]", 'init_from = { run = "elder" }\n[settings]')
+    present, config = describe(folder / "a.toml"), load_config(folder / "a.toml")
+    present.identity["init_from"] |= {"commit": 3, "checkpoint_sha256": "e" * 64}
+    journal = Journal(open_store("runs"), "a")
+    journal.begin(config.recipe)
+    journal.record_config(present.fingerprint, present.identity, config.model_dump(mode="json"))
+    publish(journal, make_commit(1, config_fingerprint=present.fingerprint))
+    assert "changes nothing" in ask(capsys, "runs/a", "a.toml")[-1]
+    change_config(folder, 'run = "elder"', 'run = "elder", load_optimizer = true')
+    (row, *_) = ask(capsys, "runs/a", "a.toml", exit_code=1)
+    assert row.endswith("identity     init_from.load_optimizer: saved False, now True")
+
+
+# ---- another run
+
+
+def test_two_runs_side_by_side(run: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(capsys, run, run) == ["runs a and a have the same settings"]
+    change_config(folder, 'run = "a"', 'run = "b"')
+    change_config(folder, "lr = 0.1", "lr = 0.2")
+    write_recipe(folder, RECIPE.replace("hidden: int = 64", "width: int = 64, depth: int = 2"))
+    begin_attempt(folder / "a.toml")
+    assert ask(capsys, run, f"{folder}/runs/b") == [
+        "identity     settings.depth: not in a, 2 in b",
+        "identity     settings.lr: 0.1 in a, 0.2 in b",
+        "identity     settings.hidden in a, settings.width in b: 64",
+        "operational  run: 'a' in a, 'b' in b",
+    ]
+    assert ask(capsys, f"{folder}/runs/b", run)[0] == "identity     settings.depth: 2 in b, not in a"
+    shown = ask_json(capsys, run, f"{folder}/runs/b")
+    assert (shown["run"], shown["other"]) == ("a", "b")
+    assert [(row["name"], row["class"], row["kind"]) for row in shown["rows"]] == [
+        ("settings.depth", "identity", "added"), ("settings.lr", "identity", "value"),
+        ("settings.width", "identity", "renamed"), ("run", "operational", "value"),
+    ]  # fmt: skip
+
+
+# ---- a run's own life
+
+
+def test_a_life_without_a_change(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (attempt, last) = ask(capsys, run)
+    assert attempt.startswith("attempt 1  20")
+    assert attempt.endswith("  fresh")
+    assert last == "nothing that changes the mathematics has changed"
+
+
+def test_a_life_by_what_each_attempt_let_through(run: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drift = to_lineage([Change(name="settings.lr", kind="value", saved=0.1, current=0.2)])
+    begin_attempt(folder / "a.toml", "continued", drift=drift, continues={"commit": 1})
+    begin_attempt(folder / "a.toml", "preempted", continues={"commit": 1})
+    lines = ask(capsys, run)
+    assert [line.split()[-1] for line in lines if line.startswith("attempt")] == ["fresh", "continued", "preempted"]
+    assert [line for line in lines if not line.startswith("attempt")] == ["  settings.lr: saved 0.1, now 0.2"]
+    assert lines[2] == "  settings.lr: saved 0.1, now 0.2"
+    shown = ask_json(capsys, run)
+    assert [(each["number"], each["why"], each["changes"]) for each in shown["attempts"]] == [
+        (1, "fresh", {}), (2, "continued", drift), (3, "preempted", {}),
+    ]  # fmt: skip
+
+
+def test_a_life_whose_attempts_kept_no_lineage(run: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin_attempt(folder / "a.toml", "continued")
+    change_config(folder, "lr = 0.1", "lr = 0.2")
+    journal, sha256 = begin_attempt(folder / "a.toml", "continued")
+    publish(journal, make_commit(2, attempt=3, config_fingerprint=sha256))
+    write_recipe(folder, RECIPE.replace("return None", "return 0"))
+    begin_attempt(folder / "a.toml", "continued")
+    change_config(folder, "lr = 0.2", "lr = 0.3")
+    begin_attempt(folder / "a.toml", "continued")  # has committed nothing; its settings are the snapshot
+    Path(run, "attempts/00000002.json").write_text("damaged")
+    assert [line.partition("  20")[0] for line in ask(capsys, run)] == [
+        "attempt 1",
+        "attempt 3",
+        "  settings.lr: saved 0.1, now 0.2",
+        "attempt 4",
+        "  sources.diff_recipe: its code has changed",
+        "attempt 5",
+        "  settings.lr: saved 0.2, now 0.3",
+    ]
+
+
+def test_a_run_without_a_life(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Journal(open_store("runs"), "begun").begin("m:f")
+    assert ask(capsys, "runs/begun") == ["the run has had no attempt"]
+    assert ask_json(capsys, "runs/begun") == {"run": "begun", "attempts": []}
+
+
+# ---- wrong use
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "error"),
+    [
+        ([], 1, "RUN requires an argument"),
+        (["runs/none"], 1, "there is no run 'none' in"),
+        (["runs/a", "runs/none"], 1, "there is no run 'none' in"),
+        (["runs/a", "none.toml"], 1, "there is no configuration none.toml"),
+        (["runs/begun", "a.toml"], 1, "run 'begun' has no settings on record"),
+        (["runs/a", "runs/begun"], 1, "run 'begun' has no settings on record"),
+        (["runs/a", "typo.toml"], 1, "unknown key settings.hiden"),
+        (["runs/a", "gone.toml"], 1, "recipe 'no_such:build': there is no module no_such"),
+        (["runs/lost", "a.toml"], 2, "the settings that commit 1 was trained with are lost"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    run: str, folder: Path, arguments: list[str], exit_code: int, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Journal(open_store("runs"), "begun").begin("m:f")
+    lost = Journal(open_store("runs"), "lost")
+    lost.begin("m:f")
+    publish(lost, make_commit(1))
+    (folder / "typo.toml").write_text(CONFIG + "hiden = 1\n")
+    (folder / "gone.toml").write_text(CONFIG.replace("diff_recipe", "no_such"))
+    capsys.readouterr()
+    assert run_app(app, ["diff", *arguments]) == exit_code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"error: {error}" in shown.err or error in shown.err.splitlines()[0]
+    assert "Traceback" not in shown.err
+
+
+def test_help_shows_how_it_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(capsys, "--help")[0] == "Usage: holdfast diff RUN [OTHER | CONFIG.toml]"
+
+
+def test_the_command_finds_a_recipe_in_the_working_directory(run: str, folder: Path) -> None:
+    """The console script has its own folder at the head of the path, where ``python -m`` has the working directory."""
+    program = "from holdfast.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, "diff", run, "a.toml"],
+        cwd=folder, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "imported\n")
+    assert "changes nothing" in done.stdout
