@@ -1,35 +1,131 @@
-"""What a rank ran on: recorded with every attempt."""
+"""What a rank ran on: recorded with every attempt, and judged by `holdfast.contract`.
 
+A value that can't be found out is None: nothing is promised about what isn't known.
+"""
+
+import hashlib
+import os
 import platform
+import re
+from fnmatch import fnmatchcase
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+# Variables that choose kernels, or the order in which something is summed, as patterns; what is set is recorded.
+# Those that only log, cache or wait are not among them: they differ between machines, and change nothing.
+PROCESS_VARIABLES = ("PYTHONHASHSEED", "GLIBC_TUNABLES", "TORCH_LINEAR_FLATTEN_3D")
+CPU_VARIABLES = (
+    "OMP_NUM_THREADS", "OMP_DYNAMIC", "OMP_THREAD_LIMIT", "MKL_*THREADS", "MKL_DYNAMIC", "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "ATEN_CPU_CAPABILITY", "ONEDNN_*ISA*", "DNNL_*ISA*",
+    "*_FPMATH_MODE", "TORCH_MKLDNN_*", "NPY_*_CPU_FEATURES", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE",
+    "OPENBLAS_BLOCK_FACTOR", "OPENBLAS_NUM_THREADS",
+)  # fmt: skip
+GPU_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "CUBLAS_*EMULAT*", "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32*", "TORCH_*PREFER*", "TORCH_CUDNN_*", "DISABLE_ADDMM_CUDA_LT", "NCCL_ALGO", "NCCL_PROTO",
+)  # fmt: skip
 
-def describe_environment() -> dict[str, Any]:
-    """Versions and hardware that decide which bits an operation gives."""
-    import numpy as np
+# By how they begin, so that extensions to come are among them: x86's and Arm's. (smep is no part of sme.)
+VECTOR = re.compile(r"avx|fma|f16c|amx|xop|asimd|neon|sve|sme(?!p)|fphp|i8mm|bf16")
+CPUINFO = Path("/proc/cpuinfo")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+DRIVERS = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
+
+
+def describe_environment(device: str = "cpu") -> dict[str, Any]:
+    """Versions, hardware and settings of this process that decide which bits an operation gives.
+
+    Args:
+        device: the type of the device that is trained on, as torch names it: cpu or cuda.
+    """
+    return {
+        "device": device,
+        "system": f"{platform.system()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()).strip() or platform.version() or None,
+        "python": platform.python_version(),
+        **_describe_cpu(),
+        **_describe_torch(),
+        **_describe_gpus(),
+        "variables": {name: os.environ[name] for name in sorted(os.environ) if chooses_kernels(name)},
+    }
+
+
+def chooses_kernels(name: str, patterns: tuple[str, ...] = PROCESS_VARIABLES + CPU_VARIABLES + GPU_VARIABLES) -> bool:
+    """Whether an environment variable of this name may change bits."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _describe_cpu() -> dict[str, Any]:
+    """Clouds and hypervisors name many CPUs alike: the family and the instructions tell those apart."""
+    shown = _read_cpuinfo()
+    family = " ".join(
+        f"{label} {shown[name]}".strip()
+        for name, label in (
+            ("vendor_id", ""), ("cpu family", "family"), ("model", "model"),
+            ("CPU implementer", "implementer"), ("CPU part", "part"),
+        )
+        if name in shown
+    )  # fmt: skip
+    flags = sorted({*shown.get("flags", shown.get("Features", "")).split()})
+    return {
+        "cpu": shown.get("model name") or family or platform.processor() or None,
+        "cpu_family": family or None,
+        "cpu_vector": " ".join(flag for flag in flags if VECTOR.match(flag)) or None,
+        "cpu_flags": hashlib.sha256(" ".join(flags).encode()).hexdigest() if flags else None,
+        "cpu_cache": " ".join(_read(path) for path in sorted(CACHES.glob("index*/size"))) or "not shown",
+    }
+
+
+def _read_cpuinfo() -> dict[str, str]:
+    """What is said of the first core."""
+    lines = _read(CPUINFO).partition("\n\n")[0].splitlines()
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _describe_torch() -> dict[str, Any]:
     import torch
 
-    has_cuda = torch.cuda.is_available()
+    build = torch.__config__.show()
+    has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    has_onednn = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled  # type: ignore[no-untyped-call]
     return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_model(),
         "torch": torch.__version__,
-        "numpy": np.__version__,
+        **{name: version(name) for name in ("numpy", "accelerate", "torchdata")},
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "mkl": _find(r"Math Kernel Library Version ([\d.]+)", build) if has_mkl else "none",
+        "onednn": _find(r"MKL-DNN v([\d.]+)", build) if has_onednn else "none",
         "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _describe_gpus() -> dict[str, Any]:
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
+    has_nccl = bool(gpus) and torch.distributed.is_available() and torch.distributed.is_nccl_available()
+    drivers = (_find(r"(\d+\.\d[.\d]*)", _read(path)) for path in DRIVERS)
+    return {
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if has_cuda else None,  # type: ignore[no-untyped-call]
+        "cudnn": torch.backends.cudnn.version() if gpus else None,  # type: ignore[no-untyped-call]
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "none",  # type: ignore[no-untyped-call]
+        "driver": next(filter(None, drivers), None),
         "gpus": [
-            {"name": torch.cuda.get_device_name(index), "sm": list(torch.cuda.get_device_capability(index))}
-            for index in range(torch.cuda.device_count() if has_cuda else 0)
+            {"name": gpu.name, "sm": [gpu.major, gpu.minor], "sm_count": gpu.multi_processor_count} for gpu in gpus
         ],
     }
 
 
-def _cpu_model() -> str:
+def _find(pattern: str, text: str) -> str | None:
+    found = re.search(pattern, text)
+    return found[1] if found else None
+
+
+def _read(path: Path) -> str:
+    """What the system says of itself; nothing where it doesn't."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return path.read_text().strip()
     except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+        return ""

@@ -1,0 +1,137 @@
+"""This machine: what a run needs to get the same bits elsewhere, and whether equal steps are equal here."""
+
+import shutil
+import textwrap
+from collections.abc import Iterable
+from dataclasses import asdict
+from itertools import zip_longest
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from pydantic import ValidationError
+
+from holdfast.cli.app import Json, app, counted, open_journal, print_json
+from holdfast.config import Compute, Determinism
+from holdfast.contract import LIMITS, TERMS, Verdict, judge, part_of, terms_on
+from holdfast.doctor import DeviceChoice, Examination, examine
+from holdfast.errors import NameMissing, RecordDamaged, WrongUse
+from holdfast.journal import AttemptRecord, ConfigRecord, Journal, read_record
+
+MARKS = {True: "good", False: "wrong", None: "seen"}
+SHOWN_WORDS = 3
+VALUE_CHARS = 33
+LINE_CHARS = 100
+
+
+@app.command
+def doctor(run: Annotated[str, Parameter(show_default=False)] = "", /, *, json: Json = False) -> int:
+    """Show what equal bits need, as it is on this machine, and measure that equal steps give them.
+
+    Args:
+        run: <store>/<run>, to judge whether it continues here with the bits of the machine that it was on.
+        json: Print JSON.
+    """
+    journal = open_journal(run) if run else None
+    attempt = _newest_attempt(journal) if journal else None
+    examination = examine(*(_read_settings(journal) if journal else (Determinism(), "auto")))
+    verdict = judge(attempt.environment, examination.environment) if attempt else None
+    if json:
+        print_json(_to_json(examination, attempt, verdict))
+    else:
+        if attempt and verdict:
+            _print_verdict(run, attempt, verdict)
+        else:
+            _print_contract(examination.environment)
+        _print_rest(examination)
+    return 0 if examination.is_good else 2
+
+
+def _newest_attempt(journal: Journal) -> AttemptRecord:
+    journal.read_run()
+    number = journal.attempts()
+    if not number:
+        raise WrongUse(f"run {journal.run!r} has no attempt yet", hint="holdfast doctor alone shows this machine")
+    return journal.read_attempt(number)
+
+
+def _read_settings(journal: Journal) -> tuple[Determinism, DeviceChoice]:
+    """What the run was last asked for; the defaults where that was lost."""
+    try:
+        config = read_record(journal.store, ConfigRecord, "config.snapshot.json").config
+        settings = Determinism.model_validate(config.get("determinism", {}))
+        return settings, Compute.model_validate(config.get("compute", {})).device
+    except (NameMissing, RecordDamaged, ValidationError):
+        journal.warn("its settings can't be read; this machine is examined with the defaults")
+        return Determinism(), "auto"
+
+
+def _to_json(examination: Examination, attempt: AttemptRecord | None, verdict: Verdict | None) -> dict[str, Any]:
+    environment = examination.environment
+    return {
+        "ok": examination.is_good,
+        "environment": environment,
+        "contract": [asdict(term) | {"here": _show(part_of(term, environment))} for term in TERMS],
+        "limits": [asdict(limit) for limit in LIMITS],
+        "measured": [asdict(finding) for finding in examination.findings],
+        "attempt": attempt.model_dump() if attempt else None,
+        "verdict": asdict(verdict) if verdict else None,
+    }
+
+
+def _print_contract(environment: dict[str, Any]) -> None:
+    device = environment["device"]
+    terms = terms_on(device)
+    counting = {term.key for term in terms}
+    others = dict.fromkeys(term.key for term in TERMS if term.key not in counting)
+    print("a run continues with the bits that it has here where all of this is the same:\n")
+    _print_columns((term.key, _shorten(part_of(term, environment)), term.why) for term in terms)
+    print("\nthis may differ:\n")
+    _print_columns([(", ".join(["the host", *(term.free for term in terms if term.free), *others]),)])
+
+
+def _print_verdict(run: str, attempt: AttemptRecord, verdict: Verdict) -> None:
+    what = f"run {run} continues here with the bits of {attempt.host}, where attempt {attempt.number} ran"
+    if verdict.promise == "identical":
+        print(f"identical: {what}")
+        return
+    print(f"not promised: that {what}\n")
+    _print_columns((reason,) for reason in verdict.reasons)
+    print("\nholdfast doctor, without a run, says why each of them counts")
+
+
+def _print_rest(examination: Examination) -> None:
+    device = examination.environment["device"]
+    threads = counted(examination.environment["threads"], "thread")
+    print("\nnot promised anywhere:\n")
+    _print_columns((limit.text,) for limit in LIMITS if device in limit.on)
+    print(f"\nmeasured here, on {device}, in fresh processes with {threads}:\n")
+    _print_columns((MARKS[finding.is_good], finding.what, finding.seen) for finding in examination.findings)
+    if not examination.is_good:
+        print("\nequal steps have to give equal bits; here a run can't be continued, nor repeated, to the bit")
+
+
+def _print_columns(rows: Iterable[tuple[str, ...]]) -> None:
+    """Indented, each column as wide as it needs, and the last one wrapped at the edge of the terminal."""
+    rows = list(rows)
+    *widths, _ = (min(VALUE_CHARS, max(map(len, column))) for column in zip(*rows, strict=True))
+    line_chars = min(shutil.get_terminal_size((LINE_CHARS, 0)).columns, 120)
+    widths.append(max(line_chars - sum(width + 2 for width in widths) - 2, 20))
+    for row in rows:
+        texts = [cell if cell.isprintable() else repr(cell) for cell in row]
+        cells = [textwrap.wrap(text, width) for text, width in zip(texts, widths, strict=True)]
+        for line in zip_longest(*cells, fillvalue=""):
+            print("  " + "  ".join(part.ljust(width) for part, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _shorten(part: Any) -> str:
+    if isinstance(part, frozenset) and len(part) > SHOWN_WORDS:
+        return f"{' '.join(sorted(part)[:SHOWN_WORDS])} and {len(part) - SHOWN_WORDS} more"
+    return _show(part)
+
+
+def _show(part: Any) -> str:
+    if isinstance(part, dict):
+        return " ".join(f"{name}={value}" for name, value in part.items()) or "none is set"
+    if isinstance(part, frozenset):
+        return " ".join(sorted(part))
+    return "not known" if part is None else str(part)

@@ -1,0 +1,214 @@
+"""The hardware contract: where the next step gives the same bits, as data, and the judgement over two environments.
+
+"identical" is a promise: whatever is needed for equal bits is equal, as far as those who make the libraries promise
+it. "not promised" says no more than that: the bits may well be equal, and often are.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from holdfast.environment import CPU_VARIABLES, GPU_VARIABLES, PROCESS_VARIABLES, chooses_kernels
+
+Device = Literal["cpu", "cuda"]
+
+PYTORCH = "PyTorch, Reproducibility: not guaranteed across releases, commits, platforms, nor between CPU and GPU"
+CUBLAS = "cuBLAS, Results Reproducibility: one version, one architecture, one number of SMs"
+CUDNN = "cuDNN, Odds and Ends, Reproducibility: one version and one architecture"
+ONEMKL = "oneMKL Developer Guide, Obtaining Numerically Reproducible Results: code path, threads"
+ONEDNN = "oneDNN, CPU Dispatcher Control: code is generated for the features that the CPU has"
+
+
+@dataclass(frozen=True)
+class Term:
+    """One thing that two machines are compared by.
+
+    Attributes:
+        key: what of `describe_environment`.
+        on: the devices on which a difference may change bits. None of them: it is only recorded.
+        why: how it changes bits, or why it doesn't.
+        compared: what of its value counts, as one of `PARTS`.
+        source: who says so, where it isn't seen at once.
+        free: what of it may differ all the same.
+    """
+
+    key: str
+    on: tuple[Device, ...]
+    why: str
+    compared: str = "whole"
+    source: str = ""
+    free: str = ""
+
+
+BOTH: tuple[Device, ...] = ("cpu", "cuda")
+
+TERMS = (
+    Term("device", BOTH, "a CPU and a GPU add up in different orders", source=PYTORCH),
+    Term("system", BOTH, "each platform has builds of its own", source=PYTORCH),
+    Term(
+        "libc", BOTH, "schedules and optimizers use its cos, exp, pow",
+        source="GNU C Library manual, Known Maximum Errors in Math Functions: results are not correctly rounded",
+    ),
+    Term(
+        "python", BOTH, "sum() of floats changed in 3.12 and in 3.14", "major.minor",
+        source="python/cpython#100425", free="python's patch version",
+    ),
+    Term("torch", BOTH, "another release or build has other kernels", source=PYTORCH),
+    Term("numpy", BOTH, "its random numbers may change with the version", source="NEP 19"),
+    Term("accelerate", BOTH, "it accumulates, scales and clips gradients"),
+    Term("torchdata", BOTH, "its loaders draw random numbers"),
+    Term("deterministic", BOTH, "without it, atomic additions come in any order", "switch", PYTORCH),
+    Term("variables", BOTH, "they choose kernels, or the order of a set", "those of the process"),
+    Term("cpu", ("cpu",), "libraries choose kernels by the CPU's model", source=ONEMKL),
+    Term("cpu_family", ("cpu",), "clouds name different CPUs alike", source=ONEMKL),
+    Term("cpu_vector", ("cpu",), "wider vectors add up in another order", "words", ONEDNN),
+    Term(
+        "cpu_vector", ("cuda",), "the host's cos, exp and pow differ without it", "fma",
+        source="seen: glibc 2.36 gives 0.999 ** n other bits with its FMA variants turned off",
+    ),
+    Term(
+        "cpu_cache", ("cpu",), "matrices are summed in blocks that fit in it",
+        source="oneDNN, platform::get_per_core_cache_size",
+    ),
+    Term("cpu_capability", ("cpu",), "torch has kernels of its own for each"),
+    Term("mkl", ("cpu",), "it multiplies matrices, in an order of its own", source=ONEMKL),
+    Term("onednn", ("cpu",), "it convolves, in an order of its own", source=ONEDNN),
+    Term("threads", ("cpu",), "each thread sums a part", source=ONEMKL),
+    Term("variables", ("cpu",), "they choose the CPU's kernels and threads", "those of the CPU", ONEMKL),
+    Term(
+        "gpus", ("cuda",), "they choose kernels; the name doesn't count",
+        "architecture and SMs", CUBLAS, free="a GPU's name",
+    ),
+    Term("cuda", ("cuda",), "cuBLAS promises nothing across versions", source=CUBLAS),
+    Term(
+        "cudnn", ("cuda",), "its kernels change with its minor version", "major.minor", CUDNN,
+        free="cuDNN's patch version",
+    ),
+    Term("nccl", ("cuda",), "it adds up the gradients of several ranks"),
+    Term("variables", ("cuda",), "they choose the GPU's kernels and workspaces", "those of the GPU", CUBLAS),
+    Term("driver", (), "kernels come compiled with torch and CUDA"),
+    Term("cpu_flags", (), "a digest, to tell machines apart; many flags compute nothing"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What no term covers.
+
+    Attributes:
+        on: the devices on which it matters.
+    """
+
+    on: tuple[Device, ...]
+    text: str
+
+
+LIMITS = (
+    Limit(BOTH, "code that is compiled where it runs, by torch.compile or by the recipe"),
+    Limit(("cuda",), "kernels that the driver compiles, for a GPU that is newer than torch's build"),
+    Limit(("cuda",), "what a recipe computes on the host: that is the same only on the same CPU"),
+    # Source: NVIDIA/nccl#23, #1461. Two numbers have the same sum in either order.
+    Limit(("cuda",), "three ranks or more, where the GPUs are connected otherwise: NCCL adds in an order of its own"),
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a run that was trained in one environment continues with the same bits in another.
+
+    Attributes:
+        reasons: a line for each thing that forbids to promise it; empty where it is promised.
+    """
+
+    promise: Literal["identical", "not promised"]
+    reasons: tuple[str, ...] = ()
+
+
+def judge(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Verdict:
+    """What is promised to a run that was trained in the environment ``saved`` and continues in ``current``.
+
+    Both are as `describe_environment` gives them. What one of them doesn't tell counts as different, since nothing
+    can be promised about it; so does a device that there is no contract for.
+    """
+    device = saved.get("device") or current.get("device")
+    terms = terms_on(device)
+    if current.get("device") not in (None, device):
+        terms = tuple(term for term in terms if term.key == "device")  # nothing else can be compared
+    parts = [(term, part_of(term, saved), part_of(term, current)) for term in terms]
+    reasons = [line for term, old, new in parts for line in _differences(term, old, new)]
+    for where, missing in (
+        ("not recorded", [term.key for term, old, _ in parts if old is None]),
+        ("not known here", [term.key for term, _, new in parts if new is None]),
+    ):
+        if missing:
+            reasons.append(f"{', '.join(dict.fromkeys(missing))}: {where}")
+    if not terms:
+        reasons.append(f"device: nothing is promised on {device!r}" if device else "device: not recorded")
+    return Verdict("not promised", tuple(reasons)) if reasons else Verdict("identical")
+
+
+def terms_on(device: str | None) -> tuple[Term, ...]:
+    """The terms that count on a device; none for one that there is no contract for."""
+    return tuple(term for term in TERMS if device in term.on)
+
+
+def part_of(term: Term, environment: Mapping[str, Any]) -> Any:
+    """What of an environment the term compares; None where it isn't there, or isn't of a form that is known."""
+    value = environment.get(term.key)
+    if value is None:
+        return None
+    try:
+        return PARTS[term.compared](value)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _differences(term: Term, saved: Any, current: Any) -> list[str]:
+    if saved is None or current is None:
+        return []
+    if saved == current and not (term.compared == "switch" and saved == "off"):
+        return []
+    if isinstance(saved, dict) and isinstance(current, dict):
+        names = [name for name in sorted(saved | current) if saved.get(name) != current.get(name)]
+        return [f"{name}: saved {_shown(saved.get(name))}, here {_shown(current.get(name))}" for name in names]
+    if isinstance(saved, frozenset):
+        only = (("saved", saved - current), ("here", current - saved))
+        return [
+            f"{term.key}: " + "; ".join(f"only {name} {' '.join(sorted(words))!r}" for name, words in only if words)
+        ]
+    return [f"{term.key}: saved {saved!r}, here {current!r}"]
+
+
+def _shown(value: str | None) -> str:
+    return "unset" if value is None else repr(value)
+
+
+def _minor(value: Any) -> str:
+    """``3.11`` of ``3.11.7``, and cuDNN's ``9.10`` of 91002 and ``8.9`` of 8907."""
+    if isinstance(value, int):
+        thousands = 10_000 if value >= 10_000 else 1000
+        return f"{value // thousands}.{value % thousands // 100}"
+    major, minor, *_ = value.split(".")
+    return f"{major}.{minor}"
+
+
+def _kinds(gpus: list[dict[str, Any]]) -> str | None:
+    kinds = {f"sm_{gpu['sm'][0]}{gpu['sm'][1]} with {gpu['sm_count']} SMs" for gpu in gpus}
+    return " and ".join(sorted(kinds)) or None
+
+
+def _only(*patterns: str) -> Callable[[dict[str, str]], dict[str, str]]:
+    return lambda variables: {name: value for name, value in variables.items() if chooses_kernels(name, patterns)}
+
+
+PARTS: dict[str, Callable[[Any], Any]] = {
+    "whole": lambda value: value,
+    "switch": lambda value: "on" if value is True else "off",
+    "major.minor": _minor,
+    "words": lambda value: frozenset(value.split()),
+    "fma": lambda value: "with fma" if {"fma", "asimd"} & {*value.split()} else "without fma",
+    "architecture and SMs": _kinds,
+    "those of the process": _only(*PROCESS_VARIABLES),
+    "those of the CPU": _only(*CPU_VARIABLES),
+    "those of the GPU": _only(*GPU_VARIABLES),
+}

@@ -1,0 +1,193 @@
+"""What this machine is, and whether equal steps give equal bits on it.
+
+A command's process isn't a rank: it has other variables and other threads. So it is found out by fresh interpreters,
+started as ranks are: ``python -m holdfast.doctor SETTINGS DEVICE`` prints what it has found as one line of JSON.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from holdfast import determinism
+from holdfast.config import DEFAULT_SEED, Determinism
+from holdfast.environment import describe_environment
+from holdfast.errors import DeterminismError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DeviceChoice = Literal["auto", "cpu", "cuda"]
+
+PROCESSES = 2
+WITHIN_S = 300.0  # a cold disk reads torch for a minute
+
+Bits = dict[str, str]  # of each part of a step: what it computed, as SHA-256
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was measured.
+
+    Attributes:
+        is_good: None for what is only to be known, whichever way it is.
+    """
+
+    what: str
+    seen: str
+    is_good: bool | None = None
+
+
+@dataclass(frozen=True)
+class Examination:
+    """A machine, as a rank would find it, and what was measured on it."""
+
+    environment: dict[str, Any]
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether everything is as it has to be."""
+        return all(finding.is_good is not False for finding in self.findings)
+
+
+def examine(settings: Determinism, device: DeviceChoice = "auto") -> Examination:
+    """The machine, as a rank with these settings finds it. Torch isn't imported here.
+
+    Args:
+        device: where there is no GPU, cuda is examined as cpu is.
+
+    Raises:
+        DeterminismError: torch can't be run here.
+    """
+    reports = _start(settings, device)
+    return Examination(reports[0]["environment"], judge_reports(reports))
+
+
+def judge_reports(reports: list[dict[str, Any]]) -> tuple[Finding, ...]:
+    """What the reports of several processes, which did the same, show."""
+    first = reports[0]
+    again = [report["steps"][0] for report in reports]
+    threads = first["environment"]["threads"]
+    moved = sorted({part for bits in first["by_threads"].values() for part in _differing([again[0], bits])})
+    others = " or ".join(first["by_threads"])
+    return (
+        _compare("one step, twice in a process", first["steps"]),
+        _compare(f"one step, in {len(reports)} processes", again),
+        Finding("deterministic algorithms", first["refuses"] or "can't be switched on", bool(first["refuses"])),
+        Finding(f"{others} threads, not {threads}", f"other bits: {', '.join(moved)}" if moved else "the same bits"),
+    )
+
+
+def _compare(what: str, steps: list[Bits]) -> Finding:
+    moved = _differing(steps)
+    seen = f"other bits: {', '.join(moved)}" if moved else f"the same bits: {', '.join(steps[0])}"
+    return Finding(what, seen, not moved)
+
+
+def _differing(steps: list[Bits]) -> list[str]:
+    return [part for part in steps[0] if len({bits[part] for bits in steps}) > 1]
+
+
+def _start(settings: Determinism, device: DeviceChoice) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "holdfast.doctor", settings.model_dump_json(), device]
+    environment = os.environ | determinism.preamble(settings)
+    started: list[subprocess.Popen[str]] = []
+    try:
+        for _ in range(PROCESSES):
+            pipe = subprocess.PIPE
+            started.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
+        return [_read_report(process) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def _read_report(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    try:
+        out, err = process.communicate(timeout=WITHIN_S)
+    except subprocess.TimeoutExpired:
+        raise DeterminismError(f"torch says nothing for {WITHIN_S:.0f} s here") from None
+    if process.returncode:
+        said = [line for line in err.splitlines() if line.strip()] or [f"exit code {process.returncode}"]
+        raise DeterminismError(
+            f"torch can't be run here: {said[-1].strip()}", hint="python -c 'import torch' says more"
+        )
+    report: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return report
+
+
+# ---- in the fresh interpreter
+
+
+def measure(settings: Determinism, device: str) -> dict[str, Any]:
+    """What one process reports: its environment, and the bits of a step, done twice and with other threads.
+
+    Raises:
+        DeterminismError: this interpreter was started without the preamble.
+    """
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() and device != "cpu" else "cpu"
+    determinism.apply(settings, DEFAULT_SEED)
+    report: dict[str, Any] = {"environment": describe_environment(device)}
+    determinism.apply(settings.model_copy(update={"mode": "strict"}), DEFAULT_SEED)
+    report |= {"steps": [step(device), step(device)], "refuses": _refuse(device), "by_threads": {}}
+    for threads in (settings.threads + 1, settings.threads + 2):
+        torch.set_num_threads(threads)
+        report["by_threads"][str(threads)] = step(device)
+    return report
+
+
+def step(device: str) -> Bits:
+    """The bits of a small training step, forward and backward, part by part."""
+    import torch
+    from torch.nn import functional as F
+
+    generator = torch.Generator().manual_seed(DEFAULT_SEED)
+
+    def draw(*shape: int) -> "Tensor":
+        return torch.randn(*shape, generator=generator).to(device).requires_grad_()
+
+    parts: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
+        "matmul": (torch.matmul, [draw(256, 512), draw(512, 128)]),
+        "conv": (F.conv2d, [draw(8, 16, 32, 32), draw(32, 16, 3, 3)]),
+        "attention": (F.scaled_dot_product_attention, [draw(4, 4, 64, 32) for _ in range(3)]),
+        "embedding": (lambda table: F.embedding(torch.arange(4096, device=device) % 64, table), [draw(64, 128)]),
+        "sum": (torch.sum, [draw(1_000_000)]),
+    }
+    return {name: bits_of(operation, given) for name, (operation, given) in parts.items()}
+
+
+def bits_of(operation: "Callable[..., Tensor]", given: "list[Tensor]") -> str:
+    """SHA-256 of what an operation gives, and of the gradients of what it was given."""
+    import torch
+
+    result = operation(*given)
+    result.square().sum().backward()  # type: ignore[no-untyped-call]
+    digest = hashlib.sha256()
+    for tensor in (result, *(each.grad for each in given)):
+        assert tensor is not None
+        digest.update(tensor.detach().reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _refuse(device: str) -> str:
+    """What was refused; empty if nothing was."""
+    import torch
+
+    places = torch.zeros(2, dtype=torch.long, device=device)
+    try:
+        torch.zeros(2, device=device).put_(places, torch.ones(2, device=device))
+    except RuntimeError:
+        return "on: put_, which has none, is refused"
+    return ""
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Determinism.model_validate_json(sys.argv[1]), sys.argv[2])))

@@ -1,0 +1,342 @@
+"""Where equal bits are promised, term by term, and what is recorded to judge it by."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast import determinism, environment
+from holdfast.config import Determinism
+from holdfast.contract import LIMITS, PARTS, TERMS, Verdict, judge, part_of, terms_on
+from holdfast.environment import (
+    CPU_VARIABLES,
+    GPU_VARIABLES,
+    PROCESS_VARIABLES,
+    chooses_kernels,
+    describe_environment,
+)
+
+PREAMBLE = determinism.preamble(Determinism())
+
+EPYC: dict[str, Any] = {
+    "device": "cpu", "system": "Linux x86_64", "libc": "glibc 2.36", "python": "3.11.7",
+    "cpu": "AMD EPYC 7763 64-Core Processor", "cpu_family": "AuthenticAMD family 25 model 1",
+    "cpu_vector": "avx avx2 f16c fma", "cpu_flags": "ab" * 32, "cpu_cache": "32K 32K 512K 32768K",
+    "torch": "2.9.1+cpu", "numpy": "2.3.5", "accelerate": "1.15.0", "torchdata": "0.11.0", "cpu_capability": "AVX2",
+    "mkl": "2024.2", "onednn": "3.9.1", "threads": 1, "deterministic": True,
+    "cuda": None, "cudnn": None, "nccl": "none", "driver": None, "gpus": [], "variables": PREAMBLE,
+}  # fmt: skip
+H100_GPU = {"name": "NVIDIA H100 80GB HBM3", "sm": [9, 0], "sm_count": 132}
+H100: dict[str, Any] = EPYC | {
+    "device": "cuda", "torch": "2.9.1+cu128", "cuda": "12.8", "cudnn": 91002, "nccl": "2.27.5",
+    "driver": "570.124.06", "gpus": [H100_GPU] * 8,
+}  # fmt: skip
+MACHINES = {"cpu": EPYC, "cuda": H100}
+
+
+def started(**variables: str) -> dict[str, Any]:
+    """A process that was started with the preamble, and more."""
+    return {"variables": PREAMBLE | variables}
+
+
+# On which device, what is other here than it was, and the reasons; none where the bits stay the same.
+DIFFERENCES: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+    ("both", {}, ()),
+    # the device
+    ("cpu", H100, ("device: saved 'cpu', here 'cuda'",)),
+    ("cuda", EPYC, ("device: saved 'cuda', here 'cpu'",)),
+    # the software
+    ("both", {"system": "Linux aarch64"}, ("system: saved 'Linux x86_64', here 'Linux aarch64'",)),
+    ("both", {"libc": "glibc 2.39"}, ("libc: saved 'glibc 2.36', here 'glibc 2.39'",)),
+    ("both", {"python": "3.11.14"}, ()),
+    ("both", {"python": "3.12.7"}, ("python: saved '3.11', here '3.12'",)),
+    ("cpu", {"torch": "2.9.0+cpu"}, ("torch: saved '2.9.1+cpu', here '2.9.0+cpu'",)),
+    ("cpu", {"torch": "2.9.1+cu128"}, ("torch: saved '2.9.1+cpu', here '2.9.1+cu128'",)),
+    ("cuda", {"torch": "2.9.1+cu130"}, ("torch: saved '2.9.1+cu128', here '2.9.1+cu130'",)),
+    ("both", {"numpy": "2.3.4"}, ("numpy: saved '2.3.5', here '2.3.4'",)),
+    ("both", {"accelerate": "1.16.0"}, ("accelerate: saved '1.15.0', here '1.16.0'",)),
+    ("both", {"torchdata": "0.11.1"}, ("torchdata: saved '0.11.0', here '0.11.1'",)),
+    ("cpu", {"mkl": "none"}, ("mkl: saved '2024.2', here 'none'",)),
+    ("cuda", {"mkl": "none"}, ()),
+    ("cpu", {"onednn": "3.10"}, ("onednn: saved '3.9.1', here '3.10'",)),
+    ("cuda", {"onednn": "none"}, ()),
+    ("both", {"deterministic": False}, ("deterministic: saved 'on', here 'off'",)),
+    # the CPU
+    ("cpu", {"cpu": "AMD EPYC"}, ("cpu: saved 'AMD EPYC 7763 64-Core Processor', here 'AMD EPYC'",)),
+    (
+        "cpu", {"cpu_family": "AuthenticAMD family 25 model 17"},
+        ("cpu_family: saved 'AuthenticAMD family 25 model 1', here 'AuthenticAMD family 25 model 17'",),
+    ),
+    ("cpu", {"cpu_vector": "avx avx2 avx512f f16c fma"}, ("cpu_vector: only here 'avx512f'",)),
+    ("cpu", {"cpu_vector": "avx amx_tile"}, ("cpu_vector: only saved 'avx2 f16c fma'; only here 'amx_tile'",)),
+    ("both", {"cpu_vector": "fma f16c avx2 avx"}, ()),
+    ("cuda", {"cpu_vector": "avx avx2 avx512f f16c fma"}, ()),
+    ("cuda", {"cpu_vector": "avx"}, ("cpu_vector: saved 'with fma', here 'without fma'",)),
+    ("cpu", {"cpu_cache": "not shown"}, ("cpu_cache: saved '32K 32K 512K 32768K', here 'not shown'",)),
+    ("cpu", {"cpu_capability": "DEFAULT"}, ("cpu_capability: saved 'AVX2', here 'DEFAULT'",)),
+    ("both", {"cpu_flags": "cd" * 32}, ()),
+    ("cuda", {"cpu": "Intel", "cpu_family": "GenuineIntel", "cpu_cache": "1K", "cpu_capability": "AVX512"}, ()),
+    ("cpu", {"threads": 4}, ("threads: saved 1, here 4",)),
+    ("cuda", {"threads": 4}, ()),
+    # the GPU
+    ("cuda", {"gpus": [H100_GPU]}, ()),
+    ("cuda", {"gpus": [H100_GPU | {"name": "NVIDIA H200"}]}, ()),
+    (
+        "cuda", {"gpus": [{"name": "NVIDIA A100", "sm": [8, 0], "sm_count": 108}]},
+        ("gpus: saved 'sm_90 with 132 SMs', here 'sm_80 with 108 SMs'",),
+    ),
+    (
+        "cuda", {"gpus": [H100_GPU | {"name": "NVIDIA H100 PCIe", "sm_count": 114}]},
+        ("gpus: saved 'sm_90 with 132 SMs', here 'sm_90 with 114 SMs'",),
+    ),
+    ("cpu", {"gpus": [H100_GPU], "driver": "570.124.06", "cudnn": 91002, "cuda": "12.8", "nccl": "2.27.5"}, ()),
+    ("cuda", {"cudnn": 91003}, ()),
+    ("cuda", {"cudnn": 90900}, ("cudnn: saved '9.10', here '9.9'",)),
+    ("cuda", {"cudnn": 8907}, ("cudnn: saved '9.10', here '8.9'",)),
+    ("cuda", {"cuda": "13.0"}, ("cuda: saved '12.8', here '13.0'",)),
+    ("cuda", {"nccl": "2.28.3"}, ("nccl: saved '2.27.5', here '2.28.3'",)),
+    ("cuda", {"driver": "580.65.06"}, ()),
+    # variables
+    ("both", started(PYTHONHASHSEED="1"), ("PYTHONHASHSEED: saved '0', here '1'",)),
+    ("both", started(GLIBC_TUNABLES="a"), ("GLIBC_TUNABLES: saved unset, here 'a'",)),
+    ("cpu", started(MKL_CBWR="AVX2"), ("MKL_CBWR: saved unset, here 'AVX2'",)),
+    ("cpu", started(ATEN_CPU_CAPABILITY="avx2"), ("ATEN_CPU_CAPABILITY: saved unset, here 'avx2'",)),
+    ("cpu", started(ONEDNN_MAX_CPU_ISA="AVX2"), ("ONEDNN_MAX_CPU_ISA: saved unset, here 'AVX2'",)),
+    ("cuda", started(MKL_CBWR="AVX2", OMP_NUM_THREADS="8"), ()),
+    ("cuda", {"variables": {"PYTHONHASHSEED": "0"}}, ("CUBLAS_WORKSPACE_CONFIG: saved ':4096:8', here unset",)),
+    ("cuda", started(NVIDIA_TF32_OVERRIDE="1"), ("NVIDIA_TF32_OVERRIDE: saved unset, here '1'",)),
+    ("cpu", started(NVIDIA_TF32_OVERRIDE="1", CUBLAS_WORKSPACE_CONFIG=":16:8"), ()),
+    # what nobody knows
+    ("both", {"sources": {"my_model": "1f"}, "added by a later version": 1}, ()),
+    ("cpu", {"cpu_family": None}, ("cpu_family: not known here",)),
+    ("cuda", {"gpus": []}, ("gpus: not known here",)),
+    ("cuda", {"cuda": None}, ("cuda: not known here",)),  # ROCm: none of this holds there
+    ("both", {"variables": ["PYTHONHASHSEED=0"], "libc": None}, ("libc, variables: not known here",)),
+    # several at once
+    ("cpu", {"threads": 2, "libc": "glibc 2.39", "cpu": None}, (
+        "libc: saved 'glibc 2.36', here 'glibc 2.39'", "threads: saved 1, here 2", "cpu: not known here",
+    )),
+]  # fmt: skip
+
+CASES = [
+    pytest.param(MACHINES[device], changes, reasons, id=f"{device} {', '.join(changes) or 'nothing'} {len(reasons)}")
+    for where, changes, reasons in DIFFERENCES
+    for device in (("cpu", "cuda") if where == "both" else (where,))
+]
+
+
+@pytest.mark.parametrize(("saved", "changes", "reasons"), CASES)
+def test_what_counts_and_what_does_not(
+    saved: dict[str, Any], changes: dict[str, Any], reasons: tuple[str, ...]
+) -> None:
+    assert judge(saved, saved | changes) == Verdict("not promised" if reasons else "identical", reasons)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_term_can_forbid_the_promise(device: str) -> None:
+    """And has a line in the table above that shows it."""
+    lines = [reason for where, _, reasons in DIFFERENCES if where in ("both", device) for reason in reasons]
+    shown = {line.partition(":")[0] for line in lines if ": saved" in line or ": only" in line}
+    assert {term.key for term in terms_on(device)} <= shown | {"variables"}
+    for patterns in (PROCESS_VARIABLES, CPU_VARIABLES if device == "cpu" else GPU_VARIABLES):
+        assert any(chooses_kernels(name, patterns) for name in shown)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_an_old_record_lacks_is_not_promised(device: str) -> None:
+    machine = MACHINES[device]
+    for key in {term.key for term in terms_on(device)}:
+        old = {name: value for name, value in machine.items() if name != key}
+        assert judge(old, machine) == Verdict("not promised", (f"{key}: not recorded",))
+        assert judge(machine, old) == Verdict("not promised", (f"{key}: not known here",))
+    everything = ", ".join(dict.fromkeys(term.key for term in terms_on(device)))
+    assert judge({}, machine) == Verdict("not promised", (f"{everything}: not recorded",))
+
+
+def test_the_record_of_an_earlier_version() -> None:
+    """Eight keys, and GPUs of which the number of SMs isn't known."""
+    keys = ("python", "system", "cpu", "torch", "numpy", "threads", "cuda", "cudnn")
+    old = {key: H100[key] for key in keys} | {"gpus": [{"name": "NVIDIA H100 80GB HBM3", "sm": [9, 0]}]}
+    missing = "device, libc, accelerate, torchdata, deterministic, variables, cpu_vector, gpus, nccl"
+    assert judge(old, H100 | {"cuda": "13.0"}).reasons == (
+        "cuda: saved '12.8', here '13.0'",
+        f"{missing}: not recorded",
+    )
+    assert judge(H100 | {"cuda": "13.0"}, old).reasons == (
+        "cuda: saved '13.0', here '12.8'",
+        f"{missing}: not known here",
+    )
+
+
+def test_an_arm_host_has_fused_multiply_add_too() -> None:
+    (term,) = (term for term in TERMS if term.compared == "fma")
+    assert part_of(term, {"cpu_vector": "asimd sve"}) == part_of(term, EPYC) == "with fma"
+
+
+def test_a_process_that_is_not_deterministic_promises_nothing_even_to_itself() -> None:
+    for machine in MACHINES.values():
+        off = machine | {"deterministic": False}
+        assert judge(off, off).reasons == ("deterministic: saved 'off', here 'off'",)
+
+
+def test_a_device_without_a_contract_promises_nothing() -> None:
+    mac = EPYC | {"device": "mps"}
+    assert judge(mac, mac).reasons == ("device: nothing is promised on 'mps'",)
+    assert judge(mac, EPYC).promise == judge(EPYC, mac).promise == "not promised"
+    assert judge({}, {}).reasons == ("device: not recorded",)
+
+
+words = st.lists(st.sampled_from(["avx", "avx2", "fma", "amx_tile"]), min_size=1).map(" ".join)
+versions = st.sampled_from(["1.2.3", "1.2.4", "1.3.0", "2.0"])
+gpus = st.fixed_dictionaries(
+    {"name": st.text(), "sm": st.just([9, 0]) | st.just([8, 0]), "sm_count": st.integers(1, 3)}
+)
+names = st.sampled_from(["PYTHONHASHSEED", "MKL_CBWR", "DNNL_MAX_CPU_ISA", "NVIDIA_TF32_OVERRIDE", "TORCH_HOME"])
+texts = st.sampled_from(["a", "b"])
+environments = st.fixed_dictionaries(
+    dict.fromkeys(("system", "libc", "cpu", "cpu_family", "cpu_flags", "cpu_cache", "cpu_capability", "mkl"), texts)
+    | dict.fromkeys(("python", "torch", "numpy", "accelerate", "torchdata", "onednn", "cuda", "nccl"), versions)
+    | {"device": st.sampled_from(["cpu", "cuda"]), "cpu_vector": words, "threads": st.integers(1, 2)}
+    | {"deterministic": st.just(True), "driver": st.none() | versions, "cudnn": st.sampled_from([8907, 90100, 91002])}
+    | {"gpus": st.lists(gpus, min_size=1), "variables": st.dictionaries(names, texts)}
+)
+
+
+@given(environments)
+def test_a_machine_is_as_itself(machine: dict[str, Any]) -> None:
+    assert judge(machine, machine) == Verdict("identical")
+    assert judge(json.loads(json.dumps(machine)), machine) == Verdict("identical")
+
+
+@given(environments, environments)
+def test_neither_direction_promises_more_than_the_other(one: dict[str, Any], other: dict[str, Any]) -> None:
+    there, back = judge(one, other), judge(other, one)
+    assert (there.promise, len(there.reasons)) == (back.promise, len(back.reasons))
+    assert (there.promise == "identical") == (not there.reasons)
+    counting = {term.key for term in terms_on(one["device"])}
+    if one["device"] == other["device"] and all(one[key] == other[key] for key in counting):
+        assert there.promise == "identical"
+
+
+shapes = st.none() | st.integers() | st.text() | st.lists(st.text()) | st.dictionaries(st.text(), st.text())
+
+
+@given(st.dictionaries(st.sampled_from(sorted(EPYC)), shapes))
+def test_a_record_of_any_shape_is_judged(record: dict[str, Any]) -> None:
+    for machine in MACHINES.values():
+        assert judge(machine | record, machine).promise in ("identical", "not promised")
+        assert all(reason.count("\n") == 0 for reason in judge(machine | record, machine).reasons)
+
+
+# ---- the data
+
+
+def test_the_terms_are_about_what_is_described() -> None:
+    described = describe_environment()
+    assert {term.key for term in TERMS} == described.keys() == EPYC.keys()
+    for term in TERMS:
+        assert term.compared in PARTS
+        assert term.why
+        assert part_of(term, MACHINES[term.on[0] if term.on else "cuda"]) is not None
+    assert {device for limit in LIMITS for device in limit.on} == {"cpu", "cuda"}
+
+
+# ---- what is recorded
+
+
+def test_what_is_not_known_here_is_as_small_as_can_be() -> None:
+    described = describe_environment()
+    missing = {term.key for term in terms_on("cpu") if part_of(term, described) is None}
+    assert missing == set()
+    assert len(json.dumps(described)) < 2000
+
+
+def test_the_device_is_the_one_that_is_trained_on() -> None:
+    assert (describe_environment()["device"], describe_environment("cuda")["device"]) == ("cpu", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_recorded"),
+    [
+        ("CUBLAS_WORKSPACE_CONFIG", True), ("PYTHONHASHSEED", True), ("OMP_NUM_THREADS", True),
+        ("MKL_NUM_THREADS", True), ("ATEN_CPU_CAPABILITY", True), ("MKL_CBWR", True), ("DNNL_MAX_CPU_ISA", True),
+        ("ONEDNN_MAX_CPU_ISA", True), ("ONEDNN_DEFAULT_FPMATH_MODE", True), ("NVIDIA_TF32_OVERRIDE", True),
+        ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", True), ("TORCH_BLAS_PREFER_CUBLASLT", True), ("NCCL_ALGO", True),
+        ("ONEDNN_VERBOSE", False), ("MKL_VERBOSE", False), ("NCCL_DEBUG", False), ("TORCH_HOME", False),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", False), ("CUBLAS_LOGINFO_DBG", False), ("AWS_SECRET_ACCESS_KEY", False),
+    ],
+)  # fmt: skip
+def test_variables_that_choose_kernels_are_recorded_and_no_others(
+    name: str, is_recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert chooses_kernels(name) is is_recorded
+    assert describe_environment()["variables"].get(name) == ("1" if is_recorded else None)
+
+
+X86 = """\
+processor\t: 0
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 143
+model name\t: Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz
+cpu MHz\t\t: 2700.000
+flags\t\t: fpu sse2 smep avx fma avx2 avx512f amx_tile hypervisor
+
+processor\t: 1
+model name\t: another core
+"""
+ARM = """\
+processor\t: 0
+BogoMIPS\t: 2000.00
+Features\t: fp asimd sve bf16
+CPU implementer\t: 0x41
+CPU part\t: 0xd40
+"""
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "cpu", "family", "vector"),
+    [
+        (
+            X86, "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz", "GenuineIntel family 6 model 143",
+            "amx_tile avx avx2 avx512f fma",
+        ),
+        (ARM, "implementer 0x41 part 0xd40", "implementer 0x41 part 0xd40", "asimd bf16 sve"),
+    ],
+)  # fmt: skip
+def test_the_cpu_is_told_by_more_than_its_name(
+    cpuinfo: str, cpu: str, family: str, vector: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(cpuinfo)
+    monkeypatch.setattr(environment, "CPUINFO", path)
+    first = describe_environment()
+    assert (first["cpu"], first["cpu_family"], first["cpu_vector"]) == (cpu, family, vector)
+    path.write_text(cpuinfo.replace("sse2", "sse2 md_clear").replace("asimd", "asimd cpuid"))
+    second = describe_environment()
+    assert {key for key in first if first[key] != second[key]} == {"cpu_flags"}
+
+
+def test_where_the_system_tells_nothing_nothing_is_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CPUINFO", "CACHES"):
+        monkeypatch.setattr(environment, name, tmp_path / "none")
+    monkeypatch.setattr(environment, "DRIVERS", (tmp_path / "none",))
+    described = describe_environment() | {"deterministic": True}
+    assert {key for key in ("cpu_family", "cpu_vector", "cpu_flags", "driver") if described[key] is None} == {
+        "cpu_family", "cpu_vector", "cpu_flags", "driver",
+    }  # fmt: skip
+    (*_, last) = judge(described, described).reasons
+    assert last.endswith("not known here")
+    assert described["cpu_cache"] == "not shown"  # Arm's kernels often don't show it, and the family tells the core
+    assert "cpu_family, cpu_vector" in last
+
+
+def test_the_driver_is_read_from_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = tmp_path / "version"
+    monkeypatch.setattr(environment, "DRIVERS", (tmp_path / "none", version))
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n")
+    assert describe_environment()["driver"] == "550.54.15"

@@ -1,0 +1,362 @@
+"""``holdfast doctor``: what is said of this machine is what a rank finds on it, and what is wrong is seen."""
+
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import holdfast.cli.machine  # noqa: F401  registers the command
+from holdfast import determinism, doctor
+from holdfast.cli import app, run_app
+from holdfast.config import Determinism
+from holdfast.contract import LIMITS, TERMS, judge, terms_on
+from holdfast.doctor import Examination, Finding, examine, judge_reports
+from holdfast.errors import DeterminismError
+from holdfast.journal import Journal
+from holdfast.store import open_store
+from tests.makers import IDENTITY, SETTINGS, make_line, train
+
+PARTS = ("matmul", "conv", "attention", "embedding", "sum")
+
+
+@pytest.fixture(scope="module")
+def here() -> Examination:
+    """This machine, as a rank with one thread finds it."""
+    return examine(Determinism(), "cpu")
+
+
+@pytest.fixture
+def asked(here: Examination, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the machine is examined for; it isn't examined again."""
+    asked: list[tuple[Any, ...]] = []
+
+    def examined_before(*arguments: Any) -> Examination:
+        asked.append(arguments)
+        return here
+
+    monkeypatch.setattr("holdfast.cli.machine.examine", examined_before)
+    return asked
+
+
+def make_run(store: Path, *environments: dict[str, Any], **config: Any) -> str:
+    """A run with an attempt in each environment, the last of which has committed."""
+    journal = Journal(open_store(str(store)), "run")
+    journal.begin("m:f")
+    for number, environment in enumerate(environments, 1):
+        journal.claim_attempt(number, "fresh", f"host-{number}", 1, environment)
+    journal.record_config(SETTINGS, IDENTITY, config)
+    return f"{store}/run"
+
+
+def say(capsys: pytest.CaptureFixture[str], *arguments: str, exit_code: int = 0) -> str:
+    capsys.readouterr()
+    assert run_app(app, ["doctor", *arguments]) == exit_code
+    return capsys.readouterr().out
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+# ---- the machine
+
+
+def test_this_machine(here: Examination, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real command, as it is read on a terminal of a hundred columns."""
+    monkeypatch.setenv("COLUMNS", "100")
+    out = say(capsys)
+    assert max(map(len, out.splitlines())) <= 100
+    assert not [line for line in out.splitlines() if line != line.rstrip()]
+    rows = [line.split() for line in out.splitlines() if line.startswith("  ")]
+    device = next(row[1] for row in rows if row[0] == "device")
+    assert [row[0] for row in rows if row[0] in {term.key for term in TERMS}] == [term.key for term in terms_on(device)]
+    for text in (*(term.why for term in terms_on(device)), *(limit.text for limit in LIMITS if device in limit.on)):
+        assert text in words(out)
+    assert f"good one step, twice in a process the same bits: {', '.join(PARTS)}" in words(out)
+    assert f"good one step, in 2 processes the same bits: {', '.join(PARTS)}" in words(out)
+    assert "good deterministic algorithms on: put_, which has none, is refused" in words(out)
+    assert "seen 2 or 3 threads, not 1" in words(out)
+    assert here.environment["torch"] in out
+
+
+def test_a_machine_with_a_gpu(
+    here: Examination, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Described as one, and not measured: there is none."""
+    gpu = {"name": "NVIDIA H200", "sm": [9, 0], "sm_count": 132}
+    known = {"device": "cuda", "cuda": "12.8", "cudnn": 91002, "nccl": "2.27.5", "gpus": [gpu] * 8}
+    there = Examination(here.environment | known, here.findings)
+    monkeypatch.setattr("holdfast.cli.machine.examine", lambda *_: there)
+    monkeypatch.setenv("COLUMNS", "100")
+    out = say(capsys)
+    rows = {line.split()[0]: words(line) for line in out.splitlines() if line.startswith("  ")}
+    assert rows["gpus"] == "gpus sm_90 with 132 SMs they choose kernels; the name doesn't count"
+    assert rows["cudnn"] == "cudnn 9.10 its kernels change with its minor version"
+    assert "cpu_family" not in rows
+    assert "the host, python's patch version, a GPU's name, cuDNN's patch version, cpu, cpu_family" in words(out)
+    assert all(limit.text in words(out) for limit in LIMITS)
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_any_terminal_is_wide_enough(
+    columns: str, asked: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    out = say(capsys)
+    assert max(map(len, out.splitlines())) <= max(int(columns), 80)
+    assert TERMS[0].why in words(out) or columns == "40"
+
+
+def test_json(here: Examination, asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    shown = json.loads(say(capsys, "--json"))
+    assert shown["ok"] is True
+    assert shown["environment"] == here.environment
+    assert [(term["key"], term["why"]) for term in shown["contract"]] == [(term.key, term.why) for term in TERMS]
+    assert {term["here"] for term in shown["contract"] if term["key"] == "torch"} == {here.environment["torch"]}
+    assert [finding["is_good"] for finding in shown["measured"]] == [True, True, True, None]
+    assert (shown["attempt"], shown["verdict"]) == (None, None)
+    assert asked == [(Determinism(), "auto")]
+
+
+def test_the_process_that_is_examined_is_started_as_a_rank_is(here: Examination) -> None:
+    assert judge(here.environment, here.environment).promise == "identical"
+    assert here.environment["variables"].items() >= determinism.preamble(Determinism()).items()
+    assert (here.environment["threads"], here.environment["deterministic"]) == (1, True)
+
+    more = examine(Determinism(threads=2, mode="fast"), "cpu")
+    assert more.environment["variables"].items() >= determinism.preamble(Determinism(threads=2)).items()
+    assert (more.environment["threads"], more.environment["deterministic"]) == (2, False)
+    assert more.findings[-1].what == "3 or 4 threads, not 2"
+    assert more.is_good
+    assert judge(here.environment, more.environment).reasons == (
+        "deterministic: saved 'on', here 'off'",
+        "threads: saved 1, here 2",
+        "MKL_NUM_THREADS: saved '1', here '2'",
+        "OMP_NUM_THREADS: saved '1', here '2'",
+    )
+
+
+def test_the_command_does_not_import_torch() -> None:
+    program = "import holdfast.cli.machine, sys; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"[]\n"
+
+
+# ---- a run
+
+
+def test_a_run_of_another_machine(here: Examination, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = {"cpu": "AMD EPYC 7763 64-Core Processor", "cpu_flags": "0" * 64}
+    run = make_run(tmp_path, here.environment | other, compute={"device": "cpu"})
+    first, empty, *rest = say(capsys, run).splitlines()
+    assert first == f"not promised: that run {run} continues here with the bits of host-1, where attempt 1 ran"
+    assert empty == ""
+    assert rest[0] == f"  cpu: saved 'AMD EPYC 7763 64-Core Processor', here {here.environment['cpu']!r}"
+    assert rest[1] == ""
+    assert "good one step, in 2 processes" in words(" ".join(rest))
+    assert [line.split(":")[0] for line in rest if ": saved " in line] == ["  cpu"]
+
+
+def test_a_run_that_was_here_before(
+    here: Examination, asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its newest attempt counts, and what a rank adds to its environment doesn't."""
+    newest = {"sources": {"my_model": "0" * 64}} | json.loads(json.dumps(here.environment))
+    run = make_run(tmp_path, here.environment | {"cpu": "another"}, newest)
+    out = say(capsys, run)
+    assert out.startswith(f"identical: run {run} continues here with the bits of host-2, where attempt 2 ran\n")
+    assert "saved" not in out
+    assert LIMITS[0].text in words(out)
+    shown = json.loads(say(capsys, run, "--json"))
+    assert (shown["verdict"], shown["attempt"]["number"]) == ({"promise": "identical", "reasons": []}, 2)
+
+
+def test_the_machine_is_examined_with_the_settings_of_the_run(
+    asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    determined = Determinism(threads=3, mode="fast")
+    run = make_run(tmp_path, {}, determinism=determined.model_dump(), compute={"device": "cpu", "ranks": 2})
+    say(capsys, run)
+    assert asked == [(determined, "cpu")]
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged", "of a later version"])
+def test_settings_that_are_lost(
+    damage: str, asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    later = {"threads": 3, "rounding": "up"} if damage == "of a later version" else {"threads": 3}
+    run = make_run(tmp_path, {}, determinism=later)
+    snapshot = Path(run, "config.snapshot.json")
+    if damage == "missing":
+        snapshot.unlink()
+    elif damage == "damaged":
+        snapshot.write_bytes(b"?" + snapshot.read_bytes()[1:])
+    with caplog.at_level(logging.WARNING):
+        say(capsys, run)
+    assert "its settings can't be read; this machine is examined with the defaults" in caplog.text
+    assert asked == [(Determinism(), "auto")]
+
+
+def test_an_attempt_that_recorded_nothing(asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(make_line(open_store(str(tmp_path)), "old"))
+    out = words(say(capsys, f"{tmp_path}/old"))
+    assert out.startswith("not promised: ")
+    keys = ", ".join(dict.fromkeys(term.key for term in terms_on("cpu")))
+    assert f" {keys}: not recorded " in out
+
+
+def test_what_a_stranger_wrote_into_a_record_does_not_reach_the_terminal(
+    here: Examination, asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = {"cpu_vector": "\x1b[2J avx", "cpu": "\x1b[2J", "variables": {"ONEDNN_\x1b[2J_ISA": "\x1b[2J"}}
+    out = say(capsys, make_run(tmp_path, here.environment | hostile))
+    assert "\x1b" not in out
+    assert "cpu: saved '\\x1b[2J'" in out
+
+
+@pytest.mark.parametrize(
+    ("run", "error"),
+    [
+        ("{store}/none", "there is no run 'none' in {store}"),
+        ("none", "there is no run 'none' in"),
+        ("/", "'/' is not a run"),
+        ("{store}/begun", "run 'begun' has no attempt yet"),
+    ],
+)
+def test_wrong_use(run: str, error: str, asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Journal(open_store(str(tmp_path)), "begun").begin("m:f")
+    assert run_app(app, ["doctor", run.format(store=tmp_path)]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"error: {error.format(store=tmp_path)}")
+    assert [row.split(":")[0] for row in shown.err.splitlines()] == ["error", "hint"]
+    assert not asked
+
+
+def test_a_damaged_attempt_is_damage(asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path, {})
+    Path(run, "attempts/00000001.json").write_text("{}")
+    say(capsys, run, exit_code=2)
+
+
+# ---- what is wrong is seen
+
+
+SAME = dict.fromkeys(PARTS, "same")
+OTHER = SAME | {"conv": "other"}
+ALL_SAME = f"the same bits: {', '.join(PARTS)}"
+HEALTHY = {
+    "environment": {"threads": 1}, "steps": [SAME, SAME], "refuses": "put_", "by_threads": {"2": SAME, "3": SAME},
+}  # fmt: skip
+
+
+HEALTHY_FINDINGS = (
+    Finding("one step, twice in a process", ALL_SAME, True), Finding("one step, in 2 processes", ALL_SAME, True),
+    Finding("deterministic algorithms", "put_", True), Finding("2 or 3 threads, not 1", "the same bits"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "number", "seen", "is_good"),
+    [
+        ({"steps": [SAME, OTHER]}, {}, 0, "other bits: conv", False),
+        ({}, {"steps": [OTHER, OTHER]}, 1, "other bits: conv", False),
+        ({"refuses": ""}, {}, 2, "can't be switched on", False),
+        ({"by_threads": {"2": SAME, "3": OTHER}}, {}, 3, "other bits: conv", None),
+    ],
+)
+def test_what_the_reports_show(
+    first: dict[str, Any], second: dict[str, Any], number: int, seen: str, is_good: bool | None
+) -> None:
+    """One thing is otherwise than in healthy processes, and one finding is."""
+    healthy = judge_reports([HEALTHY, HEALTHY])
+    assert (healthy, Examination({}, healthy).is_good) == (HEALTHY_FINDINGS, True)
+    findings = judge_reports([HEALTHY | first, HEALTHY | second])
+    expected = list(HEALTHY_FINDINGS)
+    expected[number] = Finding(expected[number].what, seen, is_good)
+    assert findings == tuple(expected)
+    assert Examination({}, findings).is_good == (is_good is not False)
+
+
+def plant(folder: Path, name: str, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that every interpreter that is started now finds first."""
+    (folder / name).write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+def test_a_machine_that_computes_otherwise_in_every_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    salted = """
+import hashlib, os
+sha256 = hashlib.sha256
+hashlib.sha256 = lambda data=b"": sha256(b"%d" % os.getpid() + data)
+"""
+    plant(tmp_path, "sitecustomize.py", salted, monkeypatch)
+    out = words(say(capsys, exit_code=2))
+    assert "good one step, twice in a process" in out
+    assert f"wrong one step, in 2 processes other bits: {', '.join(PARTS)}" in out
+    assert "here a run can't be continued, nor repeated, to the bit" in out
+
+
+def test_a_machine_that_has_no_torch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(tmp_path, "torch.py", "raise ImportError('libcudart.so.12: no such file')\n", monkeypatch)
+    assert run_app(app, ["doctor"]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == "error: torch can't be run here: ImportError: libcudart.so.12: no such file"
+    assert hint == "hint: python -c 'import torch' says more"
+
+
+def test_a_machine_that_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(tmp_path, "torch.py", "import time\ntime.sleep(60)\n", monkeypatch)
+    monkeypatch.setattr(doctor, "WITHIN_S", 0.1)
+    began = time.monotonic()
+    with pytest.raises(DeterminismError, match="torch says nothing for 0 s here"):
+        examine(Determinism())
+    assert time.monotonic() - began < 30
+    assert not [child for child in psutil.Process().children() if "holdfast.doctor" in child.cmdline()]
+
+
+# ---- the step
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets this process's number of threads, until the test ends."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_the_bits_of_a_step_are_those_of_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = doctor.step("cpu")
+    assert tuple(first) == PARTS
+    assert len(set(first.values())) == len(PARTS)
+    monkeypatch.setattr("holdfast.doctor.DEFAULT_SEED", 1)
+    assert not set(first.items()) & set(doctor.step("cpu").items())
+
+
+def test_gradients_count() -> None:
+    x = torch.arange(1.0, 9.0)
+    once = doctor.bits_of(lambda x: x * 1, [x.clone().requires_grad_()])
+    twice = doctor.bits_of(lambda x: x.detach() + 2 * (x - x.detach()), [x.clone().requires_grad_()])
+    assert torch.equal(x * 1, x.detach() + 2 * (x - x.detach()))
+    assert once != twice
+
+
+def test_what_other_threads_change_is_seen(here: Examination, threads: Callable[[int], None]) -> None:
+    steps = []
+    for number in (1, 2, 3):
+        threads(number)
+        steps.append(doctor.step("cpu"))
+    moved = sorted(part for part in PARTS if len({bits[part] for bits in steps}) > 1)
+    assert here.findings[-1].seen == (f"other bits: {', '.join(moved)}" if moved else "the same bits")
