@@ -1,0 +1,178 @@
+"""Whatever differs between two states is named, and nothing else is."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from holdfast import state
+from holdfast.checkpoint import Payload, deserialize, differences, serialize
+
+NAMES = ("a", "b", "c", "d")
+
+tensors = st.lists(st.floats(allow_nan=False), max_size=3).map(lambda values: torch.tensor(values, dtype=torch.float64))
+leaves = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.binary(max_size=3) | tensors
+    | tensors.map(lambda tensor: tensor.numpy())
+)  # fmt: skip
+states = st.dictionaries(
+    st.sampled_from(NAMES),
+    st.recursive(
+        leaves,
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.lists(inner, max_size=3).map(tuple)
+            | st.dictionaries(st.sampled_from(NAMES), inner, max_size=3)
+            | st.dictionaries(st.integers(0, 5), inner, max_size=3)
+        ),
+        max_leaves=9,
+    ),
+    max_size=4,
+)
+
+
+def named(one: Any, other: Any) -> list[str]:
+    return differences(state.to_payload(one), state.to_payload(other))
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of everything in a state, from the outside inwards."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in items:
+        yield (*path, key)
+        yield from places(item, (*path, key))
+
+
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """The state with something else at one place."""
+    if not path:
+        return new
+    if isinstance(value, tuple):
+        return tuple(put(list(value), path, new))
+    changed = copy.copy(value)
+    changed[path[0]] = put(value[path[0]], path[1:], new)
+    return changed
+
+
+def drop(value: Any, path: tuple[Any, ...]) -> Any:
+    """The state without one key."""
+    parent = at(value, path[:-1])
+    return put(value, path[:-1], {key: item for key, item in parent.items() if key != path[-1]})
+
+
+def alter(value: Any) -> list[Any]:
+    """What is nearly the value, and isn't it."""
+    if isinstance(value, torch.Tensor) and value.numel():
+        changed = value.clone()
+        changed.view(torch.uint8)[0] ^= 1
+        return [changed, value.to(torch.float32), value.reshape(-1, 1), value.numpy()]
+    if isinstance(value, np.ndarray) and value.size:
+        return [torch.from_numpy(value), value[:-1], value.view(np.int64)]
+    if isinstance(value, bool):
+        return [not value, int(value), str(value)]
+    if isinstance(value, int):
+        return [value + 1, float(value), -value - 1]
+    if isinstance(value, float):
+        return [str(value), float(np.nextafter(value, 7.0)) if value != 7.0 else -value]
+    if isinstance(value, list):
+        return [tuple(value), [*value, None]]
+    if isinstance(value, tuple):
+        return [list(value), (*value, None)]
+    if isinstance(value, dict):
+        return [{**value, "new": None}, list(value.items())]
+    return [0, {"$tensor": "a"}, [value]]
+
+
+@settings(deadline=None)
+@given(states)
+def test_equal_states_have_none(value: Any) -> None:
+    payload = state.to_payload(value)
+    assert differences(payload, state.to_payload(copy.deepcopy(value))) == []
+    read = deserialize(bytearray(b"".join(map(bytes, serialize(payload)))))
+    assert differences(read, payload) == differences(payload, read) == []
+
+
+@settings(deadline=None)
+@given(states, st.data())
+def test_whatever_is_changed_is_named_and_nothing_else(value: Any, data: st.DataObject) -> None:
+    known = list(places(value))
+    assume(known)
+    path = data.draw(st.sampled_from(known))
+    old, new = at(value, path), data.draw(st.sampled_from(alter(at(value, path))))
+    assume(not (isinstance(old, float) and isinstance(new, float) and np.isnan(old)))
+    name = ".".join(map(str, path))
+    if isinstance(old, dict) and isinstance(new, dict):
+        name += ".new"  # the old one lacks it
+    changed = put(value, path, new)
+    assert named(value, changed) == named(changed, value) == [name]
+
+
+@settings(deadline=None)
+@given(states, st.data())
+def test_whatever_is_missing_is_named(value: Any, data: st.DataObject) -> None:
+    dicts = [path for path in places(value) if isinstance(at(value, path[:-1]), dict)]
+    known = [path for path in dicts if isinstance(path[-1], str) or len(at(value, path[:-1])) > 1]  # {} has no numbers
+    assume(known)
+    path = data.draw(st.sampled_from(known))
+    changed = drop(value, path)
+    assert named(value, changed) == named(changed, value) == [".".join(map(str, path))]
+
+
+def test_several_are_sorted_and_begin_with_their_component() -> None:
+    one = {"rng": [{"torch": torch.zeros(2)}], "model": {"0.weight": torch.zeros(2, 2)}, "progress": {"step": 1}}
+    other = {"rng": [{"torch": torch.ones(2)}], "model": {"0.weight": torch.ones(2, 2)}, "progress": {"step": 2}}
+    assert named(one, other) == ["model.0.weight", "progress.step", "rng.0.torch"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.tensor([0.0]), torch.tensor([-0.0])),
+        (torch.tensor([1.0]), torch.tensor([1.0]).nextafter(torch.tensor([2.0]))),
+        (torch.zeros(2, dtype=torch.float16), torch.zeros(2, dtype=torch.bfloat16)),
+        (torch.zeros(0), torch.zeros(0, 2)),
+        (torch.zeros(1), torch.zeros(())),
+        (0.0, -0.0),
+        (1, True),
+        (2**60, float(2**60)),
+        (b"1", "1"),
+        (float("nan"), float("inf")),
+        ({}, []),
+    ],
+)
+def test_what_python_might_take_for_equal(one: Any, other: Any) -> None:
+    assert named({"a": [one]}, {"a": [other]}) == ["a.0"]
+    assert named({"a": [one]}, {"a": [one]}) == []
+
+
+def test_not_a_number_equals_itself() -> None:
+    assert (
+        named({"a": float("nan"), "b": torch.tensor([torch.nan])}, {"a": float("nan"), "b": torch.tensor([torch.nan])})
+        == []
+    )
+
+
+def test_nothing_has_a_name_of_its_own() -> None:
+    assert differences(Payload({}, 1), Payload({}, 2)) == ["(everything)"]
+
+
+@pytest.mark.parametrize(("one", "other"), [({1: 0.5, "1": 2}, {1: 0.25, "1": 2}), ({1: 0, 2: 1}, {"1": 0, 2: 1})])
+def test_keys_of_different_kinds_are_different_keys(one: Any, other: Any) -> None:
+    assert "a.1" in differences(state.to_payload({"a": one}), state.to_payload({"a": other}))
+
+
+def test_what_was_tied_and_no_longer_is_differs() -> None:
+    weight = torch.ones(2)
+    tied, untied = ({"a": weight, "b": other} for other in (weight, weight.clone()))
+    assert differences(state.to_payload(tied), state.to_payload(untied)) == ["b"]
