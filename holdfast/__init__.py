@@ -3,17 +3,21 @@
 Importing it imports neither torch nor Prefect.
 """
 
+from holdfast.anneal import Anneal
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import ConfigDrift, HoldfastError
 from holdfast.fingerprint import fingerprint, validate_fingerprint
+from holdfast.probe import Limits
 from holdfast.recipe import Recipe
 from holdfast.schedule import Schedule
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Anneal",
     "ConfigDrift",
     "HoldfastError",
+    "Limits",
     "Recipe",
     "RunConfig",
     "Schedule",

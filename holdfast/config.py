@@ -88,6 +88,34 @@ class Resume(Section):
         (), description="Public keys (PEM files, or env:NAME); a commit that none of them signed is refused."
     )
     stop_within_s: float = Field(25.0, gt=0, description="Seconds to save in once a stop is asked for.")
+    accept_drift: tuple[str, ...] = Field(
+        (), description="Settings, or sources.<module>, that may differ from the run's; goes into its lineage."
+    )
+    environment: Literal["record", "refuse"] = Field(
+        "record", description="On a machine where equal bits are not promised: put it on record, or refuse."
+    )
+    tolerance: float = Field(
+        1e-3, ge=0, description="How far the probe may differ there, relative to its largest number."
+    )
+
+
+class Parity(Section):
+    """Commits whose bytes are read back from the store and compared with what was hashed. Operational."""
+
+    every: int = Field(10, ge=0, description="The first commit and every so many; 0 for none.")
+
+
+class InitFrom(Section):
+    """Another run's checkpoint, whose weights a new run begins with."""
+
+    run: str = Field(min_length=1, description="The other run: a name on the same store, or <store>/<run>.")
+    commit: int | None = Field(None, ge=1, description="The commit's number; otherwise the newest.")
+    load_optimizer: bool = Field(False, description="Also the optimizer's moments.")
+    reset: tuple[str, ...] = Field((), description="Modules or weights that stay as the recipe builds them.")
+    extras: tuple[str, ...] = Field((), description="What the recipe registers as extras, and takes from there too.")
+    anneal_offset: int | None = Field(
+        None, ge=0, description="Steps that anneals count as done; otherwise those of the checkpoint."
+    )
 
 
 class Log(Section):
@@ -115,6 +143,8 @@ class RunConfig(Section):
     determinism: Determinism = Determinism()
     compute: Compute = Compute()
     resume: Resume = Resume()
+    parity: Parity = Parity()
+    init_from: InitFrom | None = None
     log: Log = Log()
     signing_key: str | None = Field(
         None, description="The key that signs each commit: a PEM file, or env:NAME. It is never stored in the run."
@@ -144,6 +174,7 @@ class RunConfig(Section):
             "determinism": self.determinism.model_dump(),
             "compute": self.compute.model_dump(include={"ranks", "mixed_precision"}),
             "settings": self.settings,
+            **({"init_from": self.init_from.model_dump()} if self.init_from else {}),
         }
 
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 
 from holdfast.config import Determinism
 from holdfast.errors import DeterminismError
@@ -34,6 +35,8 @@ def apply(settings: Determinism, seed: int) -> None:
     torch.set_num_threads(settings.threads)
     if settings.mode == "strict":
         missing = sorted(name for name, value in PREAMBLE.items() if os.environ.get(name) != value)
+        if sys.flags.hash_randomization and "PYTHONHASHSEED" not in missing:  # it was set too late
+            missing.append("PYTHONHASHSEED")
         if missing:
             raise DeterminismError(
                 f"this process was started without {', '.join(missing)}",
@@ -46,6 +49,34 @@ def apply(settings: Determinism, seed: int) -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.set_float32_matmul_precision("highest")
     reseed(seed)
+
+
+def check(settings: Determinism) -> None:
+    """Return if, in strict mode, this process still is as `apply` has made it.
+
+    Raises:
+        DeterminismError: it was never made so, or something has changed it back.
+    """
+    import torch
+
+    if settings.mode != "strict":
+        return
+    wrong = {
+        "torch.use_deterministic_algorithms is off": not torch.are_deterministic_algorithms_enabled(),
+        "torch.use_deterministic_algorithms only warns": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "torch.backends.cudnn.benchmark is on": torch.backends.cudnn.benchmark,
+        "torch.backends.cudnn.deterministic is off": not torch.backends.cudnn.deterministic,
+        "torch.backends.cudnn.allow_tf32 is on": torch.backends.cudnn.allow_tf32,
+        "float32 matrices are multiplied in a lower precision": torch.get_float32_matmul_precision() != "highest",
+        f"there are {torch.get_num_threads()} threads, not {settings.threads}": torch.get_num_threads()
+        != settings.threads,
+    }
+    found = [text for text, is_wrong in wrong.items() if is_wrong]
+    if found:
+        raise DeterminismError(
+            f"the model would be built, or has been, while {' and '.join(found)}",
+            hint='leave it as it is, or --set determinism.mode="fast", which gives up bit-exactness',
+        )
 
 
 def reseed(seed: int) -> None:

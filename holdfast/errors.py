@@ -13,7 +13,8 @@
     │   ├── CheckpointDamaged        (ValueError)
     │   ├── RecordDamaged            (ValueError)         a journal record can't be read
     │   ├── NoVerifiedCheckpoint     (RuntimeError)       every commit is damaged or quarantined
-    │   └── NotTrusted               (PermissionError)    a commit isn't signed by a key that is trusted
+    │   ├── NotTrusted               (PermissionError)    a commit isn't signed by a key that is trusted
+    │   └── GateTripped              (RuntimeError)       a resumed model isn't the one that was saved, or isn't healthy
     └── RunStopped                   exit 3: the run ended early; the same command continues it
         ├── StoreError               (OSError)
         │   ├── StoreFull            (OSError)            no space left
@@ -23,6 +24,7 @@
         ├── StateError               (TypeError)          something stateful can't be saved without a pickle
         ├── RankDied                 (ChildProcessError)  a rank ended without being asked; retryable
         ├── RecipeFailed             (RuntimeError)       the recipe's own code raised; retryable
+        ├── Unhealthy                (RuntimeError)       a health signal left its limits; retryable
         ├── NoProgress               (RuntimeError)       the same failure at the same step again
         └── Superseded               (RuntimeError)       a later attempt owns the run
 
@@ -106,6 +108,10 @@ class NotTrusted(Damage, PermissionError):
     """A commit isn't signed, or not by a key that is trusted."""
 
 
+class GateTripped(Damage, RuntimeError):
+    """A resumed model isn't the model that was saved, or isn't in good health."""
+
+
 class RunStopped(HoldfastError):
     """The run ended early; the same command continues it."""
 
@@ -142,6 +148,12 @@ class RankDied(RunStopped, ChildProcessError):
 
 class RecipeFailed(RunStopped, RuntimeError):
     """The recipe's own code raised while it trained."""
+
+    is_retryable = True
+
+
+class Unhealthy(RunStopped, RuntimeError):
+    """A health signal left its limits while the recipe trained."""
 
     is_retryable = True
 

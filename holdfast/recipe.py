@@ -1,19 +1,18 @@
 """What to train: a function, found by its name, that takes settings and gives a `Recipe`."""
 
-import hashlib
 import importlib
 import inspect
-import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ConfigDict, ValidationError, create_model
 
+from holdfast.anneal import Anneal
 from holdfast.config import did_you_mean
 from holdfast.errors import HoldfastError, RecipeError
+from holdfast.probe import Limits
 from holdfast.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -38,18 +37,30 @@ class Recipe:
 
     Args:
         model: called by ``loss`` only. It has ``train()`` set for steps and ``eval()`` for ``evaluate``.
-        data: map-style: ``len(data)`` samples, ``data[index]`` the same sample whenever it is asked for.
+        data: map-style (``len(data)`` samples, ``data[index]``), or iterable. Randomness in it, and in ``collate``, is
+            seeded for each micro-batch. Iterable data that has ``state_dict`` and ``load_state_dict`` continues where
+            it was; other is read again from its head, and has to give the same then. Each loader worker reads
+            iterable data for itself: it has to share itself out by ``torch.utils.data.get_worker_info``.
         optimizer: over the model's parameters, with the base learning rates.
         loss: from ``(model, batch)`` a scalar tensor, the mean over the batch; the batch as the loader collated it.
         batch_size: samples of a micro-batch over all ranks together.
         grad_accum: micro-batches whose gradients make one step.
-        steps_per_epoch: where an epoch ends, if not after one pass over ``data``.
+        steps_per_epoch: where an epoch ends, if not after one pass over ``data``; iterable data needs it.
         clip_norm: largest norm of the gradient; None for no limit.
-        schedule: a `Schedule`, or a torch scheduler over ``optimizer``; stepped after every step.
+        schedule: a `Schedule`, or torch schedulers over ``optimizer``; stepped after every step. One that waits for a
+            plateau is stepped at the end of every epoch instead, with the epoch's mean loss.
         evaluate: from the model a few numbers by name, at the end of every epoch; it disturbs no random state.
+        after_step: called after every step, when the optimizer has changed the weights: an average follows them here.
         extras: further objects with state, by name, saved and restored with the rest.
+        anneals: values that follow the step, by name; ``loss`` reads their ``value``.
+        probe: from the model, in ``eval()``, tensors and numbers by name that show that a resumed model is the one that
+            was saved; it may change nothing. Without one it is the model's output on the first micro-batch of map-style
+            data.
+        health: what the probe's numbers, and the built-in ``loss_window``, have to stay within; see `holdfast.probe`.
         collate: from a list of samples to a batch, if not torch's default.
         data_sha256: content hash of the data, part of the fingerprint.
+        content: further content hashes by name that are part of the fingerprint: a tokenizer's, a vocabulary's.
+        sources: modules whose code is the recipe's too, beside the one that it is in.
         sample_size: how many ``unit``\\ s a sample has, for the speed that is shown.
     """
 
@@ -61,11 +72,17 @@ class Recipe:
     grad_accum: int = 1
     steps_per_epoch: int | None = None
     clip_norm: float | None = None
-    schedule: "Schedule | LRScheduler | None" = None
-    evaluate: "Callable[[Module], Mapping[str, float]] | None" = None
-    extras: dict[str, Stateful] = field(default_factory=dict)
+    schedule: "Schedule | LRScheduler | Sequence[LRScheduler] | None" = None
+    evaluate: "Callable[[Module], Mapping[str, float | Tensor]] | None" = None
+    after_step: Callable[[], object] | None = None
+    extras: Mapping[str, Stateful] = field(default_factory=dict)
+    anneals: Mapping[str, Anneal] = field(default_factory=dict)
+    probe: "Callable[[Module], Mapping[str, float | Tensor]] | None" = None
+    health: Mapping[str, Limits] = field(default_factory=dict)
     collate: Callable[[list[Any]], Any] | None = None
     data_sha256: str = ""
+    content: Mapping[str, str] = field(default_factory=dict)
+    sources: Sequence[str] = ()
     sample_size: int = 1
     unit: str = "samples"
 
@@ -155,11 +172,10 @@ def build_recipe(name: str, settings: Mapping[str, Any]) -> tuple[Recipe, dict[s
     return recipe, resolved
 
 
-def hash_sources(name: str) -> dict[str, str]:
-    """SHA-256 of the recipe's own source file, by module."""
-    module = name.partition(":")[0]
-    path = getattr(sys.modules.get(module), "__file__", None)
-    return {module: hashlib.sha256(Path(path).read_bytes()).hexdigest()} if path else {}
+def default_settings(name: str) -> dict[str, Any]:
+    """The settings that the recipe has by itself."""
+    parameters = inspect.signature(find_recipe(name)).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not each.empty}
 
 
 def _raised(name: str, error: Exception) -> RecipeError:

@@ -1,5 +1,6 @@
 """A checkpoint's bytes: named, written and hashed in one pass, verified while they are read."""
 
+from holdfast.checkpoint.difference import differences
 from holdfast.checkpoint.format import PAYLOAD, Payload, Tensor, deserialize, serialize
 from holdfast.checkpoint.saving import (
     FILES,
@@ -19,6 +20,7 @@ from holdfast.checkpoint.verifying import (
     find_orphans,
     read_metadata,
     read_payload,
+    read_saved,
     verify,
     verify_file,
 )
@@ -35,12 +37,14 @@ __all__ = [
     "Tensor",
     "check_saved",
     "deserialize",
+    "differences",
     "find_orphans",
     "folder_name",
     "hash_file",
     "is_folder_name",
     "read_metadata",
     "read_payload",
+    "read_saved",
     "save",
     "serialize",
     "step_of",

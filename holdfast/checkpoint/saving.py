@@ -5,10 +5,13 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pydantic import Field
+
 from holdfast import faults
 from holdfast.checkpoint.format import PAYLOAD, Payload, serialize
 from holdfast.errors import NameMissing, NameTaken
 from holdfast.journal import FOLDER, FileRecord, Record
+from holdfast.probe import Probe
 from holdfast.store import PIECE_BYTES, Bytes, Store
 
 METADATA = "metadata.json"
@@ -31,11 +34,18 @@ class Metadata(Record):
     learning_rate_history: list[list[float]]
     learning_rate_history_len: int
     metrics: dict[str, float | None]
+    anneals: dict[str, float] = Field(default_factory=dict)
+    anneal_offset: int = 0
+    probe: Probe = Probe()
+    replayed: dict[str, float] | None = None
     model_params: int
     checkpoint_sha256: str
     checkpoint_size_bytes: int
     previous_checkpoint_sha256: str
     config_fingerprint: str
+    environment: dict[str, Any] = Field(
+        default_factory=dict, description="what it was trained on, and the hashes of the recipe's code"
+    )
 
 
 class Saved(Record):

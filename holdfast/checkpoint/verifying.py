@@ -1,7 +1,7 @@
 """A checkpoint that is on the store: read, and held against what its commit says."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from holdfast.checkpoint.format import PAYLOAD, Payload, deserialize
@@ -77,6 +77,15 @@ def read_payload(run: Store, commit: Commit) -> Payload:
     return deserialize(buffer)
 
 
+def read_saved(run: Store, saved: Saved) -> Payload:
+    """The state of a checkpoint that no commit names; its bytes are not held against anything.
+
+    Raises:
+        CheckpointDamaged: it is not a well-formed safetensors file of ours.
+    """
+    return deserialize(bytearray(run.read(f"{saved.path}/{PAYLOAD}")))
+
+
 # ---- verifying
 
 
@@ -135,7 +144,7 @@ def _size_damage(run: Store, path: str, file: FileRecord) -> Iterator[FileDamage
 def find_orphans(
     run: Store,
     head: Commit | None,
-    config_fingerprint: str,
+    config_fingerprints: Collection[str],
     steps_per_epoch: int,
     given_up: Callable[[], set[str]] = set,
 ) -> Iterator[Saved]:
@@ -143,6 +152,7 @@ def find_orphans(
 
     Args:
         head: the commit that they must have been trained from; None for the very beginning.
+        config_fingerprints: the settings that they may have been trained with.
         given_up: the folders that are not to be used again; asked only if there is something to use.
     """
     parent, step = (head.checkpoint_sha256, head.step) if head else ("", 0)
@@ -157,7 +167,7 @@ def find_orphans(
         if (
             metadata is not None
             and metadata.previous_checkpoint_sha256 == parent
-            and metadata.config_fingerprint == config_fingerprint
+            and metadata.config_fingerprint in config_fingerprints
         ):
             found.append((metadata.optimizer_steps_total, path, metadata))
     excluded = given_up() if found else set()

@@ -1,9 +1,12 @@
-"""Everything that the next step depends on: captured, put back, and turned into bytes without a pickle."""
+"""A state as tensors and one JSON value, and back: no pickle, and nothing lost.
+
+A state is a tree. Its tensors go into the payload under their dotted names; all the rest becomes one JSON value in
+which a tensor is {"$tensor": name} and whatever JSON has no exact form for is marked in the same way.
+"""
 
 import base64
 import math
-import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +14,6 @@ import torch
 from holdfast.checkpoint import Payload, Tensor
 from holdfast.errors import StateError
 from holdfast.fingerprint import MAX_EXACT_INT
-
-if TYPE_CHECKING:
-    from holdfast.training import Training
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,
@@ -23,86 +23,6 @@ DTYPES = {
     "U64": torch.uint64, "I64": torch.int64, "F64": torch.float64, "C64": torch.complex64,
 }  # fmt: skip
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-# ---- what is captured
-
-
-def capture(training: "Training") -> dict[str, Any]:
-    """Everything that the next step depends on, by component. Tensors are still the live ones, not copies."""
-    recipe = training.recipe
-    scaler = training.accelerator.scaler
-    return {
-        "model": training.accelerator.unwrap_model(training.model).state_dict(),
-        "optimizer": training.optimizer.state_dict(),
-        "scheduler": training.scheduler.state_dict() if training.scheduler else None,
-        "scaler": scaler.state_dict() if scaler else None,
-        "extras": {name: extra.state_dict() for name, extra in sorted(recipe.extras.items())},
-        "rng": training.gather(capture_rng()),
-        "progress": training.progress.state_dict(),
-    }
-
-
-def restore(training: "Training", state: dict[str, Any]) -> None:
-    """Put back what `capture` took.
-
-    The optimizer comes after the scheduler was built, since building one sets learning rates: every group's rate is
-    exactly as saved.
-
-    Raises:
-        StateError: a component doesn't fit what was saved.
-    """
-    accelerator, recipe = training.accelerator, training.recipe
-    parts: dict[str, tuple[Any, Any]] = {"model": (accelerator.unwrap_model(training.model), state["model"])}
-    parts["optimizer"] = (training.optimizer, state["optimizer"])
-    parts["scheduler"] = (training.scheduler, state["scheduler"])
-    parts["scaler"] = (accelerator.scaler, state["scaler"])
-    for name, extra in recipe.extras.items():
-        parts[f"extra {name}"] = (extra, state["extras"].get(name))
-    parts["progress"] = (training.progress, state["progress"])
-    for name, (target, saved) in parts.items():
-        if (target is None) != (saved is None):
-            raise _unfit(name, "one of the two is missing")
-        if target is not None:
-            try:
-                target.load_state_dict(saved)
-            except (KeyError, IndexError, ValueError, RuntimeError, TypeError) as error:
-                raise _unfit(name, f"{type(error).__name__}: {error}") from error
-    if len(state["rng"]) != accelerator.num_processes:
-        raise _unfit("rng", f"{len(state['rng'])} ranks saved it")
-    restore_rng(state["rng"][accelerator.process_index])
-
-
-def _unfit(name: str, why: str) -> StateError:
-    return StateError(
-        f"the saved {name} doesn't fit what the recipe built: {why}",
-        hint="the recipe's code has changed since the checkpoint was written",
-    )
-
-
-def capture_rng() -> dict[str, Any]:
-    """The state of Python's, NumPy's and torch's generators, every CUDA device's among them."""
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(legacy=False),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def restore_rng(rng: dict[str, Any]) -> None:
-    """Put back what `capture_rng` took. On a machine with other GPUs, theirs stay as seeded."""
-    random.setstate(rng["python"])
-    np.random.set_state(rng["numpy"])
-    torch.set_rng_state(rng["torch"])
-    if torch.cuda.is_available() and len(rng["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(rng["cuda"])
-
-
-# ---- to bytes and back
-#
-# A state is a tree. Its tensors go into the payload under their dotted names; all the rest becomes one JSON value in
-# which a tensor is {"$tensor": name} and whatever JSON has no exact form for is marked in the same way.
 
 
 def to_payload(state: Any) -> Payload:
@@ -118,7 +38,7 @@ def to_payload(state: Any) -> Payload:
 
 def from_payload(payload: Payload) -> Any:
     """The state that `to_payload` was given; each tensor has memory of its own, aligned as torch aligns it."""
-    return _decode(payload.tree, payload)
+    return _decode(payload.tree, payload, {})
 
 
 def _encode(value: Any, name: str, tensors: dict[str, Tensor], seen: dict[Any, str]) -> Any:
@@ -180,28 +100,29 @@ def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], see
     return name
 
 
-def _decode(value: Any, payload: Payload) -> Any:
+def _decode(value: Any, payload: Payload, seen: dict[tuple[str, str], Any]) -> Any:
     if isinstance(value, list):
-        return [_decode(item, payload) for item in value]
+        return [_decode(item, payload, seen) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         mark, inner = next(iter(value.items()))
-        if mark == "$tensor":
-            return _view(payload.tensors[inner]).clone()
-        if mark == "$array":
-            return _view(payload.tensors[inner]).numpy().copy()
+        if mark in ("$tensor", "$array"):  # what shared its memory shares it again
+            if (mark, inner) not in seen:
+                tensor = _view(payload.tensors[inner]).clone()
+                seen[mark, inner] = tensor if mark == "$tensor" else tensor.numpy()
+            return seen[mark, inner]
         if mark == "$tuple":
-            return tuple(_decode(item, payload) for item in inner)
+            return tuple(_decode(item, payload, seen) for item in inner)
         if mark == "$dict":
-            return {_decode(key, payload): _decode(item, payload) for key, item in inner}
+            return {_decode(key, payload, seen): _decode(item, payload, seen) for key, item in inner}
         if mark == "$int":
             return int(inner)
         if mark == "$float":
             return float.fromhex(inner)
         if mark == "$bytes":
             return base64.b64decode(inner)
-    return {key: _decode(item, payload) for key, item in value.items()}
+    return {key: _decode(item, payload, seen) for key, item in value.items()}
 
 
 def _view(tensor: Tensor) -> torch.Tensor:

@@ -5,9 +5,7 @@ with any number of ranks or workers.
 """
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,30 +41,6 @@ class Order:
         step_samples = self.batch_size * self.grad_accum
         positions = np.arange(within * step_samples, (within + 1) * step_samples, dtype=np.uint64)
         return permute(positions, self.samples, self.seed, number).reshape(self.grad_accum, self.batch_size)
-
-
-@dataclass(frozen=True)
-class StepSampler:
-    """The micro-batches of one rank from one step to another, as a torch batch sampler.
-
-    Args:
-        start, stop: the steps ``start <= step < stop`` that are still to be done.
-    """
-
-    order: Order
-    start: int
-    stop: int
-    rank: int = 0
-    ranks: int = 1
-
-    def __iter__(self) -> Iterator[list[int]]:
-        share = self.order.batch_size // self.ranks
-        for step in range(self.start, self.stop):
-            for micro_batch in self.order.step_indices(step):
-                yield micro_batch[self.rank * share : (self.rank + 1) * share].tolist()
-
-    def __len__(self) -> int:
-        return (self.stop - self.start) * self.order.grad_accum
 
 
 def permute(positions: NDArray[np.uint64], size: int, seed: int, number: int) -> NDArray[np.int64]:
@@ -108,23 +82,5 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def digest(indices: NDArray[np.int64]) -> str:
-    """16 hex characters that name which samples a step saw, in order."""
+    """16 hex characters that name which samples a micro-batch has, in order."""
     return hashlib.sha256(indices.astype("<i8").tobytes()).hexdigest()[:16]
-
-
-def build_loader(data: Any, sampler: StepSampler, collate: Any, workers: int) -> Any:
-    """torchdata's loader over the sampler's micro-batches. Making it and iterating it draw no random number."""
-    import torch
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    # Without a generator of its own, an iterator draws its base seed from the global one.
-    generator = torch.Generator().manual_seed(sampler.order.seed)
-    return StatefulDataLoader(
-        data,
-        batch_sampler=sampler,
-        collate_fn=collate,
-        num_workers=workers,
-        generator=generator,
-        multiprocessing_context="spawn" if workers else None,
-        pin_memory=torch.cuda.is_available(),
-    )

@@ -1,0 +1,281 @@
+"""From a recipe's data to one rank's micro-batches, each with a digest of what is in it.
+
+Random numbers that data or collate function draw follow from the seed and the micro-batch's number, whichever process
+draws them, and those of the training process stay as they are. So neither the number of loader workers nor an
+interruption changes a sample.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from holdfast.data.order import Order, digest
+from holdfast.errors import RecipeError, StateError
+
+SAY_EVERY_S = 5.0
+
+Collate = Callable[[list[Any]], Any]
+Watch = Callable[[int, int], None]
+
+
+def is_stream(data: Any) -> bool:
+    """Whether the data is iterable, not map-style."""
+    return isinstance(data, IterableDataset) or not hasattr(data, "__getitem__")
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of each micro-batch a rank takes."""
+
+    batch_size: int
+    rank: int = 0
+    ranks: int = 1
+
+    def of(self, items: Any) -> Any:
+        """The rank's part of the micro-batch's samples or indices."""
+        size = self.batch_size // self.ranks
+        return items[self.rank * size : (self.rank + 1) * size]
+
+
+class Batches:
+    """The micro-batches of one rank, from a step on.
+
+    Args:
+        order: the order of map-style data; None for a stream.
+        workers: processes that load.
+    """
+
+    def __init__(
+        self, data: Any, collate: Collate | None, order: Order | None, share: Share, grad_accum: int, seed: int,
+        workers: int,
+    ) -> None:  # fmt: skip
+        self._data, self._collate, self._order, self._share = data, collate or default_collate, order, share
+        self._grad_accum, self._seed, self._workers = grad_accum, seed, workers
+        self._loader: Any = None
+        self._batches: Iterator[tuple[str, Any]] | None = None
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the position is more than the step: a stream that keeps its own."""
+        return self._order is None and hasattr(self._data, "state_dict") and hasattr(self._data, "load_state_dict")
+
+    def begin(self, step: int, stop: int, saved: Any = None, watch: Watch = lambda done, total: None) -> bool:
+        """The next micro-batch is the first of the step after ``step`` completed ones. No random number was drawn.
+
+        Args:
+            stop: the step after which nothing is needed.
+            saved: what `state_dict` gave there.
+            watch: told how many micro-batches of how many were skipped, now and then.
+
+        Returns: whether a stream had to be read again from its head.
+
+        Raises:
+            StateError: the position was saved, and the data can't be told it.
+        """
+        if saved is not None and not self.has_state:
+            raise StateError(
+                "the data's position was saved, and the data has no load_state_dict",
+                hint="the recipe's data has changed since the checkpoint was written",
+            )
+        if self._order is not None:
+            self._start(_Samples(self._data, self._collate, self._seed, self._share.rank), step, stop)
+            return False
+        self._start(_Stream(self._data, self._collate, self._share, self._seed), step, stop, saved)
+        return saved is None and step > 0 and self._skip(step * self._grad_accum, watch)
+
+    def _start(self, data: Any, step: int, stop: int, saved: Any = None) -> None:
+        sampler = None
+        if self._order is not None:
+            sampler = _StepSampler(self._order, self._share, step, stop)
+        self._loader = StatefulDataLoader(
+            data,
+            batch_size=None if sampler is None else 1,
+            batch_sampler=sampler,
+            collate_fn=_as_it_is,
+            num_workers=self._workers,
+            worker_init_fn=_outlive_signals,
+            # Without a generator of its own, an iterator draws its base seed from the global one.
+            generator=torch.Generator().manual_seed(self._seed),
+            multiprocessing_context="spawn" if self._workers else None,
+            pin_memory=torch.cuda.is_available(),
+        )
+        if saved is not None:
+            self._loader.load_state_dict(saved)
+        self._batches = iter(self._loader)
+
+    def _skip(self, number: int, watch: Watch) -> bool:
+        said = time.monotonic()
+        for done in range(number):
+            next(self)
+            if time.monotonic() - said > SAY_EVERY_S:
+                watch(done, number)
+                said = time.monotonic()
+        return True
+
+    def __next__(self) -> tuple[str, Any]:
+        """The next micro-batch, and 16 hex characters that name what is in it."""
+        assert self._batches is not None
+        return next(self._batches)
+
+    def first(self) -> Any:
+        """The first micro-batch of map-style data, the main rank's part of it."""
+        assert self._order is not None
+        share = Share(self._share.batch_size, 0, self._share.ranks)
+        indices = share.of(self._order.step_indices(0)[0]).tolist()
+        return _Samples(self._data, self._collate, self._seed, 0).__getitems__(_Indices(0, indices))[1]
+
+    def state_dict(self) -> Any:
+        """The position, where it is more than the step; None elsewhere."""
+        return self._loader.state_dict() if self.has_state and self._loader is not None else None
+
+
+@dataclass(frozen=True)
+class _Indices:
+    """A micro-batch that is to be loaded: its number over the whole run, and the rank's samples in it."""
+
+    number: int
+    indices: list[int]
+
+
+class _StepSampler:
+    """The micro-batches of the steps ``start <= step < stop``, as a torch batch sampler."""
+
+    def __init__(self, order: Order, share: Share, start: int, stop: int) -> None:
+        self._order, self._share, self._start, self._stop = order, share, start, stop
+
+    def __iter__(self) -> Iterator[_Indices]:
+        for step in range(self._start, self._stop):
+            for number, micro_batch in enumerate(self._order.step_indices(step), step * self._order.grad_accum):
+                yield _Indices(number, self._share.of(micro_batch).tolist())
+
+    def __len__(self) -> int:
+        return (self._stop - self._start) * self._order.grad_accum
+
+
+class _Samples:
+    """Map-style data, asked for whole micro-batches."""
+
+    def __init__(self, data: Any, collate: Collate, seed: int, rank: int) -> None:
+        self._data, self._collate, self._seed, self._rank = data, collate, seed, rank
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitems__(self, asked: _Indices) -> tuple[str, Any]:
+        with seeded(self._seed, asked.number, self._rank):
+            fetch = getattr(self._data, "__getitems__", None)
+            samples = fetch(asked.indices) if fetch else [self._data[index] for index in asked.indices]
+            return digest(np.array(asked.indices, dtype=np.int64)), self._collate(samples)
+
+
+class _Stream(IterableDataset[tuple[str, Any]]):
+    """Iterable data as micro-batches without an end: pass after pass, what is left of each is dropped."""
+
+    def __init__(self, data: Any, collate: Collate, share: Share, seed: int) -> None:
+        self._data, self._collate, self._share, self._seed = data, collate, share, seed
+        self._pass = 0
+        self._given = 0  # micro-batches, over all passes
+        self._is_resumed = False
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        worker = get_worker_info()
+        place = worker.id if worker else 0
+        while True:
+            before = self._given
+            # Every rank reads the same stream: the same random numbers, until each takes its own part.
+            with seeded(self._seed, self._given, 0, place):
+                samples = self._begin_pass()
+            while (batch := self._take(samples, place)) is not None:
+                yield batch
+            if self._given == before and not self._is_resumed:
+                raise RecipeError(f"a pass over the data gave less than one micro-batch of {self._share.batch_size}")
+            self._pass, self._is_resumed = self._pass + 1, False
+
+    def _begin_pass(self) -> Iterator[Any]:
+        if not self._is_resumed and hasattr(self._data, "set_epoch"):
+            self._data.set_epoch(self._pass)
+        return iter(self._data)
+
+    def _take(self, samples: Iterator[Any], place: int) -> tuple[str, Any] | None:
+        with seeded(self._seed, self._given, 0, place):
+            group = list(itertools.islice(samples, self._share.batch_size))
+        if len(group) < self._share.batch_size:
+            return None
+        with seeded(self._seed, self._given, self._share.rank, place):
+            batch = self._collate(self._share.of(group))
+        self._given += 1
+        return _digest_content(batch), batch
+
+    def state_dict(self) -> dict[str, Any]:
+        inner = self._data.state_dict() if hasattr(self._data, "state_dict") else None
+        return {"pass": self._pass, "given": self._given, "data": inner}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self._pass, self._given, self._is_resumed = saved["pass"], saved["given"], True
+        if hasattr(self._data, "set_epoch"):
+            self._data.set_epoch(self._pass)
+        self._data.load_state_dict(saved["data"])
+
+
+def combine(names: list[str]) -> str:
+    """16 hex characters that name several micro-batches."""
+    return names[0] if len(names) == 1 else hashlib.sha256("".join(names).encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """Inside, the CPU's generators are at a point that the numbers decide; afterwards they are where they were."""
+    seed = int.from_bytes(hashlib.sha256("/".join(map(str, numbers)).encode()).digest()[:8], "little")
+    python, numpy, cpu = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would begin the GPUs' anew as well
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+
+
+def _digest_content(batch: Any) -> str:
+    """16 hex characters that name a batch's bytes."""
+    sha256 = hashlib.sha256()
+    _add_content(batch, sha256)
+    return sha256.hexdigest()[:16]
+
+
+def _add_content(value: Any, sha256: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().contiguous().view(-1).view(torch.uint8).numpy() if value.numel() else b""
+        sha256.update(value)
+    elif isinstance(value, dict):
+        for key in sorted(value, key=str):
+            sha256.update(str(key).encode())
+            _add_content(value[key], sha256)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _add_content(item, sha256)
+    else:
+        sha256.update(repr(value).encode())
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _outlive_signals(worker: int) -> None:
+    # A signal for the whole process group is for the rank, which still needs its workers to finish the step in hand.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

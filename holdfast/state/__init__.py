@@ -1,0 +1,18 @@
+"""Everything that the next step depends on: captured, put back, and turned into bytes without a pickle."""
+
+from holdfast.state.captured import capture, capture_rng, describe_built, digest_rng, load, restore, restore_rng
+from holdfast.state.encoding import from_payload, to_payload
+from holdfast.state.merging import take_over
+
+__all__ = [
+    "capture",
+    "capture_rng",
+    "describe_built",
+    "digest_rng",
+    "from_payload",
+    "load",
+    "restore",
+    "restore_rng",
+    "take_over",
+    "to_payload",
+]

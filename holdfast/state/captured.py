@@ -1,0 +1,160 @@
+"""What the next step depends on: where it is taken from, and in which order it is put back."""
+
+import array
+import copy
+import dataclasses
+import hashlib
+import random
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from holdfast.checkpoint import serialize
+from holdfast.errors import StateError
+from holdfast.schedule import Schedule
+from holdfast.state.encoding import to_payload
+
+if TYPE_CHECKING:
+    from holdfast.training import Training
+
+
+def capture(training: "Training") -> dict[str, Any]:
+    """Everything that the next step depends on, by component. Tensors are still the live ones, not copies.
+
+    To be called by all ranks together.
+    """
+    scaler = training.accelerator.scaler
+    return {
+        "model": training.accelerator.unwrap_model(training.model).state_dict(),
+        "optimizer": training.optimizer.state_dict(),
+        "schedulers": [scheduler.state_dict() for scheduler in training.schedulers],
+        "scaler": scaler.state_dict() if scaler else None,
+        "extras": _of_each_rank(training, capture_extras(training)),
+        "rng": training.gather(capture_rng()),
+        "data": training.gather(training.batches.state_dict()),
+        "progress": training.progress.state_dict(),
+        "built": training.built,
+    }
+
+
+def capture_extras(training: "Training") -> dict[str, Any]:
+    """The state of whatever the recipe has registered, by name."""
+    return {name: extra.state_dict() for name, extra in sorted(training.recipe.extras.items())}
+
+
+def _of_each_rank(training: "Training", state: dict[str, Any]) -> list[Any]:
+    """The states of all ranks; only one where they are equal."""
+    if training.accelerator.num_processes == 1:
+        return [state]
+    digest = hashlib.sha256(b"".join(map(bytes, serialize(to_payload(state))))).hexdigest()
+    return [state] if len(set(training.gather(digest))) == 1 else training.gather(state)
+
+
+def restore(training: "Training", state: dict[str, Any]) -> None:
+    """Put back what `capture` took, but for the position in the data.
+
+    The optimizer comes last of all that sets learning rates: every group's rate is exactly as saved.
+
+    Raises:
+        StateError: a component doesn't fit what was saved.
+    """
+    accelerator = training.accelerator
+    parts: dict[str, tuple[Any, Any]] = {"model": (accelerator.unwrap_model(training.model), state["model"])}
+    if len(state["schedulers"]) != len(training.schedulers):
+        raise _unfit("schedulers", f"{len(state['schedulers'])} were saved, and there are {len(training.schedulers)}")
+    for number, (scheduler, saved) in enumerate(zip(training.schedulers, state["schedulers"], strict=True)):
+        parts[f"scheduler {number}"] = (scheduler, saved)
+    parts["scaler"] = (accelerator.scaler, state["scaler"])
+    extras = _own_part(training, "extras", state["extras"])
+    if unknown := sorted(extras.keys() - training.recipe.extras.keys()):
+        raise _unfit(f"extra {unknown[0]}", "the recipe registers none of this name")
+    for name, extra in training.recipe.extras.items():
+        parts[f"extra {name}"] = (extra, extras.get(name))
+    parts["progress"] = (training.progress, state["progress"])
+    parts["optimizer"] = (training.optimizer, state["optimizer"])
+    for name, (target, saved) in parts.items():
+        if (target is None) != (saved is None):
+            raise _unfit(name, "one of the two is missing")
+        if target is not None:
+            load(name, target, saved)
+    restore_rng(_own_part(training, "rng", state["rng"]))
+
+
+def load(name: str, target: Any, saved: Any) -> None:
+    """The target has the saved state.
+
+    Raises:
+        StateError: it doesn't fit.
+    """
+    try:
+        target.load_state_dict(saved)
+    except (KeyError, IndexError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+        raise _unfit(name, f"{type(error).__name__}: {error}") from error
+
+
+def _own_part(training: "Training", name: str, parts: list[Any]) -> Any:
+    ranks = training.accelerator.num_processes
+    if len(parts) not in (1, ranks):
+        raise _unfit(name, f"{len(parts)} ranks saved it, and there are {ranks}")
+    return parts[training.accelerator.process_index if len(parts) > 1 else 0]
+
+
+def _unfit(name: str, why: str) -> StateError:
+    return StateError(
+        f"the saved {name} doesn't fit what the recipe built: {why}",
+        hint="the recipe's code has changed since the checkpoint was written",
+    )
+
+
+def describe_built(training: "Training") -> dict[str, Any]:
+    """The hyperparameters as the recipe built them, before any step: what `take_over` compares."""
+    schedule = training.recipe.schedule
+    return copy.deepcopy(
+        {
+            "optimizer": [without_params(group) for group in training.optimizer.param_groups],
+            "schedulers": [scheduler.state_dict() for scheduler in training.schedulers],
+            "schedule": dataclasses.asdict(schedule) if isinstance(schedule, Schedule) else None,
+        }
+    )
+
+
+def without_params(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter group's hyperparameters."""
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+# ---- random numbers
+
+
+def capture_rng() -> dict[str, Any]:
+    """The state of Python's, NumPy's and torch's generators, every CUDA device's among them."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore_rng(rng: dict[str, Any]) -> None:
+    """Put back what `capture_rng` took. On a machine with other GPUs, theirs stay as seeded."""
+    random.setstate(rng["python"])
+    np.random.set_state(rng["numpy"])
+    torch.set_rng_state(rng["torch"])
+    if torch.cuda.is_available() and len(rng["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(rng["cuda"])
+
+
+def digest_rng() -> str:
+    """16 hex characters that name where the generators are; some microseconds, so that each step can have it."""
+    _, words, gauss = random.getstate()
+    numpy = np.random.get_state(legacy=False)
+    sha256 = hashlib.sha256(array.array("Q", words).tobytes())
+    sha256.update(repr((gauss, numpy["state"]["pos"], numpy["has_gauss"], numpy["gauss"])).encode())
+    sha256.update(numpy["state"]["key"].tobytes())
+    sha256.update(torch.get_rng_state().numpy().tobytes())
+    if torch.cuda.is_available():
+        sha256.update(torch.cuda.get_rng_state().numpy().tobytes())
+    return sha256.hexdigest()[:16]

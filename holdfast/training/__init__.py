@@ -1,0 +1,24 @@
+"""A recipe made ready, the loop that trains it, and what a checkpoint says of it."""
+
+from holdfast.training.beginning import begin_from
+from holdfast.training.build import Progress, Training
+from holdfast.training.loop import Report, evaluate, train
+from holdfast.training.probing import measure
+from holdfast.training.resuming import Gate, Resumed, resume
+from holdfast.training.saving import count_params, describe_state, save
+
+__all__ = [
+    "Gate",
+    "Progress",
+    "Report",
+    "Resumed",
+    "Training",
+    "begin_from",
+    "count_params",
+    "describe_state",
+    "evaluate",
+    "measure",
+    "resume",
+    "save",
+    "train",
+]

@@ -1,0 +1,79 @@
+"""A new run that begins with the weights of another run's checkpoint."""
+
+from typing import Any
+
+from holdfast import state
+from holdfast.checkpoint import Metadata, Payload
+from holdfast.config import InitFrom, did_you_mean
+from holdfast.errors import ConfigError
+from holdfast.training.build import Training
+
+
+def begin_from(training: Training, payload: Payload, metadata: Metadata, init: InitFrom) -> None:
+    """The model, at step 0, has the checkpoint's weights; what ``init`` says of it goes for everything else.
+
+    Learning rates and all other hyperparameters are this recipe's, also with the optimizer's state.
+
+    Raises:
+        ConfigError: a weight, or what ``init`` names, is in one of the two only, or has another shape.
+    """
+    saved = state.from_payload(payload)
+    model = training.accelerator.unwrap_model(training.model)
+    model.load_state_dict(_weights(model.state_dict(), saved["model"], init.reset))
+    if init.load_optimizer:
+        training.optimizer.load_state_dict(_moments(training, model, saved["optimizer"], init.reset))
+    extras = saved["extras"][training.accelerator.process_index if len(saved["extras"]) > 1 else 0]
+    for name in init.extras:
+        if name not in extras or name not in training.recipe.extras:
+            known = extras.keys() & training.recipe.extras.keys()
+            raise ConfigError(f"init_from.extras: there is no {name!r} in both", hint=did_you_mean(name, known))
+        state.load(f"extra {name}", training.recipe.extras[name], extras[name])
+    continued = metadata.optimizer_steps_total + metadata.anneal_offset
+    training.progress.anneal_offset = continued if init.anneal_offset is None else init.anneal_offset
+
+
+def _weights(own: dict[str, Any], saved: dict[str, Any], reset: tuple[str, ...]) -> dict[str, Any]:
+    for prefix in reset:
+        if not any(_is_below(name, prefix) for name in own.keys() | saved.keys()):
+            names = {name.rpartition(".")[0] for name in own}
+            raise ConfigError(f"init_from.reset: the model has no {prefix!r}", hint=did_you_mean(prefix, names))
+    kept_own = {name for name in own if any(_is_below(name, prefix) for prefix in reset)}
+    taken = {name: value for name, value in saved.items() if not any(_is_below(name, prefix) for prefix in reset)}
+    for name in sorted(taken.keys() ^ (own.keys() - kept_own)):
+        lacks = "the checkpoint" if name in own else "the recipe's model"
+        raise ConfigError(f"init_from: {lacks} has no {name}", hint=f'reset = ["{name}"] leaves it as it is built')
+    for name, value in taken.items():
+        if own[name].shape != value.shape:
+            raise ConfigError(
+                f"init_from: {name} is {tuple(value.shape)} in the checkpoint, {tuple(own[name].shape)} in the model",
+                hint=f'reset = ["{name}"] leaves it as it is built',
+            )
+    return {**own, **taken}
+
+
+def _moments(training: Training, model: Any, saved: dict[str, Any], reset: tuple[str, ...]) -> dict[str, Any]:
+    """The new optimizer's state: the saved moments under the hyperparameters that were built."""
+    own = training.optimizer.state_dict()
+    own_sizes, saved_sizes = ([len(group["params"]) for group in each["param_groups"]] for each in (own, saved))
+    if own_sizes != saved_sizes:
+        raise ConfigError(
+            f"init_from.load_optimizer: the optimizer has groups of {own_sizes} tensors, the saved one {saved_sizes}",
+            hint="load_optimizer = false begins with a fresh one",
+        )
+    if [group.keys() for group in own["param_groups"]] != [group.keys() for group in saved["param_groups"]]:
+        raise ConfigError(
+            "init_from.load_optimizer: the optimizer is of another kind than the saved one",
+            hint="load_optimizer = false begins with a fresh one",
+        )
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    parameters = [parameter for group in training.optimizer.param_groups for parameter in group["params"]]
+    moments = {
+        index: value
+        for index, value in saved["state"].items()
+        if not any(_is_below(names.get(id(parameters[index]), ""), prefix) for prefix in reset)
+    }
+    return {**own, "state": moments}
+
+
+def _is_below(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}.")

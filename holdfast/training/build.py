@@ -1,0 +1,224 @@
+"""A recipe made ready to train in this process, and where it stands."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    gather_object,
+    send_to_device,
+)
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from holdfast import determinism, state
+from holdfast.config import RunConfig
+from holdfast.data import Batches, Order, Share, is_stream
+from holdfast.errors import ConfigError, RecipeError
+from holdfast.probe import Probe
+from holdfast.recipe import Recipe, build_recipe
+from holdfast.schedule import Schedule
+
+# Losses of the last steps whose mean is the probe's "loss_window".
+WINDOW_STEPS = 20
+
+
+@dataclass
+class Progress:
+    """Where a run stands. Part of the state: equal runs have equal progress, however they were cut into chunks."""
+
+    step: int = 0
+    epoch_loss_sum: float = 0.0
+    epoch_loss_steps: int = 0
+    recent_losses: list[float] = field(default_factory=list)
+    # What anneals count as done before step 0, where the run began from another run's checkpoint.
+    anneal_offset: int = 0
+    # One entry a completed epoch: avg_loss, lrs (of its last step, one a parameter group), metrics and anneals.
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**vars(self)}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        vars(self).update({name: saved[name] for name in vars(self)})
+
+    def add_loss(self, loss: float) -> None:
+        """One more step's loss has been read."""
+        self.epoch_loss_sum += loss
+        self.epoch_loss_steps += 1
+        self.recent_losses = [*self.recent_losses[1 - WINDOW_STEPS :], loss]
+
+    @property
+    def avg_loss(self) -> float | None:
+        """Mean loss of the steps of this epoch so far, or of the epoch that has just ended."""
+        if self.epoch_loss_steps:
+            return self.epoch_loss_sum / self.epoch_loss_steps
+        return self.history[-1]["avg_loss"] if self.history else None
+
+
+@dataclass
+class Unread:
+    """A step whose numbers are still on the device."""
+
+    step: int
+    loss: torch.Tensor
+    grad_norm: torch.Tensor
+    lrs: list[float]
+    samples: str
+    rng: str
+
+
+class Training:
+    """A recipe made ready to train in this process, at step 0.
+
+    Attributes:
+        order: the order of map-style data; None for a stream.
+        schedulers: torch's, over the optimizer.
+        built: the hyperparameters as the recipe built them.
+        metrics: a line for each step since the last checkpoint: its trail.
+
+    Raises:
+        RecipeError, ConfigError: the recipe can't be built, or doesn't fit the configuration.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        use_cuda = torch.cuda.is_available() and config.compute.device != "cpu"
+        if config.compute.device == "cuda" and not use_cuda:
+            raise ConfigError('compute.device = "cuda": torch sees no GPU here', hint='device = "auto" or "cpu"')
+        determinism.apply(config.determinism, config.seed)
+        self.config = config
+        determinism.check(config.determinism)
+        self.recipe, self.settings = build_recipe(config.recipe, config.settings)
+        determinism.check(config.determinism)  # once more: a recipe can set flags, too
+        self.accelerator = Accelerator(
+            cpu=not use_cuda,
+            mixed_precision=config.compute.mixed_precision,
+            gradient_accumulation_plugin=GradientAccumulationPlugin(
+                num_steps=self.recipe.grad_accum, sync_with_dataloader=False
+            ),
+            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        )
+        # Every rank builds the same model; from here on each has random numbers of its own.
+        determinism.reseed(config.seed + self.accelerator.process_index)
+        self.order = self._order()
+        self.steps_per_epoch = self._steps_per_epoch()
+        self.batches = self._batches()
+        for name, anneal in self.recipe.anneals.items():
+            start, end = anneal.bounds(self.steps_per_epoch)
+            if end < start:
+                raise ConfigError(f"anneal {name!r} ends at step {end:g}, before it begins at step {start:g}")
+        self.model, self.optimizer = self.accelerator.prepare(self.recipe.model, self.recipe.optimizer)
+        schedule = self.recipe.schedule
+        self.schedulers = _build_schedulers(self.recipe, self.steps_per_epoch)
+        names = [type(scheduler).__name__ for scheduler in self.schedulers]
+        self.scheduler_type = schedule.name if isinstance(schedule, Schedule) else "+".join(names) or "NoneType"
+        self.built = state.describe_built(self)
+        self.progress = Progress()
+        self.probe: Probe | None = None  # of the last checkpoint
+        self.replayed: dict[str, float] | None = None  # what it cost to read a stream again, the last time
+        self.metrics: list[dict[str, Any]] = []  # since the last checkpoint
+        self._unread: list[Unread] = []
+        self._has_begun = False
+
+    def _order(self) -> Order | None:
+        recipe: Recipe = self.recipe
+        ranks = self.accelerator.num_processes
+        if recipe.batch_size % ranks:
+            raise ConfigError(f"compute.ranks = {ranks}: the batch of {recipe.batch_size} can't be shared out evenly")
+        if is_stream(recipe.data):
+            return None
+        order = Order(len(recipe.data), recipe.batch_size, recipe.grad_accum, self.config.seed)  # type: ignore[arg-type]
+        if order.steps_per_pass < 1:
+            raise RecipeError(
+                f"the data has {order.samples} samples, but one step takes {recipe.batch_size} x {recipe.grad_accum}",
+                hint="more data, or a smaller batch_size",
+            )
+        return order
+
+    def _steps_per_epoch(self) -> int:
+        steps = self.recipe.steps_per_epoch or (self.order.steps_per_pass if self.order else 0)
+        if not steps:
+            raise RecipeError(
+                "the data is iterable, so that its length isn't known", hint="Recipe(steps_per_epoch=...)"
+            )
+        return steps
+
+    def _batches(self) -> Batches:
+        share = Share(self.recipe.batch_size, self.accelerator.process_index, self.accelerator.num_processes)
+        workers = self.config.compute.loader_workers
+        recipe = self.recipe
+        return Batches(recipe.data, recipe.collate, self.order, share, recipe.grad_accum, self.config.seed, workers)
+
+    @property
+    def total_steps(self) -> int:
+        return self.config.epochs * self.steps_per_epoch
+
+    @property
+    def lrs(self) -> list[float]:
+        """The learning rate of each parameter group, as the next step will use it."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def gather(self, value: Any) -> list[Any]:
+        """The value of every rank, by rank."""
+        return gather_object([value]) if self.accelerator.num_processes > 1 else [value]
+
+    def begin_data(self, saved: Any = None, watch: Any = lambda done, total: None) -> bool:
+        """The next micro-batch is that of the next step; see `Batches.begin`."""
+        self._has_begun = True
+        step = self.progress.step
+        return self.batches.begin(step, max(self.total_steps, step), saved, watch)
+
+    def next_batch(self) -> tuple[str, Any]:
+        """What names the next micro-batch of this rank, and it, on its device."""
+        if not self._has_begun:
+            self.begin_data()
+        samples, batch = next(self.batches)
+        return samples, send_to_device(batch, self.accelerator.device)
+
+    def probe_batch(self) -> Any:
+        """The first micro-batch of map-style data, on this rank's device."""
+        return send_to_device(self.batches.first(), self.accelerator.device)
+
+    def set_anneals(self) -> dict[str, float]:
+        """Every anneal has its value for the next step; the values."""
+        step = self.progress.step + self.progress.anneal_offset
+        for anneal in self.recipe.anneals.values():
+            anneal.value = anneal.at(step, self.steps_per_epoch)
+        return {name: anneal.value for name, anneal in self.recipe.anneals.items()}
+
+    def record_step(self, unread: Unread) -> None:
+        """One more step is done. Its numbers stay on the device until they are read."""
+        self.progress.step = unread.step
+        self._unread.append(unread)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """A line for each step since the last checkpoint, with what has been waiting on the device."""
+        if self._unread:
+            numbers = torch.stack([torch.stack([each.loss, each.grad_norm]) for each in self._unread])
+            for each, (loss, norm) in zip(self._unread, self._mean(numbers).tolist(), strict=True):
+                self.progress.add_loss(loss)
+                epoch = (each.step - 1) // self.steps_per_epoch + 1
+                line = {"step": each.step, "epoch": epoch, "loss": loss, "grad_norm": norm, "lrs": each.lrs}
+                self.metrics.append(line | {"samples": each.samples, "rng": each.rng})
+            self._unread.clear()
+        return self.metrics
+
+    def _mean(self, numbers: torch.Tensor) -> torch.Tensor:
+        return self.accelerator.reduce(numbers, "mean") if self.accelerator.num_processes > 1 else numbers
+
+
+def _build_schedulers(recipe: Recipe, steps_per_epoch: int) -> list[Any]:
+    schedule = recipe.schedule
+    if schedule is None:
+        return []
+    if isinstance(schedule, Schedule):
+        return [schedule.build(recipe.optimizer, steps_per_epoch)]
+    return list(schedule) if isinstance(schedule, Sequence) else [schedule]
+
+
+def waits_for_plateau(scheduler: Any) -> bool:
+    """Whether the scheduler is stepped with a loss, at the end of an epoch."""
+    return isinstance(scheduler, ReduceLROnPlateau)

@@ -1,0 +1,86 @@
+"""The loop."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from holdfast import state
+from holdfast.data import combine
+from holdfast.training.build import Training, Unread, waits_for_plateau
+
+Report = Callable[[dict[str, Any]], None]
+
+
+def train(training: Training, stop: int, is_stopping: Callable[[], bool], report: Report) -> None:
+    """Train until ``stop`` steps of the run are completed, or the step in hand when a stop is asked for."""
+    began, first = time.monotonic(), training.progress.step
+    while training.progress.step < stop and not is_stopping():
+        training.set_anneals()
+        training.record_step(train_step(training))
+        step = training.progress.step
+        if step % training.steps_per_epoch == 0:
+            end_epoch(training)
+        if step % training.config.log.every == 0 or step == stop:
+            last = training.read_metrics()[-1]
+            speed = (step - first) / (time.monotonic() - began)
+            report({"step": step, "loss": last["loss"], "steps_per_s": speed, "metrics": last.get("metrics", {})})
+
+
+def train_step(training: Training) -> Unread:
+    """One optimizer step: the mean loss of its micro-batches and the gradient's norm, still on the device."""
+    accelerator, recipe = training.accelerator, training.recipe
+    model, optimizer = training.model, training.optimizer
+    model.train()
+    lrs = training.lrs
+    loss_sum = torch.zeros((), device=accelerator.device)
+    grad_norm = torch.zeros((), device=accelerator.device)
+    names = []
+    for _ in range(recipe.grad_accum):
+        name, batch = training.next_batch()
+        names.append(name)
+        with accelerator.accumulate(model):
+            with accelerator.autocast():
+                loss = recipe.loss(model, batch)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                grad_norm = accelerator.clip_grad_norm_(model.parameters(), recipe.clip_norm or math.inf)
+            optimizer.step()
+            optimizer.zero_grad()
+        loss_sum += loss.detach().float()
+    for scheduler in training.schedulers:
+        if not waits_for_plateau(scheduler):
+            scheduler.step()
+    if recipe.after_step is not None:
+        recipe.after_step()
+    mean_loss = loss_sum / recipe.grad_accum
+    return Unread(training.progress.step + 1, mean_loss, grad_norm.float(), lrs, combine(names), state.digest_rng())
+
+
+def end_epoch(training: Training) -> None:
+    """The epoch's mean loss, rates, anneals and evaluation are on record, and what waits for its end has it."""
+    progress = training.progress
+    last = training.read_metrics()[-1]
+    anneals, metrics = training.set_anneals(), evaluate(training)
+    last |= {name: value for name, value in (("metrics", metrics), ("anneals", anneals)) if value}
+    for scheduler in training.schedulers:
+        if waits_for_plateau(scheduler):
+            scheduler.step(progress.avg_loss)
+    entry = {"avg_loss": progress.avg_loss, "lrs": last["lrs"], "metrics": metrics, "anneals": anneals}
+    progress.history.append(entry)
+    progress.epoch_loss_sum, progress.epoch_loss_steps = 0.0, 0
+
+
+def evaluate(training: Training) -> dict[str, float]:
+    """What the recipe's evaluation gives, with the anneals of the next step; no random state is disturbed."""
+    if training.recipe.evaluate is None:
+        return {}
+    rng = state.capture_rng()
+    model = training.accelerator.unwrap_model(training.model).eval()
+    with torch.no_grad():
+        metrics = {name: float(value) for name, value in training.recipe.evaluate(model).items()}
+    model.train()
+    state.restore_rng(rng)
+    return metrics

@@ -1,0 +1,122 @@
+"""The state of a checkpoint in this process, and the gate that it has to pass."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import torch
+
+from holdfast import state
+from holdfast.checkpoint import Metadata, Payload, differences
+from holdfast.errors import ConfigDrift, GateTripped
+from holdfast.probe import How, check_health, compare
+from holdfast.training.build import Training
+from holdfast.training.probing import measure
+
+SHOWN_NAMES = 3
+
+
+@dataclass(frozen=True)
+class Gate:
+    """How strictly a resumed model is held against the saved one.
+
+    Args:
+        how: ``exact``: equal to the bit; ``tolerance``: on a machine whose bits nobody promises; ``record``: settings
+            or code were changed on purpose, and the probe only goes on record.
+        tolerance: of numbers, relative to the largest.
+    """
+
+    how: How = "exact"
+    tolerance: float = 0.0
+
+
+@dataclass
+class Resumed:
+    """What a resume did.
+
+    Attributes:
+        taken_over: hyperparameters that a changed setting has put in force.
+        note: how the probe differs, where that is only recorded.
+    """
+
+    step: int
+    taken_over: list[str] = field(default_factory=list)
+    note: str = ""
+
+
+def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate, watch: Any) -> Resumed:
+    """The process has the checkpoint's state, and the gate is passed.
+
+    Args:
+        watch: told how many micro-batches of how many were skipped, where a stream is read again.
+
+    Raises:
+        StateError: the state doesn't fit what the recipe built.
+        ConfigDrift: the recipe builds other hyperparameters, though no setting and no code has changed.
+        GateTripped: what is in this process now isn't what was saved, or isn't healthy.
+    """
+    saved = state.from_payload(payload)
+    state.restore(training, saved)
+    _begin_data(training, saved, metadata, watch)
+    _check_state(training, payload, saved)
+    resumed = Resumed(training.progress.step)
+    if gate.how == "record":
+        resumed.taken_over = state.take_over(training, saved["built"])
+    else:
+        _check_built(training, payload)
+    training.probe = metadata.probe
+    probe = measure(training)
+    difference = compare(metadata.probe, probe, gate.tolerance if gate.how == "tolerance" else 0.0)
+    complaints = check_health(probe, training.recipe.health)
+    if difference and gate.how == "record":
+        resumed.note = difference
+    elif difference:
+        complaints.insert(0, difference)
+    if complaints:
+        raise GateTripped("; ".join(complaints), step=training.progress.step)
+    return resumed
+
+
+def _begin_data(training: Training, saved: Mapping[str, Any], metadata: Metadata, watch: Any) -> None:
+    positions = saved["data"]
+    own = positions[training.accelerator.process_index] if len(positions) > 1 else positions[0]
+    began = monotonic()
+    training.replayed = metadata.replayed
+    if training.begin_data(own, watch):
+        micro_batches = training.progress.step * training.recipe.grad_accum
+        training.replayed = {"micro_batches": float(micro_batches), "seconds": round(monotonic() - began, 3)}
+
+
+def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any]) -> None:
+    """What would be saved now is what was loaded: nothing was forgotten, overwritten or taken from elsewhere."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    has_same_gpus = all(len(rng["cuda"]) == gpus for rng in saved["rng"])
+    different = [
+        name
+        for name in differences(payload, state.to_payload(state.capture(training)))
+        # What the recipe builds is looked at by itself; many a stream knows its position only when it is read; other
+        # GPUs keep random numbers of their own.
+        if not name.startswith(("built.", "data.")) and (has_same_gpus or not re.match(r"rng\.\d+\.cuda", name))
+    ]
+    if different:
+        raise GateTripped(f"after it was loaded, {_some(different)} differ from what was saved", different=different)
+
+
+def _check_built(training: Training, payload: Payload) -> None:
+    as_saved = Payload(payload.tensors, {"built": payload.tree["built"]})
+    names = differences(as_saved, state.to_payload({"built": training.built}))
+    if names:
+        raise ConfigDrift(
+            f"the recipe builds {_some(names)} otherwise than when it was saved, though no setting and no code that is "
+            "known has changed",
+            hint="an environment variable, a file, a module that Recipe(sources=...) should list? "
+            "--set 'resume.accept_drift=[\"built\"]' takes the new ones",
+            fields={name: [] for name in names},
+        )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more

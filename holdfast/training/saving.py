@@ -1,0 +1,88 @@
+"""A checkpoint of what is in this process, and what it says of itself."""
+
+import json
+import math
+from typing import Any
+
+from holdfast import checkpoint, state
+from holdfast.errors import Unhealthy
+from holdfast.journal import now
+from holdfast.probe import Probe, check_health
+from holdfast.store import Store
+from holdfast.training.build import Training
+from holdfast.training.probing import measure
+
+
+def save(
+    training: Training, run: Store, parent: str, fingerprint: str, environment: dict[str, Any]
+) -> checkpoint.Saved | None:
+    """The state is a complete, durable checkpoint on the store, with the metrics of the steps since the last one.
+
+    Only the main rank writes; the others return None.
+
+    Args:
+        parent: the content id of the checkpoint that these steps were trained from.
+        environment: what it was trained on, and the hashes of the recipe's code.
+
+    Raises:
+        Unhealthy: the model is; nothing was saved.
+    """
+    lines = training.read_metrics()
+    probe = measure(training)
+    found = training.gather(check_health(probe, training.recipe.health, training.probe))
+    complaints: list[str] = next(filter(None, found), [])
+    if complaints:
+        raise Unhealthy(
+            f"after step {training.progress.step} {'; '.join(complaints)}; nothing was saved",
+            hint="Recipe(health=...) has the limits; an earlier checkpoint is still healthy",
+            step=training.progress.step,
+        )
+    captured = state.capture(training)
+    saved = None
+    if training.accelerator.is_main_process:
+        text = "".join(json.dumps(_finite(line), sort_keys=True) + "\n" for line in lines)
+        described = describe_state(training, probe) | {
+            "previous_checkpoint_sha256": parent, "config_fingerprint": fingerprint, "environment": environment,
+        }  # fmt: skip
+        saved = checkpoint.save(run, state.to_payload(captured), described, text)
+    training.metrics = []
+    training.probe = probe
+    return saved
+
+
+def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
+    """The fields of `checkpoint.Metadata` that are about what was trained."""
+    progress = training.progress
+    epoch, within = divmod(progress.step, training.steps_per_epoch)
+    rates = [entry["lrs"] for entry in progress.history]
+    return {
+        "epoch": epoch,
+        "created_at": now(),
+        "optimizer_steps_total": progress.step,
+        "optimizer_steps_epoch": within,
+        "steps_per_epoch": training.steps_per_epoch,
+        "grad_accum": training.recipe.grad_accum,
+        "avg_loss": progress.avg_loss,
+        "scheduler_type": training.scheduler_type,
+        "current_lrs": training.lrs,
+        "learning_rate_history": rates,
+        "learning_rate_history_len": len(rates),
+        "metrics": progress.history[-1]["metrics"] if progress.history else {},
+        "anneals": training.set_anneals(),
+        "anneal_offset": progress.anneal_offset,
+        "probe": probe,
+        "replayed": training.replayed,
+        "model_params": count_params(training),
+    }
+
+
+def count_params(training: Training) -> int:
+    """How many numbers the model has; tied ones count once."""
+    return sum(parameter.numel() for parameter in training.model.parameters())
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become strings."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return value if not isinstance(value, float) or math.isfinite(value) else repr(value)
