@@ -2,18 +2,23 @@
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from holdfast import determinism, errors
 from holdfast.config import RunConfig
-from holdfast.errors import ConfigError, RankDied, RunStopped
+from holdfast.errors import ConfigError, HoldfastError, RankDied, RunStopped
+from holdfast.journal import Commit
+
+log = logging.getLogger(__name__)
 
 LAST_LINES = 3
 END_WITHIN_S = 5.0
@@ -89,6 +94,32 @@ class Ranks:
             raise RunStopped(f"a rank reported {event['event']} where {name} was expected")
         return event
 
+    def restore(self, commit: Commit, gate: Mapping[str, Any]) -> dict[str, Any]:
+        """The commit's state is in the ranks (the event ``restored``), or it is ``damaged``, or ``tripped``.
+
+        Raises:
+            HoldfastError: as `next_event`.
+        """
+        self.order("restore", commit=commit.model_dump(), gate=gate)
+        while (event := self.next_event())["event"] == "skipped":
+            log.info("reading the data again from its head: micro-batch %d of %d", event["done"], event["total"])
+        return event
+
+    def begin(self, ancestor: Mapping[str, Any]) -> dict[str, Any]:
+        """The ranks have the weights of another run's checkpoint (the event ``begun``), or it is ``damaged``."""
+        run = ancestor["run"].rpartition("/")[2]
+        self.order("begin", store=ancestor["store"], run=run, commit=ancestor["record"])
+        return self.next_event()
+
+    def train(self, stop: int, parent: str, fingerprint: str, into: str = "") -> None:
+        """Order the steps until ``stop``, and a checkpoint of it.
+
+        Args:
+            parent: the content id of the checkpoint that they are trained from.
+            into: the folder to save it in, if not the run's own.
+        """
+        self.order("train", stop=stop, parent=parent, fingerprint=fingerprint, into=into)
+
     def end(self, within_s: float = END_WITHIN_S) -> None:
         """No rank is left. They are told first, then asked, then killed."""
         self.order("end")
@@ -110,6 +141,11 @@ class Ranks:
     def _last_lines(self) -> str:
         lines = self.log_path.read_text(errors="replace").splitlines()[-LAST_LINES:]
         return f" (last lines of {self.log_path}: {' | '.join(line.strip() for line in lines)})" if lines else ""
+
+
+def problem_in(event: Mapping[str, Any]) -> HoldfastError | None:
+    """Why a checkpoint can't be resumed from, if that is what a rank has reported."""
+    return errors.from_json(dict(event)) if event["event"] in ("damaged", "tripped") else None
 
 
 def _open_log(path: Path) -> BinaryIO:

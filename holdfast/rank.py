@@ -8,8 +8,12 @@ main one is spoken to; it passes the orders on.
 order                                      event
 =========================================  ===============================================================
 (at the start)                             ``ready``: what was built, see `describe`
-``restore``: commit                        ``restored``: step; or ``error`` if it is damaged
-``train``: stop, parent, fingerprint       ``progress`` now and then, and ``saved`` at the end
+``restore``: commit, gate                  ``restored``: see `Resumed`; or ``damaged``, or ``tripped``; ``skipped`` now
+                                           and then while a stream is read again
+``begin``: commit, store, run              ``begun``: the weights are another run's; or ``damaged``
+``train``: stop, parent, fingerprint,      ``progress`` now and then, and ``saved`` at the end
+into
+``evaluate``                               ``evaluated``: metrics, anneals, probe
 ``stop``: may come at any time             ``saved`` once the step in hand is done, and the rank ends
 ``end``                                    the rank ends
 =========================================  ===============================================================
@@ -30,13 +34,16 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
-from holdfast import checkpoint, errors, state, training
+from holdfast import checkpoint, errors, training
+from holdfast.checkpoint import Metadata, Payload
 from holdfast.config import RunConfig
 from holdfast.environment import describe_environment
-from holdfast.errors import CheckpointDamaged, HoldfastError, RecipeFailed
+from holdfast.errors import CheckpointDamaged, GateTripped, HoldfastError, RecipeFailed
+from holdfast.fingerprint import to_plain
 from holdfast.journal import Commit
-from holdfast.recipe import hash_sources
-from holdfast.store import open_store
+from holdfast.recipe import default_settings
+from holdfast.sources import hash_sources
+from holdfast.store import Store, open_store
 
 CONFIG_VARIABLE = "HOLDFAST_CONFIG"
 
@@ -106,42 +113,108 @@ def serve(run: training.Training, events: Events) -> None:
     """Do as ordered until told to end, or to stop."""
     folder = open_store(run.config.store).inside(run.config.run)
     orders = Orders(run)
-    events.send("ready", **describe(run))
+    described = describe(run)
+    ran_on = {"sources": described["sources"], **described["environment"]}
+    events.send("ready", **described)
     for order in orders:
         if order["do"] == "restore":
-            try:
-                payload = checkpoint.read_payload(folder, Commit.model_validate(order["commit"]))
-            except CheckpointDamaged as error:
-                events.send("damaged", **errors.to_json(error))
-                continue
-            state.restore(run, state.from_payload(payload))
-            events.send("restored", step=run.progress.step)
+            restore(run, folder, order, events)
+        elif order["do"] == "begin":
+            begin(run, order, events)
+        elif order["do"] == "evaluate":
+            metrics = training.evaluate(run)
+            events.send(
+                "evaluated", metrics=metrics, anneals=run.set_anneals(), probe=training.measure(run).model_dump()
+            )
         elif order["do"] == "train":
             first = run.progress.step
             training.train(run, order["stop"], orders.is_stopping, lambda fields: events.send("progress", **fields))
             if run.progress.step > first:
-                saved = training.save(run, folder, order["parent"], order["fingerprint"])
+                into = open_store(order["into"]) if order["into"] else folder
+                saved = training.save(run, into, order["parent"], order["fingerprint"], ran_on)
                 if saved is not None:
                     events.send("saved", **saved.model_dump())
             if orders.is_stopping():
                 return
 
 
+def restore(run: training.Training, folder: Store, order: dict[str, Any], events: Events) -> None:
+    """The commit's state is in this process, and has passed the gate; or why not is reported."""
+    loaded = load(run, folder, order, events)
+    if loaded is None:
+        return
+    resumed, problem = None, None
+    try:
+        resumed = training.resume(run, *loaded, training.Gate(**order["gate"]), lambda *skipped: say(events, *skipped))
+    except GateTripped as error:
+        problem = errors.to_json(error)
+    problems = [each for each in run.gather(problem) if each]
+    if problems:
+        events.send("tripped", **problems[0])
+    elif resumed is not None:
+        events.send("restored", **vars(resumed))
+
+
+def say(events: Events, done: int, total: int) -> None:
+    """A stream is being read again from its head, and has come so far."""
+    events.send("skipped", done=done, total=total)
+
+
+def load(
+    run: training.Training, folder: Store, order: dict[str, Any], events: Events
+) -> tuple[Payload, Metadata] | None:
+    """A commit's verified checkpoint; None, on all ranks, if one of them has found it damaged, which is reported."""
+    commit = Commit.model_validate(order["commit"])
+    loaded, problem = None, None
+    try:
+        payload = checkpoint.read_payload(folder, commit)
+        metadata = checkpoint.read_metadata(folder, commit.path)
+        assert metadata is not None
+        loaded = payload, metadata
+    except CheckpointDamaged as error:
+        problem = errors.to_json(error)
+    problems = [each for each in run.gather(problem) if each]
+    if problems:
+        events.send("damaged", **problems[0])
+        return None
+    return loaded
+
+
+def begin(run: training.Training, order: dict[str, Any], events: Events) -> None:
+    """The model has the weights of another run's checkpoint; or how that is damaged is reported."""
+    init = run.config.init_from
+    assert init is not None
+    loaded = load(run, open_store(order["store"]).inside(order["run"]), order, events)
+    if loaded is not None:
+        training.begin_from(run, *loaded, init)
+        events.send("begun", anneal_offset=run.progress.anneal_offset)
+
+
 def describe(run: training.Training) -> dict[str, Any]:
     """What an attempt has to know of what was built: for the fingerprint, the journal and the person."""
     return {
         "settings": run.settings,
-        "data_sha256": run.recipe.data_sha256,
-        "samples": run.order.samples,
+        "defaults": {name: to_plain(value) for name, value in default_settings(run.config.recipe).items()},
+        "data": describe_data(run),
         "steps_per_epoch": run.steps_per_epoch,
         "samples_per_step": run.recipe.batch_size * run.recipe.grad_accum,
         "sample_size": run.recipe.sample_size,
         "unit": run.recipe.unit,
         "model_params": training.count_params(run),
         "device": str(run.accelerator.device),
-        "sources": hash_sources(run.config.recipe),
-        "environment": describe_environment(),
+        "sources": hash_sources([run.config.recipe.partition(":")[0], *run.recipe.sources]),
+        "environment": describe_environment(run.accelerator.device.type),
     }
+
+
+def describe_data(run: training.Training) -> dict[str, Any]:
+    """What of the data is part of the fingerprint: its content, and what decides how it is shared out."""
+    if run.order is not None:
+        size = {"samples": run.order.samples}
+    else:
+        size = {"loader_workers": run.config.compute.loader_workers}  # each reads a part of a stream
+    content = {"content": dict(run.recipe.content)} if run.recipe.content else {}
+    return {"sha256": run.recipe.data_sha256, **size, **content}
 
 
 def main() -> int:

@@ -31,6 +31,8 @@ class Standing(BaseModel):
     model_params: int = 0
     avg_loss: float | None = None
     metrics: dict[str, float | None] = {}
+    anneals: dict[str, float] = {}
+    probe: dict[str, float | None] = {}
     learning_rate_history: list[list[float]] = []
 
 
@@ -56,7 +58,8 @@ def read_standing(journal: Journal) -> Standing:
     metadata = read_metadata(journal.store, commit.path)
     epochs = journal.read_epochs()
     if metadata is not None:
-        known |= metadata.model_dump(include={"avg_loss", "metrics", "model_params", "learning_rate_history"})
+        shown = {"avg_loss", "metrics", "anneals", "model_params", "learning_rate_history"}
+        known |= metadata.model_dump(include=shown) | {"probe": metadata.probe.values}
         if epochs is not None:
             total_steps = epochs * metadata.steps_per_epoch
             known |= {"epochs": epochs, "total_steps": total_steps, "complete": commit.step >= total_steps}

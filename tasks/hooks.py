@@ -3,7 +3,7 @@
 ===================  ================================================  ===========================
 inside a task        `guard_fingerprint`, `hash_checkpoint`,           their failure fails the task
                      `publish_latest`, in this order
-after a commit       `prune_epochs`, `announce`                        their failure is a warning
+after a commit       `announce`, `read_back`, `prune_epochs`           their failure is a warning
 when a task fails    `should_retry`, `is_about_the_store`
 ===================  ================================================  ===========================
 """
@@ -55,6 +55,11 @@ def publish_latest(attempt: Attempt, saved: Saved) -> Commit:
     return attempt.commit(saved)
 
 
+def read_back(attempt: Attempt) -> None:
+    """Of the first commit and every tenth, or as it is configured, the stored bytes are those that were hashed."""
+    attempt.read_back()
+
+
 def prune_epochs(attempt: Attempt) -> None:
     """Checkpoints that the run's retention doesn't keep are gone."""
     attempt.prune()
@@ -79,7 +84,7 @@ def announce(attempt: Attempt) -> None:
 
 def after_commit(attempt: Attempt) -> list[StateHookCallable]:
     """The hooks to run when a commit task is completed."""
-    return [_warning_only(hook, attempt) for hook in (announce, prune_epochs)]
+    return [_warning_only(hook, attempt) for hook in (announce, read_back, prune_epochs)]
 
 
 def should_retry(task: Any, task_run: Any, state: Any) -> bool:

@@ -9,18 +9,25 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast import checkpoint, errors, faults, retention
+from holdfast import checkpoint, faults, retention
 from holdfast.attempt.line import Line
+from holdfast.attempt.lineage import choose_gate, describe_present, find_ancestor, judge_drift, judge_environment
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
-from holdfast.errors import CheckpointDamaged, HoldfastError, NameTaken, NoProgress, RankDied, RecipeFailed
-from holdfast.fingerprint import fingerprint, validate_fingerprint
+from holdfast.errors import (
+    HoldfastError,
+    NameTaken,
+    NoProgress,
+    RankDied,
+    RecipeFailed,
+    Unhealthy,
+)
 from holdfast.journal import Commit, Journal, PruneReport
-from holdfast.launch import Ranks
+from holdfast.launch import Ranks, problem_in
 from holdfast.signature import load_signing_key, load_trusted_key
 from holdfast.store import open_store
 
@@ -57,6 +64,7 @@ class Attempt:
         self.number = number or self.journal.attempts() + 1
         self.watch: Watch = lambda event: None
         self._is_claimed = False
+        self._has_read_back = False
         self._uncommitted: list[Saved] = []
         self._ordered_stop = 0
         self._last_failure: tuple[int, object] | None = None
@@ -66,7 +74,10 @@ class Attempt:
         signing_key = load_signing_key(config.signing_key) if config.signing_key else None
         trusted_keys = [load_trusted_key(source) for source in config.resume.trusted_keys]
         self._start_ranks()
-        self.fingerprint = fingerprint(self.identity)
+        self._newest = self.journal.newest()
+        self._ancestor = find_ancestor(self.journal, config.store, config.init_from, self._newest)
+        self._present = describe_present(config, self.description, self._ancestor)
+        self.fingerprint = self._present.fingerprint
         self.line = Line(
             self.journal,
             self.number,
@@ -83,12 +94,6 @@ class Attempt:
             self._ranks = None
 
     # ---- what is trained
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the fingerprint is computed from: the configuration's part, and what only the recipe knew."""
-        data = {"sha256": self.description["data_sha256"], "samples": self.description["samples"]}
-        return self.config.identity | {"settings": self.description["settings"], "data": data}
 
     @property
     def head(self) -> Commit | None:
@@ -129,30 +134,37 @@ class Attempt:
         A run that is complete, and verifies, is not claimed.
 
         Raises:
-            ConfigDrift: the run exists with other settings.
+            ConfigDrift: the run exists with other settings, or other code.
+            DeterminismError: equal bits aren't promised here, and the configuration refuses that.
+            GateTripped: what is resumed is twice in a row not what was saved.
             NoVerifiedCheckpoint: it has committed, and nothing of that can be verified.
             Superseded: the attempt's number is taken.
         """
-        newest = self.journal.newest()
+        newest, present = self._newest, self._present
+        lineage: dict[str, Any] = {}
         if newest is not None:
-            saved_config = self.journal.read_config(newest.config_fingerprint)
-            validate_fingerprint(
-                self.identity, newest.config_fingerprint, saved_config.identity if saved_config else None
-            )
+            lineage["drift"] = judge_drift(self.journal, newest, present, self.config)
             if newest.step >= self.total_steps and not checkpoint.verify(self.journal.store, newest):
                 self.line.check_trusted(newest)
                 self.line.head = newest
                 self.line.renew_latest()
                 return
+            lineage["environment"] = asdict(judge_environment(self.journal, newest, present, self.config.resume))
+            lineage["continues"] = {"commit": newest.number, "checkpoint_sha256": newest.checkpoint_sha256}
+        if self._ancestor:
+            lineage["ancestor"] = {name: value for name, value in self._ancestor.items() if name != "record"}
         why = self._why(newest)
         self.journal.begin(self.config.recipe)  # refuses a later format
-        environment = {"sources": self.description["sources"], **self.description["environment"]}
-        self.journal.claim_attempt(self.number, why, platform.node(), os.getpid(), environment)
+        environment = {"sources": present.sources, **present.environment}
+        lineage = {name: value for name, value in lineage.items() if value}
+        self.journal.claim_attempt(self.number, why, platform.node(), os.getpid(), environment, lineage)
         self._is_claimed = True
-        self.journal.record_config(self.fingerprint, self.identity, self.config.model_dump(mode="json"))
+        self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
         self._resume()
         log.info("%s", self._what())
         log.info("attempt %d (%s): %s", self.number, why, self._where_from())
+        if self.config.determinism.mode == "fast":
+            log.warning('determinism.mode = "fast": the same steps may give other bits each time; nothing is promised')
 
     def _why(self, newest: Commit | None) -> str:
         if self.journal.attempts() == 0:
@@ -166,8 +178,9 @@ class Attempt:
 
     def _what(self) -> str:
         built = self.description
+        samples = f"{built['data']['samples']:,} samples" if "samples" in built["data"] else "a stream"
         return (
-            f"run {self.config.run}: {built['model_params']:,} parameters, {built['samples']:,} samples, "
+            f"run {self.config.run}: {built['model_params']:,} parameters, {samples}, "
             f"{self.config.epochs} epochs of {self.steps_per_epoch} steps, on {built['device']}"
         )
 
@@ -190,13 +203,29 @@ class Attempt:
         """The ranks hold the state of the head; nothing that was saved is left uncommitted."""
         self._uncommitted.clear()
         self.line.resume(self._restore)
+        if self.head is None and self._ancestor:
+            self._begin_from_ancestor()
 
-    def _restore(self, commit: Commit) -> CheckpointDamaged | None:
-        """The ranks now hold the commit's state; or how it is damaged."""
+    def _restore(self, commit: Commit) -> HoldfastError | None:
+        """The ranks now hold the commit's state; or how it is damaged, or what has tripped the gate."""
         assert self._ranks is not None
-        self._ranks.order("restore", commit=commit.model_dump())
-        event = self._ranks.next_event()
-        return None if event["event"] == "restored" else CheckpointDamaged(errors.from_json(event).message)
+        gate = choose_gate(self.journal, commit, self._present, self.config.resume)
+        event = self._ranks.restore(commit, gate)
+        if problem := problem_in(event):
+            return problem
+        for name in event["taken_over"]:
+            log.info("the changed %s is in force from step %d on", name, event["step"])
+        if event["note"]:
+            log.warning("%s; settings or code were changed, so that it only goes on record", event["note"])
+        return None
+
+    def _begin_from_ancestor(self) -> None:
+        assert self._ranks is not None
+        found = self._ancestor
+        if problem := problem_in(self._ranks.begin(found)):
+            raise problem
+        content_id = found["checkpoint_sha256"][:12]
+        log.info("begins with the weights of run %s, commit %d (%s)", found["run"], found["commit"], content_id)
 
     # ---- train and commit
 
@@ -207,8 +236,8 @@ class Attempt:
         saved before they died, it is adopted: there is nothing left to do, and None is returned.
 
         Raises:
-            RankDied, RecipeFailed: the ranks ended; calling again may help.
-            NoProgress: the recipe raised in the same step as before, and nothing was committed in between.
+            RankDied, RecipeFailed, Unhealthy: the ranks ended; calling again may help.
+            NoProgress: it failed in the same step as before, and nothing was committed in between.
         """
         try:
             if self._ranks is None:
@@ -217,7 +246,7 @@ class Attempt:
             if self.step >= chunk.stop:
                 return None
             saved = self._await_saved(chunk.stop)
-        except (RankDied, RecipeFailed) as error:
+        except (RankDied, RecipeFailed, Unhealthy) as error:
             self.close()
             raise self._is_repeated(error) or error from error.__cause__
         self._uncommitted.append(saved)
@@ -231,7 +260,7 @@ class Attempt:
         assert self._ranks is not None
         last = self._uncommitted[-1].metadata if self._uncommitted else self.head
         parent = last.checkpoint_sha256 if last else ""
-        self._ranks.order("train", stop=stop, parent=parent, fingerprint=self.fingerprint)
+        self._ranks.train(stop, parent, self.fingerprint)
         self._ordered_stop = stop
 
     def _await_saved(self, stop: int) -> Saved:
@@ -244,9 +273,9 @@ class Attempt:
                 return Saved.model_validate(event)
             self.watch(event)
 
-    def _is_repeated(self, error: RankDied | RecipeFailed) -> NoProgress | None:
+    def _is_repeated(self, error: RankDied | RecipeFailed | Unhealthy) -> NoProgress | None:
         failure = (self.step, error.data.get("step"))
-        is_repeated = isinstance(error, RecipeFailed) and failure == self._last_failure
+        is_repeated = isinstance(error, RecipeFailed | Unhealthy) and failure == self._last_failure
         self._last_failure = failure
         if not is_repeated:
             return None
@@ -274,6 +303,26 @@ class Attempt:
         self._uncommitted.pop(0)
         assert self.head is not None
         return self.head
+
+    def read_back(self) -> bool:
+        """The newest commit's stored bytes are what was hashed, if it is one that is read back; whether it was.
+
+        Otherwise it is in quarantine, and the next chunk begins at the checkpoint before.
+
+        Raises:
+            Superseded: a later attempt owns the run, and judges for itself.
+        """
+        commit, every = self.head, self.config.parity.every
+        if commit is None or not every or (self._has_read_back and commit.number % every):
+            return False
+        self._has_read_back = True
+        if damaged := checkpoint.verify(self.journal.store, commit):
+            reason = f"read back after its commit: {'; '.join(map(str, damaged))}"
+            self.journal.quarantine(commit.number, reason, self.number)
+            self.close()
+            self._uncommitted.clear()
+            self.line.head = next(self.journal.candidates(self.number), None)
+        return True
 
     def prune(self) -> PruneReport | None:
         """The run has the checkpoints that its retention keeps, and no others.
@@ -310,6 +359,8 @@ class Attempt:
                         self._uncommitted.append(Saved.model_validate(event))
             except RankDied:
                 pass  # they have ended, as they were told to
+            except Unhealthy as error:
+                log.warning("%s", error)
         self.close()
         while self._uncommitted:
             self.commit(self._uncommitted[0], "preempted")

@@ -10,17 +10,19 @@ from collections.abc import Callable, Sequence
 
 from holdfast import checkpoint
 from holdfast.checkpoint import Saved
-from holdfast.errors import CheckpointDamaged, NameMissing, NameTaken, NoVerifiedCheckpoint
+from holdfast.errors import GateTripped, HoldfastError, NameMissing, NameTaken, NoVerifiedCheckpoint
 from holdfast.journal import Commit, Journal, Latest, metrics_name, now
 from holdfast.journal.signing import check_signed, sign_commit
 from holdfast.signature import SigningKey, TrustedKey
 
 # Quarantine is for ever, so bytes that were read wrong are read once more before it.
 READS = 2
+# One checkpoint may be bad; if the one before it doesn't pass either, it is something else.
+TRIPS = 2
 
 log = logging.getLogger(__name__)
 
-Restore = Callable[[Commit], CheckpointDamaged | None]
+Restore = Callable[[Commit], HoldfastError | None]
 
 
 class Line:
@@ -48,6 +50,7 @@ class Line:
         self.head: Commit | None = None
         self.next_number = 1
         self._begun: Commit | None = None
+        self._tripped: dict[int, GateTripped] = {}
         self._signing_key = signing_key
         self._trusted_keys = trusted_keys
 
@@ -55,16 +58,19 @@ class Line:
         """``head`` is restored: what dead ranks had saved is adopted, or else it is the newest commit that verifies.
 
         Args:
-            restore: loads a commit's checkpoint; returns how it is damaged, if it is.
+            restore: loads a commit's checkpoint; returns how it is damaged, or what has tripped the gate, if so.
 
         Raises:
+            GateTripped: twice, so that it isn't the checkpoint's fault; nothing was quarantined for it.
             NoVerifiedCheckpoint: the run has committed, and nothing of that can be verified.
             NotTrusted: keys are to be trusted, and none of them has signed the commit.
             Superseded: a later attempt owns the run.
         """
         self._begun = None
+        self._tripped.clear()
         while True:
-            self.head = next(self.journal.candidates(self.attempt), None)
+            candidates = self.journal.candidates(self.attempt)
+            self.head = next((commit for commit in candidates if commit.number not in self._tripped), None)
             self.next_number = self.journal.next_number()
             if self.head is not None:
                 self._mend_metrics(self.head)
@@ -72,6 +78,7 @@ class Line:
                 continue
             if self.head is None or self._restore(self.head, restore):
                 break
+        self._settle_trips()
         if self.head is not None:
             self.renew_latest()
         elif self.journal.has_committed():
@@ -150,7 +157,7 @@ class Line:
         if self._trusted_keys:
             return False  # nobody has signed it, and anyone who can write to the store could have put it there
         for saved in checkpoint.find_orphans(
-            self.journal.store, self.head, self.config_fingerprint, self.steps_per_epoch, self._given_up
+            self.journal.store, self.head, self._fingerprints(), self.steps_per_epoch, self._given_up
         ):
             log.info("adopting %s (step %d), which a dead attempt had saved", saved.path, saved.step)
             try:
@@ -160,9 +167,13 @@ class Line:
             return True
         return False
 
+    def _fingerprints(self) -> set[str]:
+        """The settings now, and, where a change was let through, those that dead ranks still had."""
+        return {self.config_fingerprint, *([self.head.config_fingerprint] if self.head else [])}
+
     def _given_up(self) -> set[str]:
         """The folders that are not to be used again."""
-        return {self.journal.path_of(number) for number in self.journal.numbers("quarantine")}
+        return {self.journal.path_of(number) for number in [*self.journal.numbers("quarantine"), *self._tripped]}
 
     def _restore(self, commit: Commit, restore: Restore) -> bool:
         """Whether the commit is restored; if it is damaged it is quarantined."""
@@ -171,8 +182,29 @@ class Line:
             problem = restore(commit)
             if problem is None:
                 return True
-        self.journal.quarantine(commit.number, str(problem), self.attempt)
+        if isinstance(problem, GateTripped):
+            log.warning("the gate refuses %s: %s", commit.path, problem)
+            self._tripped[commit.number] = problem
+            if len(self._tripped) == TRIPS:
+                raise self._gate_tripped()
+        else:
+            self.journal.quarantine(commit.number, str(problem), self.attempt)
         return False
+
+    def _settle_trips(self) -> None:
+        """What has tripped the gate is in quarantine, since another checkpoint has passed it."""
+        if self.head is None and self._tripped:
+            raise self._gate_tripped()
+        for number, problem in self._tripped.items():
+            self.journal.quarantine(number, f"the gate: {problem}", self.attempt)
+
+    def _gate_tripped(self) -> GateTripped:
+        reasons = [f"  commit {number}: {problem}" for number, problem in self._tripped.items()]
+        return GateTripped(
+            "\n".join([f"run {self.journal.run!r} has no checkpoint that passes the gate:", *reasons]),
+            hint="the bytes are what was committed: look at code, data and machine; holdfast quarantine gives one up",
+            different=[name for problem in self._tripped.values() for name in problem.data.get("different", [])],
+        )
 
     def check_trusted(self, commit: Commit) -> None:
         """Return if one of the trusted keys has signed the commit, or if there are none.

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from holdfast.config import Retention
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, RunUnknown, WrongUse
+from holdfast.fingerprint import to_plain
 from holdfast.journal.records import FORMAT_VERSION, ConfigRecord, RunRecord, now, read_record
 from holdfast.store import Store
 
@@ -19,12 +20,13 @@ class RunFolder:
     Attributes:
         run: the run's name.
         store: the folder.
+        store_url: what holds the folder.
     """
 
     def __init__(self, store: Store, run: str) -> None:
         self.run = run
         self.store = store.inside(run)
-        self._parent_url = store.url
+        self.store_url = store.url
         self._warned: set[str] = set()
 
     def exists(self) -> bool:
@@ -43,8 +45,8 @@ class RunFolder:
             record = read_record(self.store, RunRecord, "run.json")
         except NameMissing:
             raise RunUnknown(
-                f"there is no run {self.run!r} in {self._parent_url}",
-                hint=f"holdfast runs {self._parent_url} lists the runs there",
+                f"there is no run {self.run!r} in {self.store_url}",
+                hint=f"holdfast runs {self.store_url} lists the runs there",
             ) from None
         if record.format > FORMAT_VERSION:
             raise WrongUse(
@@ -77,7 +79,7 @@ class RunFolder:
 
     def record_config(self, fingerprint: str, identity: dict[str, Any], config: dict[str, Any]) -> None:
         """The settings in force are on the store, under their fingerprint and as the snapshot."""
-        data = ConfigRecord(fingerprint=fingerprint, identity=identity, config=config).to_bytes()
+        data = ConfigRecord(fingerprint=fingerprint, identity=to_plain(identity), config=config).to_bytes()
         try:
             self.store.create(f"configs/{fingerprint}.json", data)
         except NameTaken:
@@ -89,15 +91,19 @@ class RunFolder:
         """The settings that have this fingerprint, as they were first used; None where they were lost."""
         return self._read_config(f"configs/{fingerprint}.json")
 
+    def read_snapshot(self) -> ConfigRecord | None:
+        """The settings that the run was last trained with; None where they were lost, or nothing was trained yet."""
+        return self._read_config("config.snapshot.json")
+
     def read_epochs(self) -> int | None:
         """How many epochs the run was last asked for; None where that was lost."""
-        snapshot = self._read_config("config.snapshot.json")
+        snapshot = self.read_snapshot()
         epochs = snapshot.config.get("epochs") if snapshot else None
         return epochs if isinstance(epochs, int) else None
 
     def read_retention(self) -> Retention | None:
         """How the run was last asked to be pruned; None where that was lost."""
-        snapshot = self._read_config("config.snapshot.json")
+        snapshot = self.read_snapshot()
         try:
             return Retention.model_validate(snapshot.config["retention"]) if snapshot else None
         except (KeyError, ValidationError):

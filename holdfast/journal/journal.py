@@ -51,13 +51,29 @@ class Journal(RunFolder):
         """One attempt's record."""
         return read_record(self.store, AttemptRecord, record_name("attempts", number))
 
-    def claim_attempt(self, number: int, why: str, host: str, pid: int, environment: dict[str, Any]) -> AttemptRecord:
+    def claim_attempt(
+        self,
+        number: int,
+        why: str,
+        host: str,
+        pid: int,
+        environment: dict[str, Any],
+        lineage: dict[str, Any] | None = None,
+    ) -> AttemptRecord:
         """This process, and no other, is attempt ``number``; every lower one is superseded.
 
         Raises:
             Superseded: the number is taken.
         """
-        record = AttemptRecord(number=number, why=why, created_at=now(), host=host, pid=pid, environment=environment)
+        record = AttemptRecord(
+            number=number,
+            why=why,
+            created_at=now(),
+            host=host,
+            pid=pid,
+            environment=environment,
+            lineage=lineage or {},
+        )
         try:
             self.store.create(record_name("attempts", number), record.to_bytes())
         except NameTaken:

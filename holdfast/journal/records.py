@@ -117,6 +117,9 @@ class AttemptRecord(Record):
     host: str
     pid: int
     environment: dict[str, Any]
+    lineage: dict[str, Any] = Field(
+        default_factory=dict, description="what is not as it was: drift that was let through, the machine, an ancestor"
+    )
 
 
 class FileRecord(BaseModel):

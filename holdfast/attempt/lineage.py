@@ -1,0 +1,177 @@
+"""What is not as it was when a run goes on: settings, code, machine. Whether that may be, and what is then promised."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast import checkpoint
+from holdfast.config import InitFrom, Resume, RunConfig
+from holdfast.contract import Verdict, judge
+from holdfast.drift import Change, check_drift, compare, compare_sources, find_defaults, is_harmless, to_lineage
+from holdfast.errors import ConfigError, DeterminismError, NameMissing, RecordDamaged
+from holdfast.fingerprint import fingerprint, validate_fingerprint
+from holdfast.journal import Commit, Journal
+from holdfast.store import open_store
+
+log = logging.getLogger(__name__)
+
+BUILT = "built"
+
+
+@dataclass(frozen=True)
+class Present:
+    """What this attempt would train with.
+
+    Args:
+        identity: what the fingerprint is computed from.
+        defaults: what a field of it is by itself, by dotted name.
+        sources: hashes of the recipe's code, by module.
+        environment: what a rank runs on.
+    """
+
+    identity: dict[str, Any]
+    defaults: dict[str, Any]
+    sources: dict[str, str]
+    environment: dict[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.identity)
+
+
+def describe_present(config: RunConfig, built: dict[str, Any], ancestor: dict[str, Any]) -> Present:
+    """What ranks have built, as it counts for the fingerprint and the lineage.
+
+    Args:
+        built: what they reported, see `holdfast.rank.describe`.
+        ancestor: what `find_ancestor` gave.
+    """
+    identity = config.identity | {"settings": built["settings"], "data": built["data"]}
+    if ancestor:
+        found = {name: ancestor[name] for name in ("commit", "checkpoint_sha256")}
+        identity["init_from"] = identity["init_from"] | found
+    defaults = {f"settings.{name}": value for name, value in built["defaults"].items()}
+    return Present(identity, find_defaults() | defaults, built["sources"], built["environment"])
+
+
+def changes_since(journal: Journal, commit: Commit, present: Present) -> list[Change]:
+    """How settings and code differ from those that the commit was trained with.
+
+    Raises:
+        ConfigDrift: the settings differ, and those that it was trained with were lost.
+    """
+    changes = []
+    if commit.config_fingerprint != present.fingerprint:
+        saved = journal.read_config(commit.config_fingerprint)
+        if saved is None:
+            validate_fingerprint(present.identity, commit.config_fingerprint)
+        else:
+            changes += compare(saved.identity, present.identity, present.defaults)
+    sources = environment_of(journal, commit).get("sources")
+    return changes + (compare_sources(sources, present.sources) if sources else [])
+
+
+def judge_drift(journal: Journal, newest: Commit, present: Present, config: RunConfig) -> dict[str, Any]:
+    """What has changed and is let through, for the lineage.
+
+    Raises:
+        ConfigDrift: something has changed that was not accepted.
+    """
+    changes = changes_since(journal, newest, present)
+    accept = config.resume.accept_drift
+    let_through = check_drift(changes, accept, newest.config_fingerprint, present.fingerprint)
+    for change in let_through:
+        log.warning("drift: %s; it goes into the lineage", change)
+    epochs = journal.read_epochs()
+    if epochs not in (None, config.epochs):
+        let_through.append(Change(name="epochs", kind="value", saved=epochs, current=config.epochs))
+    return to_lineage(let_through)
+
+
+def promise_for(journal: Journal, commit: Commit, present: Present) -> Verdict:
+    """Whether the same bits are promised here as where the commit was trained."""
+    return judge(environment_of(journal, commit), present.environment)
+
+
+def judge_environment(journal: Journal, newest: Commit, present: Present, resume: Resume) -> Verdict:
+    """Whether the same bits are promised here as where the commit was trained.
+
+    Raises:
+        DeterminismError: they are not, and the configuration refuses that.
+    """
+    if not environment_of(journal, newest):  # it was lost with the checkpoint, which can't be resumed from anyway
+        return Verdict("not promised", ("not recorded",))
+    verdict = promise_for(journal, newest, present)
+    if verdict.promise == "identical":
+        return verdict
+    reasons = "\n".join(f"  {reason}" for reason in verdict.reasons)
+    if resume.environment == "refuse":
+        raise DeterminismError(
+            f"equal bits are not promised on this machine:\n{reasons}",
+            hint="continue where it was trained, or --set resume.environment=record",
+        )
+    log.warning("equal bits are not promised on this machine; it goes into the lineage:\n%s", reasons)
+    return verdict
+
+
+def choose_gate(journal: Journal, commit: Commit, present: Present, resume: Resume) -> dict[str, Any]:
+    """How strictly the resumed model is held against the saved one; see `holdfast.training.Gate`."""
+    changed = [change for change in changes_since(journal, commit, present) if not is_harmless(change)]
+    if changed or BUILT in resume.accept_drift:
+        return {"how": "record"}
+    if promise_for(journal, commit, present).promise == "identical":
+        return {"how": "exact"}
+    return {"how": "tolerance", "tolerance": resume.tolerance}
+
+
+def environment_of(journal: Journal, commit: Commit) -> dict[str, Any]:
+    """What the commit was trained on, and the hashes of the recipe's code; empty where that was lost."""
+    try:
+        metadata = checkpoint.read_metadata(journal.store, commit.path)
+    except RecordDamaged:
+        return {}
+    return metadata.environment if metadata else {}
+
+
+# ---- beginning with another run's weights
+
+
+def find_ancestor(journal: Journal, store_url: str, init: InitFrom | None, newest: Commit | None) -> dict[str, Any]:
+    """The checkpoint that a new run begins with: store, run, commit and content id; empty for none.
+
+    A run that has committed keeps the one that it began with, which may be gone.
+
+    Raises:
+        ConfigError: there is no such checkpoint.
+    """
+    if init is None:
+        return {}
+    saved = journal.read_config(newest.config_fingerprint) if newest else None
+    known = (saved.identity.get("init_from") or {}) if saved else {}
+    if known.get("run") == init.run and init.commit in (None, known.get("commit")):
+        return {"run": init.run, "commit": known["commit"], "checkpoint_sha256": known["checkpoint_sha256"]}
+    store, _, run = init.run.rpartition("/")
+    other = Journal(open_store(store or store_url), run)
+    other.read_run()
+    commit = _find_commit(other, init.commit)
+    if commit is None:
+        raise ConfigError(
+            f"init_from: run {run!r} has no checkpoint {init.commit or 'that counts'}",
+            hint=f"holdfast verify {store or store_url}/{run} lists what there is",
+        )
+    return {
+        "store": store or store_url,
+        "run": init.run,
+        "commit": commit.number,
+        "checkpoint_sha256": commit.checkpoint_sha256,
+        "record": commit.model_dump(),
+    }
+
+
+def _find_commit(journal: Journal, number: int | None) -> Commit | None:
+    if number is None:
+        return next(journal.candidates(), None)
+    try:
+        return None if journal.is_pruned(number) else journal.read_commit(number)
+    except NameMissing:
+        return None
