@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -79,12 +81,16 @@ def run_app(app: App, arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code. An error is one clear line and, where there is one, a hint."""
     try:
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
     except CycloptsError as error:
         return _complain(str(error), hint="--help shows what there is", exit_code=1)
     except HoldfastError as error:
         return _complain(error.message, error.hint, error.exit_code)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return result if isinstance(result, int) else 0
 
 
@@ -96,5 +102,6 @@ def _complain(message: str, hint: str, exit_code: int) -> int:
 
 
 def main() -> None:
-    """The console script."""
+    """The console script. Told to end, it ends its ranks and removes its scratch folders first."""
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     sys.exit(run_app(app))

@@ -8,7 +8,7 @@ from rich.filesize import decimal
 
 from holdfast.cli.app import Flag, Json, app, counted, find_commit, open_journal, print_json
 from holdfast.errors import ConfigError, HoldfastError, NameTaken, WrongUse
-from holdfast.journal import PruneReport
+from holdfast.journal import Commit, Journal, PruneReport
 from holdfast.pack import pack as pack_checkpoint
 from holdfast.pack import unpack as unpack_checkpoint
 from holdfast.retention import prune_run
@@ -62,9 +62,7 @@ def pin(run: str, commit: str, /) -> None:
         run: <store>/<run>.
         commit: The commit's number, or the name of its folder.
     """
-    journal = open_journal(run)
-    journal.read_run()
-    found = find_commit(journal, commit)
+    journal, found = _open_commit(run, commit)
     journal.pin(found.number)
     print(f"commit {found.number} ({found.path}) is pinned; holdfast unpin lets it go")
 
@@ -77,11 +75,29 @@ def unpin(run: str, commit: str, /) -> None:
         run: <store>/<run>.
         commit: The commit's number, or the name of its folder.
     """
-    journal = open_journal(run)
-    journal.read_run()
-    found = find_commit(journal, commit)
+    journal, found = _open_commit(run, commit)
     journal.unpin(found.number)
     print(f"commit {found.number} ({found.path}) is left to the retention")
+
+
+@app.command
+def quarantine(run: str, commit: str, reason: str, /) -> None:
+    """Give a checkpoint up for good: the run continues from the one before.
+
+    Args:
+        run: <store>/<run>.
+        commit: The commit's number, or the name of its folder.
+        reason: Why; it stays on record.
+    """
+    journal, found = _open_commit(run, commit)
+    journal.quarantine(found.number, reason, journal.attempts())
+    print(f"commit {found.number} ({found.path}) is in quarantine; the run continues from the one before")
+
+
+def _open_commit(run: str, commit: str) -> tuple[Journal, Commit]:
+    journal = open_journal(run)
+    journal.read_run()
+    return journal, find_commit(journal, commit)
 
 
 @app.command(usage="Usage: holdfast pack RUN [COMMIT] OUT.tar")

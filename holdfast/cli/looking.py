@@ -80,8 +80,10 @@ def show(run: str, /, *, json: Json = False) -> None:
     if json:
         print_json(standing.model_dump())
         return
-    for name, value in _rows(standing).items():
-        print(f"{name:14}  {f'{value:.6g}' if isinstance(value, float) else value}")
+    rows = _rows(standing)
+    width = max(14, *map(len, rows))
+    for name, value in rows.items():
+        print(f"{name:{width}}  {f'{value:.6g}' if isinstance(value, float) else value}")
 
 
 @app.command
@@ -145,6 +147,8 @@ def _rows(standing: Standing) -> dict[str, Any]:
         "epoch": _of(standing.epoch, standing.epochs),
         "loss": standing.avg_loss,
         **standing.metrics,
+        **standing.anneals,
+        **{f"probe {name}": value for name, value in standing.probe.items()},
         "commit": standing.commit,
         "checkpoint": standing.checkpoint_sha256,
         "lies in": standing.path,

@@ -1,0 +1,94 @@
+"""Are the runs of a store what their steps give? ``python -m flows.audit STORE``, or `audit` on a schedule."""
+
+import logging
+import sys
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+from prefect import flow
+from pydantic import PositiveInt
+
+from holdfast.audit import Audit, choose_commits
+from holdfast.cli import EXIT_CODES, run_app
+from holdfast.errors import Damage, RunStopped
+from holdfast.journal import find_runs
+from holdfast.progress import log_plain_lines
+from holdfast.store import open_store
+from tasks.auditing import audit_one
+from tasks.server import server
+
+log = logging.getLogger("holdfast.audit")
+
+
+@flow(name="audit", flow_run_name="audit {store}", retries=0)
+def audit(store: str, commits: PositiveInt = 1, seed: int | None = None) -> dict[str, list[Audit]]:
+    """Train chunks of each run again, and compare the bytes. Nothing on the store is changed.
+
+    Args:
+        store: The folder, or URL of a bucket's folder, that holds the runs.
+        commits: How many commits of each run, at random; all of them if there are no more.
+        seed: What chooses them; otherwise they are others each time.
+
+    Raises:
+        Damage: bytes differ that are promised to be equal, or a checkpoint is damaged. All runs were audited.
+        RunStopped: a commit was not audited, for another reason. All others were.
+    """
+    audits: dict[str, list[Audit]] = {}
+    damaged: list[str] = []
+    failed: list[str] = []
+    journals = list(find_runs(open_store(store)))
+    if not journals:
+        log.warning("there are no runs in %s", store)
+    for journal in journals:
+        chosen = choose_commits(journal, commits, seed)
+        if not chosen:
+            log.info("run %s has no commit that can be replayed", journal.run)
+        for commit in chosen:
+            what = f"commit {commit.number} of run {journal.run}"
+            found = audit_one(store, journal.run, commit.number, return_state=True).result(raise_on_failure=False)
+            if not isinstance(found, Audit):
+                log.warning("%s was not audited: %s", what, found)
+                (damaged if isinstance(found, Damage) else failed).append(what)
+                continue
+            audits.setdefault(journal.run, []).append(found)
+            log.log(logging.WARNING if found.is_failed else logging.INFO, "run %s: %s", journal.run, found)
+            if found.is_failed:
+                damaged.append(what)
+    if damaged:
+        raise Damage(
+            f"damaged, or not what its steps give: {', '.join(damaged)}",
+            hint=f"holdfast audit {store}/<run> --commit <number> shows one again",
+        )
+    if failed:
+        raise RunStopped(f"not audited: {', '.join(failed)}")
+    return audits
+
+
+app = App(
+    name="python -m flows.audit",
+    help="Train chunks of the runs of a store again, and compare the bytes.",
+    help_epilogue=EXIT_CODES,
+    help_format="plaintext",
+    version_flags=[],
+)
+
+
+@app.default
+def main(
+    store: str, *, commits: Annotated[int, Parameter(validator=Number(gte=1))] = 1, seed: int | None = None
+) -> None:
+    """Audit all runs of a store.
+
+    Args:
+        store: The folder, or URL of a bucket's folder, that holds the runs.
+        commits: How many commits of each run, at random.
+        seed: What chooses them; otherwise they are others each time.
+    """
+    log_plain_lines()
+    with server():
+        audit(store, commits, seed)
+
+
+if __name__ == "__main__":
+    sys.exit(run_app(app))

@@ -1,0 +1,59 @@
+"""What a checkpoint is worth: ``python -m flows.evaluate STORE/RUN``, or `evaluate` from Python or on a schedule."""
+
+import sys
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from prefect import flow
+
+from holdfast.cli import EXIT_CODES, run_app
+from holdfast.cli.app import find_commit, open_journal
+from holdfast.evaluation import Evaluation, evaluate_commit
+from holdfast.journal import Journal
+from holdfast.progress import log_plain_lines
+from holdfast.store import open_store
+from tasks.server import server
+
+
+@flow(name="evaluate", flow_run_name="evaluate {run}", retries=0)
+def evaluate(store: str, run: str, commit: str = "") -> Evaluation:
+    """Restore a checkpoint as training does, through the gate, and evaluate it. Nothing on the store is changed.
+
+    Args:
+        store: The folder, or URL of a bucket's folder, that holds the run.
+        run: The run's name.
+        commit: The commit's number, or the name of its folder; otherwise the newest.
+    """
+    journal = Journal(open_store(store), run)
+    journal.read_run()
+    return evaluate_commit(journal, find_commit(journal, commit))
+
+
+app = App(
+    name="python -m flows.evaluate",
+    help="Restore a checkpoint as training does, through the gate, and evaluate it. RUN is <store>/<run>.",
+    help_epilogue=EXIT_CODES,
+    help_format="plaintext",
+    version_flags=[],
+)
+
+
+@app.default
+def main(run: str, commit: Annotated[str, Parameter(show_default=False)] = "", /) -> None:
+    """Evaluate a checkpoint of a run.
+
+    Args:
+        run: <store>/<run>.
+        commit: The commit's number, or the name of its folder; otherwise the newest.
+    """
+    journal = open_journal(run)
+    journal.read_run()
+    find_commit(journal, commit)  # a wrong name shows before a server is started
+    log_plain_lines()
+    with server():
+        found = evaluate(journal.store_url, journal.run, commit)
+    print(found)
+
+
+if __name__ == "__main__":
+    sys.exit(run_app(app))

@@ -1,0 +1,104 @@
+"""Proving: that a recipe survives, that a run is what its steps give, and what a checkpoint is worth."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from holdfast.audit import audit_commit, choose_commits
+from holdfast.cli.app import Json, app, find_commit, open_journal, print_json
+from holdfast.config import load_config
+from holdfast.errors import WrongUse
+from holdfast.evaluation import evaluate_commit
+from holdfast.journal import Commit, Journal
+from holdfast.prove import prove as prove_recipe
+
+Set = Annotated[list[str] | None, Parameter(name="--set", negative="", consume_multiple=False)]
+
+
+@app.command
+def prove(
+    config: Path, /, *, steps: int = 20, kills: int = 3, seed: int | None = None, set_: Set = None, json: Json = False
+) -> int:
+    """Train a recipe's first steps twice, straight and killed, and compare the bytes; nothing of it is kept.
+
+    Ends with 0 if they are equal, and with 2 if they aren't.
+
+    Args:
+        config: The run's configuration, a TOML file.
+        steps: How many steps.
+        kills: How often SIGKILL ends the ranks.
+        seed: What chooses the chunks and the kills; otherwise they are others each time.
+        set_: key=value: change a setting.
+        json: Print JSON.
+    """
+    proof = prove_recipe(load_config(config, set_ or []), steps, kills, seed)
+    if json:
+        print_json(proof.model_dump() | {"is_proved": proof.is_proved})
+    else:
+        print(proof)
+    return 0 if proof.is_proved else 2
+
+
+@app.command
+def audit(
+    run: str,
+    /,
+    *,
+    commit: str = "",
+    random: int | None = None,
+    seed: int | None = None,
+    json: Json = False,
+) -> int:
+    """Train chunks of a run again, each from its parent's checkpoint, and compare the bytes.
+
+    Ends with 0 if they are equal, or if equal bytes aren't promised here, and with 2 if they should be and aren't.
+
+    Args:
+        run: <store>/<run>.
+        commit: The commit's number, or the name of its folder; otherwise the newest.
+        random: So many commits at random instead.
+        seed: What chooses them.
+        json: Print JSON.
+    """
+    journal = open_journal(run)
+    journal.read_run()
+    audits = []
+    for each in _chosen(journal, commit, random, seed):
+        audits.append(audit_commit(journal, each))
+        if not json:
+            print(audits[-1])
+    if json:
+        print_json([found.model_dump() | {"is_identical": found.is_identical} for found in audits])
+    return 2 if any(found.is_failed for found in audits) else 0
+
+
+def _chosen(journal: Journal, commit: str, random: int | None, seed: int | None) -> list[Commit]:
+    if random is None:
+        return [find_commit(journal, commit)]
+    if commit:
+        raise WrongUse("--commit and --random exclude each other")
+    if random < 1:
+        raise WrongUse(f"--random {random}: expected at least 1")
+    commits = choose_commits(journal, random, seed)
+    if not commits:
+        raise WrongUse(f"run {journal.run!r} has no commit that can be replayed", hint="its parent has to be there")
+    return commits
+
+
+@app.command
+def evaluate(run: str, commit: str = "", /, *, json: Json = False) -> None:
+    """Restore a checkpoint as training does, through the gate, and evaluate it.
+
+    Args:
+        run: <store>/<run>.
+        commit: The commit's number, or the name of its folder; otherwise the newest.
+        json: Print JSON.
+    """
+    journal = open_journal(run)
+    journal.read_run()
+    found = evaluate_commit(journal, find_commit(journal, commit))
+    if json:
+        print_json(found.model_dump())
+    else:
+        print(found)

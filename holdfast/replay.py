@@ -1,0 +1,132 @@
+"""A chunk that was committed, trained once more in a fresh process; and two trails held against each other."""
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast import checkpoint
+from holdfast.attempt.lineage import Present, choose_gate, describe_present, find_ancestor
+from holdfast.checkpoint import Saved
+from holdfast.config import Log, RunConfig
+from holdfast.errors import GateTripped, HoldfastError, NameMissing, RunStopped, WrongUse
+from holdfast.journal import Commit, Journal
+from holdfast.launch import Ranks, problem_in
+from holdfast.store import Store, open_store
+
+# In the order of cause and effect within a step.
+TRAIL = ("samples", "lrs", "loss", "grad_norm", "rng", "anneals", "metrics")
+
+
+def read_run_config(journal: Journal, commit: Commit, scratch: Path) -> RunConfig:
+    """The configuration that a commit was trained with, for the run where it now lies; logs go to ``scratch``.
+
+    Raises:
+        WrongUse: it was lost.
+    """
+    record = journal.read_config(commit.config_fingerprint)
+    if record is None:
+        raise WrongUse(f"the settings of commit {commit.number} of run {journal.run!r} were lost")
+    config = RunConfig.model_validate(record.config)
+    moved: dict[str, Any] = {
+        "store": journal.store_url,
+        "run": journal.run,
+        "log": Log(every=config.log.every, folder=str(scratch)),
+        # The settings were put on record when they were first used; the run may have been extended since.
+        "epochs": max(config.epochs, commit.epoch + 1),
+    }
+    if config.init_from is not None:
+        commit_number = record.identity["init_from"]["commit"]
+        moved["init_from"] = config.init_from.model_copy(update={"commit": commit_number})
+    return config.model_copy(update=moved)
+
+
+@contextlib.contextmanager
+def ranks_at(journal: Journal, at: Commit | None, settings: Commit) -> Iterator[tuple[Ranks, Present]]:
+    """Fresh ranks that hold a commit's state, which has passed the gate; or the state that the run began with.
+
+    Args:
+        at: the commit; None for the beginning.
+        settings: the commit whose settings they have.
+
+    Raises:
+        CheckpointDamaged, GateTripped: the commit can't be restored.
+    """
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as scratch:
+        config = read_run_config(journal, settings, Path(scratch))
+        ranks = Ranks(config, Path(scratch) / "ranks.log")
+        try:
+            description = ranks.expect("ready")
+            ancestor = find_ancestor(journal, config.store, config.init_from, None)
+            present = describe_present(config, description, ancestor)
+            if at is not None:
+                event = ranks.restore(at, choose_gate(journal, at, present, config.resume))
+            elif ancestor:
+                event = ranks.begin(ancestor)
+            else:
+                event = {"event": "ready"}
+            if problem := problem_in(event):
+                raise _named(problem, journal, at, settings)
+            yield ranks, present
+        finally:
+            ranks.end()
+
+
+def _named(problem: HoldfastError, journal: Journal, at: Commit | None, settings: Commit) -> HoldfastError:
+    """What is wrong with a commit, as whoever reads the run has it: retention may have given it up meanwhile."""
+    if at is not None and journal.is_pruned(at.number):
+        return _pruned(journal, at, settings)
+    if at is not None and isinstance(problem, GateTripped):
+        return GateTripped(
+            f"the gate refuses commit {at.number} of run {journal.run!r} ({at.path}): {problem}",
+            hint="where its bytes verify, look at code, data and machine",
+            **problem.data,
+        )
+    return problem
+
+
+def _pruned(journal: Journal, parent: Commit, commit: Commit) -> WrongUse:
+    return WrongUse(
+        f"commit {commit.number} of run {journal.run!r} can't be replayed: commit {parent.number} was pruned",
+        hint="holdfast verify lists the checkpoints that there are; keep_last and pin keep more of them",
+    )
+
+
+@contextlib.contextmanager
+def replayed(journal: Journal, commit: Commit) -> Iterator[tuple[Saved, Store, Present]]:
+    """The commit's chunk, trained again from its parent and saved in a folder of its own, which goes with the block.
+
+    Raises:
+        WrongUse: the parent's checkpoint was pruned.
+        CheckpointDamaged, GateTripped: the parent can't be restored.
+        RunStopped: the ranks ended early.
+    """
+    parent = journal.read_commit(commit.parent) if commit.parent else None
+    if parent is not None and journal.is_pruned(parent.number):
+        raise _pruned(journal, parent, commit)
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder, ranks_at(journal, parent, commit) as (ranks, now):
+        ranks.train(commit.step, commit.previous_checkpoint_sha256, now.fingerprint, into=folder)
+        while (event := ranks.next_event())["event"] != "saved":
+            pass
+        saved = Saved.model_validate(event)
+        if saved.step != commit.step:
+            raise RunStopped(f"the replay of commit {commit.number} was stopped after step {saved.step}")
+        yield saved, open_store(folder), now
+
+
+def read_trail(store: Store, path: str) -> list[dict[str, Any]]:
+    """A line for each step that a checkpoint's chunk has trained; empty where they were lost."""
+    with contextlib.suppress(NameMissing):
+        return [json.loads(line) for line in store.read(f"{path}/{checkpoint.METRICS}").splitlines()]
+    return []
+
+
+def compare_trails(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> tuple[int, list[str]] | None:
+    """The first step whose lines differ, and in what, causes first; None if they are equal."""
+    for a, b in zip(one, other, strict=False):
+        names = [name for name in TRAIL if a.get(name) != b.get(name)]
+        if names:
+            return int(a["step"]), names
+    return None

@@ -1,0 +1,28 @@
+"""The task of auditing a commit; its failure is its own, and doesn't keep the next commit from being audited."""
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from holdfast.audit import Audit, audit_commit
+from holdfast.journal import Journal
+from holdfast.store import open_store
+from tasks import hooks
+
+
+@task(
+    task_run_name="audit {run} commit {commit}",
+    cache_policy=NO_CACHE,
+    retries=2,
+    retry_delay_seconds=5,
+    retry_condition_fn=hooks.is_about_the_store,
+)
+def audit_one(store: str, run: str, commit: int) -> Audit:
+    """Train one commit's chunk again, from its parent's checkpoint, and compare the bytes.
+
+    Args:
+        store: The folder, or URL, that holds the run.
+        run: The run's name.
+        commit: The commit's number.
+    """
+    journal = Journal(open_store(store), run)
+    return audit_commit(journal, journal.read_commit(commit))
