@@ -2,7 +2,8 @@
 # make test    the whole suite                               make check   lint, types, layers and the quick tests
 # make setup   only prepare .venv                            make clean   remove it
 # make bench   what it costs, as a table and bench.json      make bench ARGS="--full"
-# make soak    the search for faults, for hours: 100,000 random lives of a run on a disk, 10,000 on an object store
+# make soak    the search for faults, for hours: 100,000 random lives of a run on a disk, 10,000 on an object store, every
+#              combination of the resume matrix with loader workers, more races of two writers, more kills
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -52,7 +53,9 @@ check: .venv/ready
 
 # Other lives than the tests': the search is random, and says how to repeat what it finds.
 soak: .venv/ready
-	HOLDFAST_EXAMPLES=100000 $(BIN)/python -m pytest --numprocesses $(WORKERS) tests/holdfast/test_state_machine.py $(ARGS)
+	HOLDFAST_EXAMPLES=100000 $(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 0 \
+		tests/holdfast/test_state_machine.py tests/holdfast/test_matrix.py tests/holdfast/test_two_writers.py \
+		tests/flows/test_killed_anywhere.py $(ARGS)
 
 bench: .venv/ready
 	@$(BIN)/python -m tests.bench $(ARGS)

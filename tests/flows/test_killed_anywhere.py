@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.faults import POINTS
 from holdfast.testing.faults import fault
-from tests.conftest import COMMAND_WITHIN_S, Driver, Reference, assert_same_bytes, ranks_of
+from tests.conftest import COMMAND_WITHIN_S, IS_SOAK, Driver, Reference, assert_same_bytes, ranks_of
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ def test_at_a_named_point(driver: Driver, reference: Reference, point: str, vict
 
 
 @pytest.mark.parametrize("victim", ["flow", "rank", "both"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(20 if IS_SOAK else 2))
 def test_at_random_moments(driver: Driver, reference: Reference, victim: str, seed: int) -> None:
     moments = random.Random(f"{victim} {seed}")
     for _ in range(3):

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from holdfast.cli import app, run_app
-from holdfast.data import Order, digest
+from holdfast.data import Order, combine, digest
 from tests.conftest import ROOT, Driver, Reference, assert_same_bytes, ranks_of
 from tests.toy import SAMPLES
 
@@ -47,9 +47,14 @@ def test_samples_come_in_the_order_that_is_promised(driver: Driver, reference: R
     driver.start("chunk.steps=3", TOY_SAMPLES=str(notes)).communicate(timeout=120)
     order = Order(SAMPLES, 4, 2, 1234)
     promised = [order.step_indices(step) for step in range(30)]
-    seen = [int(line) for line in notes.read_text().split()]
-    assert seen == [index for indices in promised for index in indices.flatten().tolist()]
-    assert [line["samples"] for line in reference.metrics] == [digest(indices) for indices in promised]
+    probe = promised[0][0].tolist()  # looked at whenever a checkpoint is saved
+    saved_after = {stop for epoch in (0, 10, 20) for stop in (epoch + 3, epoch + 6, epoch + 9, epoch + 10)}
+    expected = []
+    for step, indices in enumerate(promised, 1):
+        expected += indices.flatten().tolist() + (probe if step in saved_after else [])
+    assert [int(line) for line in notes.read_text().split()] == expected
+    names = [combine([digest(micro_batch) for micro_batch in indices]) for indices in promised]
+    assert [line["samples"] for line in reference.metrics] == names
 
 
 def test_two_ranks_survive_a_kill(driver: Driver) -> None:

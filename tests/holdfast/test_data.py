@@ -1,13 +1,17 @@
 """The order of samples is a permutation that anyone can compute from seed, pass and position."""
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.data import Order, StepSampler, permute
+from holdfast.data import Batches, Order, Share, digest, permute
+
+# torchdata's loader calls it.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**62), st.integers(0, 10))
@@ -50,11 +54,27 @@ def test_is_well_mixed() -> None:
 @pytest.mark.parametrize("start", [0, 1, 7, 8, 9, 23])
 def test_any_start_and_any_ranks_see_the_same_samples(ranks: int, start: int) -> None:
     order = Order(samples=70, batch_size=4, grad_accum=2, seed=3)
-    samplers = [list(StepSampler(order, start, 24, rank, ranks)) for rank in range(ranks)]
-    merged = [list(itertools.chain(*shares)) for shares in zip(*samplers, strict=True)]
+    found = [list(take(order, Share(4, rank, ranks), start, 24)) for rank in range(ranks)]
+    merged = [list(itertools.chain(*(batch for _, batch in shares))) for shares in zip(*found, strict=True)]
     expected = [micro_batch.tolist() for step in range(start, 24) for micro_batch in order.step_indices(step)]
     assert merged == expected
-    assert len(StepSampler(order, start, 24)) == len(expected)
+
+
+def take(order: Order, share: Share, start: int, stop: int) -> Iterator[tuple[str, list[int]]]:
+    """What one rank is given from one step to another, of data that are their own indices."""
+    batches = Batches(range(order.samples), list, order, share, order.grad_accum, order.seed, workers=0)
+    batches.begin(start, stop)
+    while True:
+        try:
+            yield next(batches)
+        except StopIteration:
+            return
+
+
+def test_a_micro_batch_is_named_by_its_samples_in_their_order() -> None:
+    order = Order(samples=70, batch_size=4, grad_accum=2, seed=3)
+    for name, batch in take(order, Share(4, 1, 2), 0, 3):
+        assert name == digest(np.array(batch)) != digest(np.array(batch[::-1]))
 
 
 def test_a_pass_sees_no_sample_twice() -> None:

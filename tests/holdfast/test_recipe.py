@@ -71,13 +71,3 @@ def test_a_missing_module_is_told_from_one_that_fails() -> None:
     with pytest.raises(RecipeError, match="there is no module nowhere_at_all") as caught:
         recipe.find_recipe("nowhere_at_all:f")
     assert "PYTHONPATH" in caught.value.hint
-
-
-def test_sources_are_hashed(write_module) -> None:  # type: ignore[no-untyped-def]
-    name = write_module("def build(): pass")
-    recipe.find_recipe(name)
-    first = recipe.hash_sources(name)
-    assert list(first) == ["written"]
-    write_module("def build(): return 1")
-    recipe.find_recipe(name)
-    assert recipe.hash_sources(name) != first

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from holdfast import checkpoint
 from holdfast.errors import StateError
-from holdfast.state import DTYPES, capture_rng, from_payload, restore_rng, to_payload
+from holdfast.state import capture_rng, from_payload, restore_rng, to_payload
+from holdfast.state.encoding import DTYPES
 
 
 def there_and_back(state: Any) -> Any:
@@ -108,3 +109,12 @@ def test_every_generator_is_restored() -> None:
     assert draw() != expected
     restore_rng(saved)
     assert draw() == expected
+
+
+def test_tied_tensors_come_back_tied() -> None:
+    """An average of a tied model, updated in place, would otherwise go on as two."""
+    weight = torch.ones(2)
+    found = there_and_back({"a": weight, "b": weight, "c": torch.ones(2)})
+    found["a"].add_(1)
+    assert found["b"].tolist() == [2.0, 2.0]
+    assert found["c"].tolist() == [1.0, 1.0]

@@ -38,10 +38,10 @@ from holdfast.journal import Commit, Journal
 from holdfast.retention import prune
 from holdfast.store import Bytes, Store, Writer, open_store
 from holdfast.verification import verify_run
+from tests.conftest import IS_SOAK
 from tests.makers import STEPS_PER_EPOCH, load, make_line, save_next
 
 # The same lives every time, but for a soak, which goes on where tests must end.
-IS_SOAK = "HOLDFAST_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("HOLDFAST_EXAMPLES", "1000"))
 STEPS = 30
 WRITERS = (0, 1)

@@ -24,7 +24,7 @@ def run(*command: str | Path, cwd: Path = ROOT, text: str | None = None) -> "sub
 def test_public_names_change_on_purpose_only() -> None:
     """Users import these; adding one is a promise, taking one away breaks them."""
     assert holdfast.__all__ == [
-        "ConfigDrift", "HoldfastError", "Recipe", "RunConfig", "Schedule",
+        "Anneal", "ConfigDrift", "HoldfastError", "Limits", "Recipe", "RunConfig", "Schedule",
         "fingerprint", "load_config", "validate_fingerprint",
     ]  # fmt: skip
     assert all(hasattr(holdfast, name) for name in holdfast.__all__)

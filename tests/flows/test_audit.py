@@ -1,0 +1,229 @@
+"""A chunk that is trained once more ends on the bytes that were committed; where it doesn't, it is said in what."""
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast import checkpoint
+from holdfast.attempt.line import describe_latest
+from holdfast.audit import audit_commit, choose_commits
+from holdfast.cli import app, run_app
+from holdfast.config import Retention
+from holdfast.errors import WrongUse
+from holdfast.journal import Commit, FileRecord, Journal, record_name
+from holdfast.retention import prune
+from holdfast.store import open_store
+from tests.conftest import ROOT, Driver, Reference, ranks_of
+
+pytestmark = pytest.mark.slow
+
+# Of the commits, which end with steps 10, a few more, 20 and 30, the second was saved by orphans, and adopted.
+OPTIONS = ("chunk.steps=10", "retention.keep_last=99")
+STEPS_PER_EPOCH = 10
+WEIGHT = "model.0.weight"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, prefect_api: dict[str, str]) -> Path:
+    """A run of two epochs that was killed in its second chunk, adopted, and finished with three."""
+    driver = Driver(tmp_path_factory.mktemp("audited"), prefect_api)
+    process = driver.start("epochs=2", *OPTIONS, TOY_DELAY_S="0.1")
+    driver.await_commits(1)
+    ranks = ranks_of(process.pid)
+    time.sleep(0.3)
+    process.kill()
+    process.communicate()
+    psutil.wait_procs(ranks, timeout=30)
+    driver.finish(*OPTIONS)
+    return driver.run_folder
+
+
+@pytest.fixture
+def copied(run: Path, tmp_path: Path) -> Path:
+    """A copy of it, to do something to."""
+    return shutil.copytree(run, tmp_path / "runs" / "toy")
+
+
+def journal_of(run: Path) -> Journal:
+    return Journal(open_store(str(run.parent)), run.name)
+
+
+def forge(run: Path, number: int) -> Commit:
+    """A checkpoint has another bit in a weight, and every hash and seal of its own is as it has to be for it."""
+    journal = journal_of(run)
+    commit = journal.read_commit(number)
+    payload = checkpoint.read_payload(journal.store, commit)
+    memoryview(payload.tensors[WEIGHT].data)[2] ^= 1
+    data = b"".join(map(bytes, checkpoint.serialize(payload)))
+    content_id = hashlib.sha256(data).hexdigest()
+    metadata = checkpoint.read_metadata(journal.store, commit.path)
+    assert metadata
+    metadata = metadata.model_copy(update={"checkpoint_sha256": content_id})
+    forged = {checkpoint.PAYLOAD: data, checkpoint.METADATA: metadata.to_bytes()}
+    files = {file.name: file for file in commit.files}
+    for name, content in forged.items():
+        journal.store.replace(f"{commit.path}/{name}", content)
+        sha256 = hashlib.sha256(content).hexdigest()
+        files[name] = FileRecord(name=name, size_bytes=len(content), sha256=sha256)
+    commit = commit.model_copy(update={"files": list(files.values()), "checkpoint_sha256": content_id})
+    journal.store.replace(record_name("commits", number), commit.to_bytes())
+    if number == journal.newest_number():
+        journal.publish_latest(describe_latest(commit, metadata))
+    return commit
+
+
+def test_every_commit_of_a_run_that_was_killed_is_identical(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    *_, third, second, first = journal_of(run).candidates()
+    assert [commit.why for commit in (first, second, third)] == ["chunk", "adopted", "chunk"]
+    seed = next(seed for seed in itertools.count() if choose_commits(journal_of(run), 1, seed) == [third])
+    chosen_by = {1: ["--commit", "1"], 2: ["--commit", second.path], 3: ["--random", "1", "--seed", str(seed)]}
+    for commit in (first, second, third):
+        assert run_app(app, ["audit", str(run), *chosen_by[commit.number]]) == 0
+        start = journal_of(run).read_commit(commit.parent).step if commit.parent else 0
+        assert capsys.readouterr().out == (
+            f"commit {commit.number} ({commit.path}, steps {start}-{commit.step}): "
+            f"replayed to the same bytes, {commit.checkpoint_sha256}\n"
+        )
+
+
+def test_the_newest_of_a_run_that_was_extended(
+    run: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its settings were first used with fewer epochs than it takes."""
+    assert run_app(app, ["audit", str(run), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["commit"], found["start"], found["stop"], found["is_identical"]) == (4, 20, 30, True)
+    assert found["expected"] == found["found"] == reference.standing.checkpoint_sha256
+    assert (found["first_step"], found["different"], found["notes"]) == (None, [], [])
+
+
+def test_chosen_at_random(run: Path, copied: Path) -> None:
+    journal = journal_of(run)
+    chosen = [[commit.number for commit in choose_commits(journal, 2, seed)] for seed in range(40)]
+    assert chosen == [[commit.number for commit in choose_commits(journal, 2, seed)] for seed in range(40)]
+    assert {tuple(numbers) for numbers in chosen} == set(itertools.combinations([1, 2, 3, 4], 2))
+    assert [commit.number for commit in choose_commits(journal, 99)] == [1, 2, 3, 4]
+    prune(journal_of(copied), Retention(keep_last=3), STEPS_PER_EPOCH)
+    assert [commit.number for commit in choose_commits(journal_of(copied), 99)] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--commit", "9"], "run 'toy' has no commit 9"),
+        (["--random", "1", "--commit", "1"], "--commit and --random exclude each other"),
+        (["--random", "0"], "--random 0: expected at least 1"),
+        (["--random", "-1"], "--random -1: expected at least 1"),
+    ],
+)
+def test_wrong_use(run: Path, capsys: pytest.CaptureFixture[str], options: list[str], error: str) -> None:
+    assert run_app(app, ["audit", str(run), *options]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"error: {error}")
+
+
+def test_what_was_pruned_can_not_be_replayed(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prune(journal_of(copied), Retention(keep_last=1), STEPS_PER_EPOCH)
+    for options, error, hint in (
+        ([], "commit 4 of run 'toy' can't be replayed: commit 3 was pruned", "keep_last and pin keep more of them"),
+        (["--commit", "2"], "the checkpoint of commit 2 of run 'toy' was pruned", "verify lists what there is"),
+        (["--random", "1"], "run 'toy' has no commit that can be replayed", "its parent has to be there"),
+    ):
+        assert run_app(app, ["audit", str(copied), *options]) == 1
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[0] == f"error: {error}"
+        assert lines[1].startswith("hint: ")
+        assert lines[1].endswith(hint)
+
+
+class PrunedMeanwhile(Journal):
+    """A journal whose run is pruned just after somebody has looked whether it was."""
+
+    def is_pruned(self, number: int) -> bool:
+        was_pruned = super().is_pruned(number)
+        if not was_pruned:
+            prune(journal_of(Path(self.store.url)), Retention(keep_last=1), STEPS_PER_EPOCH)
+        return was_pruned
+
+
+def test_retention_is_no_damage_when_it_comes_in_between(copied: Path) -> None:
+    journal = PrunedMeanwhile(open_store(str(copied.parent)), "toy")
+    with pytest.raises(WrongUse, match=r"commit 4 of run 'toy' can't be replayed: commit 3 was pruned"):
+        audit_commit(journal, journal.read_commit(4))
+
+
+def test_a_forgery_that_verifies_is_found(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    honest = journal_of(copied).read_commit(4).checkpoint_sha256
+    forged = forge(copied, 4)
+    assert run_app(app, ["verify", str(copied), "--all", "--deep"]) == 0
+    assert "note" not in capsys.readouterr().out
+    assert run_app(app, ["audit", str(copied)]) == 2
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first.endswith(f"the replay ends on other bytes: {honest[:12]}, not {forged.checkpoint_sha256[:12]}")
+    assert rows == [
+        "  every step has the same samples, loss, gradient and random numbers",
+        f"  then, at the end: {WEIGHT}",
+    ]
+    assert run_app(app, ["evaluate", str(copied)]) == 2
+    error, *_ = capsys.readouterr().err.splitlines()
+    assert "the probe gave" in error
+    assert "commit 4" in error
+
+
+def test_a_parent_that_does_not_pass_the_gate_is_not_replayed_from(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forge(copied, 3)
+    assert run_app(app, ["audit", str(copied)]) == 2
+    out = capsys.readouterr().out
+    assert "commit 4" in out
+    assert "gate" in out
+    assert "the probe gave" in out
+    assert "every step has the same" not in out, "no step was trained"
+
+
+def run_audit(store: Path, prefect_api: dict[str, str], *options: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "flows.audit", str(store), *options],
+        cwd=ROOT, env=os.environ | prefect_api, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+def test_every_run_of_a_store_is_audited(run: Path, copied: Path, prefect_api: dict[str, str]) -> None:
+    """By name: one that has only begun, a forgery, an honest one, and one whose settings were lost."""
+    store = copied.parent
+    Journal(open_store(str(store)), "begun").begin("m:f")
+    forged = copied.rename(store / "forged")
+    forge(forged, 4)
+    prune(journal_of(forged), Retention(keep_last=2), STEPS_PER_EPOCH)  # which leaves the forged commit to choose
+    shutil.copytree(run, store / "honest")
+    shutil.copytree(run, store / "lost")
+    shutil.rmtree(store / "lost" / "configs")
+    done = run_audit(store, prefect_api, "--commits", "1", "--seed", "1")
+    (chosen,) = choose_commits(journal_of(run), 1, 1)
+    assert done.returncode == 2, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0] == "run begun has no commit that can be replayed"
+    assert lines[1].startswith("warning: run forged: commit 4 (epoch-0003, steps 20-30): ")
+    assert lines[3] == f"  then, at the end: {WEIGHT}"
+    assert lines[4].startswith(f"run honest: commit {chosen.number} ({chosen.path}, steps ")
+    assert "replayed to the same bytes" in lines[4]
+    assert lines[5].startswith(f"warning: commit {chosen.number} of run lost was not audited: the settings of commit")
+    assert lines[6] == "error: damaged, or not what its steps give: commit 4 of run forged"
+    assert lines[7].startswith("hint: ")
+    assert len(lines) == 8
+    shutil.rmtree(forged)
+    shutil.rmtree(store / "honest")
+    done = run_audit(store, prefect_api, "--commits", "1", "--seed", "1")
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.splitlines()[-1] == f"error: not audited: commit {chosen.number} of run lost"

@@ -1,0 +1,137 @@
+"""A run goes on with what it was trained with, or with what a person has let through, which is on record for ever."""
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from holdfast import checkpoint
+from holdfast.journal import AttemptRecord, FileRecord, record_name
+from tests.conftest import Driver
+
+pytestmark = pytest.mark.slow
+
+RECIPE = """
+import os
+import torch
+from torch.nn import functional as F
+from holdfast import Recipe
+from tests.toy import Made
+
+def own(momentum: float = 0.5):
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), float(os.environ.get("OWN_LR", "0.01")), momentum)
+    loss = lambda model, batch: F.mse_loss(model(batch[0]), batch[1])
+    return Recipe(model=model, data=Made(), optimizer=optimizer, loss=loss, batch_size=8)
+"""
+STEPS_PER_EPOCH = 8
+
+
+def assert_refused(done: "subprocess.CompletedProcess[str]", *said: str) -> None:
+    """In an error and its hint, with exit code 1."""
+    assert done.returncode == 1, done.stderr
+    for text in ("error: ", *said, "\nhint: "):
+        assert text in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+
+
+def assert_goes_on(driver: Driver, done: "subprocess.CompletedProcess[str]", step: int) -> AttemptRecord:
+    """To the end of that step; the record of the attempt that did it."""
+    assert done.returncode == 0, done.stderr
+    standing = driver.standing()
+    assert (standing.complete, standing.step) == (True, step)
+    return driver.journal().read_attempt(standing.attempts)
+
+
+def lrs(driver: Driver, step: int) -> list[float]:
+    """The rates of a step, as its metrics have them."""
+    (found,) = [line["lrs"] for line in driver.metrics() if line["step"] == step]
+    assert isinstance(found, list)
+    return found
+
+
+def move(driver: Driver) -> None:
+    """The store lies elsewhere."""
+    elsewhere = driver.folder / "elsewhere"
+    Path(driver.store).rename(elsewhere)
+    driver.config.write_text(driver.config.read_text().replace(driver.store, str(elsewhere)))
+    driver.store = str(elsewhere)
+
+
+def train_on_another_cpu(driver: Driver) -> None:
+    """The newest checkpoint says that it was trained there."""
+    journal = driver.journal()
+    commit = journal.newest()
+    assert commit
+    metadata = checkpoint.read_metadata(journal.store, commit.path)
+    assert metadata
+    environment = metadata.environment | {"cpu": "Z80", "cpu_vector": "none"}
+    data = metadata.model_copy(update={"environment": environment}).to_bytes()
+    record = FileRecord(name=checkpoint.METADATA, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    files = [record if file.name == checkpoint.METADATA else file for file in commit.files]
+    journal.store.replace(f"{commit.path}/{checkpoint.METADATA}", data)
+    journal.store.replace(record_name("commits", commit.number), commit.model_copy(update={"files": files}).to_bytes())
+
+
+def test_settings_and_machine(driver: Driver) -> None:
+    driver.finish("epochs=1")
+    done = driver.run("epochs=2", "settings.lr=0.5")
+    accept = "--set 'resume.accept_drift=[\"settings.lr\"]'"
+    assert_refused(done, "settings differ", "changed values:\n  settings.lr: saved 0.05, now 0.5\n", accept)
+    assert driver.standing().attempts == 1
+
+    # Where things lie, what is kept and what is logged is no drift.
+    move(driver)
+    operational = [f"log.folder={driver.folder}/other-logs", "log.every=3", "retention.keep_last=1"]
+    done = driver.run("epochs=2", "settings.lr=0.5", 'resume.accept_drift=["lr"]', *operational)
+    lineage = assert_goes_on(driver, done, 20).lineage
+    assert "warning: drift: settings.lr: saved 0.05, now 0.5; it goes into the lineage" in done.stderr
+    epochs, lr = lineage["drift"].pop("epochs"), lineage["drift"].pop("settings.lr")
+    assert lr == {"kind": "value", "saved": 0.05, "now": 0.5, "was": "", "default": False}
+    assert (epochs["saved"], epochs["now"], lineage["drift"]) == (1, 2, {})
+    assert lineage["environment"]["promise"] == "identical"
+    assert (driver.folder / "other-logs").exists()
+    # The schedule is where it would have been, at ten times the height; the groups keep their ratio.
+    assert lrs(driver, 11)[0] == pytest.approx(10 * lrs(driver, 10)[0], rel=0.05)
+    assert [lrs(driver, step)[0] / lrs(driver, step)[1] for step in (10, 11, 20)] == pytest.approx([2, 2, 2])
+
+    # The new value is the run's own now: it needs no leave, and the old one would.
+    train_on_another_cpu(driver)
+    done = driver.run("epochs=3", "settings.lr=0.5", "resume.environment=refuse")
+    assert_refused(done, "equal bits are not promised", "cpu: saved 'Z80'", "--set resume.environment=record")
+    assert driver.standing().attempts == 2
+    done = driver.run("epochs=3", "settings.lr=0.5")
+    lineage = assert_goes_on(driver, done, 30).lineage
+    assert "warning: equal bits are not promised on this machine" in done.stderr
+    assert lineage["drift"].keys() == {"epochs"}
+    assert lineage["environment"]["promise"] == "not promised"
+    assert [reason.split(":")[0] for reason in lineage["environment"]["reasons"]] == ["cpu", "cpu_vector"]
+
+
+def test_code_and_what_it_reads(driver: Driver) -> None:
+    source = driver.folder / "drifting.py"
+    driver.environment = driver.environment | {"PYTHONPATH": str(driver.folder)}
+    own = "recipe=drifting:own"
+    source.write_text(RECIPE)
+    assert_goes_on(driver, driver.run(own), 3 * STEPS_PER_EPOCH)
+
+    # A comment and a date are no code; a variable that the code reads is found out by what is built.
+    source.write_text(f"# A comment.\n\n{RECIPE}")
+    os.utime(source, (0, 0))
+    done = driver.run(own, "epochs=4", OWN_LR="0.5")
+    assert_refused(done, "the recipe builds ", "optimizer.0.lr", 'accept_drift=["built"]')
+    assert driver.journal().read_attempt(2).lineage.get("drift", {}).keys() <= {"epochs"}
+
+    # A new setting with its default is an upgrade, but the code that has it has to be let through.
+    source.write_text(RECIPE.replace("momentum: float = 0.5", "momentum: float = 0.5, bias: bool = True"))
+    done = driver.run(own, "epochs=4")
+    assert_refused(done, "changed code:\n  sources.drifting: its code has changed\n", "put the saved code back")
+    assert "bias" not in done.stderr
+    done = driver.run(own, "epochs=4", 'resume.accept_drift=["sources"]')
+    drift = assert_goes_on(driver, done, 4 * STEPS_PER_EPOCH).lineage["drift"]
+    assert (drift["settings.bias"]["kind"], drift["sources.drifting"]["kind"]) == ("added", "source")
+    assert drift.keys() <= {"epochs", "settings.bias", "sources.drifting"}
+    assert (drift["settings.bias"]["now"], drift["settings.bias"]["default"]) == (True, True)

@@ -1,0 +1,130 @@
+"""A recipe that survives is proved; one that doesn't is told in which step and in what, and nothing of it is left."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from holdfast.cli import app, run_app
+from holdfast.prove import Proof
+from tests.conftest import ROOT, Driver, Reference, is_rank
+
+pytestmark = pytest.mark.slow
+
+# What no checkpoint can know of reaches into the loss; the probe doesn't see it.
+RECIPE = """
+import os
+import torch
+from torch.nn import functional as F
+from holdfast import Recipe
+from tests.toy import Made
+
+calls = 0
+
+def build(noise, **probe):
+    model = torch.nn.Linear(8, 1)
+    def loss(model, batch):
+        x, y = batch
+        return F.mse_loss(model(x), y) * (1 + noise() / 1000)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    return Recipe(model=model, data=Made(), optimizer=optimizer, loss=loss, batch_size=8, **probe)
+
+def count():
+    global calls
+    calls += 1
+    return calls
+
+def counting():
+    return build(count, probe=lambda model: {"output": model(torch.ones(2, 8))})
+
+def restless():
+    return build(lambda: os.urandom(1)[0])
+"""
+
+
+@pytest.fixture
+def own(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """The recipe lies on PYTHONPATH, here and for all that is started."""
+    (driver.folder / "unproved.py").write_text(RECIPE)
+    monkeypatch.syspath_prepend(str(driver.folder))
+    driver.environment = driver.environment | {"PYTHONPATH": str(driver.folder)}
+    return driver
+
+
+def prove(driver: Driver, *options: str) -> "subprocess.CompletedProcess[str]":
+    """The command, after which nothing is left: no file, and no process."""
+    temporary = driver.folder / "temporary"
+    temporary.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli", "prove", str(driver.config), *options],
+        env=os.environ | driver.environment | {"TMPDIR": str(temporary)},
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert not [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")]  # torch's own cache
+    assert not Path(driver.store).exists()
+    assert not (driver.folder / "logs").exists()
+    assert not [rank for rank in psutil.process_iter() if is_rank(rank) and str(temporary) in _config_of(rank)]
+    assert done.stderr == ""
+    return done
+
+
+def _config_of(rank: psutil.Process) -> str:
+    return str(rank.environ().get("HOLDFAST_CONFIG", ""))
+
+
+def read_proof(done: "subprocess.CompletedProcess[str]") -> tuple[Proof, Any]:
+    found = json.loads(done.stdout)
+    return Proof.model_validate(found), found
+
+
+def test_what_survives_is_proved(driver: Driver, reference: Reference) -> None:
+    """On the bytes of the run that nobody has killed, which was trained in other chunks."""
+    done = prove(driver, "--steps", "30", "--kills", "1", "--seed", "7", "--json")
+    assert done.returncode == 0, done.stdout
+    proof, found = read_proof(done)
+    assert found["is_proved"] is True
+    assert proof.straight == proof.resumed == reference.standing.checkpoint_sha256
+    assert proof.config_fingerprint == reference.standing.config_fingerprint
+    assert (proof.steps, proof.seed, len(proof.kills), proof.chunks[-1]) == (30, 7, 1, 30)
+    assert proof.chunks[0] < proof.kills[0], "there has to be something to resume from"
+    assert str(proof).startswith("proved: 30 steps of tests.toy:toy end on the same bytes, straight and with SIGKILL")
+
+
+def test_state_that_nobody_registered_is_not_proved(own: Driver) -> None:
+    """The first step after the resume is the one that differs, and no step that came before it."""
+    done = prove(own, "--set", "recipe=unproved:counting", "--steps", "8", "--kills", "1", "--seed", "2", "--json")
+    assert done.returncode == 2, done.stdout
+    proof, found = read_proof(done)
+    assert found["is_proved"] is False
+    assert proof.first_step is not None
+    assert proof.first_step - 1 in proof.chunks
+    assert proof.first_differs_in == ["loss", "grad_norm"]
+    assert {"model.weight", "model.bias"} < set(proof.different)
+    text = str(proof)
+    assert text.startswith("not proved: 8 steps of unproved:counting end on other bytes with SIGKILL in step ")
+    assert f"first in step {proof.first_step}: loss, grad_norm" in text
+    assert "differs from itself" not in text
+
+
+def test_what_differs_from_itself_is_told_so(own: Driver) -> None:
+    done = prove(own, "--set", "recipe=unproved:restless", "--steps", "8", "--kills", "1", "--seed", "5")
+    assert done.returncode == 2, done.stdout
+    assert done.stdout.startswith("not proved: 8 steps of unproved:restless")
+    assert "first in step 1: loss, grad_norm" in done.stdout
+    assert "the recipe differs from itself" in done.stdout
+    assert "again with  --seed 5 --steps 8 --kills 1" in done.stdout
+
+
+def test_an_audit_names_the_first_step_too(own: Driver, capsys: pytest.CaptureFixture[str]) -> None:
+    done = own.run("recipe=unproved:counting", "epochs=1", "retention.keep_last=99")
+    assert done.returncode == 0, done.stderr
+    assert run_app(app, ["audit", str(own.run_folder), "--commit", "2"]) == 2
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first.startswith("commit 2 (epoch-0001, steps 4-8): the replay ends on other bytes: ")
+    assert rows[0] == "  first in step 5: loss, grad_norm"
+    assert rows[1].startswith("  then, at the end: model.bias, model.weight, progress.")

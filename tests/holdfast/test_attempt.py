@@ -1,0 +1,157 @@
+"""Attempts with real ranks, without Prefect: what is read back, what the gate refuses, what another run lends."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.attempt import Attempt
+from holdfast.checkpoint import read_metadata
+from holdfast.config import ChunkLength, InitFrom, Log, Parity, RunConfig
+from holdfast.errors import ConfigError, GateTripped, NoProgress, Unhealthy
+from holdfast.journal import Journal
+from holdfast.store import open_store
+from holdfast.verification import verify_run
+
+pytestmark = pytest.mark.slow
+
+
+def make_config(folder: Path, run: str, recipe: str = "tests.policy:policy", **fields: object) -> RunConfig:
+    known = {"store": str(folder), "epochs": 1, "chunk": ChunkLength(steps=3), "log": Log(folder=str(folder / "logs"))}
+    return RunConfig.model_validate({"recipe": recipe, "run": run, **known, **fields})
+
+
+def journal_of(config: RunConfig) -> Journal:
+    return Journal(open_store(config.store), config.run)
+
+
+def train(config: RunConfig, chunks: int = 100) -> Attempt:
+    """Train so many chunks of a run, or to its end."""
+    attempt = Attempt(config)
+    try:
+        attempt.open()
+        for _ in range(chunks):
+            chunk = attempt.next_chunk()
+            if chunk is None:
+                break
+            saved = attempt.train_chunk(chunk)
+            if saved is not None:
+                attempt.commit(saved)
+    finally:
+        attempt.close()
+    return attempt
+
+
+def content_id(config: RunConfig) -> str:
+    newest = journal_of(config).newest()
+    assert newest is not None
+    return newest.checkpoint_sha256
+
+
+def test_what_is_read_back_otherwise_than_it_was_hashed_is_trained_again(tmp_path: Path) -> None:
+    straight, config = make_config(tmp_path, "straight"), make_config(tmp_path, "run", parity=Parity(every=2))
+    train(straight)
+    attempt = Attempt(config)
+    read_back = []
+    try:
+        attempt.open()
+        while (chunk := attempt.next_chunk()) is not None:
+            saved = attempt.train_chunk(chunk)
+            assert saved is not None
+            attempt.commit(saved)
+            if chunk.number == 2:
+                payload = tmp_path / "run" / saved.path / "checkpoint.safetensors"
+                data = bytearray(payload.read_bytes())
+                data[-1] ^= 1
+                payload.write_bytes(data)
+            if attempt.read_back():
+                read_back.append(chunk.number)
+    finally:
+        attempt.close()
+    assert read_back == [1, 2, 4]
+    assert [reason.split(":")[0] for reason in journal_of(config).quarantine_reasons()] == [
+        "read back after its commit"
+    ]
+    assert content_id(config) == content_id(straight)
+    assert verify_run(journal_of(config)).ok
+
+
+def test_a_collapse_of_before_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(tmp_path, "run", settings={"collapse_at": 10})
+    train(config)  # steps 3, 6 and 9 are healthy, step 10 isn't, and nobody asks
+    monkeypatch.setenv("POLICY_LIMITS", "1")
+    collapsed = journal_of(config).newest()
+    assert collapsed is not None
+    metadata = read_metadata(journal_of(config).store, collapsed.path)
+    assert metadata is not None
+    assert (metadata.probe.values["entropy"] or 0.0) < 1e-4
+    assert (metadata.probe.values["noop_rate"] or 0.0) > 0.99
+    with pytest.raises(Unhealthy, match=r"after step 10 entropy is 3.*e-05, below 0.05; noop_rate is 1, above 0.9"):
+        train(make_config(tmp_path, "run", settings={"collapse_at": 10}, epochs=2))  # from step 9, and collapses again
+    assert len(reasons := journal_of(config).quarantine_reasons()) == 1
+    assert "the gate: entropy is" in reasons[0]
+    healthy = journal_of(config).newest()
+    assert healthy is not None
+    assert healthy.step == 9
+    assert verify_run(journal_of(config)).ok
+
+
+def test_twice_in_a_row_it_is_not_the_checkpoints_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(tmp_path, "run", settings={"collapse_at": 2})
+    train(config)
+    monkeypatch.setenv("POLICY_LIMITS", "1")
+    with pytest.raises(GateTripped, match=r"(?s)no checkpoint that passes the gate.*commit 4.*commit 3"):
+        train(make_config(tmp_path, "run", settings={"collapse_at": 2}, epochs=2))
+    assert journal_of(config).quarantine_reasons() == []
+
+
+def test_an_unhealthy_step_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLICY_LIMITS", "1")
+    config = make_config(tmp_path, "run", settings={"collapse_at": 5})
+    attempt = Attempt(config)
+    try:
+        attempt.open()
+        first = attempt.next_chunk()
+        assert first is not None
+        saved = attempt.train_chunk(first)
+        assert saved is not None
+        attempt.commit(saved)
+        chunk = attempt.next_chunk()
+        assert chunk is not None
+        with pytest.raises(Unhealthy):
+            attempt.train_chunk(chunk)
+        with pytest.raises(NoProgress, match=r"twice in a row.*entropy"):
+            attempt.train_chunk(chunk)
+    finally:
+        attempt.close()
+    assert attempt.step == 3
+
+
+def test_a_run_begins_with_the_weights_of_another(tmp_path: Path) -> None:
+    ancestor = make_config(tmp_path, "ancestor", "tests.varied:pythonic", epochs=2)
+    train(ancestor)
+    init = InitFrom(run="ancestor", reset=("2",))
+    straight = make_config(tmp_path, "straight", "tests.varied:pythonic", init_from=init, epochs=2)
+    train(straight)
+    cut = make_config(tmp_path, "cut", "tests.varied:pythonic", init_from=init, epochs=2)
+    train(cut, chunks=1)
+    train(ancestor.model_copy(update={"epochs": 3}))  # it goes on: who has begun with it isn't touched
+    train(cut, chunks=1)
+    train(cut)
+    assert content_id(cut) == content_id(straight)
+    journal = journal_of(cut)
+    assert journal.attempts() == 3
+    origin = journal.read_attempt(1).lineage["ancestor"]
+    assert (origin["run"], origin["commit"]) == ("ancestor", 4)
+    newest = journal.newest()
+    assert newest is not None
+    metadata = read_metadata(journal.store, newest.path)
+    assert metadata is not None
+    assert metadata.anneal_offset == 12
+    assert metadata.anneals == {"temperature": 0.1}
+    fresh = make_config(tmp_path, "fresh", "tests.varied:pythonic", epochs=2)
+    train(fresh)
+    assert content_id(fresh) != content_id(straight)
+    with pytest.raises(ConfigError, match="has no 'head'"):
+        train(
+            make_config(tmp_path, "wrong", "tests.varied:pythonic", init_from=InitFrom(run="ancestor", reset=("head",)))
+        )

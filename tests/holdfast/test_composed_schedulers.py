@@ -1,0 +1,102 @@
+"""Settings that were changed on purpose reach schedulers that are made of others."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    MultiStepLR,
+    PolynomialLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
+
+from holdfast import Recipe, RunConfig, state
+from holdfast.config import Determinism
+from holdfast.training import Training, train
+from tests.varied import Points
+
+
+def scheduled(kind: str, lr: float = 0.1, length: int = 20) -> Recipe:
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    return Recipe(
+        model=model, data=Points(noise=False), optimizer=optimizer, batch_size=4, steps_per_epoch=6,
+        schedule=build(kind, optimizer, length), loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+    )  # fmt: skip
+
+
+def build(kind: str, optimizer: torch.optim.Optimizer, length: int) -> Any:
+    if kind == "multistep":
+        return MultiStepLR(optimizer, [3, 9])
+    if kind == "polynomial":
+        return PolynomialLR(optimizer, length)
+    if kind == "two":
+        return [LambdaLR(optimizer, lambda step: 0.9**step), ReduceLROnPlateau(optimizer)]
+    if kind == "sequential lambdas":
+        return SequentialLR(
+            optimizer,
+            [LambdaLR(optimizer, lambda step: (step + 1) / 3), LambdaLR(optimizer, lambda step: 0.9**step)],
+            [3],
+        )
+    parts = [LinearLR(optimizer, 0.1, total_iters=3), CosineAnnealingLR(optimizer, length)]
+    return SequentialLR(optimizer, parts, [3]) if kind == "sequential" else ChainedScheduler(parts, optimizer)
+
+
+KINDS = ["sequential", "chained", "sequential lambdas", "two", "multistep", "polynomial"]
+STEPS, LAST = 5, 15
+
+
+def make(settings: dict[str, Any]) -> Training:
+    recipe = f"{__name__}:scheduled"
+    return Training(
+        RunConfig(recipe=recipe, run="a", epochs=9, settings=settings, determinism=Determinism(mode="fast"))
+    )
+
+
+def go_on(training: Training) -> list[float]:
+    """The rates of the steps that are left."""
+    rates = []
+    while training.progress.step < LAST:
+        rates.append(training.lrs[0])
+        train(training, training.progress.step + 1, lambda: False, lambda fields: None)
+    return rates
+
+
+def take_over(kind: str, **changed: Any) -> tuple[list[str], list[float], list[float]]:
+    """What was taken over after some steps, the rates from there on, and those of a run that always had them."""
+    before, after, always = make({"kind": kind}), make({"kind": kind} | changed), make({"kind": kind} | changed)
+    for training in (before, always):
+        train(training, STEPS, lambda: False, lambda fields: None)
+    saved = state.from_payload(state.to_payload(copy.deepcopy(state.capture(before))))
+    state.restore(after, saved)
+    names = state.take_over(after, saved["built"])
+    return names, go_on(after), go_on(always)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_changes_by_itself(kind: str) -> None:
+    names, found, expected = take_over(kind)
+    assert names == []
+    assert found == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rate(kind: str) -> None:
+    names, found, expected = take_over(kind, lr=0.01)
+    assert names
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["sequential", "chained", "polynomial"])
+def test_a_length(kind: str) -> None:
+    """The rate goes on from where it is, in the shape of the new schedule."""
+    names, found, expected = take_over(kind, length=40)
+    assert names
+    assert found == pytest.approx([found[0] / expected[0] * rate for rate in expected])

@@ -1,0 +1,104 @@
+"""Killed in any step and resumed, every kind of run ends on the bytes of the one that nobody has killed.
+
+The uninterrupted run loads its data in its own process. Twelve of the others have loader workers before or after the
+kill, which are shown to change nothing either; with ``make soak`` all have.
+"""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.config import ChunkLength, Compute, Log, RunConfig
+from holdfast.journal import Journal
+from holdfast.store import open_store
+from tests.conftest import IS_SOAK
+from tests.lives import Lives, lives
+from tests.varied import EPOCHS, STEPS_PER_EPOCH
+
+RECIPES = ("varied_language", "averaged", "pythonic")
+OPTIMIZERS = ("adamw", "sgd")
+SCHEDULES = ("linear", "step", "cosine", "plateau")
+KILLS = {
+    "first step": 1,
+    "mid-epoch": STEPS_PER_EPOCH + 3,
+    "last of an epoch": 2 * STEPS_PER_EPOCH,
+    "first of the next": 2 * STEPS_PER_EPOCH + 1,
+}
+CHUNK_STEPS = 4
+KILLED = -9
+
+ALL = list(itertools.product(RECIPES, OPTIMIZERS, SCHEDULES))
+# With workers: every recipe, optimizer, schedule and moment is among them.
+WITH_WORKERS = [(*ALL[number * 7 % len(ALL)], list(KILLS)[number % len(KILLS)]) for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Lives]:
+    with lives() as started:
+        yield started
+
+
+def _config(
+    folder: Path, run: str, recipe: str, workers: int = 0, chunk: int = CHUNK_STEPS, **settings: str
+) -> RunConfig:
+    return RunConfig(
+        recipe=f"tests.varied:{recipe}", run=run, store=str(folder), epochs=EPOCHS, settings=settings,
+        chunk=ChunkLength(steps=chunk), compute=Compute(loader_workers=workers), log=Log(every=1),
+    )  # fmt: skip
+
+
+def _content_id(config: RunConfig) -> str:
+    newest = Journal(open_store(config.store), config.run).newest()
+    assert newest is not None
+    assert newest.step == EPOCHS * STEPS_PER_EPOCH
+    return newest.checkpoint_sha256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "optimizer", "schedule"), ALL)
+def test_killed_and_resumed(nursery: Lives, tmp_path: Path, recipe: str, optimizer: str, schedule: str) -> None:
+    settings = {"optimizer": optimizer, "schedule": schedule}
+    straight = _config(tmp_path, "straight", recipe, chunk=EPOCHS * STEPS_PER_EPOCH, **settings)
+    assert nursery.run(straight) == 0
+    expected = _content_id(straight)
+    for moment, step in KILLS.items():
+        for before, after in _workers((recipe, optimizer, schedule, moment)):
+            killed, resumed = (
+                _config(tmp_path, f"killed-{step}-{before}-{after}", recipe, each, **settings)
+                for each in (before, after)
+            )
+            assert nursery.run(killed, kill_at=step) == KILLED, (moment, before, after)
+            assert nursery.run(resumed) == 0, (moment, before, after)
+            assert _content_id(resumed) == expected, (moment, before, after)
+
+
+def _workers(combination: tuple[str, ...]) -> list[tuple[int, int]]:
+    """Loader workers before and after the kill."""
+    if IS_SOAK:
+        return [(0, 0), (0, 2), (2, 0), (2, 2)]
+    if combination not in WITH_WORKERS:
+        return [(0, 0)]
+    return [(0, 2), (2, 0)][WITH_WORKERS.index(combination) % 2 :][:1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keeps_position", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streams(nursery: Lives, tmp_path: Path, keeps_position: bool, workers: int) -> None:
+    """A stream with a position and one without give the same bytes, and both survive."""
+    straight = _config(tmp_path, "straight", "streamed", workers, keeps_position=True)
+    assert nursery.run(straight) == 0
+    moments = (STEPS_PER_EPOCH + 3, 2 * STEPS_PER_EPOCH + 1)
+    for step in moments if IS_SOAK or not workers else moments[:1]:  # workers take seconds to start
+        killed = _config(tmp_path, f"killed-{step}", "streamed", workers, keeps_position=keeps_position)
+        assert nursery.run(killed, kill_at=step) == KILLED
+        assert nursery.run(killed) == 0
+        if keeps_position:
+            assert _content_id(killed) == _content_id(straight)
+
+
+def test_the_matrix_is_as_large_as_it_says() -> None:
+    assert len(ALL) * len(KILLS) == 96
+    assert {part for combination in WITH_WORKERS for part in combination} == {*RECIPES, *OPTIMIZERS, *SCHEDULES, *KILLS}

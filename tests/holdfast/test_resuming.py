@@ -1,0 +1,449 @@
+"""What is resumed is what was saved, or training doesn't begin; one bad checkpoint is passed over, two stop the run."""
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from holdfast import Recipe, RunConfig, checkpoint, state
+from holdfast.attempt import Line
+from holdfast.checkpoint import Metadata, Payload
+from holdfast.config import Determinism
+from holdfast.errors import CheckpointDamaged, ConfigDrift, GateTripped, HoldfastError, StateError
+from holdfast.journal import Commit, Journal
+from holdfast.store.local import LocalStore
+from holdfast.training import Gate, Resumed, Training, resume, save, train
+from holdfast.verification import verify_run
+from tests import varied
+from tests.makers import make_line, save_next
+from tests.makers import train as commit_next
+
+# torchdata's loader calls it.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+STEPS = 8  # in the midst of an epoch
+
+Saved = tuple[Payload, Metadata]
+
+
+@pytest.fixture(autouse=True)
+def _same_process() -> Iterator[None]:
+    """What a training sets for its process is taken back."""
+    threads, rng = torch.get_num_threads(), state.capture_rng()
+    yield
+    torch.set_num_threads(threads)
+    state.restore_rng(rng)
+
+
+def make(folder: Path, recipe: str, **settings: Any) -> Training:
+    """In this process, which was not started as a rank's is."""
+    config = RunConfig(
+        recipe=recipe, run="resumed", store=str(folder), epochs=9, settings=settings,
+        determinism=Determinism(mode="fast"),
+    )  # fmt: skip
+    return Training(config)
+
+
+def train_to(training: Training, stop: int) -> None:
+    train(training, stop, lambda: False, lambda fields: None)
+
+
+def save_state(training: Training, folder: Path) -> Saved:
+    """A checkpoint of it, read back."""
+    store = LocalStore(str(folder / "run"))
+    saved = save(training, store, "", "f" * 64, {})
+    assert saved is not None
+    return checkpoint.read_saved(store, saved), saved.metadata
+
+
+def resume_from(training: Training, saved: Saved, how: Any = "exact", tolerance: float = 0.0) -> Resumed:
+    return resume(training, *saved, Gate(how, tolerance), lambda done, total: None)
+
+
+def content(payload: Payload) -> bytes:
+    return b"".join(map(bytes, checkpoint.serialize(payload)))
+
+
+@pytest.fixture
+def averaged(tmp_path: Path) -> Saved:
+    """Dropout, batch norm, two groups, and an average of the weights among its extras."""
+    training = make(tmp_path, "tests.varied:averaged", schedule="plateau")
+    train_to(training, STEPS)
+    return save_state(training, tmp_path)
+
+
+# ---- what is resumed is what was saved
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("averaged", {"schedule": "plateau"}),
+        ("pythonic", {"optimizer": "sgd", "schedule": "step"}),
+        ("streamed", {"keeps_position": True}),
+        ("streamed", {"keeps_position": False}),
+    ],
+)
+def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(
+    tmp_path: Path, recipe: str, settings: dict[str, Any]
+) -> None:
+    training = make(tmp_path, f"tests.varied:{recipe}", **settings)
+    train_to(training, STEPS)
+    saved = save_state(training, tmp_path)
+    train_to(training, 2 * STEPS)
+    lines = training.read_metrics()
+    expected = content(state.to_payload(state.capture(training)))
+    for again in (make(tmp_path, f"tests.varied:{recipe}", **settings), training):
+        random.seed(9)
+        resumed = resume_from(again, saved)
+        assert (resumed.step, resumed.taken_over, resumed.note) == (STEPS, [], "")
+        again.metrics = []
+        train_to(again, 2 * STEPS)
+        assert again.read_metrics() == lines
+        assert content(state.to_payload(state.capture(again))) == expected
+
+
+def test_a_stream_that_was_read_again_says_what_that_cost(tmp_path: Path) -> None:
+    training = make(tmp_path, "tests.varied:streamed", keeps_position=False)
+    train_to(training, STEPS)
+    first = save_state(training, tmp_path)
+    assert first[1].replayed is None
+    again = make(tmp_path, "tests.varied:streamed", keeps_position=False)
+    resume_from(again, first)
+    train_to(again, STEPS + 1)
+    replayed = save_state(again, tmp_path)[1].replayed
+    assert replayed is not None
+    assert (replayed["micro_batches"], set(replayed)) == (STEPS, {"micro_batches", "seconds"})
+
+
+# ---- what was forgotten, overwritten or taken from elsewhere trips the gate
+
+
+def grow_weight(training: Training) -> None:
+    next(training.model.parameters()).data[0, 0] += 1e-6
+
+
+def grow_buffer(training: Training) -> None:
+    training.model[1].num_batches_tracked += 1
+
+
+def grow_moment(training: Training) -> None:
+    next(iter(training.optimizer.state.values()))["exp_avg_sq"][0, 0] += 1e-6
+
+
+def grow_rate(training: Training) -> None:
+    """As a scheduler does that is built, or loaded, after the optimizer was."""
+    training.optimizer.param_groups[1]["lr"] *= 1.001
+
+
+def step_warmup(training: Training) -> None:
+    training.schedulers[0].last_epoch += 1
+
+
+def forget_best(training: Training) -> None:
+    training.schedulers[1].best = float("inf")
+
+
+def make_scaler(training: Training) -> None:
+    training.accelerator.scaler = torch.amp.GradScaler("cpu")
+
+
+def grow_average(training: Training) -> None:
+    training.recipe.extras["average"].mean["0.bias"][0] += 1e-6  # type: ignore[attr-defined]
+
+
+def forget_losses(training: Training) -> None:
+    training.progress.recent_losses = []
+
+
+def count_step(training: Training) -> None:
+    training.progress.step += 1
+
+
+@pytest.mark.parametrize(
+    ("alter", "named"),
+    [
+        (grow_weight, "model.0.weight"),
+        (grow_buffer, "model.1.num_batches_tracked"),
+        (grow_moment, "optimizer.state.0.exp_avg_sq"),
+        (grow_rate, "optimizer.param_groups.1.lr"),
+        (step_warmup, "schedulers.0.last_epoch"),
+        (forget_best, "schedulers.1.best"),
+        (make_scaler, "scaler"),
+        (grow_average, "extras.0.average.0.bias"),
+        (lambda training: random.random(), "rng.0.python.1"),
+        (lambda training: np.random.random(), "rng.0.numpy.state.pos"),
+        (lambda training: torch.rand(()), "rng.0.torch"),
+        (forget_losses, "progress.recent_losses"),
+        (count_step, "progress.step"),
+    ],
+    ids=[
+        "weight", "buffer", "moment", "rate", "scheduler", "plateau", "scaler", "extra", "python", "numpy", "torch",
+        "losses", "step",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("how", ["exact", "tolerance", "record"])
+def test_what_is_altered_while_it_is_restored_is_named(
+    tmp_path: Path, averaged: Saved, monkeypatch: pytest.MonkeyPatch, alter: Callable[[Training], None], named: str,
+    how: str,
+) -> None:  # fmt: skip
+    """Nothing lets it through: neither another machine nor a change on purpose explains it."""
+    training = make(tmp_path, "tests.varied:averaged", schedule="plateau")
+    resume_from(training, averaged, how, 1.0)
+    restore = state.restore
+
+    def restore_and_alter(training: Training, saved: dict[str, Any]) -> None:
+        restore(training, saved)
+        alter(training)
+
+    monkeypatch.setattr(state, "restore", restore_and_alter)
+    with pytest.raises(GateTripped, match="after it was loaded, ") as caught:
+        resume_from(training, averaged, how, 1.0)
+    different = caught.value.data["different"]
+    assert any(name.startswith(named) for name in different)
+    assert {name.partition(".")[0] for name in different} == {named.partition(".")[0]}
+    assert different[0] in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer", "schedulers", "extras", "rng", "progress"])
+def test_what_is_not_restored_is_named(
+    tmp_path: Path, averaged: Saved, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The whole component stays as it was built."""
+    training = make(tmp_path, "tests.varied:averaged", schedule="plateau")
+    own = state.from_payload(state.to_payload(state.capture(training)))
+    restore = state.restore
+    monkeypatch.setattr(state, "restore", lambda training, saved: restore(training, {**saved, name: own[name]}))
+    with pytest.raises(GateTripped) as caught:
+        resume_from(training, averaged, "record")
+    assert {each.partition(".")[0] for each in caught.value.data["different"]} == {name}
+
+
+def test_only_some_of_many_names_are_shown(tmp_path: Path, averaged: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = make(tmp_path, "tests.varied:averaged", schedule="plateau")
+    monkeypatch.setattr(state, "restore", lambda training, saved: None)
+    with pytest.raises(
+        GateTripped, match=r"extras.0.average.0.bias, \S+, \S+ and \d\d more differ from what was saved"
+    ):
+        resume_from(training, averaged)
+
+
+def test_what_was_saved_differently_than_it_is_now_trips_the_probe(tmp_path: Path, averaged: Saved) -> None:
+    """Every byte is as it was saved, and yet the model gives something else."""
+    training = make(tmp_path, "tests.varied:averaged", schedule="plateau")
+    payload, metadata = averaged
+    loss = metadata.probe.values["loss"]
+    assert loss is not None
+    other = metadata.probe.model_copy(update={"sha256": "0" * 64, "values": {"loss": loss * 1.01}})
+    changed = payload, metadata.model_copy(update={"probe": other})
+    with pytest.raises(
+        GateTripped, match=f"the probe gave {metadata.probe.sha256[:12]}, and 000000000000 when"
+    ) as caught:
+        resume_from(training, changed, "exact", 1.0)
+    assert caught.value.data["step"] == STEPS
+    with pytest.raises(GateTripped, match=r"the probe differs by 0.0\d+ of its size, where 1e-06 is allowed"):
+        resume_from(training, changed, "tolerance", 1e-6)
+    assert resume_from(training, changed, "tolerance", 0.5).note == ""
+    assert resume_from(training, changed, "record").note.startswith("the probe gave")
+
+
+# ---- what doesn't fit
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda saved: saved["model"].pop("0.bias"), r"(?s)the saved model doesn't fit .*Missing .*0\.bias"),
+        (
+            lambda saved: saved["model"].update({"0.bias": torch.zeros(3)}),
+            r"(?s)the saved model doesn't fit .*mismatch for 0\.bias",
+        ),
+        (lambda saved: saved["optimizer"]["param_groups"].pop(), "the saved optimizer doesn't fit"),
+        (lambda saved: saved["schedulers"].pop(), "the saved schedulers doesn't fit .* 1 were saved, and there are 2"),
+        (
+            lambda saved: saved.update(scaler={"scale": 1.0}),
+            "the saved scaler doesn't fit .* one of the two is missing",
+        ),
+        (lambda saved: saved["extras"][0].pop("average"), "the saved extra average doesn't fit .* missing"),
+        (lambda saved: saved["extras"][0].update(other={}), "the saved extra other doesn't fit .* registers none"),
+        (lambda saved: saved["progress"].pop("step"), "the saved progress doesn't fit .* 'step'"),
+        (lambda saved: saved["rng"].extend(saved["rng"] * 2), "the saved rng doesn't fit .* 3 ranks saved it"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path: Path, averaged: Saved, edit: Callable[[Any], Any], said: str) -> None:
+    saved = state.from_payload(averaged[0])
+    edit(saved)
+    with pytest.raises(StateError, match=said):
+        resume_from(make(tmp_path, "tests.varied:averaged", schedule="plateau"), (state.to_payload(saved), averaged[1]))
+
+
+def by_environment() -> Recipe:
+    """Its rate is a setting that nobody sees."""
+    recipe = varied.pythonic(optimizer="sgd")
+    recipe.optimizer.param_groups[0]["lr"] = float(os.environ["TEST_LR"])
+    recipe.schedule = None
+    return recipe
+
+
+def test_what_is_built_otherwise_without_a_known_change_is_drift(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_LR", "0.1")
+    training = make(tmp_path, f"{__name__}:by_environment")
+    train_to(training, STEPS)
+    saved = save_state(training, tmp_path)
+    resume_from(make(tmp_path, f"{__name__}:by_environment"), saved)
+    monkeypatch.setenv("TEST_LR", "0.2")
+    for how in ("exact", "tolerance"):
+        with pytest.raises(ConfigDrift, match=r"the recipe builds built.optimizer.0.lr otherwise than") as caught:
+            resume_from(make(tmp_path, f"{__name__}:by_environment"), saved, how, 1.0)
+        assert "resume.accept_drift" in caught.value.hint
+        assert caught.value.data["fields"] == {"built.optimizer.0.lr": []}
+    changed = make(tmp_path, f"{__name__}:by_environment")
+    assert resume_from(changed, saved, "record").taken_over == ["optimizer.0.lr"]
+    assert changed.lrs == [0.2]
+
+
+# ---- the line: one that trips is passed over, two are not its fault
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(str(tmp_path))
+
+
+@pytest.fixture
+def line(store: LocalStore) -> Line:
+    """Three commits."""
+    line = make_line(store)
+    for _ in range(3):
+        commit_next(line)
+    return line
+
+
+def refuse(*paths: str, tried: list[str] | None = None) -> Callable[[Commit], HoldfastError | None]:
+    """A gate that these checkpoints don't pass."""
+
+    def restore(commit: Commit) -> HoldfastError | None:
+        if tried is not None:
+            tried.append(commit.path)
+        return GateTripped(f"{commit.path} is not what it was") if commit.path in paths else None
+
+    return restore
+
+
+def files(store: LocalStore) -> dict[str, bytes]:
+    """The whole run, to the byte."""
+    root = Path(store.url)
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_one_that_trips_is_quarantined_and_the_one_before_goes_on(line: Line, store: LocalStore) -> None:
+    tried: list[str] = []
+    line.resume(refuse("epoch-0003", tried=tried))
+    assert line.head
+    assert (line.head.number, line.next_number, line.journal.numbers("quarantine")) == (2, 4, [3])
+    assert tried == ["epoch-0003", "epoch-0003", "epoch-0002"]  # it is given a second chance
+    assert line.journal.quarantine_reasons()[0].endswith("the gate: epoch-0003 is not what it was")
+    latest = line.journal.read_latest()
+    assert latest
+    assert latest.commit == 2
+    again = commit_next(line, size_bytes=96)
+    assert (again.number, again.parent, again.path) == (4, 2, "epoch-0003.2")
+    assert verify_run(Journal(store, "run")).ok
+
+
+def test_one_that_passes_at_the_second_try_is_not_quarantined(line: Line) -> None:
+    answers: list[HoldfastError | None] = [GateTripped("for once"), None]
+    line.resume(lambda commit: answers.pop(0))
+    assert line.head
+    assert (line.head.number, answers, line.journal.numbers("quarantine")) == (3, [], [])
+
+
+def test_a_second_trip_in_a_row_stops_the_run_and_changes_nothing(line: Line, store: LocalStore) -> None:
+    before = files(store)
+    tried: list[str] = []
+    with pytest.raises(GateTripped) as caught:
+        line.resume(refuse("epoch-0003", "epoch-0002", tried=tried))
+    assert str(caught.value).splitlines() == [
+        "run 'run' has no checkpoint that passes the gate:",
+        "  commit 3: epoch-0003 is not what it was",
+        "  commit 2: epoch-0002 is not what it was",
+    ]
+    assert caught.value.exit_code == 2
+    assert "epoch-0001" not in tried
+    assert files(store) == before
+    line.resume(refuse())  # whatever it was is mended
+    assert line.head
+    assert line.head.number == 3
+
+
+def test_the_only_checkpoint_that_trips_is_no_fresh_start(store: LocalStore) -> None:
+    line = make_line(store)
+    commit_next(line)
+    before = files(store)
+    with pytest.raises(GateTripped, match="commit 1: epoch-0001 is not what it was"):
+        line.resume(refuse("epoch-0001"))
+    assert files(store) == before
+
+
+def test_damage_between_two_trips_does_not_part_them(line: Line, store: LocalStore) -> None:
+    answers = {
+        "epoch-0003": GateTripped("three"), "epoch-0002": CheckpointDamaged("two"), "epoch-0001": GateTripped("one"),
+    }  # fmt: skip
+    with pytest.raises(GateTripped, match=r"(?s)commit 3: three.*commit 1: one"):
+        line.resume(lambda commit: answers[commit.path])
+    assert line.journal.numbers("quarantine") == [2]
+
+
+def test_when_all_others_are_damaged_one_that_trips_stops_the_run(line: Line) -> None:
+    with pytest.raises(GateTripped, match="commit 3"):
+        line.resume(
+            lambda commit: GateTripped("three") if commit.number == 3 else CheckpointDamaged(f"not {commit.path}")
+        )
+    assert line.journal.numbers("quarantine") == [1, 2]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_folder_of_one_that_tripped_is_not_adopted(store: LocalStore, number: int) -> None:
+    """It is complete, and trained from what is the head now: what dead ranks leave behind looks the same."""
+    line = make_line(store)
+    for _ in range(number):
+        commit_next(line)
+    path = f"epoch-{number:04d}"
+    if number == 1:
+        with pytest.raises(GateTripped):
+            line.resume(refuse(path))
+    else:
+        line.resume(refuse(path))
+        head = make_line(store).head
+        assert head
+        assert head.number == 1
+    assert line.journal.numbers("commits") == list(range(1, number + 1))
+
+
+def test_an_orphan_that_was_adopted_and_trips_is_passed_over(line: Line, store: LocalStore) -> None:
+    saved = save_next(line)
+    line.resume(refuse(saved.path))
+    assert line.head
+    assert (line.head.number, line.journal.numbers("commits"), line.journal.numbers("quarantine")) == (
+        3, [1, 2, 3, 4], [4],
+    )  # fmt: skip
+    head = make_line(store).head
+    assert head
+    assert head.number == 3
+    assert line.journal.newest_number() == 4
+
+
+def test_a_trip_is_forgotten_by_the_next_resume(line: Line) -> None:
+    """What was tried again, and passes, was never the checkpoint's fault."""
+    with pytest.raises(GateTripped):
+        line.resume(refuse("epoch-0003", "epoch-0002"))
+    line.resume(refuse("epoch-0003"))
+    assert line.head
+    assert (line.head.number, line.journal.numbers("quarantine")) == (2, [3])
