@@ -106,7 +106,8 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
 
 def _check_built(training: Training, payload: Payload) -> None:
     as_saved = Payload(payload.tensors, {"built": payload.tree["built"]})
-    names = differences(as_saved, state.to_payload({"built": training.built}))
+    found = differences(as_saved, state.to_payload({"built": training.built}))
+    names = [name.removeprefix("built.") for name in found]
     if names:
         raise ConfigDrift(
             f"the recipe builds {_some(names)} otherwise than when it was saved, though no setting and no code that is "
