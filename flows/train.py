@@ -1,36 +1,102 @@
 """The run that a person starts: ``python -m flows.train CONFIG.toml``, or `train` from Python."""
 
+import logging
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.exceptions import Pause, TerminationSignal
+from prefect.states import Cancelled
 
 from flows.attempt import attempt
 from holdfast.cli import EXIT_CODES, run_app
 from holdfast.config import RunConfig, load_config
+from holdfast.errors import RunStopped
 from holdfast.journal import Journal
 from holdfast.progress import log_plain_lines
-from holdfast.standing import TrainResult, read_standing
+from holdfast.retention import prune_run
+from holdfast.standing import Outcome, TrainResult, is_trained, read_standing
 from holdfast.store import open_store
+from holdfast.supervision import End, judge
+from tasks import pool
+from tasks.heartbeat import heartbeat
+from tasks.reporting import summarize
 from tasks.server import server
+
+log = logging.getLogger("holdfast.train")
 
 
 @flow(name="train", flow_run_name="{config.run}", retries=0)
-def train(config: RunConfig) -> TrainResult:
+def train(config: RunConfig) -> TrainResult | State[Any]:
     """Train a run until its journal says that it is complete.
 
     Starting it again, after whatever has happened, continues the run; starting it when the run is complete trains
-    nothing.
+    nothing. On a work pool it starts one attempt after the other, each a flow run of its own; killed, or started a
+    second time, it watches the attempt that there is.
 
     Args:
         config: The run's configuration.
     """
     journal = Journal(open_store(config.store), config.run)
-    outcome = attempt(config, journal.attempts() + 1)
-    return TrainResult.of(read_standing(journal), outcome)
+    newest = journal.newest()
+    pool.claim_train(config)
+    if config.where == "here":
+        outcome = attempt(config, journal.attempts() + 1)
+        assert isinstance(outcome, Outcome)
+    else:
+        with heartbeat():
+            ended = supervise(config, journal)
+        if ended.reason == "cancelled":
+            return Cancelled(message=f"attempt {journal.attempts()} was cancelled; the run, started again, continues")
+        report = prune_run(journal, dry_run=True)
+        outcome = Outcome(complete=True, retention=report.model_dump(mode="json") if report else {})
+    summarize(journal)
+    return TrainResult.of(read_standing(journal), outcome, newest.epoch if newest else None)
+
+
+def supervise(config: RunConfig, journal: Journal) -> End:
+    """The run is trained by attempts on a work pool, one after the other, until it is complete or cancelled.
+
+    Raises:
+        NoProgress: a budget is spent; the message has the last error.
+        WrongUse, Damage, Superseded: another attempt can't help.
+    """
+    unclaimed: list[End] = []
+    live = pool.find_live_attempt(config)
+    while live is not None or not is_trained(journal, config.epochs):
+        flow_run = live or pool.start_attempt(config, journal.attempts() + 1, len(unclaimed))
+        number = flow_run.parameters["number"]
+        live = None
+        try:
+            state = pool.await_end(flow_run)
+        except (TerminationSignal, Pause) as signal:
+            if isinstance(signal, Pause) or pool.is_being_cancelled():
+                pool.cancel(flow_run, config.resume.stop_within_s)
+            raise
+        end = find_end(journal, number, state)
+        if not journal.has_attempt(number):
+            unclaimed.append(end)
+        pool.add_tags(flow_run.id, end.reason)
+        log.info("attempt %d ended at step %d: %s", number, end.step, end)
+        if end.reason == "cancelled":
+            return end
+        if end.reason != "completed":
+            time.sleep(judge([*map(End.of, journal.endings()), *unclaimed], config.supervision))
+    return End("completed")
+
+
+def find_end(journal: Journal, number: int, state: State[Any]) -> End:
+    """How an attempt ended: as it has said itself, or else by the state of its flow run, which goes on record."""
+    newest = journal.newest()
+    end = pool.end_by_state(state, newest.step if newest else 0)
+    if journal.has_attempt(number):
+        return End.of(journal.end_attempt(number, end.reason, end.message, end.step))
+    return end
 
 
 app = App(
@@ -60,6 +126,8 @@ def main(
     signal.signal(signal.SIGTERM, _exit_after_sigterm)
     with server():
         result = train(settings)
+    if not isinstance(result, TrainResult) or not result.complete:
+        raise RunStopped(f"run {settings.run} was stopped early", hint="the same command continues it")
     show(result, settings)
 
 

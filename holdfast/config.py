@@ -99,6 +99,29 @@ class Resume(Section):
     )
 
 
+class Preemption(Section):
+    """Who may say that this machine goes away. Operational."""
+
+    cloud: Literal["auto", "off", "aws", "gcp", "azure"] = Field(
+        "auto", description="Whose notices are asked for; auto: those of the cloud that this machine is in, if any."
+    )
+    metadata_url: str | None = Field(None, description="Where to ask, if not at the cloud's own address.")
+    drain_file: str | None = Field(
+        None, description="While this file exists, the machine is being drained; it may hold the seconds that are left."
+    )
+
+
+class Supervision(Section):
+    """What happens when an attempt on a work pool ends early. Operational."""
+
+    max_preemptions: int | None = Field(None, ge=0, description="Lost machines, over the whole run; empty: no limit.")
+    max_failures: int = Field(3, ge=1, description="Failed attempts in a row, with no step committed in between.")
+    backoff_s: float = Field(1.0, ge=0, description="Seconds to wait after an attempt without progress; doubles.")
+    if_running: Literal["attach", "refuse"] = Field(
+        "attach", description="When the run is being trained already: watch that, or end at once."
+    )
+
+
 class Parity(Section):
     """Commits whose bytes are read back from the store and compared with what was hashed. Operational."""
 
@@ -137,12 +160,18 @@ class RunConfig(Section):
     )
     epochs: int = Field(1, ge=1, description="Epochs to train in all; may be raised later to train further.")
     seed: int = Field(DEFAULT_SEED, ge=0, lt=2**63, description="0 means 1234.")
-    where: Literal["here"] = Field("here", description="here: the attempt runs in this process.")
+    where: str = Field(
+        "here",
+        pattern=r"^[A-Za-z0-9][\w .-]*$",
+        description="here: in the process of the flow itself. Otherwise the work pool whose workers train.",
+    )
     chunk: ChunkLength = ChunkLength()
     retention: Retention = Retention()
     determinism: Determinism = Determinism()
     compute: Compute = Compute()
     resume: Resume = Resume()
+    preemption: Preemption = Preemption()
+    supervision: Supervision = Supervision()
     parity: Parity = Parity()
     init_from: InitFrom | None = None
     log: Log = Log()

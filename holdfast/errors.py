@@ -23,6 +23,7 @@
         │   └── NameMissing          (FileNotFoundError)
         ├── StateError               (TypeError)          something stateful can't be saved without a pickle
         ├── RankDied                 (ChildProcessError)  a rank ended without being asked; retryable
+        ├── OutOfMemory              (MemoryError)        the recipe asked for more than there is; retryable
         ├── RecipeFailed             (RuntimeError)       the recipe's own code raised; retryable
         ├── Unhealthy                (RuntimeError)       a health signal left its limits; retryable
         ├── NoProgress               (RuntimeError)       the same failure at the same step again
@@ -30,7 +31,7 @@
 
 Each also inherits the builtin that a caller would catch. ``hint`` is the next thing to do, ``data`` what a
 program would want to know, ``exit_code`` what a command ends with, and ``is_retryable`` whether fresh
-processes, started from the last verified checkpoint, can help.
+processes, started from the last verified checkpoint, can help. ``reason`` is what an attempt that it ends has ended by.
 """
 
 from typing import Any, ClassVar
@@ -41,6 +42,7 @@ class HoldfastError(Exception):
 
     exit_code: ClassVar[int] = 3
     is_retryable: ClassVar[bool] = False
+    reason: ClassVar[str] = "stopped"
 
     def __init__(self, message: str, *, hint: str = "", **data: Any) -> None:
         super().__init__(message)
@@ -64,6 +66,7 @@ class WrongUse(HoldfastError):
     """The person can mend it before anything runs."""
 
     exit_code = 1
+    reason = "settings"
 
 
 class ConfigError(WrongUse, ValueError):
@@ -90,6 +93,7 @@ class Damage(HoldfastError):
     """Bytes on the store are not what was committed."""
 
     exit_code = 2
+    reason = "damaged"
 
 
 class CheckpointDamaged(Damage, ValueError):
@@ -119,6 +123,8 @@ class RunStopped(HoldfastError):
 class StoreError(RunStopped, OSError):
     """The store refused or failed."""
 
+    reason = "store_failed"
+
 
 class StoreFull(StoreError):
     """No space left on the store."""
@@ -144,26 +150,40 @@ class RankDied(RunStopped, ChildProcessError):
     """A rank ended without being asked to."""
 
     is_retryable = True
+    reason = "rank_crashed"
+
+
+class OutOfMemory(RunStopped, MemoryError):
+    """The recipe asked for more memory than there is."""
+
+    is_retryable = True
+    reason = "out_of_memory"
 
 
 class RecipeFailed(RunStopped, RuntimeError):
     """The recipe's own code raised while it trained."""
 
     is_retryable = True
+    reason = "recipe_failed"
 
 
 class Unhealthy(RunStopped, RuntimeError):
     """A health signal left its limits while the recipe trained."""
 
     is_retryable = True
+    reason = "unhealthy"
 
 
 class NoProgress(RunStopped, RuntimeError):
     """The same failure came at the same step again."""
 
+    reason = "no_progress"
+
 
 class Superseded(RunStopped, RuntimeError):
     """A later attempt owns the run; this one may not commit any more."""
+
+    reason = "superseded"
 
 
 def to_json(error: HoldfastError) -> dict[str, Any]:

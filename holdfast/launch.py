@@ -15,13 +15,15 @@ from typing import Any, BinaryIO
 
 from holdfast import determinism, errors
 from holdfast.config import RunConfig
-from holdfast.errors import ConfigError, HoldfastError, RankDied, RunStopped
+from holdfast.errors import ConfigError, HoldfastError, OutOfMemory, RankDied, RunStopped
 from holdfast.journal import Commit
 
 log = logging.getLogger(__name__)
 
 LAST_LINES = 3
 END_WITHIN_S = 5.0
+# The container's own by cgroup 2 and 1, then the machine's.
+OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat")
 
 
 class Ranks:
@@ -33,6 +35,7 @@ class Ranks:
 
     def __init__(self, config: RunConfig, log_path: Path) -> None:
         self.log_path = log_path
+        self._oom_kills = count_oom_kills()
         with _open_log(log_path) as log:
             self._process = subprocess.Popen(
                 _command(config),
@@ -69,12 +72,17 @@ class Ranks:
             self._process.stdin.write(json.dumps({"do": do, **fields}) + "\n")
             self._process.stdin.flush()
 
+    def tell(self, event: dict[str, Any]) -> None:
+        """Whoever waits for the next event gets this one; from any thread."""
+        self._events.put(event)
+
     def next_event(self, within_s: float | None = None) -> dict[str, Any]:
         """The next event.
 
         Raises:
             HoldfastError: the one that a rank reported.
             RankDied: they ended without a word, or said nothing within the time.
+            OutOfMemory: the kernel has killed one, for want of memory.
         """
         try:
             event = self._events.get(timeout=within_s)
@@ -82,7 +90,10 @@ class Ranks:
             raise RankDied(f"the ranks said nothing for {within_s:.0f} s") from None
         if event is None:
             self._events.put(None)  # the end stays the end
-            raise RankDied(f"the ranks ended: {_ending(self._process.wait())}{self._last_lines()}")
+            ending = _ending(self._process.wait())
+            if count_oom_kills() > self._oom_kills:
+                raise OutOfMemory(f"the kernel killed a rank for want of memory ({ending}){self._last_lines()}")
+            raise RankDied(f"the ranks ended: {ending}{self._last_lines()}")
         if event["event"] == "error":
             raise errors.from_json(event)
         return event
@@ -111,14 +122,17 @@ class Ranks:
         self.order("begin", store=ancestor["store"], run=run, commit=ancestor["record"])
         return self.next_event()
 
-    def train(self, stop: int, parent: str, fingerprint: str, into: str = "") -> None:
+    def train(self, stop: int, fingerprint: str, into: str = "") -> None:
         """Order the steps until ``stop``, and a checkpoint of it.
 
         Args:
-            parent: the content id of the checkpoint that they are trained from.
             into: the folder to save it in, if not the run's own.
         """
-        self.order("train", stop=stop, parent=parent, fingerprint=fingerprint, into=into)
+        self.order("train", stop=stop, fingerprint=fingerprint, into=into)
+
+    def stop(self, within_s: float | None = None) -> None:
+        """Order a checkpoint and the end: after the step in hand, or in the last moment that is safe."""
+        self.order("stop", within_s=within_s)
 
     def end(self, within_s: float = END_WITHIN_S) -> None:
         """No rank is left. They are told first, then asked, then killed."""
@@ -141,6 +155,16 @@ class Ranks:
     def _last_lines(self) -> str:
         lines = self.log_path.read_text(errors="replace").splitlines()[-LAST_LINES:]
         return f" (last lines of {self.log_path}: {' | '.join(line.strip() for line in lines)})" if lines else ""
+
+
+def count_oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory: in this container, or else on this machine."""
+    for path in OOM_COUNTERS:
+        with contextlib.suppress(OSError, ValueError):
+            return sum(
+                int(line.split()[1]) for line in Path(path).read_text().splitlines() if line.startswith("oom_kill ")
+            )
+    return 0
 
 
 def problem_in(event: Mapping[str, Any]) -> HoldfastError | None:

@@ -187,7 +187,7 @@ class _Run:
 
     def _train(self, ranks: Ranks, line: Line, stop: int, kill_at: int) -> Saved | None:
         """The chunk's checkpoint; None if the ranks were killed in it."""
-        ranks.train(stop, line.head.checkpoint_sha256 if line.head else "", self.fingerprint)
+        ranks.train(stop, self.fingerprint)
         while (event := ranks.next_event())["event"] != "saved":
             if kill_at and event.get("step", 0) >= kill_at:
                 os.killpg(ranks.pid, signal.SIGKILL)

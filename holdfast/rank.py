@@ -11,10 +11,11 @@ order                                      event
 ``restore``: commit, gate                  ``restored``: see `Resumed`; or ``damaged``, or ``tripped``; ``skipped`` now
                                            and then while a stream is read again
 ``begin``: commit, store, run              ``begun``: the weights are another run's; or ``damaged``
-``train``: stop, parent, fingerprint,      ``progress`` now and then, and ``saved`` at the end
-into
+``train``: stop, fingerprint, into         ``progress`` now and then, and ``saved`` at the end
+``save``: may come at any time             ``saved`` once the step in hand is done, and training goes on
 ``evaluate``                               ``evaluated``: metrics, anneals, probe
-``stop``: may come at any time             ``saved`` once the step in hand is done, and the rank ends
+``stop``: within_s; may come at any time   ``saved`` once the step in hand is done, and the rank ends; where there is
+                                           time (``within_s``), in the last moment that is safe
 ``end``                                    the rank ends
 =========================================  ===============================================================
 
@@ -22,23 +23,27 @@ A rank whose parent has died (the end of its standard input) or that gets SIGTER
 finishes the step in hand, writes a durable checkpoint and ends. It never commits: the next attempt adopts what it left.
 """
 
+import functools
 import json
+import math
 import os
 import queue
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
+import torch
 from accelerate.utils import broadcast_object_list
 
 from holdfast import checkpoint, errors, training
 from holdfast.checkpoint import Metadata, Payload
 from holdfast.config import RunConfig
 from holdfast.environment import describe_environment
-from holdfast.errors import CheckpointDamaged, GateTripped, HoldfastError, RecipeFailed
+from holdfast.errors import CheckpointDamaged, GateTripped, HoldfastError, OutOfMemory, RecipeFailed
 from holdfast.fingerprint import to_plain
 from holdfast.journal import Commit
 from holdfast.recipe import default_settings
@@ -46,6 +51,13 @@ from holdfast.sources import hash_sources
 from holdfast.store import Store, open_store
 
 CONFIG_VARIABLE = "HOLDFAST_CONFIG"
+# What torch says, in a RuntimeError, where the CPU's memory ends.
+CPU_OUT_OF_MEMORY = "can't allocate memory"
+# The longest step and the longest save so far, times two, and a second for the commit: then a deadline is kept.
+SAFETY = 2.0
+MARGIN_S = 1.0
+
+AnySaved = TypeVar("AnySaved")
 
 
 class Events:
@@ -67,13 +79,17 @@ class Events:
 
 
 class Orders:
-    """The orders for all ranks, in order. A stop doesn't wait for its turn."""
+    """The orders for all ranks, in order. A stop, or a save, doesn't wait for its turn."""
 
     def __init__(self, run: training.Training) -> None:
         self._training = run
         self._several = run.accelerator.num_processes > 1
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._stopping = threading.Event()
+        self._stop_at = math.inf  # of time.monotonic()
+        self._saving = threading.Event()
+        self._last_pause = math.inf
+        self._step_s = self._save_s = 0.0  # the longest
+        self.last_save_s = 0.0
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         if run.accelerator.is_main_process:
             threading.Thread(target=self._read, daemon=True).start()
@@ -83,20 +99,47 @@ class Orders:
         with open(0, "rb", buffering=0, closefd=False) as lines:
             for line in lines:
                 order = json.loads(line)
-                if order["do"] == "stop":
+                if order["do"] == "save":
+                    self._saving.set()
+                elif order["do"] != "stop":
+                    self._queue.put(order)
+                elif order["within_s"] is None:
                     break
-                self._queue.put(order)
+                else:
+                    self._stop_at = min(self._stop_at, time.monotonic() + order["within_s"])
         self._stop()
 
     def _stop(self) -> None:
-        self._stopping.set()
+        self._stop_at = 0.0
         self._queue.put(None)
 
     def is_stopping(self) -> bool:
         """Whether to stop after this step; all ranks get the same answer."""
-        if not self._several:
-            return self._stopping.is_set()
-        return any(self._training.gather(self._stopping.is_set()))
+        return self._ask_all(self._is_last_moment())
+
+    def is_pausing(self) -> bool:
+        """Whether to save after this step, be it to stop; asked after each, and all ranks get the same answer."""
+        now = time.monotonic()
+        self._step_s, self._last_pause = max(self._step_s, now - self._last_pause), now
+        return self._ask_all(self._is_last_moment() or self._saving.is_set())
+
+    def time_save(self, save: Callable[[], AnySaved]) -> AnySaved:
+        """What a save returns; it takes so long before a deadline."""
+        self._saving.clear()
+        began = time.monotonic()
+        saved = save()
+        self.last_save_s = time.monotonic() - began
+        self._save_s = max(self._save_s, self.last_save_s)
+        self._last_pause = math.inf  # what follows is no step
+        return saved
+
+    def _is_last_moment(self) -> bool:
+        # Before the first save nobody knows how long one takes.
+        needed = SAFETY * (self._save_s + self._step_s) + MARGIN_S if self._save_s else math.inf
+        return time.monotonic() >= self._stop_at - needed if math.isfinite(self._stop_at) else False
+
+    def _ask_all(self, answer: bool) -> bool:
+        return any(self._training.gather(answer)) if self._several else answer
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while (order := self._next()) is not None and order["do"] != "end":
@@ -127,15 +170,15 @@ def serve(run: training.Training, events: Events) -> None:
                 "evaluated", metrics=metrics, anneals=run.set_anneals(), probe=training.measure(run).model_dump()
             )
         elif order["do"] == "train":
-            first = run.progress.step
-            training.train(run, order["stop"], orders.is_stopping, lambda fields: events.send("progress", **fields))
-            if run.progress.step > first:
-                into = open_store(order["into"]) if order["into"] else folder
-                saved = training.save(run, into, order["parent"], order["fingerprint"], ran_on)
-                if saved is not None:
-                    events.send("saved", **saved.model_dump())
-            if orders.is_stopping():
-                return
+            into = open_store(order["into"]) if order["into"] else folder
+            save = functools.partial(training.save, run, into, order["fingerprint"], ran_on)
+            while run.progress.step < order["stop"]:
+                first = run.progress.step
+                training.train(run, order["stop"], orders.is_pausing, lambda fields: events.send("progress", **fields))
+                if run.progress.step > first and (saved := orders.time_save(save)) is not None:
+                    events.send("saved", **saved.model_dump() | {"save_s": orders.last_save_s})
+                if orders.is_stopping():
+                    return
 
 
 def restore(run: training.Training, folder: Store, order: dict[str, Any], events: Events) -> None:
@@ -235,13 +278,13 @@ def main() -> int:
     return 0
 
 
-def _failed(run: training.Training | None, error: Exception) -> RecipeFailed:
+def _failed(run: training.Training | None, error: Exception) -> RecipeFailed | OutOfMemory:
     step = run.progress.step if run else 0
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return RecipeFailed(
-        f"training failed in step {step}: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})",
-        step=step,
-    )
+    where = f"step {step}: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or CPU_OUT_OF_MEMORY in str(error):
+        return OutOfMemory(f"out of memory in {where}", hint="a smaller batch_size with more grad_accum", step=step)
+    return RecipeFailed(f"training failed in {where}", step=step)
 
 
 if __name__ == "__main__":

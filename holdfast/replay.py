@@ -107,7 +107,7 @@ def replayed(journal: Journal, commit: Commit) -> Iterator[tuple[Saved, Store, P
     if parent is not None and journal.is_pruned(parent.number):
         raise _pruned(journal, parent, commit)
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder, ranks_at(journal, parent, commit) as (ranks, now):
-        ranks.train(commit.step, commit.previous_checkpoint_sha256, now.fingerprint, into=folder)
+        ranks.train(commit.step, now.fingerprint, into=folder)
         while (event := ranks.next_event())["event"] != "saved":
             pass
         saved = Saved.model_validate(event)

@@ -66,11 +66,17 @@ def read_standing(journal: Journal) -> Standing:
     return Standing(**{name: value for name, value in known.items() if name in Standing.model_fields})
 
 
+def is_trained(journal: Journal, epochs: int) -> bool:
+    """Whether the newest commit is at the end of so many epochs, or beyond."""
+    newest = journal.newest()
+    metadata = read_metadata(journal.store, newest.path) if newest else None
+    return newest is not None and metadata is not None and newest.step >= epochs * metadata.steps_per_epoch
+
+
 class Outcome(BaseModel):
     """How one attempt ended."""
 
     complete: bool
-    resumed_from_epoch: int | None
     retention: dict[str, Any]
 
 
@@ -101,7 +107,7 @@ class TrainResult(BaseModel):
     metrics: dict[str, float | None]
 
     @classmethod
-    def of(cls, standing: Standing, outcome: Outcome) -> Self:
+    def of(cls, standing: Standing, outcome: Outcome, resumed_from_epoch: int | None) -> Self:
         return cls(
             run=standing.run,
             complete=outcome.complete,
@@ -110,7 +116,7 @@ class TrainResult(BaseModel):
             commit=standing.commit,
             checkpoint_sha256_last=standing.checkpoint_sha256,
             previous_checkpoint_sha256=standing.previous_checkpoint_sha256,
-            resumed_from_epoch=outcome.resumed_from_epoch,
+            resumed_from_epoch=resumed_from_epoch,
             learning_rate_history=standing.learning_rate_history,
             retention=outcome.retention,
             path=standing.path,

@@ -3,7 +3,8 @@
 ===================  ================================================  ===========================
 inside a task        `guard_fingerprint`, `hash_checkpoint`,           their failure fails the task
                      `publish_latest`, in this order
-after a commit       `announce`, `read_back`, `prune_epochs`           their failure is a warning
+after a commit       `announce`, `read_back`, `prune_epochs`, and       their failure is a warning
+                     what shows the chunk in Prefect's UI
 when a task fails    `should_retry`, `is_about_the_store`
 ===================  ================================================  ===========================
 """
@@ -12,6 +13,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
 from prefect.tasks import StateHookCallable
 
 from holdfast import checkpoint
@@ -19,6 +22,7 @@ from holdfast.attempt import Attempt
 from holdfast.checkpoint import Saved
 from holdfast.errors import ConfigDrift, HoldfastError, StoreDenied, StoreError
 from holdfast.journal import Commit
+from holdfast.supervision import End
 
 # Prefect sends the records of this logger to its server (pyproject.toml, extra_loggers) but leaves its level alone.
 logging.getLogger("holdfast").setLevel(logging.INFO)
@@ -82,9 +86,15 @@ def announce(attempt: Attempt) -> None:
     )  # fmt: skip
 
 
-def after_commit(attempt: Attempt) -> list[StateHookCallable]:
+def after_commit(attempt: Attempt, show_chunk: Callable[[Attempt], None]) -> list[StateHookCallable]:
     """The hooks to run when a commit task is completed."""
-    return [_warning_only(hook, attempt) for hook in (announce, read_back, prune_epochs)]
+    return [_warning_only(hook, attempt) for hook in (announce, show_chunk, read_back, prune_epochs)]
+
+
+def final_state(end: End) -> State[Any]:
+    """The state in which an attempt on a work pool ends, named by its reason. Being told to end is no failure."""
+    state = Completed if end.reason in ("completed", "preempted") else Failed
+    return state(name=end.reason.replace("_", " ").capitalize(), message=end.message or None)
 
 
 def should_retry(task: Any, task_run: Any, state: Any) -> bool:

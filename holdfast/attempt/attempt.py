@@ -22,12 +22,14 @@ from holdfast.errors import (
     HoldfastError,
     NameTaken,
     NoProgress,
+    OutOfMemory,
     RankDied,
     RecipeFailed,
     Unhealthy,
 )
 from holdfast.journal import Commit, Journal, PruneReport
 from holdfast.launch import Ranks, problem_in
+from holdfast.preemption import Notice
 from holdfast.signature import load_signing_key, load_trusted_key
 from holdfast.store import open_store
 
@@ -55,6 +57,8 @@ class Attempt:
     Attributes:
         line: the run's commits.
         watch: called with the ranks' progress events, see `holdfast.training.train`.
+        notice: that this machine goes away, if it does.
+        save_s: seconds that the save of the newest commit took.
         description: what the ranks built; see `holdfast.rank.describe`.
     """
 
@@ -63,7 +67,11 @@ class Attempt:
         self.journal = Journal(open_store(config.store), config.run)
         self.number = number or self.journal.attempts() + 1
         self.watch: Watch = lambda event: None
+        self.notice: Notice | None = None
+        self.save_s = 0.0
         self._is_claimed = False
+        self._is_stopped = False
+        self._is_told = False
         self._has_read_back = False
         self._uncommitted: list[Saved] = []
         self._ordered_stop = 0
@@ -120,8 +128,8 @@ class Attempt:
         return self.step >= self.total_steps
 
     def next_chunk(self) -> Chunk | None:
-        """What is to be trained next; None if nothing is."""
-        if self.is_complete:
+        """What is to be trained next; None if nothing is, or there is no time left for it."""
+        if self.is_complete or self._is_stopped:
             return None
         stop = self.config.chunk.next_stop(self.step, self.steps_per_epoch, self.total_steps)
         return Chunk(self.line.next_number + len(self._uncommitted), self.step, stop)
@@ -159,6 +167,7 @@ class Attempt:
         lineage = {name: value for name, value in lineage.items() if value}
         self.journal.claim_attempt(self.number, why, platform.node(), os.getpid(), environment, lineage)
         self._is_claimed = True
+        self._record_lost_attempts()
         self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
         self._resume()
         log.info("%s", self._what())
@@ -175,6 +184,12 @@ class Attempt:
         if newest is not None and epochs is not None and newest.step >= epochs * self.steps_per_epoch:
             return "extended"
         return "continued"
+
+    def _record_lost_attempts(self) -> None:
+        number = self.number - 1
+        while number and self.journal.read_ending(number) is None and self.journal.has_attempt(number):
+            self.journal.end_attempt(number, "vanished", f"it had not ended when attempt {self.number} began")
+            number -= 1
 
     def _what(self) -> str:
         built = self.description
@@ -193,6 +208,7 @@ class Attempt:
         path = Path(self.config.log.folder) / self.config.run / f"attempt-{self.number:08d}.log"
         self._ranks = Ranks(self.config, path)
         self._ordered_stop = 0
+        self._is_told = False
         try:
             self.description = self._ranks.expect("ready")
         except BaseException:
@@ -246,21 +262,24 @@ class Attempt:
             if self.step >= chunk.stop:
                 return None
             saved = self._await_saved(chunk.stop)
-        except (RankDied, RecipeFailed, Unhealthy) as error:
+        except (RankDied, RecipeFailed, Unhealthy, OutOfMemory) as error:
             self.close()
+            if self._is_told and isinstance(error, RankDied):
+                self._is_stopped = True
+                log.warning("no checkpoint was durable in time for the notice; what was committed before stays")
+                return None
             raise self._is_repeated(error) or error from error.__cause__
         self._uncommitted.append(saved)
+        self._is_stopped = self._is_told and saved.step < chunk.stop
         following = self.next_chunk()
-        if following is not None:
+        if following is not None and not self._is_told:
             self._order_steps(following.stop)
         faults.reach("chunk-reported")
         return saved
 
     def _order_steps(self, stop: int) -> None:
         assert self._ranks is not None
-        last = self._uncommitted[-1].metadata if self._uncommitted else self.head
-        parent = last.checkpoint_sha256 if last else ""
-        self._ranks.train(stop, parent, self.fingerprint)
+        self._ranks.train(stop, self.fingerprint)
         self._ordered_stop = stop
 
     def _await_saved(self, stop: int) -> Saved:
@@ -268,25 +287,32 @@ class Attempt:
         if self._ordered_stop != stop:
             self._order_steps(stop)
         while True:
-            event = self._ranks.next_event()
+            self._pass_on_notice()
+            event = self._ranks.next_event(self.notice.left_s() if self.notice else None)
             if event["event"] == "saved":
                 return Saved.model_validate(event)
             self.watch(event)
 
-    def _is_repeated(self, error: RankDied | RecipeFailed | Unhealthy) -> NoProgress | None:
+    def _is_repeated(self, error: HoldfastError) -> NoProgress | None:
         failure = (self.step, error.data.get("step"))
-        is_repeated = isinstance(error, RecipeFailed | Unhealthy) and failure == self._last_failure
+        is_repeated = not isinstance(error, RankDied) and failure == self._last_failure
         self._last_failure = failure
         if not is_repeated:
             return None
         return NoProgress(
-            f"twice in a row, with no step committed in between: {error}", hint=error.hint, step=self.step
+            f"twice in a row, with no step committed in between: {error}",
+            hint=error.hint,
+            step=self.step,
+            reason=error.reason,
         )
 
-    def commit(self, saved: Saved, why: str = "chunk") -> Commit:
+    def commit(self, saved: Saved, why: str = "") -> Commit:
         """The checkpoint counts: its commit is on record, and latest.json names it.
 
         Doing it again, after a signal has interrupted it, finishes it.
+
+        Args:
+            why: otherwise ``chunk``, or ``preempted`` where a notice has cut the chunk short.
 
         Raises:
             Superseded: a later attempt owns the run; nothing was changed.
@@ -294,13 +320,14 @@ class Attempt:
         assert saved == self._uncommitted[0], "chunks are committed in the order of training"
         if self.head is None or self.head.path != saved.path:
             try:
-                self.line.commit(saved, why)
+                self.line.commit(saved, why or ("preempted" if self._is_stopped else "chunk"))
             except NameTaken:
                 # The ranks hold a state that no commit names; the next chunk starts new ones.
                 self.close()
                 self._uncommitted.clear()
                 return self.line.follow()
         self._uncommitted.pop(0)
+        self.save_s = saved.save_s
         assert self.head is not None
         return self.head
 
@@ -347,11 +374,32 @@ class Attempt:
 
     # ---- stop
 
+    def notify(self, notice: Notice) -> None:
+        """This machine goes away: what is trained is saved in the last moment that is safe, and `next_chunk` ends.
+
+        May be called from any thread, while chunks are trained.
+        """
+        log.warning("%s", notice)
+        ranks = self._ranks
+        if notice.is_advice:
+            if ranks is not None:
+                ranks.order("save")
+            return
+        self.notice = notice
+        if ranks is not None:
+            ranks.tell({"event": "notice"})
+
+    def _pass_on_notice(self) -> None:
+        if self.notice is not None and not self._is_told:
+            assert self._ranks is not None
+            self._ranks.stop(self.notice.left_s())
+            self._is_told = True
+
     def stop(self) -> None:
         """The step in hand is done, saved and committed, or the time is up; no rank is left."""
         deadline = time.monotonic() + self.config.resume.stop_within_s
         if self._ranks is not None and self._is_claimed:
-            self._ranks.order("stop")
+            self._ranks.stop()
             try:
                 while True:
                     event = self._ranks.next_event(max(0.0, deadline - time.monotonic()))
@@ -366,3 +414,12 @@ class Attempt:
             self.commit(self._uncommitted[0], "preempted")
         if self._is_claimed:
             log.info("stopped after step %d, which is saved and committed; the same command continues", self.step)
+
+    def end(self, reason: str, message: str = "") -> None:
+        """No rank is left, and how the attempt ended is on record, if it had claimed the run."""
+        self.close()
+        if self._is_claimed:
+            try:
+                self.journal.end_attempt(self.number, reason, message, self.head.step if self.head else 0)
+            except HoldfastError as error:
+                log.warning("how the attempt ended is not on record: %s", error)

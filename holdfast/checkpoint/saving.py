@@ -49,11 +49,16 @@ class Metadata(Record):
 
 
 class Saved(Record):
-    """A complete, durable checkpoint that no commit names yet."""
+    """A complete, durable checkpoint that no commit names yet.
+
+    Attributes:
+        save_s: seconds that the save took; 0 where nobody knows.
+    """
 
     path: str
     files: list[FileRecord]
     metadata: Metadata
+    save_s: float = 0.0
 
     @property
     def step(self) -> int:

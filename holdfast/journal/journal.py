@@ -19,6 +19,7 @@ from holdfast.journal.records import (
     MAX_RECORD_BYTES,
     AttemptRecord,
     Commit,
+    Ending,
     Latest,
     Pin,
     Quarantine,
@@ -46,6 +47,10 @@ class Journal(RunFolder):
         """The highest attempt number claimed; 0 for none."""
         latest = self.read_latest()
         return self.highest("attempts", latest.attempt if latest else 0)
+
+    def has_attempt(self, number: int) -> bool:
+        """Whether the number was claimed."""
+        return self.store.exists(record_name("attempts", number))
 
     def read_attempt(self, number: int) -> AttemptRecord:
         """One attempt's record."""
@@ -83,6 +88,37 @@ class Journal(RunFolder):
                 attempt=number,
             ) from None
         return record
+
+    def end_attempt(self, number: int, reason: str, message: str, step: int | None = None) -> Ending:
+        """It is on record how an attempt ended; what was recorded first stays.
+
+        Args:
+            step: the newest that is committed; otherwise it is looked up.
+        """
+        if step is None:
+            newest = self.newest()
+            step = newest.step if newest else 0
+        ending = Ending(number=number, reason=reason, message=message, step=step, created_at=now())
+        try:
+            self.store.create(record_name("endings", number), ending.to_bytes())
+        except NameTaken:
+            return self.read_ending(number) or ending
+        return ending
+
+    def read_ending(self, number: int) -> Ending | None:
+        """How an attempt ended; None while it lives, and where nobody has recorded it."""
+        try:
+            return read_record(self.store, Ending, record_name("endings", number))
+        except NameMissing:
+            return None
+        except RecordDamaged as error:
+            self.warn(str(error))
+            return None
+
+    def endings(self) -> list[Ending]:
+        """How the attempts ended, by number."""
+        found = map(self.read_ending, self.numbers("endings"))
+        return [ending for ending in found if ending is not None]
 
     def check_fence(self, attempt: int) -> None:
         """Return if no later attempt has claimed the run.

@@ -122,6 +122,16 @@ class AttemptRecord(Record):
     )
 
 
+class Ending(Record):
+    """``endings/00000003.json``: how an attempt ended, as it said itself, or as was found later."""
+
+    number: int = Field(ge=1, description="the attempt's")
+    reason: str = Field(description="completed, preempted, vanished, rank_crashed, ...: see holdfast.supervision")
+    message: str
+    step: int = Field(ge=0, description="the newest step that was committed then")
+    created_at: str
+
+
 class FileRecord(BaseModel):
     """One file of a checkpoint, as it was when it was committed."""
 

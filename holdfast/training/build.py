@@ -78,6 +78,7 @@ class Training:
         order: the order of map-style data; None for a stream.
         schedulers: torch's, over the optimizer.
         built: the hyperparameters as the recipe built them.
+        parent: the content id of the checkpoint that is being trained from; empty for none.
         metrics: a line for each step since the last checkpoint: its trail.
 
     Raises:
@@ -117,6 +118,7 @@ class Training:
         self.scheduler_type = schedule.name if isinstance(schedule, Schedule) else "+".join(names) or "NoneType"
         self.built = state.describe_built(self)
         self.progress = Progress()
+        self.parent = ""
         self.probe: Probe | None = None  # of the last checkpoint
         self.replayed: dict[str, float] | None = None  # what it cost to read a stream again, the last time
         self.metrics: list[dict[str, Any]] = []  # since the last checkpoint

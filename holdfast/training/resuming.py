@@ -66,6 +66,7 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
         resumed.taken_over = state.take_over(training, saved["built"])
     else:
         _check_built(training, payload)
+    training.parent = metadata.checkpoint_sha256
     training.probe = metadata.probe
     probe = measure(training)
     difference = compare(metadata.probe, probe, gate.tolerance if gate.how == "tolerance" else 0.0)

@@ -13,15 +13,12 @@ from holdfast.training.build import Training
 from holdfast.training.probing import measure
 
 
-def save(
-    training: Training, run: Store, parent: str, fingerprint: str, environment: dict[str, Any]
-) -> checkpoint.Saved | None:
+def save(training: Training, run: Store, fingerprint: str, environment: dict[str, Any]) -> checkpoint.Saved | None:
     """The state is a complete, durable checkpoint on the store, with the metrics of the steps since the last one.
 
     Only the main rank writes; the others return None.
 
     Args:
-        parent: the content id of the checkpoint that these steps were trained from.
         environment: what it was trained on, and the hashes of the recipe's code.
 
     Raises:
@@ -42,9 +39,11 @@ def save(
     if training.accelerator.is_main_process:
         text = "".join(json.dumps(_finite(line), sort_keys=True) + "\n" for line in lines)
         described = describe_state(training, probe) | {
-            "previous_checkpoint_sha256": parent, "config_fingerprint": fingerprint, "environment": environment,
+            "previous_checkpoint_sha256": training.parent, "config_fingerprint": fingerprint,
+            "environment": environment,
         }  # fmt: skip
         saved = checkpoint.save(run, state.to_payload(captured), described, text)
+        training.parent = saved.metadata.checkpoint_sha256
     training.metrics = []
     training.probe = probe
     return saved

@@ -13,6 +13,7 @@ from holdfast.journal import (
     AttemptRecord,
     Commit,
     ConfigRecord,
+    Ending,
     Journal,
     Latest,
     Pin,
@@ -28,6 +29,7 @@ from holdfast.journal import (
 # Which class a folder's records have, and which of its fields is the number that they are named by.
 NUMBERED: dict[str, tuple[type[Record], str]] = {
     "attempts": (AttemptRecord, "number"),
+    "endings": (Ending, "number"),
     "quarantine": (Quarantine, "commit"),
     "pruned": (Pruned, "commit"),
     "pins": (Pin, "commit"),

@@ -56,7 +56,7 @@ def train_to(training: Training, stop: int) -> None:
 def save_state(training: Training, folder: Path) -> Saved:
     """A checkpoint of it, read back."""
     store = LocalStore(str(folder / "run"))
-    saved = save(training, store, "", "f" * 64, {})
+    saved = save(training, store, "f" * 64, {})
     assert saved is not None
     return checkpoint.read_saved(store, saved), saved.metadata
 

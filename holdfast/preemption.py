@@ -1,0 +1,239 @@
+"""Who says that this machine goes away, and when: clouds and a drain file, asked by a thread.
+
+=======  ==========================================================  =========================  ==================
+cloud    what is asked                                               what it means              time that is left
+=======  ==========================================================  =========================  ==================
+AWS      IMDSv2 ``spot/instance-action``                             interruption               until its ``time``
+AWS      IMDSv2 ``events/recommendations/rebalance``                 advice: save, and go on
+GCP      ``instance/preempted``                                      preemption                 30 s
+Azure    ``scheduledevents``: Preempt, Terminate, Reboot, Redeploy   of this machine            until ``NotBefore``
+=======  ==========================================================  =========================  ==================
+
+Sources: the clouds' documentation of spot interruption notices, of preemptible instances and of scheduled events.
+"""
+
+import contextlib
+import json
+import logging
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+from holdfast.config import Preemption
+
+log = logging.getLogger(__name__)
+
+POLL_EVERY_S = 2.0
+ANSWER_WITHIN_S = 2.0
+GCP_WITHIN_S = 30.0
+AZURE_ENDS = {"Preempt", "Terminate", "Reboot", "Redeploy"}
+# What the firmware of a cloud's machine says of it; Azure's tag is the same on all of its machines.
+FIRMWARE = Path("/sys/class/dmi/id")
+AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
+METADATA_URLS = {
+    "aws": "http://169.254.169.254",
+    "gcp": "http://metadata.google.internal",
+    "azure": "http://169.254.169.254",
+}
+
+
+@dataclass(frozen=True)
+class Notice:
+    """This machine goes away.
+
+    Args:
+        why: who says so, as a person reads it.
+        within_s: seconds that are left, from now on.
+        is_advice: it may go away; a checkpoint is worth having.
+    """
+
+    why: str
+    within_s: float
+    is_advice: bool = False
+    _deadline: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_deadline", time.monotonic() + self.within_s)
+
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def __str__(self) -> str:
+        return f"{self.why}: a checkpoint is made" if self.is_advice else f"{self.why}: {self.within_s:.0f} s are left"
+
+
+Source = Callable[[], Notice | None]
+
+
+@contextlib.contextmanager
+def watch(config: Preemption, tell: Callable[[Notice], None], others: Sequence[Source] = ()) -> Iterator[None]:
+    """While the block lasts, each notice is told once, from a thread.
+
+    Args:
+        tell: called with a notice; after one that is no advice, nothing more is asked.
+        others: what is asked, too.
+    """
+    sources = [*find_sources(config), *others]
+    if not sources:
+        yield
+        return
+    done = threading.Event()
+    thread = threading.Thread(target=_poll, args=(sources, tell, done), name="preemption", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _poll(sources: list[Source], tell: Callable[[Notice], None], done: threading.Event) -> None:
+    told: set[str] = set()
+    while not done.is_set():
+        for source in sources:
+            notice = source()
+            if notice is not None and notice.why not in told and not done.is_set():
+                told.add(notice.why)
+                tell(notice)
+                if not notice.is_advice:
+                    return
+        done.wait(POLL_EVERY_S)
+
+
+def find_sources(config: Preemption) -> list[Source]:
+    """Whom to ask, by the configuration and the machine."""
+    sources: list[Source] = []
+    cloud = find_cloud() if config.cloud == "auto" else config.cloud
+    if cloud in METADATA_URLS:
+        server = MetadataServer(config.metadata_url or METADATA_URLS[cloud])
+        sources += {"aws": aws_sources, "gcp": gcp_sources, "azure": azure_sources}[cloud](server)
+    if config.drain_file is not None:
+        path = Path(config.drain_file)
+        sources.append(lambda: read_drain_file(path))
+    return sources
+
+
+def find_cloud(firmware: Path = FIRMWARE) -> str:
+    """The cloud that this machine is in, by its firmware; ``off`` for none. Nothing is asked over the network."""
+    said = {name: _read(firmware / name) for name in ("sys_vendor", "product_name", "chassis_asset_tag")}
+    if said["sys_vendor"].startswith("Amazon EC2"):
+        return "aws"
+    if said["product_name"].startswith("Google"):
+        return "gcp"
+    return "azure" if said["chassis_asset_tag"] == AZURE_TAG else "off"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def read_drain_file(path: Path) -> Notice | None:
+    """What a drain file says: the seconds that are left; nothing in it means none."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    try:
+        within_s = max(0.0, float(text or 0))
+    except ValueError:
+        within_s = 0.0
+    return Notice(f"{path} says that this machine is drained", within_s)
+
+
+class MetadataServer:
+    """A cloud's metadata server. That it doesn't answer, or not as it should, is no notice."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
+
+    def ask(self, path: str, headers: Mapping[str, str], method: str = "GET") -> str | None:
+        """The answer's text; None for none, or for one of failure."""
+        request = urllib.request.Request(self._url + path, headers=dict(headers), method=method)
+        try:
+            with self._opener.open(request, timeout=ANSWER_WITHIN_S) as answer:
+                return str(answer.read().decode())
+        except (OSError, ValueError):  # urllib's errors are OSErrors
+            return None
+
+
+def aws_sources(server: MetadataServer) -> list[Source]:
+    """What IMDSv2 says of a spot interruption, and of the risk of one."""
+
+    def ask(path: str) -> dict[str, Any]:
+        token = server.ask("/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, method="PUT")
+        answer = server.ask(f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": token}) if token else None
+        return _as_object(answer)
+
+    def interruption() -> Notice | None:
+        found = ask("spot/instance-action")
+        if "action" not in found:
+            return None
+        return Notice(f"AWS will {found['action']} this spot instance", _seconds_until(found.get("time", "")))
+
+    def rebalance() -> Notice | None:
+        found = ask("events/recommendations/rebalance")
+        if "noticeTime" not in found:
+            return None
+        return Notice("AWS sees a higher risk of a spot interruption", 0.0, is_advice=True)
+
+    return [interruption, rebalance]
+
+
+def gcp_sources(server: MetadataServer) -> list[Source]:
+    """What Compute Engine says of its preemption."""
+
+    def preemption() -> Notice | None:
+        answer = server.ask("/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
+        is_preempted = (answer or "").strip() == "TRUE"
+        return Notice("Google Cloud takes this machine away", GCP_WITHIN_S) if is_preempted else None
+
+    return [preemption]
+
+
+def azure_sources(server: MetadataServer) -> list[Source]:
+    """What Azure's Scheduled Events say of this machine."""
+
+    def ask(path: str) -> str | None:
+        return server.ask(f"/metadata/{path}", {"Metadata": "true"})
+
+    def events() -> Notice | None:
+        found = _as_object(ask("scheduledevents?api-version=2020-07-01")).get("Events") or []
+        ends = [event for event in found if event.get("EventType") in AZURE_ENDS]
+        name = ask("instance/compute/name?api-version=2021-02-01&format=text") if ends else None
+        for event in ends:
+            if name in event.get("Resources", []):  # a scale set's machines see one another's events
+                return Notice(f"Azure has scheduled: {event['EventType']}", _seconds_until(event.get("NotBefore", "")))
+        return None
+
+    return [events]
+
+
+def _as_object(answer: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(answer or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _seconds_until(time_: str) -> float:
+    """From now until a time in ISO 8601 or as in e-mails; 0 where it is past, or can't be read."""
+    try:
+        at = datetime.fromisoformat(time_.replace("Z", "+00:00"))
+    except ValueError:
+        try:
+            at = parsedate_to_datetime(time_)
+        except ValueError:
+            return 0.0
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    return max(0.0, (at - datetime.now(UTC)).total_seconds())

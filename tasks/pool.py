@@ -1,0 +1,257 @@
+"""Attempts as flow runs on a work pool: started once, watched, cancelled.
+
+The server may be away for a while: what can't be asked now is asked again. What a run's attempts have done is read
+from its journal alone; the server only says that one has ended.
+"""
+
+import contextlib
+import functools
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterTags
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.context import FlowRunContext, SyncClientContext
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound, Pause
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Cancelling
+
+from holdfast.config import RunConfig
+from holdfast.errors import ConfigError, Superseded
+from holdfast.journal import Journal
+from holdfast.preemption import Notice
+from holdfast.store import open_store
+from holdfast.supervision import REASONS, End
+
+log = logging.getLogger("holdfast.pool")
+
+NEVER = datetime.max.replace(tzinfo=UTC)
+POLL_EVERY_S = 0.25
+ASK_AGAIN_S = 1.0
+LOOK_AT_ONESELF_EVERY = 8  # polls
+RECENT = 50
+# Statuses of a server that is busy, or not there yet.
+MAY_PASS = {429, 500, 502, 503, 504}
+
+T = TypeVar("T")
+
+
+def ask_server(ask: Callable[[SyncPrefectClient], T]) -> T:
+    """The server's answer, however long it is away."""
+    warned = False
+    while True:
+        try:
+            with SyncClientContext.get_or_create() as context:
+                return ask(context.client)
+        except httpx.HTTPError as error:
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in MAY_PASS:
+                raise
+            if not warned:
+                log.warning("Prefect's server doesn't answer (%s); it is asked again until it does", error)
+            warned = True
+            time.sleep(ASK_AGAIN_S)
+
+
+def tag_of(config: RunConfig) -> str:
+    """The tag of all flow runs that are about a run."""
+    return f"run:{config.run}"
+
+
+def claim_train(config: RunConfig) -> None:
+    """The flow run that this is called in has the run's tag, and is the only one that trains it, if that is asked for.
+
+    Raises:
+        Superseded: another one does.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return
+    own = context.flow_run
+    add_tags(own.id, tag_of(config))
+    if config.supervision.if_running == "attach":
+        return
+    for other in find_runs("train", config):
+        is_first = (other.start_time or NEVER, str(other.id)) < (own.start_time or NEVER, str(own.id))
+        if other.state and other.state.is_running() and other.id != own.id and is_first:
+            raise Superseded(
+                f"run {config.run!r} is being trained already, by flow run {other.name} ({other.id})",
+                hint='--set supervision.if_running="attach" watches it',
+            )
+
+
+def start_attempt(config: RunConfig, number: int, again: int = 0) -> FlowRun:
+    """The flow run of an attempt: a new one, or the one that was started for it before.
+
+    Args:
+        number: the attempt's number.
+        again: how many flow runs for the same number have ended before they claimed it.
+
+    Raises:
+        ConfigError: there is no deployment for the work pool.
+    """
+    key = f"{config.store}/{config.run}:{number}"
+    while True:
+        try:
+            flow_run = ask_server(functools.partial(_start, config, number, f"{key}.{again}" if again else key))
+        except ObjectNotFound:
+            raise ConfigError(
+                f'where = "{config.where}": there is no deployment attempt/{config.where}',
+                hint="make up makes one here; deployments/prefect.yaml has what is deployed",
+            ) from None
+        if not flow_run.state or not flow_run.state.is_final():
+            return flow_run
+        again += 1  # of a run of this name that was deleted, or of an attempt that never claimed its number
+
+
+def _start(config: RunConfig, number: int, key: str, client: SyncPrefectClient) -> FlowRun:
+    flow_run = run_deployment(
+        f"attempt/{config.where}",
+        parameters={"config": config.model_dump(mode="json"), "number": number},
+        flow_run_name=f"{config.run} attempt {number}",
+        tags=[tag_of(config)],
+        idempotency_key=key,
+        timeout=0,
+    )
+    assert isinstance(flow_run, FlowRun)
+    return flow_run
+
+
+def find_live_attempt(config: RunConfig) -> FlowRun | None:
+    """The attempt at the run that a worker has, or is to have; None for none."""
+    runs = find_runs("attempt", config)
+    return next((run for run in runs if run.state and not run.state.is_final()), None)
+
+
+def find_runs(flow: str, config: RunConfig) -> list[FlowRun]:
+    """The newest flow runs of a flow that are about a run, newest first."""
+    found = ask_server(
+        lambda client: client.read_flow_runs(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])),
+            flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[tag_of(config)])),
+            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+            limit=RECENT,
+        )
+    )
+    return [run for run in found if run.parameters.get("config", {}).get("store") == config.store]
+
+
+def await_end(flow_run: FlowRun) -> State[Any]:
+    """The state in which a flow run has ended.
+
+    Raises:
+        Pause: the flow run that waits was itself paused by a person.
+    """
+    for poll in itertools.count():
+        state = ask_server(lambda client: client.read_flow_run(flow_run.id)).state
+        if state is not None and state.is_final():
+            return state
+        if poll % LOOK_AT_ONESELF_EVERY == 0:
+            raise_if_paused()
+        time.sleep(POLL_EVERY_S)
+    raise AssertionError
+
+
+def own_state() -> State[Any] | None:
+    """What the server says of the flow run that this is called in, if a worker has started it; asked just once."""
+    flow_run = own_flow_run()
+    if flow_run is None:
+        return None
+    with (
+        contextlib.suppress(httpx.HTTPError),
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        SyncClientContext.get_or_create() as context,
+    ):
+        return context.client.read_flow_run(flow_run.id).state
+    return None  # nobody answers
+
+
+def own_flow_run() -> FlowRun | None:
+    """The flow run that this is called in, if a worker has started it."""
+    context = FlowRunContext.get()
+    flow_run = context.flow_run if context else None
+    return flow_run if flow_run and flow_run.deployment_id else None
+
+
+def number_now(config: RunConfig, number: int) -> int:
+    """The number of the attempt that this flow run is: a paused one that is resumed is another attempt than before."""
+    flow_run = own_flow_run()
+    if flow_run is None or flow_run.run_count <= 1:
+        return number
+    return Journal(open_store(config.store), config.run).attempts() + 1
+
+
+def raise_if_paused() -> None:
+    """Return if nobody has paused the flow run that this is called in.
+
+    Raises:
+        Pause: somebody has.
+    """
+    state = own_state()
+    if state is not None and state.is_paused():
+        raise Pause(state=state)
+
+
+def find_pause() -> Callable[[], Notice | None]:
+    """What can be asked, from another thread, whether a person has paused the flow run that this is called in."""
+    flow_run = own_flow_run()
+    if flow_run is None:
+        return lambda: None
+    client = get_client(sync_client=True)
+
+    def ask() -> Notice | None:
+        with contextlib.suppress(httpx.HTTPError):  # it is asked again soon
+            state = client.read_flow_run(flow_run.id).state
+            if state is not None and state.is_paused():
+                return Notice("a person has paused this attempt", 0.0)
+        return None
+
+    return ask
+
+
+def is_being_cancelled() -> bool:
+    """Whether a person cancels the flow run that this is called in."""
+    state = own_state()
+    return state is not None and (state.is_cancelling() or state.is_cancelled())
+
+
+def cancel(flow_run: FlowRun, within_s: float) -> None:
+    """The flow run is told to save and to end, and has ended, or the time is up."""
+    ask_server(lambda client: client.set_flow_run_state(flow_run.id, Cancelling()))
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        state = ask_server(lambda client: client.read_flow_run(flow_run.id)).state
+        if state is None or state.is_final():
+            return
+        time.sleep(POLL_EVERY_S)
+
+
+def add_tags(flow_run_id: Any, *tags: str) -> None:
+    """The flow run has these tags too."""
+
+    def add(client: SyncPrefectClient) -> None:
+        known = client.read_flow_run(flow_run_id).tags
+        client.update_flow_run(flow_run_id, tags=sorted({*known, *tags}))
+
+    ask_server(add)
+
+
+def end_by_state(state: State[Any], step: int) -> End:
+    """How an attempt has ended that has not said so itself, by its flow run's state.
+
+    Args:
+        step: the newest that is committed.
+    """
+    reason = (state.name or "").lower().replace(" ", "_")
+    if state.is_cancelled():
+        reason = "cancelled"
+    elif reason not in REASONS:
+        reason = "stopped"
+    return End(reason, state.message or "", step)
