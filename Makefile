@@ -1,5 +1,6 @@
 # make train   train the language model, or continue it      make train ARGS="--set epochs=8"
 # make test    the whole suite                               make check   lint, types, layers and the quick tests
+# make up      a server, work pools and workers on this machine      make down    end them      make up POSTGRES=1
 # make setup   only prepare .venv                            make clean   remove it
 # make bench   what it costs, as a table and bench.json      make bench ARGS="--full"
 # make soak    the search for faults, for hours: 100,000 random lives of a run on a disk, 10,000 on an object store, every
@@ -17,7 +18,7 @@ export DO_NOT_TRACK ?= 1
 # Some environments turn bytecode off; every process would then compile torch and Prefect anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup train test check bench soak clean
+.PHONY: setup train up down test check bench soak clean
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
@@ -35,6 +36,12 @@ setup: .venv/ready
 
 train: .venv/ready
 	@$(BIN)/python -m flows.train $(CONFIG) $(ARGS)
+
+up: .venv/ready
+	@$(BIN)/python -m deployments.local up $(if $(POSTGRES),--postgres)
+
+down: .venv/ready
+	@$(BIN)/python -m deployments.local down
 
 # The server for the tests of az://.
 .venv/azurite: .venv/ready

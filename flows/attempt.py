@@ -8,6 +8,7 @@ from prefect.exceptions import Pause, TerminationSignal
 
 from holdfast.attempt import Attempt
 from holdfast.config import RunConfig
+from holdfast.drill import strike_when_told
 from holdfast.errors import HoldfastError
 from holdfast.preemption import watch
 from holdfast.progress import ProgressView
@@ -70,6 +71,7 @@ def train_chunks(opened: Attempt) -> None:
         reported(opened) as show_chunk,
         watch(opened.config.preemption, opened.notify, signs),
     ):
+        strike_when_told(opened)
         commit = commit_chunk.with_options(on_completion=hooks.after_commit(opened, show_chunk))
         while (chunk := opened.next_chunk()) is not None:
             saved = train_chunk(opened, chunk)

@@ -4,6 +4,7 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,8 +60,13 @@ def train(config: RunConfig) -> TrainResult | State[Any]:
     return TrainResult.of(read_standing(journal), outcome, newest.epoch if newest else None)
 
 
-def supervise(config: RunConfig, journal: Journal) -> End:
+def supervise(
+    config: RunConfig, journal: Journal, choose_environment: Callable[[], dict[str, str]] = dict[str, str]
+) -> End:
     """The run is trained by attempts on a work pool, one after the other, until it is complete or cancelled.
+
+    Args:
+        choose_environment: what the next attempt has in its environment, besides what its pool gives it.
 
     Raises:
         NoProgress: a budget is spent; the message has the last error.
@@ -69,7 +75,7 @@ def supervise(config: RunConfig, journal: Journal) -> End:
     unclaimed: list[End] = []
     live = pool.find_live_attempt(config)
     while live is not None or not is_trained(journal, config.epochs):
-        flow_run = live or pool.start_attempt(config, journal.attempts() + 1, len(unclaimed))
+        flow_run = live or pool.start_attempt(config, journal.attempts() + 1, len(unclaimed), choose_environment())
         number = flow_run.parameters["number"]
         live = None
         try:

@@ -271,12 +271,22 @@ def _set(fields: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
-    *tables, last = key.split(".")
+    set_field(fields, key, value)
+
+
+def set_field(fields: dict[str, Any], name: str, value: Any) -> None:
+    """Set a field by its dotted name; tables that are missing are made.
+
+    Raises:
+        ConfigError: a part of the name is a value.
+    """
+    *tables, last = name.split(".")
     for table in tables:
-        inner = fields.setdefault(table, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(f"--set {override}: {table} is a value, not a table")
-        fields = inner
+        if fields.get(table) is None:
+            fields[table] = {}
+        fields = fields[table]
+        if not isinstance(fields, dict):
+            raise ConfigError(f"{name}: {table} is a value, not a table")
     fields[last] = value
 
 

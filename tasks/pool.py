@@ -5,11 +5,10 @@ from its journal alone; the server only says that one has ended.
 """
 
 import contextlib
-import functools
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -87,12 +86,15 @@ def claim_train(config: RunConfig) -> None:
             )
 
 
-def start_attempt(config: RunConfig, number: int, again: int = 0) -> FlowRun:
+def start_attempt(
+    config: RunConfig, number: int, again: int = 0, environment: Mapping[str, str] | None = None
+) -> FlowRun:
     """The flow run of an attempt: a new one, or the one that was started for it before.
 
     Args:
         number: the attempt's number.
         again: how many flow runs for the same number have ended before they claimed it.
+        environment: what its process has, besides what the pool gives it.
 
     Raises:
         ConfigError: there is no deployment for the work pool.
@@ -100,7 +102,14 @@ def start_attempt(config: RunConfig, number: int, again: int = 0) -> FlowRun:
     key = f"{config.store}/{config.run}:{number}"
     while True:
         try:
-            flow_run = ask_server(functools.partial(_start, config, number, f"{key}.{again}" if again else key))
+            flow_run = _start(
+                f"attempt/{config.where}",
+                f"{config.run} attempt {number}",
+                f"{key}.{again}" if again else key,
+                config,
+                environment or {},
+                number=number,
+            )
         except ObjectNotFound:
             raise ConfigError(
                 f'where = "{config.where}": there is no deployment attempt/{config.where}',
@@ -111,17 +120,33 @@ def start_attempt(config: RunConfig, number: int, again: int = 0) -> FlowRun:
         again += 1  # of a run of this name that was deleted, or of an attempt that never claimed its number
 
 
-def _start(config: RunConfig, number: int, key: str, client: SyncPrefectClient) -> FlowRun:
-    flow_run = run_deployment(
-        f"attempt/{config.where}",
-        parameters={"config": config.model_dump(mode="json"), "number": number},
-        flow_run_name=f"{config.run} attempt {number}",
-        tags=[tag_of(config)],
-        idempotency_key=key,
-        timeout=0,
-    )
-    assert isinstance(flow_run, FlowRun)
-    return flow_run
+def start_train(config: RunConfig, key: str) -> FlowRun:
+    """The flow run that trains a run: a new one, or the one that was started with this key before."""
+    return _start("train/train", config.run, key, config, {})
+
+
+def _start(
+    deployment: str, name: str, key: str, config: RunConfig, environment: Mapping[str, str], **parameters: Any
+) -> FlowRun:
+    def start(client: SyncPrefectClient) -> FlowRun:
+        flow_run = run_deployment(
+            deployment,
+            parameters={"config": config.model_dump(mode="json"), **parameters},
+            flow_run_name=name,
+            tags=[tag_of(config)],
+            idempotency_key=key,
+            job_variables={"env": dict(environment)} if environment else None,
+            timeout=0,
+        )
+        assert isinstance(flow_run, FlowRun)
+        return flow_run
+
+    return ask_server(start)
+
+
+def read_state(flow_run: FlowRun) -> State[Any] | None:
+    """The state that a flow run has now."""
+    return ask_server(lambda client: client.read_flow_run(flow_run.id)).state
 
 
 def find_live_attempt(config: RunConfig) -> FlowRun | None:
@@ -150,7 +175,7 @@ def await_end(flow_run: FlowRun) -> State[Any]:
         Pause: the flow run that waits was itself paused by a person.
     """
     for poll in itertools.count():
-        state = ask_server(lambda client: client.read_flow_run(flow_run.id)).state
+        state = read_state(flow_run)
         if state is not None and state.is_final():
             return state
         if poll % LOOK_AT_ONESELF_EVERY == 0:
@@ -227,7 +252,7 @@ def cancel(flow_run: FlowRun, within_s: float) -> None:
     ask_server(lambda client: client.set_flow_run_state(flow_run.id, Cancelling()))
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
-        state = ask_server(lambda client: client.read_flow_run(flow_run.id)).state
+        state = read_state(flow_run)
         if state is None or state.is_final():
             return
         time.sleep(POLL_EVERY_S)

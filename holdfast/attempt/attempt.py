@@ -389,6 +389,11 @@ class Attempt:
         if ranks is not None:
             ranks.tell({"event": "notice"})
 
+    def signal_ranks(self, number: int) -> None:
+        """Send all ranks a signal, for a drill."""
+        if self._ranks is not None:
+            os.killpg(self._ranks.pid, number)
+
     def _pass_on_notice(self) -> None:
         if self.notice is not None and not self._is_told:
             assert self._ranks is not None

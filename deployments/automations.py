@@ -1,0 +1,78 @@
+"""What Prefect's server does by itself: a flow run that gives no sign of life any more is Crashed.
+
+``python -m deployments.automations`` makes the automations, or brings them up to date, on the configured server.
+Events from before an automation was made are not seen by it: make it before the first run.
+"""
+
+from datetime import timedelta
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+from tasks.heartbeat import EVENT, EVERY_S
+
+# The server looks at what was to happen within 10 seconds at the least.
+LOST_AFTER_S = max(10.0, 3 * EVERY_S)
+NOT_BEGUN_AFTER_S = 120.0
+ANY_STATE = "prefect.flow-run.*"
+
+
+def describe_automations() -> list[AutomationCore]:
+    """All automations, by names of their own."""
+    return [
+        AutomationCore(
+            name="holdfast: a lost heartbeat is a crash",
+            description="A train or an attempt whose process, or machine, is gone. A false alarm does no harm: "
+            "the next attempt fences the last one off.",
+            trigger=_missing(EVENT, {EVENT, ANY_STATE}, LOST_AFTER_S),
+            actions=[_crash("vanished", f"nothing was heard of it for {LOST_AFTER_S:.0f} s: its machine is gone")],
+        ),
+        AutomationCore(
+            name="holdfast: what never begins is a crash",
+            description="An attempt that a worker has taken, and that worker is gone.",
+            trigger=_missing(
+                "prefect.flow-run.Pending",
+                {ANY_STATE},
+                NOT_BEGUN_AFTER_S,
+                match_related={"prefect.resource.role": "flow", "prefect.resource.name": "attempt"},
+            ),
+            actions=[_crash("vanished", f"its worker took it, and it had not begun {NOT_BEGUN_AFTER_S:.0f} s later")],
+        ),
+    ]
+
+
+def _missing(after: str, expect: set[str], within_s: float, **options: object) -> EventTrigger:
+    return EventTrigger(
+        match={"prefect.resource.id": "prefect.flow-run.*"},
+        after={after},
+        expect=expect,
+        for_each={"prefect.resource.id"},
+        posture=Posture.Proactive,
+        threshold=1,
+        within=timedelta(seconds=within_s),
+        **options,
+    )
+
+
+def _crash(name: str, message: str) -> ChangeFlowRunState:
+    return ChangeFlowRunState(state=StateType.CRASHED, name=name.capitalize(), message=message)
+
+
+def make_automations() -> None:
+    """The server has each automation once, as it is described here."""
+    with get_client(sync_client=True) as client:
+        for automation in describe_automations():
+            known = client.read_automations_by_name(automation.name)
+            if known:
+                client.update_automation(known[0].id, automation)
+            else:
+                client.create_automation(automation)
+            for double in known[1:]:
+                client.delete_automation(double.id)
+            print(f"automation  {automation.name}")
+
+
+if __name__ == "__main__":
+    make_automations()

@@ -1,0 +1,322 @@
+"""A server, work pools and workers on this machine: ``make up`` and ``make down``.
+
+All that runs, and all that it writes, is in one folder outside of the repository (HOLDFAST_STATE, or
+~/.local/state/holdfast). What was started is on record there by process id and start time, so that nothing else is
+ever ended.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cyclopts import App
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.workers.process import ProcessWorker
+
+from deployments.automations import make_automations
+from holdfast.cli import run_app
+from holdfast.errors import ConfigError, RunStopped
+from tasks.server import free_port
+
+ROOT = Path(__file__).parent.parent
+STATE = Path(os.environ.get("HOLDFAST_STATE") or Path.home() / ".local" / "state" / "holdfast")
+POOLS = {
+    "stable": "What only watches and tidies up: train, prune, sweep, drill.",
+    "gpu": "What trains: attempt, evaluate, audit.",
+}
+USUAL_PORT = 4200
+READY_WITHIN_S = 120.0
+DOWN_WITHIN_S = 60.0
+# How often a worker asks for work, in seconds.
+QUERY_EVERY_S = 0.5
+
+
+class Ledger:
+    """What was started, in ``started.json``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "started.json"
+        self.known: dict[str, dict[str, Any]] = {}
+        with contextlib.suppress(OSError, ValueError):
+            self.known = json.loads(self._path.read_text())
+
+    def is_alive(self, name: str) -> bool:
+        """Whether the process that was started under this name lives."""
+        entry = self.known.get(name)
+        return entry is not None and entry["began"] != "" and began_at(entry["pid"]) == entry["began"]
+
+    def add(self, name: str, pid: int, **facts: Any) -> None:
+        self.known[name] = {"pid": pid, "began": began_at(pid), **facts}
+        self._write()
+
+    def remove(self, name: str) -> None:
+        self.known.pop(name, None)
+        self._write()
+
+    def _write(self) -> None:
+        self._path.write_text(json.dumps(self.known, indent=2) + "\n")
+
+
+def began_at(pid: int) -> str:
+    """When a process began; empty for none, and for one that has ended and waits to be noticed."""
+    shown = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    stat, _, began = shown.stdout.strip().partition(" ")
+    return "" if stat.startswith("Z") else began.strip()
+
+
+def start(ledger: Ledger, name: str, command: Sequence[str], environment: Mapping[str, str], **facts: Any) -> None:
+    """A process of its own session, which outlives this one; its output is in ``<name>.log``."""
+    with (STATE / f"{name}.log").open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            env=os.environ | environment,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=_reset_signals,
+        )
+    ledger.add(name, process.pid, **facts)
+
+
+def _reset_signals() -> None:
+    # A shell starts what is in its background with SIGINT ignored, and a worker that ignores it can't be ended.
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_DFL)
+
+
+def end(ledger: Ledger, name: str) -> bool:
+    """What was started under this name has ended; whether it was alive."""
+    was_alive = ledger.is_alive(name)
+    if was_alive:
+        pid = ledger.known[name]["pid"]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + DOWN_WITHIN_S
+        while ledger.is_alive(name) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if ledger.is_alive(name):
+            os.killpg(pid, signal.SIGKILL)
+    ledger.remove(name)
+    return was_alive
+
+
+# ---- the database
+
+
+def start_postgres(ledger: Ledger) -> str:
+    """The URL of a Postgres database of our own, which listens on the loopback interface."""
+    folder = STATE / "postgres"
+    programs = find_postgres()
+    as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []  # it refuses to run as root
+    password_file = STATE / "postgres.password"
+    if not (folder / "PG_VERSION").exists():
+        folder.mkdir(exist_ok=True)
+        password_file.write_text(secrets.token_hex(16))
+        if as_user:
+            shutil.chown(folder, "postgres")
+            shutil.chown(password_file, "postgres")
+            _let_pass(folder.parent)
+        options = ["--pgdata", str(folder), "--username", "holdfast", "--auth", "scram-sha-256"]
+        made = subprocess.run(
+            [*as_user, str(programs / "initdb"), *options, "--pwfile", str(password_file), "--encoding", "UTF8"],
+            capture_output=True, text=True, check=False, cwd="/",
+        )  # fmt: skip
+        if made.returncode:
+            raise RunStopped(f"initdb failed: {made.stderr.strip().splitlines()[-1]}")
+    password_file.chmod(0o600)
+    port = ledger.known.get("postgres", {}).get("port") or free_port()
+    if not ledger.is_alive("postgres"):
+        options = ["-D", str(folder), "-h", "127.0.0.1", "-p", str(port), "-k", str(folder)]
+        start(ledger, "postgres", [*as_user, str(programs / "postgres"), *options], {}, port=port)
+        _await("Postgres", lambda: _is_ready(programs, port), STATE / "postgres.log")
+    return f"postgresql+asyncpg://holdfast:{password_file.read_text()}@127.0.0.1:{port}/postgres"
+
+
+def find_postgres() -> Path:
+    """The folder of Postgres' programs.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[4]))
+    on_path = shutil.which("initdb")
+    if not found and on_path is None:
+        raise ConfigError("POSTGRES=1: Postgres is not installed", hint="apt-get install postgresql")
+    return found[-1].parent if found else Path(str(on_path)).parent
+
+
+def _let_pass(folder: Path) -> None:
+    """The user postgres may walk down to the folder, and see nothing on the way."""
+    for each in [folder, *folder.parents]:
+        if not each.stat().st_mode & 0o001 and each.owner() == "root":
+            each.chmod(each.stat().st_mode | 0o001)
+
+
+def _is_ready(programs: Path, port: int) -> bool:
+    ready = subprocess.run(
+        [str(programs / "pg_isready"), "-h", "127.0.0.1", "-p", str(port)], capture_output=True, check=False
+    )
+    return ready.returncode == 0
+
+
+# ---- the server
+
+
+def start_server(ledger: Ledger, database_url: str) -> str:
+    """The URL of the API of a Prefect server."""
+    if ledger.is_alive("server"):
+        return str(ledger.known["server"]["url"])
+    port = ledger.known.get("server", {}).get("port") or _usual_port()
+    url = f"http://127.0.0.1:{port}/api"
+    environment = {
+        "PREFECT_HOME": str(STATE / "prefect"),
+        "PREFECT_API_URL": url,
+        "PREFECT_UI_API_URL": url,
+        "DO_NOT_TRACK": "1",
+    }
+    if database_url:
+        environment["PREFECT_API_DATABASE_CONNECTION_URL"] = database_url
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    start(ledger, "server", command, environment, url=url, port=port, postgres=bool(database_url))
+    _await("Prefect's server", lambda: _is_healthy(url), STATE / "server.log")
+    return url
+
+
+def _usual_port() -> int:
+    with contextlib.suppress(httpx.TransportError):
+        httpx.get(f"http://127.0.0.1:{USUAL_PORT}", trust_env=False)
+        return free_port()
+    return USUAL_PORT
+
+
+def _is_healthy(url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{url}/health", trust_env=False).is_success
+    return False
+
+
+def _await(what: str, is_ready: Any, log: Path) -> None:
+    deadline = time.monotonic() + READY_WITHIN_S
+    while not is_ready():
+        if time.monotonic() > deadline:
+            raise RunStopped(f"{what} did not start within {READY_WITHIN_S:.0f} s", hint=f"{log} has its output")
+        time.sleep(0.1)
+
+
+# ---- pools, workers, deployments
+
+
+def make_pools(names: Sequence[str] = tuple(POOLS)) -> None:
+    """The server has the work pools, whose flow runs are processes of this repository on this machine."""
+    with get_client(sync_client=True) as client:
+        for name in names:
+            template = describe_process()
+            try:
+                client.read_work_pool(name)
+                client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
+            except ObjectNotFound:
+                pool = WorkPoolCreate(
+                    name=name, type="process", base_job_template=template, description=POOLS.get(name)
+                )
+                client.create_work_pool(pool)
+            print(f"work pool   {name}")
+
+
+def describe_process() -> dict[str, Any]:
+    """The base job template of a pool whose flow runs are processes of this repository on this machine.
+
+    With the command given, a worker starts it at once; otherwise it first prepares a workspace, which takes seconds.
+    """
+    template = ProcessWorker.get_default_base_job_template()
+    variables = template["variables"]["properties"]
+    variables["command"]["default"] = f"{sys.executable} -m prefect.engine"
+    variables["working_dir"]["default"] = str(ROOT)
+    return template
+
+
+def start_worker(ledger: Ledger, pool: str, url: str) -> None:
+    """A worker for the pool lives."""
+    name = f"worker-{pool}"
+    if ledger.is_alive(name):
+        return
+    environment = {
+        "PREFECT_API_URL": url,
+        "PREFECT_WORKER_QUERY_SECONDS": str(QUERY_EVERY_S),
+        "DO_NOT_TRACK": "1",
+    }
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process", "--pool", pool, "--name", name]
+    start(ledger, name, command, environment)
+    print(f"worker      {name}")
+
+
+def deploy(url: str) -> None:
+    """All deployments of ``prefect.yaml`` are on the server."""
+    command = ["--no-prompt", "deploy", "--prefect-file", "deployments/prefect.yaml", "--all"]
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", *command],
+        env=os.environ | {"PREFECT_API_URL": url, "DO_NOT_TRACK": "1"},
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RunStopped(f"prefect deploy failed:\n{done.stdout}{done.stderr}".rstrip())
+    print("deployments train, attempt, evaluate, audit, prune, sweep, drill")
+
+
+app = App(name="python -m deployments.local", help=__doc__.partition("\n")[0], version_flags=[])
+
+
+@app.command
+def up(*, postgres: bool = False) -> None:
+    """A server, work pools, workers, deployments and automations are there; what is there already stays.
+
+    Args:
+        postgres: with a Postgres database, instead of a file.
+    """
+    STATE.mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(STATE)
+    if ledger.is_alive("server") and ledger.known["server"]["postgres"] != postgres:
+        has = "Postgres" if not postgres else "a file"
+        raise ConfigError(f"the server that is up keeps its data in {has}", hint="make down, then again")
+    url = start_server(ledger, start_postgres(ledger) if postgres else "")
+    with temporary_settings({PREFECT_API_URL: url}):
+        make_pools()
+        make_automations()
+        deploy(url)
+    for pool in POOLS:
+        start_worker(ledger, pool, url)
+    print(f"UI          {url.removesuffix('/api')}")
+    print(f"output      {STATE}")
+    print(f"your shell  export PREFECT_API_URL={url}")
+
+
+@app.command
+def down() -> None:
+    """What up has started has ended; attempts save what they have trained first."""
+    ledger = Ledger(STATE)
+    for name in sorted(ledger.known, key=_order):
+        if end(ledger, name):
+            print(f"ended       {name}")
+
+
+def _order(name: str) -> int:
+    """Workers first, then the server, then its database."""
+    return {"server": 1, "postgres": 2}.get(name, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(run_app(app))

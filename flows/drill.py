@@ -1,0 +1,69 @@
+"""A disaster, rehearsed with a run of your own on a pool of your own: `drill` from the UI or from Python."""
+
+import logging
+from typing import Any
+
+from prefect import flow, runtime
+from prefect.artifacts import create_markdown_artifact
+
+from flows.train import supervise
+from holdfast.config import Log, RunConfig
+from holdfast.drill import Kill, Verdict, judge_drill, left_after, to_environment
+from holdfast.errors import ConfigError, Damage, RunStopped
+from holdfast.journal import Journal
+from holdfast.store import open_store
+from tasks.heartbeat import heartbeat
+from tasks.reporting import describe_run, key_of
+
+log = logging.getLogger("holdfast.drill")
+
+
+@flow(name="drill", flow_run_name="drill {config.run}", retries=0)
+def drill(config: RunConfig, kills: list[Kill], epochs: int = 1, keep: bool = False) -> Verdict:
+    """Train a run twice on its work pool, once straight and once with what you choose killed, and compare the bytes.
+
+    Both are runs of their own, beside yours. A killed worker has to be started again by whatever starts yours.
+
+    Args:
+        config: The configuration of your run; where names its work pool.
+        kills: What is to be killed, in the order of their steps.
+        epochs: How long both runs train.
+        keep: Whether both runs stay on the store afterwards; those of a failed drill always do.
+
+    Raises:
+        Damage: the runs end on other bytes.
+    """
+    if config.where == "here":
+        raise ConfigError('where = "here": a drill needs a work pool', hint="holdfast prove does the same right here")
+    if not kills:
+        raise ConfigError("nothing is to be killed", hint='kills = [{"what": "machine", "at_step": 5}]')
+    kills = sorted(kills, key=lambda kill: kill.at_step)
+    name = f"{config.run}-drill-{str(runtime.flow_run.id)[:8]}"
+    with heartbeat():
+        straight = _train(config, f"{name}-straight", epochs, [])
+        drilled = _train(config, f"{name}-killed", epochs, kills)
+    verdict = judge_drill(kills, straight, drilled)
+    log.info("%s", verdict)
+    text = f"```\n{verdict}\n```\n\n{describe_run(drilled)}"
+    create_markdown_artifact(text, f"{key_of(config.run)}-drill", f"drill of {config.run}")
+    if not verdict.is_passed:
+        raise Damage(str(verdict), hint=f"holdfast show {config.store}/{name}-killed; holdfast prove looks closer")
+    if not keep:
+        for journal in (straight, drilled):
+            open_store(config.store).delete_folder(journal.run)
+    return verdict
+
+
+def _train(config: RunConfig, run: str, epochs: int, kills: list[Kill]) -> Journal:
+    changes: dict[str, Any] = {
+        "run": run,
+        "epochs": epochs,
+        "log": Log(every=1, folder=config.log.folder),
+        "retention": config.retention.model_copy(update={"keep_last": 10**6}),
+    }
+    config = config.model_copy(update=changes)
+    journal = Journal(open_store(config.store), run)
+    end = supervise(config, journal, lambda: to_environment(left_after(kills, len(journal.endings()))))
+    if end.reason != "completed":
+        raise RunStopped(f"run {run} was cancelled")
+    return journal

@@ -1,0 +1,91 @@
+"""Many configurations of one run, some of them at once: `sweep` from the UI, from Python or on a schedule."""
+
+import logging
+import time
+from typing import Any
+
+from prefect import flow, runtime
+from prefect.artifacts import create_table_artifact
+from prefect.client.schemas.objects import FlowRun
+from pydantic import PositiveInt
+
+from flows.train import train
+from holdfast.config import RunConfig
+from holdfast.errors import HoldfastError, RunStopped
+from holdfast.journal import Journal
+from holdfast.standing import read_standing
+from holdfast.store import open_store
+from holdfast.sweep import expand
+from tasks import pool
+from tasks.reporting import key_of
+
+log = logging.getLogger("holdfast.sweep")
+
+
+@flow(name="sweep", flow_run_name="sweep {config.run}", retries=0)
+def sweep(config: RunConfig, grid: dict[str, list[Any]], at_once: PositiveInt = 2) -> list[dict[str, Any]]:
+    """Train one run for each combination of settings. Starting it again continues all of them.
+
+    Args:
+        config: What all of them have in common. With where = here they are trained one after the other.
+        grid: The values to try, by dotted name, for example {"settings.lr": [0.1, 0.01], "seed": [1, 2]}.
+        at_once: How many are trained at once, on a work pool.
+
+    Raises:
+        RunStopped: some of the runs are not complete; all others are.
+    """
+    configs = expand(config, grid)
+    failed = _train_here(configs) if config.where == "here" else _train_on_pool(configs, at_once)
+    rows = [describe_run(each, grid) for each in configs]
+    create_table_artifact(rows, f"{key_of(config.run)}-sweep", f"sweep of {config.run}")
+    for row in rows:
+        log.info("%s", "  ".join(f"{name} {value}" for name, value in row.items()))
+    if failed:
+        named = "; ".join(f"{run}: {why}" for run, why in failed.items())
+        raise RunStopped(f"{len(failed)} of {len(configs)} runs are not complete: {named}")
+    return rows
+
+
+def _train_here(configs: list[RunConfig]) -> dict[str, str]:
+    failed = {}
+    for config in configs:
+        try:
+            train(config)
+        except HoldfastError as error:
+            failed[config.run] = str(error)
+    return failed
+
+
+def _train_on_pool(configs: list[RunConfig], at_once: int) -> dict[str, str]:
+    """Why runs have failed, by name; each is trained by a `train` of its own."""
+    waiting, live, failed = list(configs), list[tuple[RunConfig, FlowRun]](), dict[str, str]()
+    while waiting or live:
+        while waiting and len(live) < at_once:
+            config = waiting.pop(0)
+            live.append((config, pool.start_train(config, key=f"{runtime.flow_run.id}:{config.run}")))
+        time.sleep(pool.POLL_EVERY_S)
+        for config, flow_run in list(live):
+            state = pool.read_state(flow_run)
+            if state is not None and state.is_final():
+                live.remove((config, flow_run))
+                if not state.is_completed():
+                    failed[config.run] = state.message or state.name or ""
+    return failed
+
+
+def describe_run(config: RunConfig, grid: dict[str, list[Any]]) -> dict[str, Any]:
+    """A row of the sweep's table: what was changed, and what came of it."""
+    fields = config.model_dump(mode="json")
+    row: dict[str, Any] = {"run": config.run}
+    for name in grid:
+        value: Any = fields
+        for part in name.split("."):
+            value = value[part]
+        row[name] = value
+    journal = Journal(open_store(config.store), config.run)
+    if not journal.exists():
+        return row | {"step": 0}
+    standing = read_standing(journal)
+    numbers = {"loss": standing.avg_loss, **standing.metrics}
+    shown = {name: f"{value:.4f}" for name, value in numbers.items() if value is not None}
+    return row | {"step": standing.step, **shown, "content id": standing.checkpoint_sha256[:12]}

@@ -1,0 +1,154 @@
+"""A disaster, rehearsed: what is to be killed, and how, by the process that it is to happen to; and the verdict."""
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from holdfast.attempt import Attempt
+from holdfast.checkpoint import differences, read_payload
+from holdfast.journal import Commit, Journal
+from holdfast.replay import compare_trails, read_trail
+
+VARIABLE = "HOLDFAST_DRILL"
+
+
+class Kill(BaseModel):
+    """One blow of a drill."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    what: Literal["ranks", "attempt", "worker", "machine"] = Field(
+        "machine",
+        description="ranks: what trains. attempt: the process that commands it. worker: what started that. "
+        "machine: all of it.",
+    )
+    how: Literal["SIGTERM", "SIGKILL"] = "SIGKILL"
+    at_step: int = Field(ge=1, description="As soon as this step is done.")
+
+    @property
+    def ends_attempt(self) -> bool:
+        """Ranks are replaced within their attempt; all else ends it."""
+        return self.what != "ranks"
+
+    def __str__(self) -> str:
+        return f"{self.how} to the {self.what} at step {self.at_step}"
+
+
+KILLS = TypeAdapter(list[Kill])
+
+
+def to_environment(kills: Sequence[Kill]) -> dict[str, str]:
+    """The environment in which an attempt strikes these blows."""
+    return {VARIABLE: KILLS.dump_json(list(kills)).decode()} if kills else {}
+
+
+def strike_when_told(attempt: Attempt) -> None:
+    """The attempt strikes the blows that its environment asks for; without any, nothing is changed."""
+    if VARIABLE not in os.environ:
+        return
+    kills = KILLS.validate_python(json.loads(os.environ[VARIABLE]))
+    watch = attempt.watch
+
+    def strike(event: dict[str, Any]) -> None:
+        watch(event)
+        while kills and event["event"] == "progress" and event["step"] >= kills[0].at_step:
+            _strike(kills.pop(0), attempt)
+
+    attempt.watch = strike
+
+
+def left_after(kills: Sequence[Kill], ended_early: int) -> list[Kill]:
+    """What is still to be struck when so many attempts have ended early."""
+    left = list(kills)
+    for _ in range(ended_early):
+        while left and not left.pop(0).ends_attempt:
+            pass
+    return left
+
+
+def _strike(kill: Kill, attempt: Attempt) -> None:
+    number = signal.Signals[kill.how]
+    if kill.what in ("ranks", "machine"):
+        attempt.signal_ranks(number)
+    if kill.what in ("worker", "machine"):
+        worker = os.getppid()
+        if _is_worker(worker):
+            os.kill(worker, number)
+    if kill.what in ("attempt", "machine"):
+        os.kill(os.getpid(), number)
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        return b"worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+class Verdict(BaseModel):
+    """What a drill has shown.
+
+    Attributes:
+        straight, drilled: the content ids.
+        attempts: how each attempt of the drilled run ended.
+        first_step, first_differs_in: where the runs part, and in what.
+        different: names of what differs at the end.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    kills: list[Kill]
+    steps: int
+    straight: str
+    drilled: str
+    attempts: list[str]
+    first_step: int | None = None
+    first_differs_in: list[str] = []
+    different: list[str] = []
+
+    @property
+    def is_passed(self) -> bool:
+        return self.straight == self.drilled
+
+    def __str__(self) -> str:
+        blows = ", ".join(map(str, self.kills))
+        how = "on the same bytes" if self.is_passed else "on OTHER bytes"
+        lines = [f"{'passed' if self.is_passed else 'failed'}: {self.steps} steps end {how}, straight and with {blows}"]
+        lines.append(f"  content id  {self.straight}")
+        if not self.is_passed:
+            lines.append(f"  drilled     {self.drilled}")
+            lines.append(f"  first in    step {self.first_step}: {', '.join(self.first_differs_in)}")
+            lines.append(f"  different   {', '.join(self.different[:8])}")
+        return "\n".join([*lines, *(f"  attempt {number + 1:3} {end}" for number, end in enumerate(self.attempts))])
+
+
+def judge_drill(kills: Sequence[Kill], straight: Journal, drilled: Journal) -> Verdict:
+    """The verdict on two runs of the same configuration that are complete."""
+    ends = [f"ended at step {end.step}: {end.reason.replace('_', ' ')}" for end in drilled.endings()]
+    one, other = _newest(straight), _newest(drilled)
+    found: dict[str, Any] = {
+        "kills": list(kills), "steps": one.step, "attempts": ends,
+        "straight": one.checkpoint_sha256, "drilled": other.checkpoint_sha256,
+    }  # fmt: skip
+    if one.checkpoint_sha256 != other.checkpoint_sha256:
+        first = compare_trails(_trail(straight), _trail(drilled))
+        found |= {"first_step": first[0], "first_differs_in": first[1]} if first else {}
+        payloads = read_payload(straight.store, one), read_payload(drilled.store, other)
+        found["different"] = differences(*payloads)
+    return Verdict(**found)
+
+
+def _newest(journal: Journal) -> Commit:
+    newest = journal.newest()
+    assert newest is not None
+    return newest
+
+
+def _trail(journal: Journal) -> list[dict[str, Any]]:
+    commits = sorted(journal.candidates(), key=lambda commit: commit.number)
+    return [line for commit in commits for line in read_trail(journal.store, commit.path)]

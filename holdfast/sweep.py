@@ -1,0 +1,42 @@
+"""One configuration for each combination of settings."""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.config import RunConfig, parse_config, set_field
+from holdfast.errors import ConfigError
+
+LONGEST_NAME = 100
+
+
+def expand(config: RunConfig, grid: Mapping[str, Sequence[Any]]) -> list[RunConfig]:
+    """The configurations of a sweep, each for a run of its own, named by what it changes.
+
+    Args:
+        grid: the values to try, by dotted name: ``{"settings.lr": [0.1, 0.01], "seed": [1, 2]}`` gives four.
+
+    Raises:
+        ConfigError: a name is unknown, a value is out of range, or two runs would have the same name.
+    """
+    if not grid or not all(grid.values()):
+        raise ConfigError("a sweep needs at least one setting with at least one value", hint='{"settings.lr": [0.1]}')
+    configs = []
+    for values in itertools.product(*grid.values()):
+        changes = dict(zip(grid, values, strict=True))
+        fields = config.model_dump(mode="json")
+        for name, value in changes.items():
+            set_field(fields, name, value)
+        fields["run"] = name_run(config.run, changes)
+        configs.append(parse_config(fields, where="the sweep"))
+    names = [each.run for each in configs]
+    if double := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"the sweep would train run {double} twice", hint="give each value once")
+    return configs
+
+
+def name_run(run: str, changes: Mapping[str, Any]) -> str:
+    """The run's name and what was changed, as far as a name can hold it: ``language-lr-0.001-seed-2``."""
+    parts = [f"{name.rpartition('.')[2]}-{value}" for name, value in changes.items()]
+    return re.sub(r"[^A-Za-z0-9._]+", "-", "-".join([run, *parts]))[:LONGEST_NAME].strip("-")
