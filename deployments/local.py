@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,18 @@ QUERY_EVERY_S = 0.5
 
 
 class Ledger:
-    """What was started, in ``started.json``."""
+    """What was started, in ``started.json`` of a folder that has all its output too.
+
+    Attributes:
+        known: pid, start time and facts, by name.
+        processes: those that this process has started itself.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._path = folder / "started.json"
         self.known: dict[str, dict[str, Any]] = {}
+        self.processes: list[subprocess.Popen[bytes]] = []
         with contextlib.suppress(OSError, ValueError):
             self.known = json.loads(self._path.read_text())
 
@@ -79,7 +86,7 @@ def began_at(pid: int) -> str:
 
 def start(ledger: Ledger, name: str, command: Sequence[str], environment: Mapping[str, str], **facts: Any) -> None:
     """A process of its own session, which outlives this one; its output is in ``<name>.log``."""
-    with (STATE / f"{name}.log").open("ab") as log:
+    with (ledger.folder / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(
             command,
             env=os.environ | environment,
@@ -90,6 +97,7 @@ def start(ledger: Ledger, name: str, command: Sequence[str], environment: Mappin
             start_new_session=True,
             preexec_fn=_reset_signals,
         )
+    ledger.processes.append(process)
     ledger.add(name, process.pid, **facts)
 
 
@@ -100,19 +108,42 @@ def _reset_signals() -> None:
 
 
 def end(ledger: Ledger, name: str) -> bool:
-    """What was started under this name has ended; whether it was alive."""
+    """What was started under this name has ended; whether it was alive.
+
+    The flow runs of a worker are told first, and save: told itself, it would kill them.
+    """
     was_alive = ledger.is_alive(name)
     if was_alive:
         pid = ledger.known[name]["pid"]
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + DOWN_WITHIN_S
-        while ledger.is_alive(name) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        if ledger.is_alive(name):
+        if name.startswith("worker-"):
+            flow_runs = children_of(pid)
+            _signal(flow_runs, signal.SIGTERM)
+            _await_gone(lambda: bool(set(children_of(pid)) & set(flow_runs)))
+        _signal([pid], signal.SIGTERM)
+        if not _await_gone(lambda: ledger.is_alive(name)):
             os.killpg(pid, signal.SIGKILL)
     ledger.remove(name)
     return was_alive
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started, and that live."""
+    shown = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    return [int(child) for child, parent, stat in rows if int(parent) == pid and not stat.startswith("Z")]
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _await_gone(is_there: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + DOWN_WITHIN_S
+    while is_there() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not is_there()
 
 
 # ---- the database
@@ -120,10 +151,10 @@ def end(ledger: Ledger, name: str) -> bool:
 
 def start_postgres(ledger: Ledger) -> str:
     """The URL of a Postgres database of our own, which listens on the loopback interface."""
-    folder = STATE / "postgres"
+    folder = ledger.folder / "postgres"
     programs = find_postgres()
     as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []  # it refuses to run as root
-    password_file = STATE / "postgres.password"
+    password_file = ledger.folder / "postgres.password"
     if not (folder / "PG_VERSION").exists():
         folder.mkdir(exist_ok=True)
         password_file.write_text(secrets.token_hex(16))
@@ -143,7 +174,7 @@ def start_postgres(ledger: Ledger) -> str:
     if not ledger.is_alive("postgres"):
         options = ["-D", str(folder), "-h", "127.0.0.1", "-p", str(port), "-k", str(folder)]
         start(ledger, "postgres", [*as_user, str(programs / "postgres"), *options], {}, port=port)
-        _await("Postgres", lambda: _is_ready(programs, port), STATE / "postgres.log")
+        _await("Postgres", lambda: _is_ready(programs, port), ledger.folder / "postgres.log")
     return f"postgresql+asyncpg://holdfast:{password_file.read_text()}@127.0.0.1:{port}/postgres"
 
 
@@ -177,14 +208,14 @@ def _is_ready(programs: Path, port: int) -> bool:
 # ---- the server
 
 
-def start_server(ledger: Ledger, database_url: str) -> str:
+def start_server(ledger: Ledger, database_url: str, port: int = 0) -> str:
     """The URL of the API of a Prefect server."""
     if ledger.is_alive("server"):
         return str(ledger.known["server"]["url"])
-    port = ledger.known.get("server", {}).get("port") or _usual_port()
+    port = port or ledger.known.get("server", {}).get("port") or _usual_port()
     url = f"http://127.0.0.1:{port}/api"
     environment = {
-        "PREFECT_HOME": str(STATE / "prefect"),
+        "PREFECT_HOME": str(ledger.folder / "prefect"),
         "PREFECT_API_URL": url,
         "PREFECT_UI_API_URL": url,
         "DO_NOT_TRACK": "1",
@@ -193,7 +224,7 @@ def start_server(ledger: Ledger, database_url: str) -> str:
         environment["PREFECT_API_DATABASE_CONNECTION_URL"] = database_url
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     start(ledger, "server", command, environment, url=url, port=port, postgres=bool(database_url))
-    _await("Prefect's server", lambda: _is_healthy(url), STATE / "server.log")
+    _await("Prefect's server", lambda: _is_healthy(url), ledger.folder / "server.log")
     return url
 
 
@@ -210,7 +241,7 @@ def _is_healthy(url: str) -> bool:
     return False
 
 
-def _await(what: str, is_ready: Any, log: Path) -> None:
+def _await(what: str, is_ready: Callable[[], bool], log: Path) -> None:
     deadline = time.monotonic() + READY_WITHIN_S
     while not is_ready():
         if time.monotonic() > deadline:
@@ -249,18 +280,18 @@ def describe_process() -> dict[str, Any]:
     return template
 
 
-def start_worker(ledger: Ledger, pool: str, url: str) -> None:
-    """A worker for the pool lives."""
+def start_worker(ledger: Ledger, pool: str, url: str, environment: Mapping[str, str] | None = None) -> None:
+    """A worker for the pool lives; flow runs get its environment."""
     name = f"worker-{pool}"
     if ledger.is_alive(name):
         return
-    environment = {
+    known = {
         "PREFECT_API_URL": url,
         "PREFECT_WORKER_QUERY_SECONDS": str(QUERY_EVERY_S),
         "DO_NOT_TRACK": "1",
     }
     command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process", "--pool", pool, "--name", name]
-    start(ledger, name, command, environment)
+    start(ledger, name, command, known | dict(environment or {}))
     print(f"worker      {name}")
 
 
@@ -314,8 +345,8 @@ def down() -> None:
 
 
 def _order(name: str) -> int:
-    """Workers first, then the server, then its database."""
-    return {"server": 1, "postgres": 2}.get(name, 0)
+    """What starts attempts first, then what trains, then the server, then its database."""
+    return ["worker-stable", "worker-gpu", "server", "postgres"].index(name)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ from holdfast.supervision import REASONS, End
 log = logging.getLogger("holdfast.pool")
 
 NEVER = datetime.max.replace(tzinfo=UTC)
-POLL_EVERY_S = 0.25
+POLL_EVERY_S = 0.5
 ASK_AGAIN_S = 1.0
-LOOK_AT_ONESELF_EVERY = 8  # polls
+LOOK_AT_ONESELF_EVERY = 4  # polls
 RECENT = 50
 # Statuses of a server that is busy, or not there yet.
 MAY_PASS = {429, 500, 502, 503, 504}

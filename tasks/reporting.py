@@ -5,6 +5,7 @@ Sent by a thread of its own, the newest only, so that a slow or absent server ne
 
 import contextlib
 import contextvars
+import json
 import logging
 import queue
 import re
@@ -19,6 +20,8 @@ from prefect.artifacts import (
     create_table_artifact,
     update_progress_artifact,
 )
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactUpdate
 
 from holdfast.attempt import Attempt
 from holdfast.journal import Commit, Journal
@@ -43,7 +46,8 @@ def reported(attempt: Attempt) -> Iterator[Callable[[Attempt], None]]:
     thread = threading.Thread(target=context.run, args=(_send, jobs), name="reporting", daemon=True)
     thread.start()
     key = key_of(attempt.config.run)
-    bar: list[Any] = []
+    bar: list[Any] = []  # the artifact's id, once there is one
+    table: list[Any] = []
     rows: list[dict[str, Any]] = []
     last_sent = 0.0
     watch = attempt.watch
@@ -54,6 +58,13 @@ def reported(attempt: Attempt) -> Iterator[Callable[[Attempt], None]]:
             update_progress_artifact(bar[0], percent, text)
         else:
             bar.append(create_progress_artifact(percent, f"{key}-progress", text))
+
+    def show_table(rows: list[dict[str, Any]]) -> None:
+        if table:
+            with get_client(sync_client=True) as client:
+                client.update_artifact(table[0], ArtifactUpdate(data=json.dumps(rows)))
+        else:
+            table.append(create_table_artifact(rows, f"{key}-chunks", f"chunks of {attempt.config.run}"))
 
     def show(event: dict[str, Any]) -> None:
         nonlocal last_sent
@@ -67,9 +78,9 @@ def reported(attempt: Attempt) -> Iterator[Callable[[Attempt], None]]:
         commit = attempt.head
         assert commit is not None
         rows.append(describe_chunk(attempt.journal, commit, attempt.save_s))
-        table = rows[-ROWS:]
+        newest = rows[-ROWS:]
         jobs.put(lambda: show_bar(commit.step, f"step {commit.step} of {attempt.total_steps} is committed"))
-        jobs.put(lambda: create_table_artifact(table, f"{key}-chunks", f"chunks of {attempt.config.run}"))
+        jobs.put(lambda: show_table(newest))
 
     attempt.watch = show
     try:

@@ -1,0 +1,136 @@
+"""What the ranks make of the time that is left: they train on, and what they save is durable before the deadline."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import preemption
+from holdfast.attempt import Attempt
+from holdfast.config import RunConfig
+from holdfast.journal import Commit, Journal
+from holdfast.preemption import Notice, watch
+from holdfast.store import open_store
+from tests.metadata_server import MetadataStub, metadata_server
+
+pytestmark = pytest.mark.slow
+
+WINDOW_S = 8.0
+# Two saves, two steps and a second are kept in hand, and the machine may be busy.
+TRAINED_ON_S = 3.0
+
+
+@pytest.fixture
+def stub() -> Iterator[MetadataStub]:
+    with metadata_server() as stub:
+        yield stub
+
+
+@pytest.fixture(autouse=True)
+def _short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preemption, "GCP_WITHIN_S", WINDOW_S)
+    monkeypatch.setattr(preemption, "POLL_EVERY_S", 0.2)
+    monkeypatch.setenv("TOY_DELAY_S", "0.02")
+
+
+def make_config(folder: Path, **fields: Any) -> RunConfig:
+    known = {
+        "recipe": "tests.toy:toy", "run": "toy", "epochs": 10_000, "store": f"{folder}/runs",
+        "chunk": {"steps": 10}, "log": {"every": 1, "folder": f"{folder}/logs"},
+    }  # fmt: skip
+    return RunConfig.model_validate(known | fields)
+
+
+def train(config: RunConfig, after_step: int, do: Callable[[Attempt], object]) -> tuple[Attempt, float]:
+    """The attempt, trained until it ends by itself, and when something was done to it."""
+    attempt, done_at = Attempt(config), 0.0
+
+    def see(event: dict[str, Any]) -> None:
+        nonlocal done_at
+        if event["event"] == "progress" and event["step"] >= after_step and not done_at:
+            done_at = time.time()
+            do(attempt)
+
+    attempt.watch = see
+    try:
+        attempt.open()
+        with watch(config.preemption, attempt.notify):
+            while (chunk := attempt.next_chunk()) is not None:
+                saved = attempt.train_chunk(chunk)
+                if saved is not None:
+                    attempt.commit(saved)
+    finally:
+        attempt.end("preempted")
+    return attempt, done_at
+
+
+def newest(config: RunConfig) -> Commit:
+    found = Journal(open_store(config.store), config.run).newest()
+    assert found is not None
+    return found
+
+
+def committed_at(config: RunConfig, commit: Commit) -> float:
+    store = Journal(open_store(config.store), config.run).store
+    return store.modified(f"commits/{commit.number:08d}.json").timestamp()
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
+def test_a_notice_leads_to_a_save_inside_its_window(stub: MetadataStub, tmp_path: Path, cloud: str) -> None:
+    say = {
+        "aws": lambda: stub.interrupt_on_aws(WINDOW_S),
+        "gcp": stub.preempt_on_gcp,
+        "azure": lambda: stub.schedule_on_azure("Preempt", WINDOW_S),
+    }[cloud]
+    config = make_config(tmp_path, preemption={"cloud": cloud, "metadata_url": stub.url})
+    attempt, said_at = train(config, 25, lambda _: say())
+    last = newest(config)
+    assert last.why == "preempted"
+    assert attempt.notice is not None
+    assert committed_at(config, last) < said_at + WINDOW_S + 0.2  # it was heard after it was said
+    assert committed_at(config, last) > said_at + TRAINED_ON_S
+    assert last.step > 50
+
+
+def test_advice_is_a_checkpoint_and_nothing_else(stub: MetadataStub, tmp_path: Path) -> None:
+    straight = make_config(tmp_path / "straight", epochs=4)
+    train(straight, 10**9, lambda _: None)
+    config = make_config(tmp_path, epochs=4, preemption={"cloud": "aws", "metadata_url": stub.url})
+    attempt, _ = train(config, 3, lambda _: stub.recommend_rebalance_on_aws())
+    assert attempt.notice is None
+    journal = Journal(open_store(config.store), config.run)
+    steps = [journal.read_commit(number).step for number in journal.numbers("commits")]
+    assert [step for step in steps if step % 10], "no chunk was cut"
+    assert newest(config).checkpoint_sha256 == newest(straight).checkpoint_sha256
+    assert {commit.why for commit in journal.candidates()} == {"chunk"}
+
+
+def test_before_the_first_save_nobody_knows_how_long_one_takes(tmp_path: Path) -> None:
+    config = make_config(tmp_path, chunk={"epochs": 1000})
+    _, said_at = train(config, 5, lambda attempt: attempt.notify(Notice("an hour is left", 3600)))
+    last = newest(config)
+    assert last.why == "preempted"
+    assert committed_at(config, last) < said_at + 10
+
+
+def test_what_is_not_durable_in_time_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOY_DELAY_S", "0.6")  # twice a step
+    config = make_config(tmp_path, chunk={"steps": 2})
+    attempt, _ = train(config, 3, lambda attempt: attempt.notify(Notice("at once", 0.2)))
+    assert attempt.head is not None
+    assert attempt.head.step == 2
+    assert attempt.next_chunk() is None
+
+
+def test_in_the_next_attempt_training_goes_on(tmp_path: Path) -> None:
+    config = make_config(tmp_path, epochs=4)
+    train(config, 13, lambda attempt: attempt.notify(Notice("drained", 0)))
+    journal = Journal(open_store(config.store), config.run)
+    assert newest(config).step < 40
+    train(config, 10**9, lambda _: None)
+    straight = make_config(tmp_path / "straight", epochs=4)
+    train(straight, 10**9, lambda _: None)
+    assert newest(config).checkpoint_sha256 == newest(straight).checkpoint_sha256
+    assert journal.read_attempt(2).why == "preempted"

@@ -1,0 +1,151 @@
+"""Notices that a machine goes away: what clouds and files say, and what the ranks make of the time that is left."""
+
+import json
+import queue
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import preemption
+from holdfast.config import Preemption
+from holdfast.preemption import Notice, find_cloud, find_sources, read_drain_file, watch
+from tests.metadata_server import MetadataStub, metadata_server
+
+
+@pytest.fixture
+def stub() -> Iterator[MetadataStub]:
+    with metadata_server() as stub:
+        yield stub
+
+
+def ask(stub: MetadataStub, cloud: str) -> list[Notice]:
+    """What there is to hear from a cloud now."""
+    sources = find_sources(Preemption.model_validate({"cloud": cloud, "metadata_url": stub.url}))
+    return [notice for source in sources if (notice := source()) is not None]
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
+def test_nothing_to_hear(stub: MetadataStub, cloud: str) -> None:
+    assert ask(stub, cloud) == []
+    assert stub.asked
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
+def test_a_server_that_is_not_there_is_no_notice(cloud: str) -> None:
+    assert ask(MetadataStub("http://127.0.0.1:9"), cloud) == []
+
+
+@pytest.mark.parametrize("answer", ["", "[]", "no JSON", "{}", "null"])
+def test_an_answer_that_makes_no_sense_is_no_notice(stub: MetadataStub, answer: str) -> None:
+    for path in (
+        "/latest/meta-data/spot/instance-action",
+        "/latest/meta-data/events/recommendations/rebalance",
+        "/computeMetadata/v1/instance/preempted",
+        "/metadata/scheduledevents?api-version=2020-07-01",
+    ):
+        stub.paths[path] = answer
+    assert [ask(stub, cloud) for cloud in ("aws", "gcp", "azure")] == [[], [], []]
+
+
+def test_aws_interrupts(stub: MetadataStub) -> None:
+    stub.interrupt_on_aws(within_s=120)
+    (notice,) = ask(stub, "aws")
+    assert not notice.is_advice
+    assert notice.within_s == pytest.approx(120, abs=3)
+    assert str(notice).startswith("AWS will terminate this spot instance: 1")
+
+
+def test_aws_recommends_to_rebalance(stub: MetadataStub) -> None:
+    stub.recommend_rebalance_on_aws()
+    (notice,) = ask(stub, "aws")
+    assert notice.is_advice
+    assert str(notice) == "AWS sees a higher risk of a spot interruption: a checkpoint is made"
+
+
+def test_gcp_preempts(stub: MetadataStub) -> None:
+    stub.preempt_on_gcp()
+    (notice,) = ask(stub, "gcp")
+    assert notice.within_s == 30
+
+
+@pytest.mark.parametrize("kind", ["Preempt", "Terminate", "Reboot", "Redeploy"])
+def test_azure_schedules(stub: MetadataStub, kind: str) -> None:
+    stub.schedule_on_azure(kind, within_s=30)
+    (notice,) = ask(stub, "azure")
+    assert notice.within_s == pytest.approx(30, abs=3)
+    assert kind in str(notice)
+
+
+def test_azure_schedules_what_is_no_end_or_not_ours(stub: MetadataStub) -> None:
+    stub.schedule_on_azure("Freeze", within_s=30)
+    assert ask(stub, "azure") == []
+    stub.schedule_on_azure("Preempt", within_s=30, machine="trainer_8")
+    assert ask(stub, "azure") == []
+
+
+@pytest.mark.parametrize("time_", ["", "yesterday", "2000-01-01T00:00:00Z"])
+def test_a_time_that_is_past_or_unreadable_leaves_none(stub: MetadataStub, time_: str) -> None:
+    action = {"action": "stop", "time": time_}
+    stub.paths["/latest/meta-data/spot/instance-action"] = json.dumps(action)
+    (notice,) = ask(stub, "aws")
+    assert notice.within_s == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "cloud"),
+    [
+        ({"sys_vendor": "Amazon EC2"}, "aws"),
+        ({"product_name": "Google Compute Engine"}, "gcp"),
+        ({"sys_vendor": "Microsoft Corporation", "chassis_asset_tag": "7783-7084-3265-9085-8269-3286-77"}, "azure"),
+        ({"sys_vendor": "Microsoft Corporation"}, "off"),  # a laptop
+        ({}, "off"),
+    ],
+)
+def test_the_cloud_is_told_by_the_firmware(tmp_path: Path, said: dict[str, str], cloud: str) -> None:
+    for name, text in said.items():
+        (tmp_path / name).write_text(text + "\n")
+    assert find_cloud(tmp_path) == cloud
+
+
+def test_outside_of_a_cloud_nobody_is_asked() -> None:
+    assert find_cloud() == "off"
+    assert find_sources(Preemption()) == []
+    assert find_sources(Preemption(cloud="off", metadata_url="http://127.0.0.1:9")) == []
+
+
+@pytest.mark.parametrize(("text", "within_s"), [("", 0.0), ("90", 90.0), ("90.5\n", 90.5), ("soon", 0.0), ("-3", 0.0)])
+def test_drain_file(tmp_path: Path, text: str, within_s: float) -> None:
+    path = tmp_path / "drain"
+    assert read_drain_file(path) is None
+    path.write_text(text)
+    notice = read_drain_file(path)
+    assert notice is not None
+    assert notice.within_s == within_s
+
+
+def test_a_notice_counts_down() -> None:
+    notice = Notice("so it is", 0.2)
+    assert 0 < notice.left_s() <= 0.2
+    time.sleep(0.25)
+    assert notice.left_s() == 0
+
+
+def test_each_notice_is_told_once_and_an_end_is_the_last(
+    stub: MetadataStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preemption, "POLL_EVERY_S", 0.05)
+    told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+    drain = tmp_path / "drain"
+    stub.recommend_rebalance_on_aws()
+    config = Preemption(cloud="aws", metadata_url=stub.url, drain_file=str(drain))
+    with watch(config, told.put):
+        assert told.get(timeout=5).is_advice
+        drain.write_text("7")
+        assert told.get(timeout=5).within_s == 7
+        asked = len(stub.asked)
+        stub.interrupt_on_aws(60)
+        time.sleep(0.3)
+        assert len(stub.asked) == asked
+    assert told.empty()

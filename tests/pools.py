@@ -1,0 +1,187 @@
+"""A real Prefect server with real workers on two work pools, as ``make up`` makes them, and machines that vanish."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from deployments import local
+from deployments.automations import make_automations
+from holdfast.journal import Journal
+from holdfast.standing import Standing, read_standing
+from holdfast.store import open_store
+from tests.conftest import is_rank, kill_tree
+
+ENDS_WITHIN_S = 150.0
+FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+
+
+@dataclass
+class Pool:
+    """Server, pools and workers."""
+
+    ledger: local.Ledger
+    url: str = ""
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """The server's answer, as the UI gets it."""
+        # A database in a file is locked now and then; every client of Prefect's asks again.
+        for _ in range(10):
+            answer = httpx.request(method, f"{self.url}{path}", json=body, trust_env=False, timeout=30)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                break
+            time.sleep(0.5)
+        if answer.is_error:
+            raise AssertionError(f"{method} {path}: {answer.status_code} {answer.text[:1000]}")
+        return answer.json() if answer.content else None
+
+    # ---- workers: machines that come and go
+
+    def start_worker(self, pool: str = "gpu", **environment: str) -> None:
+        with temporary_settings({PREFECT_API_URL: self.url}):
+            local.start_worker(self.ledger, pool, self.url, environment)
+
+    def worker(self, pool: str = "gpu") -> int:
+        return int(self.ledger.known[f"worker-{pool}"]["pid"])
+
+    def replace_worker(self, **environment: str) -> None:
+        """The machine that trains is another one from now on."""
+        kill_tree(self.worker())
+        self.start_worker(**environment)
+
+    def start_server(self) -> None:
+        local.start_server(self.ledger, "")
+
+    def kill_server(self) -> None:
+        kill_tree(self.ledger.known["server"]["pid"])
+
+    # ---- flow runs
+
+    def start(self, deployment: str, **parameters: Any) -> str:
+        """A flow run as the UI's button starts it; its id."""
+        known = self.ask("GET", f"/deployments/name/{deployment}")
+        body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+        return str(self.ask("POST", f"/deployments/{known['id']}/create_flow_run", body)["id"])
+
+    def read(self, flow_run: str) -> dict[str, Any]:
+        return dict(self.ask("GET", f"/flow_runs/{flow_run}"))
+
+    def await_end(self, flow_run: str, within_s: float = ENDS_WITHIN_S) -> dict[str, Any]:
+        """The flow run, when it has ended."""
+        deadline = time.monotonic() + within_s
+        while (found := self.read(flow_run))["state"]["type"] not in FINAL:
+            assert time.monotonic() < deadline, f"{found['name']} is still {found['state']['name']}"
+            time.sleep(0.5)
+        return found
+
+    def find(self, flow: str, run: str, **filters: Any) -> list[dict[str, Any]]:
+        """The flow runs of a flow that are about a run, oldest first."""
+        body = {
+            "flows": {"name": {"any_": [flow]}},
+            "flow_runs": {"tags": {"all_": [f"run:{run}"]}, **filters},
+            "sort": "EXPECTED_START_TIME_ASC",
+        }
+        return list(self.ask("POST", "/flow_runs/filter", body))
+
+    def artifacts(self, flow_run: str) -> list[dict[str, Any]]:
+        body = {"artifacts": {"flow_run_id": {"any_": [flow_run]}}}
+        return list(self.ask("POST", "/artifacts/filter", body))
+
+    def logs(self, flow_run: str) -> str:
+        body = {"logs": {"flow_run_id": {"any_": [flow_run]}}, "sort": "TIMESTAMP_ASC"}
+        return "\n".join(line["message"] for line in self.ask("POST", "/logs/filter", body))
+
+
+@dataclass
+class PoolRun:
+    """One run that is trained on the pool."""
+
+    pool: Pool
+    folder: Path
+    name: str
+
+    @property
+    def store(self) -> str:
+        return f"{self.folder}/runs"
+
+    def config(self, **changes: Any) -> dict[str, Any]:
+        """What a person fills into the form."""
+        known: dict[str, Any] = {
+            "recipe": "tests.toy:toy", "run": self.name, "epochs": 3, "where": "gpu", "store": self.store,
+            "chunk": {"steps": 4}, "log": {"every": 1, "folder": f"{self.folder}/logs"},
+        }  # fmt: skip
+        return known | changes
+
+    def start(self, **changes: Any) -> str:
+        return self.pool.start("train/train", config=self.config(**changes))
+
+    def journal(self) -> Journal:
+        return Journal(open_store(self.store), self.name)
+
+    def standing(self) -> Standing:
+        return read_standing(self.journal())
+
+    def attempts(self) -> list[dict[str, Any]]:
+        return self.pool.find("attempt", self.name)
+
+    def await_commits(self, number: int, within_s: float = 90.0) -> None:
+        deadline = time.monotonic() + within_s
+        while self.journal().newest_number() < number:
+            assert time.monotonic() < deadline, f"there was no commit {number}"
+            time.sleep(0.02)
+
+    def processes(self, attempt: int) -> tuple[psutil.Process, list[psutil.Process]]:
+        """The process of a live attempt, and its ranks."""
+        engine = psutil.Process(self.journal().read_attempt(attempt).pid)
+        return engine, [child for child in engine.children(recursive=True) if is_rank(child)]
+
+    def reasons(self) -> list[tuple[str, int]]:
+        """How the attempts ended, and at which step."""
+        return [(ending.reason, ending.step) for ending in self.journal().endings()]
+
+
+@contextlib.contextmanager
+def pool_up(folder: Path, **environment: str) -> Iterator[Pool]:
+    """While the block lasts, there is all that ``make up`` starts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pool = Pool(local.Ledger(folder))
+    with clean_environment():
+        try:
+            pool.url = local.start_server(pool.ledger, "", port=local.free_port())
+            with temporary_settings({PREFECT_API_URL: pool.url}):
+                local.make_pools()
+                make_automations()
+                local.deploy(pool.url)
+            pool.start_worker("stable")
+            pool.start_worker("gpu", **environment)
+            yield pool
+        finally:
+            for name in ("worker-stable", "worker-gpu", "server"):
+                if pool.ledger.is_alive(name):
+                    kill_tree(pool.ledger.known[name]["pid"])
+            for process in pool.ledger.processes:
+                process.wait(timeout=30)
+
+
+@contextlib.contextmanager
+def clean_environment() -> Iterator[None]:
+    """No server of another fixture is configured meanwhile."""
+    saved = {name: os.environ.pop(name) for name in ("PREFECT_API_URL", "PREFECT_HOME") if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(saved)
+
+
+def strike(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
