@@ -46,12 +46,24 @@ def describe_present(config: RunConfig, built: dict[str, Any], ancestor: dict[st
         built: what they reported, see `holdfast.rank.describe`.
         ancestor: what `find_ancestor` gave.
     """
-    identity = config.identity | {"settings": built["settings"], "data": built["data"]}
+    identity, defaults = identify(config, built["settings"], built["defaults"], ancestor)
+    return Present(identity | {"data": built["data"]}, defaults, built["sources"], built["environment"])
+
+
+def identify(
+    config: RunConfig, settings: dict[str, Any], of_recipe: dict[str, Any], ancestor: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The identity that a run with this configuration has, but for its data; and the defaults of all its fields.
+
+    Args:
+        settings: those that the recipe is built with.
+        of_recipe: those that it has by itself.
+        ancestor: what `find_ancestor` gave.
+    """
+    identity = config.identity | {"settings": settings}
     if ancestor:
-        found = {name: ancestor[name] for name in ("commit", "checkpoint_sha256")}
-        identity["init_from"] = identity["init_from"] | found
-    defaults = {f"settings.{name}": value for name, value in built["defaults"].items()}
-    return Present(identity, find_defaults() | defaults, built["sources"], built["environment"])
+        identity["init_from"] |= {name: ancestor[name] for name in ("commit", "checkpoint_sha256")}
+    return identity, find_defaults() | {f"settings.{name}": value for name, value in of_recipe.items()}
 
 
 def changes_since(journal: Journal, commit: Commit, present: Present) -> list[Change]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from holdfast.attempt.lineage import environment_of, find_ancestor
+from holdfast.attempt.lineage import environment_of, find_ancestor, identify
 from holdfast.cli.app import Json, app, open_journal, print_json
 from holdfast.config import RunConfig, load_config
 from holdfast.drift import (
@@ -105,9 +105,9 @@ def _judge(journal: Journal, config: RunConfig) -> Judged:
     newest = journal.newest()
     saved = _read_trained_with(journal, newest)
     with contextlib.redirect_stdout(sys.stderr):  # whatever the recipe prints when it is imported
-        identity = _identify(journal, newest, saved, config)
+        identity, defaults = _identify(journal, newest, saved, config)
     current = fingerprint(identity)
-    changes = compare(saved.identity, identity, _find_defaults(config)) if current != saved.fingerprint else []
+    changes = compare(saved.identity, identity, defaults) if current != saved.fingerprint else []
     sources, notes = _compare_sources(journal, newest, config) if newest else ([], [NOTHING_COMMITTED])
     hint = _find_hint([*changes, *sources], config, saved.fingerprint, current) if newest else ""
     rows = [
@@ -149,22 +149,19 @@ def _read_trained_with(journal: Journal, newest: Commit | None) -> ConfigRecord:
     return saved
 
 
-def _identify(journal: Journal, newest: Commit | None, saved: ConfigRecord, config: RunConfig) -> dict[str, Any]:
-    """The identity that the run would have, if its data is as it was. The recipe's module is imported now."""
+def _identify(
+    journal: Journal, newest: Commit | None, saved: ConfigRecord, config: RunConfig
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The identity that the run would have, if its data is as it was, and the defaults. The recipe is imported now."""
     # The console script has its own folder where `python -m` has the working directory, and so finds recipes.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    identity = config.identity | {"settings": resolve_settings(find_recipe(config.recipe), config.settings)}
+    settings = resolve_settings(find_recipe(config.recipe), config.settings)
+    ancestor = find_ancestor(journal, config.store, config.init_from, newest)
+    identity, defaults = identify(config, settings, default_settings(config.recipe), ancestor)
     if "data" in saved.identity:
         identity["data"] = saved.identity["data"]
-    if ancestor := find_ancestor(journal, config.store, config.init_from, newest):
-        identity["init_from"] |= {name: ancestor[name] for name in ("commit", "checkpoint_sha256")}
-    return identity
-
-
-def _find_defaults(config: RunConfig) -> dict[str, Any]:
-    of_recipe = default_settings(config.recipe)
-    return find_defaults() | {f"settings.{name}": default for name, default in of_recipe.items()}
+    return identity, defaults
 
 
 def _compare_sources(journal: Journal, newest: Commit, config: RunConfig) -> tuple[list[Change], list[str]]:
