@@ -1,5 +1,6 @@
 """This machine: what a run needs to get the same bits elsewhere, and whether equal steps are equal here."""
 
+import contextlib
 import shutil
 import textwrap
 from collections.abc import Iterable
@@ -14,8 +15,8 @@ from holdfast.cli.app import Json, app, counted, open_journal, print_json
 from holdfast.config import Compute, Determinism
 from holdfast.contract import LIMITS, TERMS, Verdict, judge, part_of, terms_on
 from holdfast.doctor import DeviceChoice, Examination, examine
-from holdfast.errors import NameMissing, RecordDamaged, WrongUse
-from holdfast.journal import AttemptRecord, ConfigRecord, Journal, read_record
+from holdfast.errors import WrongUse
+from holdfast.journal import AttemptRecord, Journal
 
 MARKS = {True: "good", False: "wrong", None: "seen"}
 SHOWN_WORDS = 3
@@ -56,13 +57,12 @@ def _newest_attempt(journal: Journal) -> AttemptRecord:
 
 def _read_settings(journal: Journal) -> tuple[Determinism, DeviceChoice]:
     """What the run was last asked for; the defaults where that was lost."""
-    try:
-        config = read_record(journal.store, ConfigRecord, "config.snapshot.json").config
-        settings = Determinism.model_validate(config.get("determinism", {}))
-        return settings, Compute.model_validate(config.get("compute", {})).device
-    except (NameMissing, RecordDamaged, ValidationError):
-        journal.warn("its settings can't be read; this machine is examined with the defaults")
-        return Determinism(), "auto"
+    if snapshot := journal.read_snapshot():
+        with contextlib.suppress(ValidationError):
+            settings = Determinism.model_validate(snapshot.config.get("determinism", {}))
+            return settings, Compute.model_validate(snapshot.config.get("compute", {})).device
+    journal.warn("its settings can't be read; this machine is examined with the defaults")
+    return Determinism(), "auto"
 
 
 def _to_json(examination: Examination, attempt: AttemptRecord | None, verdict: Verdict | None) -> dict[str, Any]:
