@@ -1,6 +1,15 @@
 """Everything that the next step depends on: captured, put back, and turned into bytes without a pickle."""
 
-from holdfast.state.captured import capture, capture_rng, describe_built, digest_rng, load, restore, restore_rng
+from holdfast.state.captured import (
+    capture,
+    capture_rng,
+    describe_built,
+    digest_rng,
+    load,
+    own_part,
+    restore,
+    restore_rng,
+)
 from holdfast.state.encoding import from_payload, to_payload
 from holdfast.state.merging import take_over
 
@@ -11,6 +20,7 @@ __all__ = [
     "digest_rng",
     "from_payload",
     "load",
+    "own_part",
     "restore",
     "restore_rng",
     "take_over",

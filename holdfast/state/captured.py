@@ -67,7 +67,7 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
     for number, (scheduler, saved) in enumerate(zip(training.schedulers, state["schedulers"], strict=True)):
         parts[f"scheduler {number}"] = (scheduler, saved)
     parts["scaler"] = (accelerator.scaler, state["scaler"])
-    extras = _own_part(training, "extras", state["extras"])
+    extras = own_part(training, "extras", state["extras"])
     if unknown := sorted(extras.keys() - training.recipe.extras.keys()):
         raise _unfit(f"extra {unknown[0]}", "the recipe registers none of this name")
     for name, extra in training.recipe.extras.items():
@@ -79,7 +79,7 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
             raise _unfit(name, "one of the two is missing")
         if target is not None:
             load(name, target, saved)
-    restore_rng(_own_part(training, "rng", state["rng"]))
+    restore_rng(own_part(training, "rng", state["rng"]))
 
 
 def load(name: str, target: Any, saved: Any) -> None:
@@ -94,7 +94,12 @@ def load(name: str, target: Any, saved: Any) -> None:
         raise _unfit(name, f"{type(error).__name__}: {error}") from error
 
 
-def _own_part(training: "Training", name: str, parts: list[Any]) -> Any:
+def own_part(training: "Training", name: str, parts: list[Any]) -> Any:
+    """This rank's of what each rank has saved; the one that there is where all were equal.
+
+    Raises:
+        StateError: other ranks than these have saved it.
+    """
     ranks = training.accelerator.num_processes
     if len(parts) not in (1, ranks):
         raise _unfit(name, f"{len(parts)} ranks saved it, and there are {ranks}")

@@ -16,13 +16,14 @@ def begin_from(training: Training, payload: Payload, metadata: Metadata, init: I
 
     Raises:
         ConfigError: a weight, or what ``init`` names, is in one of the two only, or has another shape.
+        StateError: an extra doesn't fit what the recipe built.
     """
     saved = state.from_payload(payload)
     model = training.accelerator.unwrap_model(training.model)
     model.load_state_dict(_weights(model.state_dict(), saved["model"], init.reset))
     if init.load_optimizer:
         training.optimizer.load_state_dict(_moments(training, model, saved["optimizer"], init.reset))
-    extras = saved["extras"][training.accelerator.process_index if len(saved["extras"]) > 1 else 0]
+    extras = state.own_part(training, "extras", saved["extras"]) if init.extras else {}
     for name in init.extras:
         if name not in extras or name not in training.recipe.extras:
             known = extras.keys() & training.recipe.extras.keys()

@@ -81,11 +81,9 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
 
 
 def _begin_data(training: Training, saved: Mapping[str, Any], metadata: Metadata, watch: Any) -> None:
-    positions = saved["data"]
-    own = positions[training.accelerator.process_index] if len(positions) > 1 else positions[0]
     began = monotonic()
     training.replayed = metadata.replayed
-    if training.begin_data(own, watch):
+    if training.begin_data(state.own_part(training, "data", saved["data"]), watch):
         micro_batches = training.progress.step * training.recipe.grad_accum
         training.replayed = {"micro_batches": float(micro_batches), "seconds": round(monotonic() - began, 3)}
 
