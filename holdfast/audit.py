@@ -10,7 +10,7 @@ from holdfast.attempt.lineage import Present, changes_since, promise_for
 from holdfast.checkpoint import Saved
 from holdfast.errors import GateTripped
 from holdfast.journal import Commit, Journal
-from holdfast.replay import compare_trails, read_trail, replayed
+from holdfast.replay import find_difference, read_trail, replayed
 from holdfast.store import Store
 
 SHOWN_NAMES = 8
@@ -109,11 +109,10 @@ def _notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
 
 
 def _difference(journal: Journal, commit: Commit, saved: Saved, folder: Store) -> dict[str, Any]:
-    first = compare_trails(read_trail(journal.store, commit.path), read_trail(folder, saved.path))
-    one = checkpoint.read_payload(journal.store, commit)
-    other = checkpoint.read_saved(folder, saved)
-    names = {"first_step": first[0], "first_differs_in": first[1]} if first else {}
-    return {**names, "different": checkpoint.differences(one, other)}
+    trails = read_trail(journal.store, commit.path), read_trail(folder, saved.path)
+    return find_difference(
+        trails, (checkpoint.read_payload(journal.store, commit), checkpoint.read_saved(folder, saved))
+    )
 
 
 def choose_commits(journal: Journal, number: int, seed: int | None = None) -> list[Commit]:

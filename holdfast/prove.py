@@ -18,7 +18,7 @@ from holdfast.config import Log, RunConfig
 from holdfast.errors import ConfigError, GateTripped, HoldfastError
 from holdfast.journal import Commit, Journal
 from holdfast.launch import Ranks, problem_in
-from holdfast.replay import compare_trails, read_trail
+from holdfast.replay import find_difference, read_trail
 from holdfast.store import open_store
 
 EXACT = {"how": "exact"}
@@ -117,9 +117,13 @@ def prove(config: RunConfig, steps: int, kills: int, seed: int | None = None) ->
                 resumed.live(kill_at)
         except GateTripped as error:
             found |= {"gate": error.message, "different": error.data.get("different", [])}
-            return Proof(**found, resumed_from=resumed.resumed_from, **_first_difference(straight, resumed))
+            trails = straight.read_trail(), resumed.read_trail()
+            return Proof(**found, resumed_from=resumed.resumed_from, **find_difference(trails))
         found |= {"resumed": resumed.content_id, "resumed_from": resumed.resumed_from}
-        return Proof(**found, **_difference(straight, resumed))
+        if straight.content_id != resumed.content_id:
+            trails = straight.read_trail(), resumed.read_trail()
+            found |= find_difference(trails, (straight.read_payload(), resumed.read_payload()))
+        return Proof(**found)
 
 
 class _Run:
@@ -202,15 +206,3 @@ class _Run:
     def read_payload(self) -> checkpoint.Payload:
         """The newest state."""
         return checkpoint.read_payload(self._journal.store, self._newest())
-
-
-def _first_difference(straight: _Run, resumed: _Run) -> dict[str, Any]:
-    first = compare_trails(straight.read_trail(), resumed.read_trail())
-    return {"first_step": first[0], "first_differs_in": first[1]} if first else {}
-
-
-def _difference(straight: _Run, resumed: _Run) -> dict[str, Any]:
-    if straight.content_id == resumed.content_id:
-        return {}
-    different = checkpoint.differences(straight.read_payload(), resumed.read_payload())
-    return {**_first_difference(straight, resumed), "different": different}

@@ -3,18 +3,20 @@
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from holdfast import checkpoint
 from holdfast.attempt.lineage import Present, choose_gate, describe_present, find_ancestor
-from holdfast.checkpoint import Saved
+from holdfast.checkpoint import Payload, Saved
 from holdfast.config import Log, RunConfig
 from holdfast.errors import GateTripped, HoldfastError, NameMissing, RunStopped, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.launch import Ranks, problem_in
 from holdfast.store import Store, open_store
+
+Trail = list[dict[str, Any]]
 
 # In the order of cause and effect within a step.
 TRAIL = ("samples", "lrs", "loss", "grad_norm", "rng", "anneals", "metrics")
@@ -116,17 +118,29 @@ def replayed(journal: Journal, commit: Commit) -> Iterator[tuple[Saved, Store, P
         yield saved, open_store(folder), now
 
 
-def read_trail(store: Store, path: str) -> list[dict[str, Any]]:
+def read_trail(store: Store, path: str) -> Trail:
     """A line for each step that a checkpoint's chunk has trained; empty where they were lost."""
     with contextlib.suppress(NameMissing):
         return [json.loads(line) for line in store.read(f"{path}/{checkpoint.METRICS}").splitlines()]
     return []
 
 
-def compare_trails(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> tuple[int, list[str]] | None:
-    """The first step whose lines differ, and in what, causes first; None if they are equal."""
-    for a, b in zip(one, other, strict=False):
-        names = [name for name in TRAIL if a.get(name) != b.get(name)]
-        if names:
-            return int(a["step"]), names
-    return None
+def find_difference(trails: tuple[Trail, Trail], ends: tuple[Payload, Payload] | None = None) -> dict[str, Any]:
+    """Where two runs of the same steps part, as `Audit` and `Proof` have it.
+
+    Args:
+        trails: as `read_trail` gave them.
+        ends: the states at the end; None if they didn't both get there.
+
+    Returns:
+        ``first_step``: the first step whose lines differ, and ``first_differs_in``: in what, causes first; both only
+        where one does. ``different``: the names of what differs at the end.
+    """
+    found: dict[str, Any] = {}
+    for one, other in zip(*trails, strict=False):
+        if names := [name for name in TRAIL if one.get(name) != other.get(name)]:
+            found = {"first_step": int(one["step"]), "first_differs_in": names}
+            break
+    if ends is not None:
+        found["different"] = checkpoint.differences(*ends)
+    return found
