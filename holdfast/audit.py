@@ -73,8 +73,7 @@ def describe_difference(step: int | None, fields: list[str], different: list[str
     if step is None and different:
         lines = ["  every step has the same samples, loss, gradient and random numbers"]
     if different:
-        more = f" and {len(different) - SHOWN_NAMES} more" if len(different) > SHOWN_NAMES else ""
-        lines.append(f"  then, at the end: {', '.join(different[:SHOWN_NAMES])}{more}")
+        lines.append(f"  then, at the end: {checkpoint.shorten(different, SHOWN_NAMES)}")
     return lines
 
 

@@ -1,6 +1,6 @@
 """A checkpoint's bytes: named, written and hashed in one pass, verified while they are read."""
 
-from holdfast.checkpoint.difference import differences
+from holdfast.checkpoint.difference import differences, shorten
 from holdfast.checkpoint.format import PAYLOAD, Payload, Tensor, deserialize, serialize
 from holdfast.checkpoint.saving import (
     FILES,
@@ -47,6 +47,7 @@ __all__ = [
     "read_saved",
     "save",
     "serialize",
+    "shorten",
     "step_of",
     "verify",
     "verify_file",

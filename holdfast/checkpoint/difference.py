@@ -12,6 +12,12 @@ def differences(a: Payload, b: Payload) -> list[str]:
     return sorted(_differ(a.tree, b.tree, "", a, b))
 
 
+def shorten(names: list[str], shown: int) -> str:
+    """The first of the names, as many as are shown, and how many more there are."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
 def _differ(x: Any, y: Any, name: str, a: Payload, b: Payload) -> list[str]:
     if isinstance(x, dict) and isinstance(y, dict) and x.keys() == y.keys():
         if len(x) == 1 and (mark := next(iter(x))).startswith("$"):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from holdfast import state
-from holdfast.checkpoint import Metadata, Payload, differences
+from holdfast.checkpoint import Metadata, Payload, differences, shorten
 from holdfast.errors import ConfigDrift, GateTripped
 from holdfast.probe import How, check_health, compare
 from holdfast.training.build import Training
@@ -100,7 +100,8 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
         if not name.startswith(("built.", "data.")) and (has_same_gpus or not re.match(r"rng\.\d+\.cuda", name))
     ]
     if different:
-        raise GateTripped(f"after it was loaded, {_some(different)} differ from what was saved", different=different)
+        some = shorten(different, SHOWN_NAMES)
+        raise GateTripped(f"after it was loaded, {some} differ from what was saved", different=different)
 
 
 def _check_built(training: Training, payload: Payload) -> None:
@@ -109,14 +110,9 @@ def _check_built(training: Training, payload: Payload) -> None:
     names = [name.removeprefix("built.") for name in found]
     if names:
         raise ConfigDrift(
-            f"the recipe builds {_some(names)} otherwise than when it was saved, though no setting and no code that is "
-            "known has changed",
+            f"the recipe builds {shorten(names, SHOWN_NAMES)} otherwise than when it was saved, though no setting and "
+            "no code that is known has changed",
             hint="an environment variable, a file, a module that Recipe(sources=...) should list? "
             "--set 'resume.accept_drift=[\"built\"]' takes the new ones",
             fields={name: [] for name in names},
         )
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-    return ", ".join(names[:SHOWN_NAMES]) + more
