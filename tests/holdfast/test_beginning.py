@@ -1,6 +1,6 @@
 """A new run begins with another's weights, and with nothing of it that wasn't asked for."""
 
-from collections.abc import Iterator
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,29 +9,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from holdfast import Anneal, Recipe, RunConfig, Schedule, checkpoint, state
-from holdfast.checkpoint import Metadata, Payload
-from holdfast.config import Determinism, InitFrom
+from holdfast import Anneal, Recipe, Schedule, checkpoint, state
+from holdfast.config import InitFrom
 from holdfast.errors import ConfigError, StateError
-from holdfast.store.local import LocalStore
-from holdfast.training import Training, begin_from, save, train
+from holdfast.training import Training, begin_from
+from tests import trainings
+from tests.trainings import Saved, save_state, train_to
 from tests.varied import Average, Points
 
-# torchdata's loader calls it.
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+pytestmark = pytest.mark.usefixtures("same_process")
 
 STEPS = 4
-
-Saved = tuple[Payload, Metadata]
-
-
-@pytest.fixture(autouse=True)
-def _same_process() -> Iterator[None]:
-    """What a training sets for its process is taken back."""
-    threads, rng = torch.get_num_threads(), state.capture_rng()
-    yield
-    torch.set_num_threads(threads)
-    state.restore_rng(rng)
 
 
 class Policy(nn.Module):
@@ -64,25 +52,7 @@ def actor(width: int = 3, has_value: bool = False, lr: float = 0.02, groups: int
     )  # fmt: skip
 
 
-def make(folder: Path, seed: int = 2, **settings: Any) -> Training:
-    """In this process, which was not started as a rank's is."""
-    config = RunConfig(
-        recipe=f"{__name__}:actor", run="begun", store=str(folder), epochs=9, settings=settings, seed=seed,
-        determinism=Determinism(mode="fast"),
-    )  # fmt: skip
-    return Training(config)
-
-
-def train_to(training: Training, stop: int) -> None:
-    train(training, stop, lambda: False, lambda fields: None)
-
-
-def save_state(training: Training, folder: Path) -> Saved:
-    """A checkpoint of it, read back."""
-    store = LocalStore(str(folder / "run"))
-    saved = save(training, store, "f" * 64, {})
-    assert saved is not None
-    return checkpoint.read_saved(store, saved), saved.metadata
+make = functools.partial(trainings.make, recipe=f"{__name__}:actor", seed=2)
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """Settings that were changed on purpose reach schedulers that are made of others."""
 
 import copy
+import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +19,13 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
-from holdfast import Recipe, RunConfig, state
-from holdfast.config import Determinism
-from holdfast.training import Training, train
+from holdfast import Recipe, state
+from holdfast.training import Training
+from tests import trainings
+from tests.trainings import train_to
 from tests.varied import Points
+
+pytestmark = pytest.mark.usefixtures("same_process")
 
 
 def scheduled(kind: str, lr: float = 0.1, length: int = 20) -> Recipe:
@@ -53,11 +58,7 @@ KINDS = ["sequential", "chained", "sequential lambdas", "two", "multistep", "pol
 STEPS, LAST = 5, 15
 
 
-def make(settings: dict[str, Any]) -> Training:
-    recipe = f"{__name__}:scheduled"
-    return Training(
-        RunConfig(recipe=recipe, run="a", epochs=9, settings=settings, determinism=Determinism(mode="fast"))
-    )
+make = functools.partial(trainings.make, Path("nowhere"), f"{__name__}:scheduled")  # nothing is saved
 
 
 def go_on(training: Training) -> list[float]:
@@ -65,15 +66,15 @@ def go_on(training: Training) -> list[float]:
     rates = []
     while training.progress.step < LAST:
         rates.append(training.lrs[0])
-        train(training, training.progress.step + 1, lambda: False, lambda fields: None)
+        train_to(training, training.progress.step + 1)
     return rates
 
 
 def take_over(kind: str, **changed: Any) -> tuple[list[str], list[float], list[float]]:
     """What was taken over after some steps, the rates from there on, and those of a run that always had them."""
-    before, after, always = make({"kind": kind}), make({"kind": kind} | changed), make({"kind": kind} | changed)
+    before, after, always = make(kind=kind), make(kind=kind, **changed), make(kind=kind, **changed)
     for training in (before, always):
-        train(training, STEPS, lambda: False, lambda fields: None)
+        train_to(training, STEPS)
     saved = state.from_payload(state.to_payload(copy.deepcopy(state.capture(before))))
     state.restore(after, saved)
     names = state.take_over(after, saved["built"])

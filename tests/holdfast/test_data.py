@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 
 from holdfast.data import Batches, Order, Share, digest, permute
 
-# torchdata's loader calls it.
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-
 
 @given(st.integers(1, 3000), st.integers(0, 2**62), st.integers(0, 10))
 def test_is_a_permutation(size: int, seed: int, number: int) -> None:

@@ -15,19 +15,11 @@ from holdfast.data import Batches, Order, Share, combine, is_stream
 from holdfast.errors import RecipeError, StateError
 from tests.varied import Counted, Numbers, Points
 
-# torchdata's loader calls it.
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+pytestmark = pytest.mark.usefixtures("same_process")
 
 SEED, BATCH, GRAD_ACCUM = 5, 4, 2
 STEPS = 14  # more than two passes over 48 samples
 ONE = Share(BATCH)
-
-
-@pytest.fixture(autouse=True)
-def _same_process() -> Iterator[None]:
-    rng = state.capture_rng()
-    yield
-    state.restore_rng(rng)
 
 
 def of_points(share: Share = ONE, collate: Any = None, seed: int = SEED) -> Batches:

@@ -1,7 +1,7 @@
 """A hyperparameter that was changed on purpose is in force from the next step on, and nothing else has changed."""
 
 import copy
-from collections.abc import Iterator
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +11,18 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlateau, StepLR
 
-from holdfast import Recipe, RunConfig, Schedule, checkpoint, state
-from holdfast.config import Determinism
-from holdfast.training import Training, train
+from holdfast import Recipe, Schedule, checkpoint, state
+from holdfast.training import Training
+from tests import trainings
+from tests.trainings import train_to
 from tests.varied import Points
 
-# torchdata's loader calls it.
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+pytestmark = pytest.mark.usefixtures("same_process")
 
 STEPS_PER_EPOCH = 6
 SCHEDULES = ("none", "linear", "step", "cosine", "plateau")
 # In a warm-up, after it, at a step at which StepLR has just halved, at the end of an epoch.
 MOMENTS = (1, 4, 5, 6)
-
-
-@pytest.fixture(autouse=True)
-def _same_process() -> Iterator[None]:
-    """What a training sets for its process is taken back."""
-    threads, rng = torch.get_num_threads(), state.capture_rng()
-    yield
-    torch.set_num_threads(threads)
-    state.restore_rng(rng)
 
 
 def build_schedule(
@@ -67,17 +58,7 @@ def grouped(
     )  # fmt: skip
 
 
-def make(folder: Path, **settings: Any) -> Training:
-    """In this process, which was not started as a rank's is."""
-    config = RunConfig(
-        recipe=f"{__name__}:grouped", run="grouped", store=str(folder), epochs=9, settings=settings,
-        determinism=Determinism(mode="fast"),
-    )  # fmt: skip
-    return Training(config)
-
-
-def train_to(training: Training, stop: int) -> None:
-    train(training, stop, lambda: False, lambda fields: None)
+make = functools.partial(trainings.make, recipe=f"{__name__}:grouped")
 
 
 def captured(training: Training) -> checkpoint.Payload:

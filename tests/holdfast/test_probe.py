@@ -13,25 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from holdfast import Anneal, Limits, Recipe, RunConfig, checkpoint, state
-from holdfast.config import Determinism
+from holdfast import Anneal, Limits, Recipe, checkpoint, state
 from holdfast.errors import ConfigError, GateTripped, Unhealthy
 from holdfast.probe import Probe, check_health, compare
 from holdfast.store.local import LocalStore
-from holdfast.training import Gate, Training, measure, resume, save, train
+from holdfast.training import Gate, Training, measure, resume
+from tests import trainings
+from tests.trainings import train_to
 from tests.varied import Points
 
-# torchdata's loader calls it.
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-
-
-@pytest.fixture(autouse=True)
-def _same_process() -> Iterator[None]:
-    """What a training sets for its process is taken back."""
-    threads, rng = torch.get_num_threads(), state.capture_rng()
-    yield
-    torch.set_num_threads(threads)
-    state.restore_rng(rng)
+pytestmark = pytest.mark.usefixtures("same_process")
 
 
 # ---- limits
@@ -187,16 +178,7 @@ class Endless:
 
 
 def make(folder: Path, recipe: str = "probed", **settings: Any) -> Training:
-    """In this process, which was not started as a rank's is."""
-    config = RunConfig(
-        recipe=f"{__name__}:{recipe}", run="probed", store=str(folder), epochs=9, settings=settings,
-        determinism=Determinism(mode="fast"),
-    )  # fmt: skip
-    return Training(config)
-
-
-def train_to(training: Training, stop: int) -> None:
-    train(training, stop, lambda: False, lambda fields: None)
+    return trainings.make(folder, f"{__name__}:{recipe}", **settings)
 
 
 def everything(training: Training) -> Any:
@@ -375,9 +357,7 @@ def set_weights(training: Training, weights: Tensor) -> None:
 def save_step(training: Training, store: LocalStore) -> checkpoint.Saved:
     """One more step, saved."""
     train_to(training, training.progress.step + 1)
-    saved = save(training, store, "", "f" * 64, {})
-    assert saved is not None
-    return saved
+    return trainings.save_step(training, store)
 
 
 def resume_from(training: Training, store: LocalStore, saved: checkpoint.Saved, gate: Gate) -> None:

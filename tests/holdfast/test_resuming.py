@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,55 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast import Recipe, RunConfig, checkpoint, state
+from holdfast import Recipe, checkpoint, state
 from holdfast.attempt import Line
-from holdfast.checkpoint import Metadata, Payload
-from holdfast.config import Determinism
+from holdfast.checkpoint import Payload
 from holdfast.errors import CheckpointDamaged, ConfigDrift, GateTripped, HoldfastError, StateError
 from holdfast.journal import Commit, Journal
 from holdfast.store.local import LocalStore
-from holdfast.training import Gate, Resumed, Training, resume, save, train
+from holdfast.training import Gate, Resumed, Training, resume
 from holdfast.verification import verify_run
 from tests import varied
 from tests.makers import make_line, save_next
 from tests.makers import train as commit_next
+from tests.trainings import Saved, make, save_state, train_to
 
-# torchdata's loader calls it.
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+pytestmark = pytest.mark.usefixtures("same_process")
 
 STEPS = 8  # in the midst of an epoch
-
-Saved = tuple[Payload, Metadata]
-
-
-@pytest.fixture(autouse=True)
-def _same_process() -> Iterator[None]:
-    """What a training sets for its process is taken back."""
-    threads, rng = torch.get_num_threads(), state.capture_rng()
-    yield
-    torch.set_num_threads(threads)
-    state.restore_rng(rng)
-
-
-def make(folder: Path, recipe: str, **settings: Any) -> Training:
-    """In this process, which was not started as a rank's is."""
-    config = RunConfig(
-        recipe=recipe, run="resumed", store=str(folder), epochs=9, settings=settings,
-        determinism=Determinism(mode="fast"),
-    )  # fmt: skip
-    return Training(config)
-
-
-def train_to(training: Training, stop: int) -> None:
-    train(training, stop, lambda: False, lambda fields: None)
-
-
-def save_state(training: Training, folder: Path) -> Saved:
-    """A checkpoint of it, read back."""
-    store = LocalStore(str(folder / "run"))
-    saved = save(training, store, "f" * 64, {})
-    assert saved is not None
-    return checkpoint.read_saved(store, saved), saved.metadata
 
 
 def resume_from(training: Training, saved: Saved, how: Any = "exact", tolerance: float = 0.0) -> Resumed:

@@ -1,0 +1,39 @@
+"""Trainings in the tests' own process, which was not started as a rank's is."""
+
+from pathlib import Path
+from typing import Any
+
+from holdfast import RunConfig, checkpoint
+from holdfast.checkpoint import Metadata, Payload
+from holdfast.config import DEFAULT_SEED, Determinism
+from holdfast.store.local import LocalStore
+from holdfast.training import Training, save, train
+
+Saved = tuple[Payload, Metadata]
+
+
+def make(folder: Path, recipe: str, seed: int = DEFAULT_SEED, **settings: Any) -> Training:
+    """A recipe made ready, at step 0."""
+    config = RunConfig(
+        recipe=recipe, run="trained", store=str(folder), epochs=9, settings=settings, seed=seed,
+        determinism=Determinism(mode="fast"),
+    )  # fmt: skip
+    return Training(config)
+
+
+def train_to(training: Training, stop: int) -> None:
+    train(training, stop, lambda: False, lambda fields: None)
+
+
+def save_step(training: Training, store: LocalStore) -> checkpoint.Saved:
+    """A checkpoint of it."""
+    saved = save(training, store, "f" * 64, {})
+    assert saved is not None
+    return saved
+
+
+def save_state(training: Training, folder: Path) -> Saved:
+    """A checkpoint of it, read back."""
+    store = LocalStore(str(folder / "run"))
+    saved = save_step(training, store)
+    return checkpoint.read_saved(store, saved), saved.metadata
