@@ -10,9 +10,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from holdfast.attempt import Attempt
-from holdfast.checkpoint import differences, read_payload
+from holdfast.checkpoint import read_payload
 from holdfast.journal import Commit, Journal
-from holdfast.replay import compare_trails, read_trail
+from holdfast.replay import find_difference, read_trail
 
 VARIABLE = "HOLDFAST_DRILL"
 
@@ -136,10 +136,8 @@ def judge_drill(kills: Sequence[Kill], straight: Journal, drilled: Journal) -> V
         "straight": one.checkpoint_sha256, "drilled": other.checkpoint_sha256,
     }  # fmt: skip
     if one.checkpoint_sha256 != other.checkpoint_sha256:
-        first = compare_trails(_trail(straight), _trail(drilled))
-        found |= {"first_step": first[0], "first_differs_in": first[1]} if first else {}
-        payloads = read_payload(straight.store, one), read_payload(drilled.store, other)
-        found["different"] = differences(*payloads)
+        ends = read_payload(straight.store, one), read_payload(drilled.store, other)
+        found |= find_difference((_read_trail(straight), _read_trail(drilled)), ends)
     return Verdict(**found)
 
 
@@ -149,6 +147,6 @@ def _newest(journal: Journal) -> Commit:
     return newest
 
 
-def _trail(journal: Journal) -> list[dict[str, Any]]:
+def _read_trail(journal: Journal) -> list[dict[str, Any]]:
     commits = sorted(journal.candidates(), key=lambda commit: commit.number)
     return [line for commit in commits for line in read_trail(journal.store, commit.path)]
