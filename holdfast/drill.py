@@ -136,8 +136,8 @@ def judge_drill(kills: Sequence[Kill], straight: Journal, drilled: Journal) -> V
         "straight": one.checkpoint_sha256, "drilled": other.checkpoint_sha256,
     }  # fmt: skip
     if one.checkpoint_sha256 != other.checkpoint_sha256:
-        ends = read_payload(straight.store, one), read_payload(drilled.store, other)
-        found |= find_difference((_read_trail(straight), _read_trail(drilled)), ends)
+        states = read_payload(straight.store, one), read_payload(drilled.store, other)
+        found |= find_difference((_read_trail(straight), _read_trail(drilled)), states)
     return Verdict(**found)
 
 

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,33 @@ class Pool:
             assert time.monotonic() < deadline, f"{found['name']} is still {found['state']['name']}"
             time.sleep(0.5)
         return found
+
+    def set_state(self, flow_run: str, kind: str, name: str, **details: Any) -> None:
+        body = {"state": {"type": kind, "name": name, "state_details": details}, "force": True}
+        self.ask("POST", f"/flow_runs/{flow_run}/set_state", body)
+
+    def cancel(self, flow_run: str) -> None:
+        """As the UI's button does."""
+        self.set_state(flow_run, "CANCELLING", "Cancelling")
+
+    def pause(self, flow_run: str) -> None:
+        """As the UI's button does: the flow run is to leave its worker."""
+        self.set_state(flow_run, "PAUSED", "Suspended", pause_reschedule=True)
+
+    def resume(self, flow_run: str) -> None:
+        """As the UI's button does."""
+        self.ask("POST", f"/flow_runs/{flow_run}/resume", {})
+
+    def schedule(self, deployment: str, at: datetime, **parameters: Any) -> str:
+        """A schedule of the deployment, once an hour; its id."""
+        known = self.ask("GET", f"/deployments/name/{deployment}")
+        every_hour = {"interval": 3600, "anchor_date": at.isoformat(), "timezone": "UTC"}
+        body = [{"active": True, "schedule": every_hour, "parameters": parameters}]
+        return str(self.ask("POST", f"/deployments/{known['id']}/schedules", body)[0]["id"])
+
+    def unschedule(self, deployment: str, schedule: str) -> None:
+        known = self.ask("GET", f"/deployments/name/{deployment}")
+        self.ask("DELETE", f"/deployments/{known['id']}/schedules/{schedule}")
 
     def find(self, flow: str, run: str, **filters: Any) -> list[dict[str, Any]]:
         """The flow runs of a flow that are about a run, oldest first."""

@@ -1,30 +1,32 @@
-"""Runs on a work pool, with a real server and real workers: whatever dies, they end by themselves on the right bytes."""
+"""Runs on a work pool, with a real server and real workers: whatever dies, they end on the right bytes."""
 
 import itertools
+import json
 import random
 import signal
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 
+from holdfast.testing.faults import fault
 from tests.conftest import Reference
 from tests.pools import Pool, PoolRun, pool_up, strike
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
 STEPS = 30
-CHUNK = 4
-PROCESS_DEATH_WITHIN_S = 10.0
-MACHINE_GONE_WITHIN_S = 30.0
+DELAY = "0.1"  # seconds, of each of a step's two micro-batches
+AWAY_S = 30.0
 names = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    with pool_up(tmp_path_factory.mktemp("pool"), TOY_DELAY_S="0.1") as pool:
+    with pool_up(tmp_path_factory.mktemp("pool"), TOY_DELAY_S=DELAY) as pool:
         yield pool
 
 
@@ -71,7 +73,7 @@ def test_death(run: PoolRun, reference: Reference, victim: str, number: signal.S
     at = time.time()
     if worker in struck:
         psutil.wait_procs([worker], timeout=30)
-        run.pool.replace_worker(TOY_DELAY_S="0.1")
+        run.pool.replace_worker(TOY_DELAY_S=DELAY)
     assert run.pool.await_end(train)["state"]["name"] == "Completed"
     assert_right_bytes(run, reference)
     reasons = [reason for reason, _ in run.reasons()]
@@ -87,6 +89,197 @@ def test_death(run: PoolRun, reference: Reference, victim: str, number: signal.S
     assert all(reason in tags for reason in reasons)
     if len(reasons) == 2:
         print(f"{victim} {number.name}: {began_to_train(run, 2) - at:.1f} s")
+
+
+def test_during_a_save(run: PoolRun, reference: Reference) -> None:
+    """SIGKILL of a rank between two writes of its second checkpoint, then of the attempt before it has committed."""
+    try:
+        run.pool.replace_worker(**fault("payload-written", 2, "self", run.folder / "one"))
+        train = run.start()
+        run.await_commits(3)
+        run.pool.replace_worker(**fault("chunk-reported", 2, "both", run.folder / "two"))
+        state = run.pool.await_end(train)["state"]
+    finally:
+        run.pool.replace_worker(TOY_DELAY_S=DELAY)
+    assert state["name"] == "Completed"
+    assert (run.folder / "one").exists()
+    assert (run.folder / "two").exists()
+    assert_right_bytes(run, reference)
+    assert {reason for reason, _ in run.reasons()} == {"vanished", "crashed", "completed"}
+
+
+def test_two_starts_at_once(run: PoolRun, reference: Reference) -> None:
+    trains = [run.start(), run.start()]
+    assert [run.pool.await_end(train)["state"]["name"] for train in trains] == ["Completed", "Completed"]
+    assert_right_bytes(run, reference)
+    assert len(run.attempts()) == 1
+    assert run.journal().attempts() == 1
+
+
+def test_a_second_start_may_be_refused(run: PoolRun) -> None:
+    train = run.start(epochs=9)
+    run.await_commits(1)
+    second = run.pool.await_end(run.start(supervision={"if_running": "refuse"}))
+    assert second["state"]["name"] == "Failed"
+    assert "is being trained already, by flow run" in second["state"]["message"]
+    run.pool.cancel(train)
+    assert run.pool.await_end(train)["state"]["name"] == "Cancelled"
+
+
+def test_cancelled_it_saves_and_started_again_it_continues(run: PoolRun, reference: Reference) -> None:
+    train = run.start()
+    run.await_commits(1)
+    run.pool.cancel(train)
+    assert run.pool.await_end(train)["state"]["name"] == "Cancelled"
+    ((reason, step),) = run.reasons()
+    assert reason == "cancelled"
+    assert 4 < step < STEPS
+    newest = run.journal().newest()
+    assert newest is not None
+    assert newest.why == "preempted"
+    (attempt,) = run.attempts()
+    assert run.pool.await_end(attempt["id"])["state"]["name"] == "Cancelled"
+    assert run.pool.await_end(run.start())["state"]["name"] == "Completed"
+    assert_right_bytes(run, reference)
+
+
+@pytest.mark.parametrize("flow", ["train", "attempt"])
+def test_paused_and_resumed(run: PoolRun, reference: Reference, flow: str) -> None:
+    train = run.start()
+    run.await_commits(1)
+    paused = train if flow == "train" else run.attempts()[0]["id"]
+    run.pool.pause(paused)
+    deadline = time.monotonic() + 30
+    while not run.reasons():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    time.sleep(1)
+    stopped_at = run.standing().step
+    assert 4 < stopped_at < STEPS
+    assert run.pool.read(paused)["state"]["name"] == "Suspended"
+    time.sleep(3)
+    assert run.standing().step == stopped_at
+    run.pool.resume(paused)
+    assert run.pool.await_end(train)["state"]["name"] == "Completed"
+    assert_right_bytes(run, reference)
+    assert [reason for reason, _ in run.reasons()] == ["cancelled", "completed"]
+
+
+def test_train_itself_is_killed(run: PoolRun, reference: Reference) -> None:
+    train = run.start()
+    run.await_commits(1)
+    (supervisor,) = [
+        child for child in psutil.Process(run.pool.worker("stable")).children() if train in child.environ().values()
+    ]
+    supervisor.kill()
+    assert run.pool.await_end(train)["state"]["name"] == "Crashed"
+    assert run.pool.await_end(run.start())["state"]["name"] == "Completed"
+    assert_right_bytes(run, reference)
+    assert run.reasons() == [("completed", STEPS)]
+
+
+def test_a_recipe_that_fails_in_a_step(run: PoolRun) -> None:
+    changes = {"settings": {"poison": 9}, "supervision": {"max_failures": 2, "backoff_s": 0.1}}
+    state = run.pool.await_end(run.start(**changes))["state"]
+    assert state["name"] == "Failed"
+    assert "NoProgress" in state["message"]
+    assert "ZeroDivisionError: as it was told to" in state["message"]
+    assert {reason for reason, _ in run.reasons()} == {"recipe_failed"}
+    assert {attempt["state"]["name"] for attempt in run.attempts()} == {"Recipe failed"}
+
+
+def test_a_recipe_that_needs_more_memory_than_there_is(run: PoolRun) -> None:
+    changes = {"recipe": "tests.greedy:greedy", "supervision": {"max_failures": 1, "backoff_s": 0.1}}
+    state = run.pool.await_end(run.start(**changes))["state"]
+    assert state["name"] == "Failed"
+    assert "out of memory in step" in state["message"]
+    assert {reason for reason, _ in run.reasons()} == {"out_of_memory"}
+
+
+def test_wrong_use_is_not_tried_again(run: PoolRun) -> None:
+    state = run.pool.await_end(run.start(settings={"widht": 4}))["state"]
+    assert state["name"] == "Failed"
+    assert "unknown key settings.widht" in state["message"]
+    assert "did you mean width?" in state["message"]
+    assert [attempt["state"]["name"] for attempt in run.attempts()] == ["Settings"]
+
+
+def test_a_value_out_of_range_is_refused_by_name(run: PoolRun) -> None:
+    with pytest.raises(AssertionError, match=r"409.*epochs"):
+        run.start(epochs=0)
+
+
+def test_by_its_schedule(run: PoolRun, reference: Reference) -> None:
+    soon = datetime.now(UTC) + timedelta(seconds=10)
+    schedule = run.pool.schedule("train/train", soon, config=run.config())
+    try:
+        deadline = time.monotonic() + 60
+        while not run.pool.find("train", run.name):
+            assert time.monotonic() < deadline, "nothing was started"
+            time.sleep(0.5)
+    finally:
+        run.pool.unschedule("train/train", schedule)
+    (train,) = run.pool.find("train", run.name)
+    assert "auto-scheduled" in train["tags"]
+    assert run.pool.await_end(train["id"])["state"]["name"] == "Completed"
+    assert_right_bytes(run, reference)
+
+
+def test_the_server_is_away_for_a_while(run: PoolRun, reference: Reference) -> None:
+    train = run.start(epochs=9)
+    run.await_commits(1)
+    run.pool.kill_server()
+    began, steps = time.monotonic(), run.standing().step
+    time.sleep(AWAY_S)
+    assert run.standing().step > steps + 10, f"nothing was trained in {time.monotonic() - began:.0f} s"
+    run.pool.start_server()
+    assert run.pool.await_end(train)["state"]["name"] == "Completed"
+    assert run.standing().step == 90
+    assert_one_line(run)
+
+
+def test_a_false_alarm(run: PoolRun, reference: Reference) -> None:
+    """An attempt that lives is taken for dead; the next one fences it off."""
+    train = run.start(epochs=6)
+    run.await_commits(1)
+    engine, ranks = run.processes(1)
+    (first,) = run.attempts()
+    run.pool.set_state(first["id"], "CRASHED", "Vanished")
+    assert run.pool.await_end(train)["state"]["name"] == "Completed"
+    psutil.wait_procs([engine, *ranks], timeout=30)
+    assert run.journal().attempts() == 2
+    assert run.standing().step == 60
+    assert_one_line(run)
+
+
+def test_a_sweep(run: PoolRun) -> None:
+    sweep = run.pool.start("sweep/sweep", config=run.config(epochs=1), grid={"settings.lr": [0.1, 0.01]}, at_once=2)
+    assert run.pool.await_end(sweep)["state"]["name"] == "Completed"
+    (table,) = run.pool.artifacts(sweep)
+    assert "lr-0.1" in table["data"]
+    for lr in ("0.1", "0.01"):
+        assert PoolRun(run.pool, run.folder, f"{run.name}-lr-{lr}").standing().step == 10
+
+
+def test_a_drill(run: PoolRun) -> None:
+    kills = [{"what": "ranks", "at_step": 3}, {"what": "attempt", "how": "SIGTERM", "at_step": 6}]
+    drill = run.pool.await_end(run.pool.start("drill/drill", config=run.config(), kills=kills))
+    assert drill["state"]["name"] == "Completed", drill["state"]
+    (verdict,) = run.pool.artifacts(drill["id"])
+    assert "passed: 10 steps end on the same bytes" in verdict["data"]
+    assert "ended at step 6: preempted" in verdict["data"] or "ended at step 7: preempted" in verdict["data"]
+    assert not list((run.folder / "runs").glob("*drill*"))
+
+
+def assert_one_line(run: PoolRun) -> None:
+    """Each step counts once, and each commit follows the one before."""
+    journal = run.journal()
+    commits = [journal.read_commit(number) for number in journal.numbers("commits")]
+    assert [commit.parent for commit in commits] == [commit.number - 1 for commit in commits]
+    lines = [
+        line for name in journal.store.list("metrics") for line in journal.store.read(f"metrics/{name}").splitlines()
+    ]
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, run.standing().step + 1))
 
 
 def began_to_train(run: PoolRun, attempt: int) -> float:
