@@ -1,10 +1,12 @@
 """Many lives of a run, each in a process of its own that is forked from one which has imported torch already.
 
 The first answers requests on its standard input, one JSON line each; see `Lives`. What a life does is what a rank and
-its attempt do, in one process: build, resume through the gate, train, save, commit; and it may kill itself.
+its attempt do, in one process: build, resume through the gate, train, save, commit; and it may kill itself. Whole
+commands, with ranks of their own, are in `tests.forked`.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -12,9 +14,9 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from holdfast.config import Determinism, RunConfig
 from holdfast.determinism import preamble
@@ -35,9 +37,23 @@ class Lives:
             kill_at: the step in which SIGKILL ends it; 0 for none.
             stop_at: the step after which it saves and ends; 0 for the end of the run.
         """
+        return self._ask("tests.lives:live", [config.model_dump(mode="json"), kill_at, stop_at], {})
+
+    def call(self, function: str, *arguments: Any, **environment: str) -> "subprocess.CompletedProcess[str]":
+        """Call ``module:function`` in a process of its own; what it gives is the exit code.
+
+        Args:
+            arguments: as JSON.
+            environment: what of it differs; PYTHONPATH comes before everything else.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            out, err = Path(folder, "out"), Path(folder, "err")
+            code = self._ask(function, arguments, environment, str(out), str(err))
+            return subprocess.CompletedProcess([function, *arguments], code, out.read_text(), err.read_text())
+
+    def _ask(self, *request: Any) -> int:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = {"config": config.model_dump(mode="json"), "kill_at": kill_at, "stop_at": stop_at}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
@@ -57,7 +73,7 @@ def lives() -> Iterator[Lives]:
             process.kill()
 
 
-def live(config: RunConfig, kill_at: int, stop_at: int) -> None:
+def live(settings: dict[str, Any], kill_at: int, stop_at: int) -> int:
     """One attempt at a run, killed in the midst of a step if it is told to."""
     from holdfast import checkpoint
     from holdfast.attempt import Line
@@ -67,14 +83,15 @@ def live(config: RunConfig, kill_at: int, stop_at: int) -> None:
     from holdfast.store import open_store
     from holdfast.training import Gate, Training, resume, save, train
 
+    config = RunConfig.model_validate(settings)
     training = Training(config)
     journal = Journal(open_store(config.store), config.run)
     journal.begin(config.recipe)
     number = journal.attempts() + 1
     journal.claim_attempt(number, "test", "host", os.getpid(), {})
-    settings = fingerprint(config.identity)
-    journal.record_config(settings, config.identity, config.model_dump(mode="json"))
-    line = Line(journal, number, settings, training.steps_per_epoch)
+    trained_with = fingerprint(config.identity)
+    journal.record_config(trained_with, config.identity, config.model_dump(mode="json"))
+    line = Line(journal, number, trained_with, training.steps_per_epoch)
 
     def restore(commit: Commit) -> CheckpointDamaged | GateTripped | None:
         try:
@@ -96,9 +113,33 @@ def live(config: RunConfig, kill_at: int, stop_at: int) -> None:
         stop = min(config.chunk.next_stop(step, training.steps_per_epoch, training.total_steps), last)
         train(training, stop, lambda: False, report)
         parent = line.head.checkpoint_sha256 if line.head else ""
-        saved = save(training, journal.store, parent, settings, {})
+        saved = save(training, journal.store, parent, trained_with, {})
         assert saved is not None
         line.commit(saved, "chunk")
+    return 0
+
+
+def answer(function: str, arguments: list[Any], environment: dict[str, str], out: str = "", err: str = "") -> int:
+    """Do in this process what was asked for."""
+    for number, path in ((1, out), (2, err)):
+        if path:
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.update(environment)
+    tempfile.tempdir = None  # TMPDIR may be another
+    sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
+    module, _, name = function.partition(":")
+    return int(getattr(importlib.import_module(module), name)(*arguments))
+
+
+def leave(function: Callable[..., int], *arguments: Any) -> NoReturn:
+    """This process ends with the exit code that the function gives."""
+    code = 1
+    try:
+        code = function(*arguments)
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+    os._exit(code)
 
 
 def main() -> None:
@@ -106,17 +147,13 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory() as folder:  # torch imports a thousand modules when it first trains
-        live(RunConfig(recipe="tests.varied:averaged", run="first", store=folder), 0, 1)
+        config = {"recipe": "tests.varied:averaged", "run": "first", "store": folder, "determinism": {"mode": "fast"}}
+        live(config, 0, 1)  # which leaves it to each that is forked to become deterministic
+    importlib.import_module("tests.forked")
     for line in sys.stdin:
-        request = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            try:
-                live(RunConfig.model_validate(request["config"]), request["kill_at"], request["stop_at"])
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
+            leave(answer, *json.loads(line))
         _, status = os.waitpid(pid, 0)
         print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
 

@@ -5,7 +5,6 @@ kill, which are shown to change nothing either; with ``make soak`` all have.
 """
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from holdfast.config import ChunkLength, Compute, Log, RunConfig
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from tests.conftest import IS_SOAK
-from tests.lives import Lives, lives
+from tests.lives import Lives
 from tests.varied import EPOCHS, STEPS_PER_EPOCH
 
 RECIPES = ("varied_language", "averaged", "pythonic")
@@ -32,12 +31,6 @@ KILLED = -9
 ALL = list(itertools.product(RECIPES, OPTIMIZERS, SCHEDULES))
 # With workers: every recipe, optimizer, schedule and moment is among them.
 WITH_WORKERS = [(*ALL[number * 7 % len(ALL)], list(KILLS)[number % len(KILLS)]) for number in range(12)]
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Lives]:
-    with lives() as started:
-        yield started
 
 
 def _config(

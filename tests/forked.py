@@ -1,0 +1,175 @@
+"""Commands in processes that are forked from one which has imported everything already; see `tests.lives`.
+
+Each function is one: it is given what is JSON, and gives an exit code. Its ranks are processes of their own, as ever,
+but forked from it instead of started by Python: that saves them the seconds in which they would import torch. What is
+said through their pipes, and how they die, is the real thing.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import IO, Any
+
+import psutil
+from cyclopts import App
+
+import holdfast.cli
+from holdfast import errors, launch, load_config, rank
+from holdfast.attempt import Attempt, Chunk
+from holdfast.checkpoint import Saved
+from holdfast.config import RunConfig
+from holdfast.errors import HoldfastError
+from holdfast.progress import log_plain_lines
+from holdfast.prove import prove
+from holdfast.testing import faults
+from tests.lives import leave
+from tests.mutants import MUTATIONS
+
+CHUNK_RETRIES = 2
+
+
+class Rank:
+    """What `holdfast.launch` needs of a `subprocess.Popen`, of a rank that is forked from this process."""
+
+    main: Callable[[], int] = staticmethod(rank.main)
+
+    def __init__(self, env: dict[str, str], stderr: IO[bytes]) -> None:
+        self.returncode: int | None = None
+        orders, orders_in = os.pipe()
+        events, events_in = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            for number, descriptor in enumerate((orders, events_in, stderr.fileno())):
+                os.dup2(descriptor, number)
+            for descriptor in (orders, orders_in, events, events_in):
+                os.close(descriptor)
+            os.environ.clear()
+            os.environ.update(env)
+            leave(self.main)
+        os.close(orders)
+        os.close(events_in)
+        self.stdin = os.fdopen(orders_in, "w", buffering=1)
+        self.stdout = os.fdopen(events)
+
+    def poll(self) -> int | None:
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        return self._wait(0)
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    def _wait(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+
+def start(command: list[str], env: dict[str, str], stderr: IO[bytes], **options: Any) -> Any:
+    """A rank that is alone is forked; several are started by torchrun."""
+    is_alone = command[1:] == ["-m", "holdfast.rank"]
+    return Rank(env, stderr) if is_alone else subprocess.Popen(command, env=env, stderr=stderr, **options)
+
+
+def fork_ranks() -> None:
+    """The ranks that this process starts are forked."""
+    own = os.getpid()
+    launch.subprocess = SimpleNamespace(Popen=start, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    faults._is_rank = lambda pid: pid != own  # their command line is this process's
+
+
+# ---- the commands
+
+
+def command(*arguments: str) -> int:
+    """``holdfast`` with these arguments."""
+    fork_ranks()
+    return holdfast.cli.run_app(holdfast.cli.app, arguments)
+
+
+def train(path: str, settings: list[str]) -> int:
+    """``python -m flows.train``, without Prefect and without what is shown of it."""
+    fork_ranks()
+    logging.getLogger("holdfast").setLevel(logging.INFO)
+    log_plain_lines()
+    main = App()
+    main.default(lambda: _train(load_config(path, settings)))
+    return holdfast.cli.run_app(main, [])
+
+
+def train_until_killed(path: str, victim: str, after_s: float) -> int:
+    """The same, but so many seconds later SIGKILL ends it (``self``), its ranks (``rank``), or ``both``."""
+    own = os.getpid()
+    killer = os.fork()
+    if killer == 0:
+        time.sleep(after_s)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(own)
+            ranks = [child for child in process.children() if child.pid != os.getpid()]
+            for each in {"self": [process], "rank": ranks, "both": [*ranks, process]}[victim]:
+                each.kill()
+        os._exit(0)
+    return train(path, [])
+
+
+def train_chunks(settings: dict[str, Any], chunks: int) -> int:
+    """Train so many chunks of a run, or to its end, trying none twice; an error is printed as JSON."""
+    fork_ranks()
+    try:
+        _train(RunConfig.model_validate(settings), chunks, retries=0)
+    except HoldfastError as error:
+        print(json.dumps(errors.to_json(error)))
+        return error.exit_code
+    return 0
+
+
+def prove_mutated(mutation: str, settings: dict[str, Any], steps: int, kills: int, seed: int) -> int:
+    """`holdfast.prove`, with a mutation in the ranks; the proof is printed, or the error. Empty for no mutation."""
+
+    def main() -> int:
+        if mutation:
+            MUTATIONS[mutation].apply()
+        return rank.main()
+
+    fork_ranks()
+    Rank.main = staticmethod(main)
+    try:
+        print(prove(RunConfig.model_validate(settings), steps, kills, seed).model_dump_json())
+    except HoldfastError as error:
+        print(errors.to_json(error)["class"], error)
+        return error.exit_code
+    return 0
+
+
+def _train(config: RunConfig, chunks: int = sys.maxsize, retries: int = CHUNK_RETRIES) -> None:
+    attempt = Attempt(config)
+    try:
+        attempt.open()
+        while chunks and (chunk := attempt.next_chunk()) is not None:
+            chunks -= 1
+            saved = _train_chunk(attempt, chunk, retries)
+            if saved is not None:
+                attempt.commit(saved)
+                attempt.read_back()
+                attempt.prune()
+    finally:
+        attempt.close()
+
+
+def _train_chunk(attempt: Attempt, chunk: Chunk, retries: int) -> Saved | None:
+    try:
+        return attempt.train_chunk(chunk)
+    except HoldfastError as error:
+        if not retries or not error.is_retryable:
+            raise
+        return _train_chunk(attempt, chunk, retries - 1)
