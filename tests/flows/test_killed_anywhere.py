@@ -1,5 +1,6 @@
 """Whatever is killed, and whenever: the same command finishes the run on the same bytes."""
 
+import itertools
 import random
 import signal
 import time
@@ -9,27 +10,55 @@ import pytest
 
 from holdfast.faults import POINTS
 from holdfast.testing.faults import fault
-from tests.conftest import COMMAND_WITHIN_S, IS_SOAK, Driver, Reference, assert_same_bytes, ranks_of
+from tests.conftest import COMMAND_WITHIN_S, IS_SOAK, Driver, Engine, Reference, assert_same_bytes, ranks_of
 
 pytestmark = pytest.mark.slow
 
 # From before the ranks are ready to after the last commit, for a run that takes 1 s to train.
 LATEST_KILL_S = 6.0
+LATEST_KILL_OF_THE_ENGINE_S = 1.5
+
+VICTIMS = ("self", "other", "both")
+EVERYWHERE = list(itertools.product(POINTS, VICTIMS))
+# Every point and every victim; with make soak every victim at every point.
+THROUGH_THE_FLOW = EVERYWHERE if IS_SOAK else list(zip(POINTS, itertools.cycle(VICTIMS), strict=False))
 
 
-@pytest.mark.parametrize("victim", ["self", "other", "both"])
-@pytest.mark.parametrize("point", POINTS)
-def test_at_a_named_point(driver: Driver, reference: Reference, point: str, victim: str) -> None:
+@pytest.mark.parametrize(("point", "victim"), EVERYWHERE)
+def test_at_a_named_point(engine: Engine, reference: Reference, point: str, victim: str) -> None:
+    kill_at(engine, engine, reference, point, victim)
+
+
+@pytest.mark.parametrize(("point", "victim"), THROUGH_THE_FLOW)
+def test_at_a_named_point_of_a_flow(
+    driver: Driver, engine: Engine, reference: Reference, point: str, victim: str
+) -> None:
+    kill_at(driver, engine, reference, point, victim)
+
+
+def kill_at(driver: Driver, engine: Engine, reference: Reference, point: str, victim: str) -> None:
+    """What the driver has begun, the engine finishes."""
     struck = driver.folder / "struck"
     done = driver.run(**fault(point, 2, victim, struck))
     assert struck.exists(), done.stderr
-    driver.finish()
-    assert_same_bytes(driver, reference)
+    engine.finish()
+    assert_same_bytes(engine, reference)
+
+
+@pytest.mark.parametrize("victim", ["self", "rank", "both"])
+@pytest.mark.parametrize("seed", range(40 if IS_SOAK else 4))
+def test_at_random_moments(engine: Engine, reference: Reference, victim: str, seed: int) -> None:
+    moments = random.Random(f"{victim} {seed}")
+    for _ in range(3):
+        after_s = moments.uniform(0.1, LATEST_KILL_OF_THE_ENGINE_S)
+        engine.call("train_until_killed", str(engine.config), victim, after_s)
+    engine.finish()
+    assert_same_bytes(engine, reference)
 
 
 @pytest.mark.parametrize("victim", ["flow", "rank", "both"])
-@pytest.mark.parametrize("seed", range(20 if IS_SOAK else 2))
-def test_at_random_moments(driver: Driver, reference: Reference, victim: str, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(20 if IS_SOAK else 1))
+def test_at_random_moments_of_a_flow(driver: Driver, reference: Reference, victim: str, seed: int) -> None:
     moments = random.Random(f"{victim} {seed}")
     for _ in range(3):
         process = driver.start(TOY_DELAY_S="0.02")
@@ -58,7 +87,7 @@ def test_killed_rank_is_replaced_within_the_attempt(driver: Driver, reference: R
     assert_same_bytes(driver, reference)
 
 
-def test_orphans_save_themselves_and_are_adopted(driver: Driver, reference: Reference) -> None:
+def test_orphans_save_themselves_and_are_adopted(driver: Driver, engine: Engine, reference: Reference) -> None:
     process = driver.start(TOY_DELAY_S="0.1")
     driver.await_commits(1)
     ranks = ranks_of(process.pid)
@@ -69,7 +98,7 @@ def test_orphans_save_themselves_and_are_adopted(driver: Driver, reference: Refe
     assert gone
     assert not alive
     committed = driver.standing().step
-    done = driver.run()
+    done = engine.run()
     assert "adopting" in done.stderr
     adopted = [commit for commit in driver.journal().candidates() if commit.why == "adopted"]
     assert done.returncode == 0
@@ -79,7 +108,7 @@ def test_orphans_save_themselves_and_are_adopted(driver: Driver, reference: Refe
 
 @pytest.mark.parametrize(("asked_by", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_told_to_stop_it_saves_the_step_in_hand(
-    driver: Driver, reference: Reference, asked_by: signal.Signals, exit_code: int
+    driver: Driver, engine: Engine, reference: Reference, asked_by: signal.Signals, exit_code: int
 ) -> None:
     process = driver.start(TOY_DELAY_S="0.1")
     driver.await_commits(1)
@@ -95,6 +124,6 @@ def test_told_to_stop_it_saves_the_step_in_hand(
     newest = driver.journal().newest()
     assert newest is not None
     assert newest.why == "preempted"
-    driver.finish()
+    engine.finish()
     assert driver.journal().read_attempt(2).why == "preempted"
     assert_same_bytes(driver, reference)
