@@ -1,28 +1,12 @@
-"""Nine ways to get a resume almost right, and who notices: the rank's code is changed while it is imported.
+"""Nine ways to get a resume almost right, and who notices: the rank's code is changed before it begins.
 
-Each is put into a rank by a ``sitecustomize`` module on its path, see `install`; everything else is the real thing.
+`tests.forked.prove_mutated` puts one into the ranks; everything else is the real thing.
 """
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-VARIABLE = "HOLDFAST_MUTATION"
-
-# Imported by every Python process before anything else; only ranks are to be changed.
-SITECUSTOMIZE = f"""
-import os, sys
-if "holdfast.rank" in sys.orig_argv and "{VARIABLE}" in os.environ:
-    from tests.mutants import MUTATIONS
-    MUTATIONS[os.environ["{VARIABLE}"]].apply()
-"""
-
-
-def install(folder: Path) -> None:
-    """Ranks whose path begins with the folder apply the mutation that HOLDFAST_MUTATION names."""
-    (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
 
 
 @dataclass(frozen=True)

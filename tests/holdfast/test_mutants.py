@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import RunConfig
-from holdfast.errors import DeterminismError
-from holdfast.prove import prove
-from tests.mutants import MUTATIONS, VARIABLE, install
+from holdfast.prove import Proof
+from tests.lives import Lives
+from tests.mutants import MUTATIONS
 
 # Twice killed, in steps 9 and 11, after chunks that end with steps 5 and 6.
 STEPS, KILLS, SEED = 12, 2, 9
@@ -16,25 +16,30 @@ STEPS, KILLS, SEED = 12, 2, 9
 CONFIG = RunConfig(recipe="tests.varied:averaged", run="mutant", settings={"schedule": "cosine"})
 
 
+def prove(nursery: Lives, mutation: str) -> str:
+    """What `holdfast prove` prints of the mutated ranks, as JSON; or the error that it ends with."""
+    done = nursery.call("tests.forked:prove_mutated", mutation, CONFIG.model_dump(mode="json"), STEPS, KILLS, SEED)
+    assert done.stdout, done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
-def test_without_a_mutation_it_is_proved() -> None:
-    proof = prove(CONFIG, STEPS, KILLS, SEED)
+def test_without_a_mutation_it_is_proved(nursery: Lives) -> None:
+    proof = Proof.model_validate_json(prove(nursery, ""))
     assert proof.is_proved, str(proof)
     assert (proof.kills, proof.chunks) == ([9, 11], [5, 6, 12])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_mutation(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv(VARIABLE, name)
+def test_mutation(nursery: Lives, name: str) -> None:
     expected = MUTATIONS[name]
+    found = prove(nursery, name)
     if expected.caught_by == "start":
-        with pytest.raises(DeterminismError, match=expected.named):
-            prove(CONFIG, STEPS, KILLS, SEED)
+        assert found.startswith("DeterminismError ")
+        assert expected.named in found
         return
-    proof = prove(CONFIG, STEPS, KILLS, SEED)
+    proof = Proof.model_validate_json(found)
     assert not proof.is_proved
     assert bool(proof.gate) == (expected.caught_by == "gate"), str(proof)
     if proof.gate:
