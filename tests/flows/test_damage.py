@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import app, run_app
-from tests.conftest import Driver, Reference, assert_same_bytes
+from tests.conftest import Driver, Engine, Reference, assert_same_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +34,17 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_the_run_continues_from_the_one_before(driver: Driver, reference: Reference, damage: str) -> None:
-    driver.finish(EXTENDED)
+def test_the_run_continues_from_the_one_before(engine: Engine, reference: Reference, damage: str) -> None:
+    continue_after(damage, engine, engine, reference)
+
+
+def test_a_flow_continues_from_the_one_before(engine: Engine, driver: Driver, reference: Reference) -> None:
+    continue_after("one byte flipped", engine, driver, reference)
+
+
+def continue_after(damage: str, engine: Engine, driver: Driver, reference: Reference) -> None:
+    """The engine has trained it, and the driver goes on."""
+    engine.finish(EXTENDED)
     newest = driver.journal().newest()
     assert newest is not None
     DAMAGE[damage](driver.run_folder / newest.path)
@@ -49,44 +58,44 @@ def test_the_run_continues_from_the_one_before(driver: Driver, reference: Refere
     assert run_app(app, ["verify", str(driver.run_folder)]) == 0
 
 
-def test_damage_of_a_complete_run_is_found_and_mended(driver: Driver, reference: Reference) -> None:
-    flip(driver.run_folder / driver.finish().path / "checkpoint.safetensors")
+def test_damage_of_a_complete_run_is_found_and_mended(engine: Engine, driver: Driver, reference: Reference) -> None:
+    flip(engine.run_folder / engine.finish().path / "checkpoint.safetensors")
     driver.finish()
     assert_same_bytes_but_for_commits(driver, reference)
 
 
 @pytest.mark.parametrize("content", [None, b'{"commit": 99}'])
-def test_latest_is_only_a_hint(driver: Driver, reference: Reference, content: bytes | None) -> None:
-    driver.finish(EXTENDED)
-    latest = driver.run_folder / "latest.json"
+def test_latest_is_only_a_hint(engine: Engine, reference: Reference, content: bytes | None) -> None:
+    engine.finish(EXTENDED)
+    latest = engine.run_folder / "latest.json"
     latest.unlink() if content is None else latest.write_bytes(content)
-    driver.finish()
+    engine.finish()
     assert json.loads(latest.read_text())["commit"] == 9
-    assert_same_bytes(driver, reference)
+    assert_same_bytes(engine, reference)
 
 
-def test_damaged_commit_record_is_quarantined(driver: Driver, reference: Reference) -> None:
-    driver.finish(EXTENDED)
-    (driver.run_folder / "commits" / "00000006.json").write_bytes(b"{")
-    assert run_app(app, ["verify", str(driver.run_folder)]) == 2
-    done = driver.run()
+def test_damaged_commit_record_is_quarantined(engine: Engine, reference: Reference) -> None:
+    engine.finish(EXTENDED)
+    (engine.run_folder / "commits" / "00000006.json").write_bytes(b"{")
+    assert run_app(app, ["verify", str(engine.run_folder)]) == 2
+    done = engine.run()
     assert "commit 6 of run 'toy' is quarantined" in done.stderr
-    assert_same_bytes_but_for_commits(driver, reference)
+    assert_same_bytes_but_for_commits(engine, reference)
 
 
-def test_nothing_left_is_never_a_fresh_start(driver: Driver) -> None:
-    driver.finish(EXTENDED)
-    for payload in driver.run_folder.glob("epoch-*/checkpoint.safetensors"):
+def test_nothing_left_is_never_a_fresh_start(engine: Engine, driver: Driver) -> None:
+    engine.finish(EXTENDED)
+    for payload in engine.run_folder.glob("epoch-*/checkpoint.safetensors"):
         flip(payload)
-    for _ in range(2):
-        done = driver.run()
+    for each in (driver, engine):
+        done = each.run()
         assert done.returncode == 2
         assert "error: run 'toy' has committed, but no checkpoint of it can be verified" in done.stderr
         assert "hint:" in done.stderr
         assert "Traceback" not in done.stderr
-    shutil.rmtree(driver.run_folder / "commits")
-    shutil.rmtree(driver.run_folder / "quarantine")
-    assert driver.run().returncode == 2
+    shutil.rmtree(engine.run_folder / "commits")
+    shutil.rmtree(engine.run_folder / "quarantine")
+    assert engine.run().returncode == 2
 
 
 def previous_path(driver: Driver, number: int) -> str:

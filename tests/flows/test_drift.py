@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import checkpoint
 from holdfast.journal import AttemptRecord, FileRecord, record_name
-from tests.conftest import Driver
+from tests.conftest import Driver, Engine
 
 pytestmark = pytest.mark.slow
 
@@ -76,62 +76,62 @@ def train_on_another_cpu(driver: Driver) -> None:
     journal.store.replace(record_name("commits", commit.number), commit.model_copy(update={"files": files}).to_bytes())
 
 
-def test_settings_and_machine(driver: Driver) -> None:
-    driver.finish("epochs=1")
-    done = driver.run("epochs=2", "settings.lr=0.5")
+def test_settings_and_machine(engine: Engine) -> None:
+    engine.finish("epochs=1")
+    done = engine.run("epochs=2", "settings.lr=0.5")
     accept = "--set 'resume.accept_drift=[\"settings.lr\"]'"
     assert_refused(done, "settings differ", "changed values:\n  settings.lr: saved 0.05, now 0.5\n", accept)
-    assert driver.standing().attempts == 1
+    assert engine.standing().attempts == 1
 
     # Where things lie, what is kept and what is logged is no drift.
-    move(driver)
-    operational = [f"log.folder={driver.folder}/other-logs", "log.every=3", "retention.keep_last=1"]
-    done = driver.run("epochs=2", "settings.lr=0.5", 'resume.accept_drift=["lr"]', *operational)
-    lineage = assert_goes_on(driver, done, 20).lineage
+    move(engine)
+    operational = [f"log.folder={engine.folder}/other-logs", "log.every=3", "retention.keep_last=1"]
+    done = engine.run("epochs=2", "settings.lr=0.5", 'resume.accept_drift=["lr"]', *operational)
+    lineage = assert_goes_on(engine, done, 20).lineage
     assert "warning: drift: settings.lr: saved 0.05, now 0.5; it goes into the lineage" in done.stderr
     epochs, lr = lineage["drift"].pop("epochs"), lineage["drift"].pop("settings.lr")
     assert lr == {"kind": "value", "saved": 0.05, "now": 0.5, "was": "", "default": False}
     assert (epochs["saved"], epochs["now"], lineage["drift"]) == (1, 2, {})
     assert lineage["environment"]["promise"] == "identical"
-    assert (driver.folder / "other-logs").exists()
+    assert (engine.folder / "other-logs").exists()
     # The schedule is where it would have been, at ten times the height; the groups keep their ratio.
-    assert lrs(driver, 11)[0] == pytest.approx(10 * lrs(driver, 10)[0], rel=0.05)
-    assert [lrs(driver, step)[0] / lrs(driver, step)[1] for step in (10, 11, 20)] == pytest.approx([2, 2, 2])
+    assert lrs(engine, 11)[0] == pytest.approx(10 * lrs(engine, 10)[0], rel=0.05)
+    assert [lrs(engine, step)[0] / lrs(engine, step)[1] for step in (10, 11, 20)] == pytest.approx([2, 2, 2])
 
     # The new value is the run's own now: it needs no leave, and the old one would.
-    train_on_another_cpu(driver)
-    done = driver.run("epochs=3", "settings.lr=0.5", "resume.environment=refuse")
+    train_on_another_cpu(engine)
+    done = engine.run("epochs=3", "settings.lr=0.5", "resume.environment=refuse")
     assert_refused(done, "equal bits are not promised", "cpu: saved 'Z80'", "--set resume.environment=record")
-    assert driver.standing().attempts == 2
-    done = driver.run("epochs=3", "settings.lr=0.5")
-    lineage = assert_goes_on(driver, done, 30).lineage
+    assert engine.standing().attempts == 2
+    done = engine.run("epochs=3", "settings.lr=0.5")
+    lineage = assert_goes_on(engine, done, 30).lineage
     assert "warning: equal bits are not promised on this machine" in done.stderr
     assert lineage["drift"].keys() == {"epochs"}
     assert lineage["environment"]["promise"] == "not promised"
     assert [reason.split(":")[0] for reason in lineage["environment"]["reasons"]] == ["cpu", "cpu_vector"]
 
 
-def test_code_and_what_it_reads(driver: Driver) -> None:
-    source = driver.folder / "drifting.py"
-    driver.environment = driver.environment | {"PYTHONPATH": str(driver.folder)}
+def test_code_and_what_it_reads(engine: Engine) -> None:
+    source = engine.folder / "drifting.py"
+    engine.environment = engine.environment | {"PYTHONPATH": str(engine.folder)}
     own = "recipe=drifting:own"
     source.write_text(RECIPE)
-    assert_goes_on(driver, driver.run(own), 3 * STEPS_PER_EPOCH)
+    assert_goes_on(engine, engine.run(own), 3 * STEPS_PER_EPOCH)
 
     # A comment and a date are no code; a variable that the code reads is found out by what is built.
     source.write_text(f"# A comment.\n\n{RECIPE}")
     os.utime(source, (0, 0))
-    done = driver.run(own, "epochs=4", OWN_LR="0.5")
+    done = engine.run(own, "epochs=4", OWN_LR="0.5")
     assert_refused(done, "the recipe builds ", "optimizer.0.lr", 'accept_drift=["built"]')
-    assert driver.journal().read_attempt(2).lineage.get("drift", {}).keys() <= {"epochs"}
+    assert engine.journal().read_attempt(2).lineage.get("drift", {}).keys() <= {"epochs"}
 
     # A new setting with its default is an upgrade, but the code that has it has to be let through.
     source.write_text(RECIPE.replace("momentum: float = 0.5", "momentum: float = 0.5, bias: bool = True"))
-    done = driver.run(own, "epochs=4")
+    done = engine.run(own, "epochs=4")
     assert_refused(done, "changed code:\n  sources.drifting: its code has changed\n", "put the saved code back")
     assert "bias" not in done.stderr
-    done = driver.run(own, "epochs=4", 'resume.accept_drift=["sources"]')
-    drift = assert_goes_on(driver, done, 4 * STEPS_PER_EPOCH).lineage["drift"]
+    done = engine.run(own, "epochs=4", 'resume.accept_drift=["sources"]')
+    drift = assert_goes_on(engine, done, 4 * STEPS_PER_EPOCH).lineage["drift"]
     assert (drift["settings.bias"]["kind"], drift["sources.drifting"]["kind"]) == ("added", "source")
     assert drift.keys() <= {"epochs", "settings.bias", "sources.drifting"}
     assert (drift["settings.bias"]["now"], drift["settings.bias"]["default"]) == (True, True)

@@ -11,29 +11,30 @@ import pytest
 
 from holdfast.cli import app, run_app
 from holdfast.data import Order, combine, digest
-from tests.conftest import ROOT, Driver, Reference, assert_same_bytes, ranks_of
+from tests.conftest import ROOT, Driver, Engine, Reference, assert_same_bytes, ranks_of
+from tests.lives import Lives
 from tests.toy import SAMPLES
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("length", ["chunk.steps=1", "chunk.steps=7", "chunk.epochs=3"])
-def test_in_chunks_of(driver: Driver, reference: Reference, length: str) -> None:
+def test_in_chunks_of(engine: Engine, reference: Reference, length: str) -> None:
     if "epochs" in length:
-        driver.config.write_text(driver.config.read_text().replace("[chunk]\nsteps = 4\n", ""))
-    driver.finish(length)
-    assert_same_bytes(driver, reference)
+        engine.config.write_text(engine.config.read_text().replace("[chunk]\nsteps = 4\n", ""))
+    engine.finish(length)
+    assert_same_bytes(engine, reference)
 
 
-def test_more_epochs_continue_it(driver: Driver, reference: Reference) -> None:
-    assert driver.finish("epochs=1").step == 10
-    assert driver.finish("epochs=3").step == 30
-    assert driver.journal().read_attempt(2).why == "extended"
-    assert_same_bytes(driver, reference)
+def test_more_epochs_continue_it(engine: Engine, reference: Reference) -> None:
+    assert engine.finish("epochs=1").step == 10
+    assert engine.finish("epochs=3").step == 30
+    assert engine.journal().read_attempt(2).why == "extended"
+    assert_same_bytes(engine, reference)
 
 
-def test_complete_run_trains_nothing(driver: Driver) -> None:
-    before = driver.finish()
+def test_complete_run_trains_nothing(engine: Engine, driver: Driver) -> None:
+    before = engine.finish()
     began = time.monotonic()
     done = driver.run()
     assert done.returncode == 0
@@ -42,9 +43,9 @@ def test_complete_run_trains_nothing(driver: Driver) -> None:
     assert time.monotonic() - began < 60
 
 
-def test_samples_come_in_the_order_that_is_promised(driver: Driver, reference: Reference) -> None:
-    notes = driver.folder / "samples"
-    driver.start("chunk.steps=3", TOY_SAMPLES=str(notes)).communicate(timeout=120)
+def test_samples_come_in_the_order_that_is_promised(engine: Engine, reference: Reference) -> None:
+    notes = engine.folder / "samples"
+    engine.run("chunk.steps=3", TOY_SAMPLES=str(notes))
     order = Order(SAMPLES, 4, 2, 1234)
     promised = [order.step_indices(step) for step in range(30)]
     probe = promised[0][0].tolist()  # looked at whenever a checkpoint is saved
@@ -57,14 +58,14 @@ def test_samples_come_in_the_order_that_is_promised(driver: Driver, reference: R
     assert [line["samples"] for line in reference.metrics] == names
 
 
-def test_two_ranks_survive_a_kill(driver: Driver) -> None:
-    other = Driver(_folder(driver, "other"), driver.environment)
+def test_two_ranks_survive_a_kill(driver: Driver, engine: Engine) -> None:
+    other = Engine(_folder(driver, "other"), {}, nursery=engine.nursery)
     uninterrupted = other.finish("compute.ranks=2")
     process = driver.start("compute.ranks=2", TOY_DELAY_S="0.05")
     driver.await_commits(2)
     process.kill()
     process.communicate()
-    driver.finish("compute.ranks=2")
+    engine.finish("compute.ranks=2")
     assert driver.standing().checkpoint_sha256 == uninterrupted.checkpoint_sha256
     assert driver.metrics() == other.metrics()
 
@@ -103,7 +104,12 @@ def _folder(driver: Driver, name: str) -> "os.PathLike[str]":
 
 
 def test_on_an_object_store_and_killed(
-    tmp_path: Path, prefect_api: dict[str, str], bucket: str, reference: Reference
+    tmp_path: Path,
+    prefect_api: dict[str, str],
+    nursery: Lives,
+    s3_server: dict[str, str],
+    bucket: str,
+    reference: Reference,
 ) -> None:
     driver = Driver(tmp_path, prefect_api, f"{bucket}/team/runs")
     process = driver.start(TOY_DELAY_S="0.1")
@@ -112,7 +118,7 @@ def test_on_an_object_store_and_killed(
     process.kill()
     process.communicate()
     psutil.wait_procs(ranks, timeout=60)
-    driver.finish()
+    Engine(tmp_path, s3_server, driver.store, nursery=nursery).finish()
     assert driver.standing().attempts == 2
     assert_same_bytes(driver, reference)
     assert run_app(app, ["verify", f"{bucket}/team/runs/toy"]) == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.data import Order
-from tests.conftest import Driver, Reference, assert_same_bytes
+from tests.conftest import Driver, Engine, Reference, assert_same_bytes
 from tests.toy import SAMPLES
 
 pytestmark = pytest.mark.slow
@@ -43,14 +43,20 @@ def assert_refused(done: "subprocess.CompletedProcess[str]", exit_code: int, err
         ("compute.device=cuda", "torch sees no GPU", "cpu"),
     ],
 )
-def test_setting(driver: Driver, setting: str, error: str, hint: str) -> None:
-    done = driver.run(setting)
+def test_setting(engine: Engine, setting: str, error: str, hint: str) -> None:
+    done = engine.run(setting)
     if hint:
         assert_refused(done, 3 if "dev/null" in setting else 1, error, hint)
     else:
         assert done.returncode == 1
         assert f"error: {error}" in done.stderr or error in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_setting_of_a_flow(driver: Driver) -> None:
+    """Before anything is started, and when a rank is."""
+    assert_refused(driver.run("epcohs=4"), 1, "unknown key epcohs", "did you mean epochs?")
+    assert_refused(driver.run("recipe=tests.toy:tyo"), 1, "tests.toy has no tyo", "did you mean toy?")
 
 
 def test_configuration(driver: Driver) -> None:
@@ -60,14 +66,14 @@ def test_configuration(driver: Driver) -> None:
     assert_refused(driver.run(), 1, "there is no configuration", "tyo.toml")
 
 
-def test_drift_is_refused_field_by_field(driver: Driver, reference: Reference) -> None:
-    driver.finish("epochs=2")
+def test_drift_is_refused_field_by_field(engine: Engine, driver: Driver, reference: Reference) -> None:
+    engine.finish("epochs=2")
     done = driver.run("settings.lr=0.5")
     assert_refused(done, 1, "settings differ", "put the saved values back")
     assert "settings.lr: saved 0.05, now 0.5" in done.stderr
     assert driver.standing().attempts == 1
     # None of these changes a number that is computed.
-    driver.finish(f"log.folder={driver.folder}/elsewhere", "retention.keep_last=2", "chunk.steps=5")
+    engine.finish(f"log.folder={driver.folder}/elsewhere", "retention.keep_last=2", "chunk.steps=5")
     assert_same_bytes(driver, reference)
 
 
@@ -82,7 +88,7 @@ def test_failing_recipe_stops_without_looping(driver: Driver) -> None:
     assert driver.standing().step == 4
 
 
-def test_full_disk(driver: Driver, reference: Reference) -> None:
+def test_full_disk(driver: Driver, engine: Engine, reference: Reference) -> None:
     with small_disk(driver.folder / "runs", size_kb=400) as disk:
         filler = disk / "filler"
         free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
@@ -90,7 +96,7 @@ def test_full_disk(driver: Driver, reference: Reference) -> None:
         assert_refused(driver.run(), 3, "no space left", "make room")
         assert 0 < driver.standing().step < 30
         filler.unlink()
-        driver.finish()
+        engine.finish()
         assert_same_bytes(driver, reference)
 
 
