@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from holdfast import checkpoint
@@ -22,7 +21,9 @@ from holdfast.errors import WrongUse
 from holdfast.journal import Commit, FileRecord, Journal, record_name
 from holdfast.retention import prune
 from holdfast.store import open_store
-from tests.conftest import ROOT, Driver, Reference, ranks_of
+from holdfast.testing.faults import fault
+from tests.conftest import COMMAND_WITHIN_S, ROOT, Engine, Reference
+from tests.lives import Lives
 
 pytestmark = pytest.mark.slow
 
@@ -33,18 +34,23 @@ WEIGHT = "model.0.weight"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, prefect_api: dict[str, str]) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> Path:
     """A run of two epochs that was killed in its second chunk, adopted, and finished with three."""
-    driver = Driver(tmp_path_factory.mktemp("audited"), prefect_api)
-    process = driver.start("epochs=2", *OPTIONS, TOY_DELAY_S="0.1")
-    driver.await_commits(1)
-    ranks = ranks_of(process.pid)
-    time.sleep(0.3)
-    process.kill()
-    process.communicate()
-    psutil.wait_procs(ranks, timeout=30)
-    driver.finish(*OPTIONS)
-    return driver.run_folder
+    engine = Engine(tmp_path_factory.mktemp("audited"), {}, nursery=nursery)
+    struck = engine.folder / "struck"
+    engine.run("epochs=2", *OPTIONS, TOY_DELAY_S="0.1", **fault("latest-replaced", 1, "self", struck))
+    assert struck.exists()
+    await_orphans(engine)
+    engine.finish(*OPTIONS)
+    return engine.run_folder
+
+
+def await_orphans(engine: Engine) -> None:
+    """The ranks of a dead attempt have saved what they had."""
+    deadline = time.monotonic() + COMMAND_WITHIN_S
+    while not list(engine.run_folder.glob("epoch-*-step-*/metadata.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -81,15 +87,16 @@ def forge(run: Path, number: int) -> Commit:
     return commit
 
 
-def test_every_commit_of_a_run_that_was_killed_is_identical(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_commit_of_a_run_that_was_killed_is_identical(engine: Engine, run: Path) -> None:
     *_, third, second, first = journal_of(run).candidates()
     assert [commit.why for commit in (first, second, third)] == ["chunk", "adopted", "chunk"]
     seed = next(seed for seed in itertools.count() if choose_commits(journal_of(run), 1, seed) == [third])
     chosen_by = {1: ["--commit", "1"], 2: ["--commit", second.path], 3: ["--random", "1", "--seed", str(seed)]}
     for commit in (first, second, third):
-        assert run_app(app, ["audit", str(run), *chosen_by[commit.number]]) == 0
+        done = engine.command("audit", str(run), *chosen_by[commit.number])
+        assert done.returncode == 0, done.stderr
         start = journal_of(run).read_commit(commit.parent).step if commit.parent else 0
-        assert capsys.readouterr().out == (
+        assert done.stdout == (
             f"commit {commit.number} ({commit.path}, steps {start}-{commit.step}): "
             f"replayed to the same bytes, {commit.checkpoint_sha256}\n"
         )
@@ -98,7 +105,7 @@ def test_every_commit_of_a_run_that_was_killed_is_identical(run: Path, capsys: p
 def test_the_newest_of_a_run_that_was_extended(
     run: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its settings were first used with fewer epochs than it takes."""
+    """Its settings were first used with fewer epochs than it takes. The ranks are started as everywhere."""
     assert run_app(app, ["audit", str(run), "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["commit"], found["start"], found["stop"], found["is_identical"]) == (4, 20, 30, True)
@@ -162,34 +169,34 @@ def test_retention_is_no_damage_when_it_comes_in_between(copied: Path) -> None:
         audit_commit(journal, journal.read_commit(4))
 
 
-def test_a_forgery_that_verifies_is_found(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_forgery_that_verifies_is_found(engine: Engine, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     honest = journal_of(copied).read_commit(4).checkpoint_sha256
     forged = forge(copied, 4)
     assert run_app(app, ["verify", str(copied), "--all", "--deep"]) == 0
     assert "note" not in capsys.readouterr().out
-    assert run_app(app, ["audit", str(copied)]) == 2
-    first, *rows = capsys.readouterr().out.splitlines()
+    done = engine.command("audit", str(copied))
+    assert done.returncode == 2
+    first, *rows = done.stdout.splitlines()
     assert first.endswith(f"the replay ends on other bytes: {honest[:12]}, not {forged.checkpoint_sha256[:12]}")
     assert rows == [
         "  every step has the same samples, loss, gradient and random numbers",
         f"  then, at the end: {WEIGHT}",
     ]
-    assert run_app(app, ["evaluate", str(copied)]) == 2
-    error, *_ = capsys.readouterr().err.splitlines()
+    done = engine.command("evaluate", str(copied))
+    assert done.returncode == 2
+    error, *_ = done.stderr.splitlines()
     assert "the probe gave" in error
     assert "commit 4" in error
 
 
-def test_a_parent_that_does_not_pass_the_gate_is_not_replayed_from(
-    copied: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_parent_that_does_not_pass_the_gate_is_not_replayed_from(engine: Engine, copied: Path) -> None:
     forge(copied, 3)
-    assert run_app(app, ["audit", str(copied)]) == 2
-    out = capsys.readouterr().out
-    assert "commit 4" in out
-    assert "gate" in out
-    assert "the probe gave" in out
-    assert "every step has the same" not in out, "no step was trained"
+    done = engine.command("audit", str(copied))
+    assert done.returncode == 2
+    assert "commit 4" in done.stdout
+    assert "gate" in done.stdout
+    assert "the probe gave" in done.stdout
+    assert "every step has the same" not in done.stdout, "no step was trained"
 
 
 def run_audit(store: Path, prefect_api: dict[str, str], *options: str) -> "subprocess.CompletedProcess[str]":

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from holdfast import checkpoint, load_config
-from holdfast.attempt import Attempt
-from holdfast.cli import app, run_app
-from holdfast.config import RunConfig
+from holdfast import checkpoint
 from holdfast.journal import Journal
 from holdfast.store import open_store
-from tests.conftest import ROOT, Driver
+from holdfast.testing.faults import fault
+from tests.conftest import ROOT, Engine
+from tests.lives import Lives
 from tests.varied import STEPS_PER_EPOCH, pythonic
 
 pytestmark = pytest.mark.slow
@@ -25,31 +24,21 @@ KEEP = "retention.keep_last=99"
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> Path:
     """The toy of two epochs, in chunks of four steps; and ``pythonic``, which has an anneal, of nine steps."""
-    driver = Driver(tmp_path_factory.mktemp("evaluated"), {})
-    train(load_config(driver.config, ["epochs=2", KEEP]))
-    train(load_config(driver.config, ["recipe=tests.varied:pythonic", "run=pythonic", "epochs=2"]), chunks=3)
-    return Path(driver.store)
+    engine = Engine(tmp_path_factory.mktemp("evaluated"), {}, nursery=nursery)
+    engine.finish("epochs=2", KEEP)
+    pythonic = ["recipe=tests.varied:pythonic", "run=pythonic", "epochs=2"]
+    struck = engine.folder / "struck"
+    engine.run(*pythonic, KEEP, **fault("latest-replaced", 3, "both", struck))
+    assert struck.exists()
+    return Path(engine.store)
 
 
-def train(config: RunConfig, chunks: int = 99) -> None:
-    """The run has so many more commits, if it is not complete before."""
-    attempt = Attempt(config)
-    try:
-        attempt.open()
-        while chunks and (chunk := attempt.next_chunk()):
-            saved = attempt.train_chunk(chunk)
-            assert saved
-            attempt.commit(saved)
-            chunks -= 1
-    finally:
-        attempt.close()
-
-
-def evaluate(run: Path, commit: str, capsys: pytest.CaptureFixture[str]) -> Any:
-    assert run_app(app, ["evaluate", str(run), commit, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+def evaluate(engine: Engine, run: Path, commit: str) -> Any:
+    done = engine.command("evaluate", str(run), commit, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -62,9 +51,9 @@ def recorded(run: Path, path: str) -> checkpoint.Metadata:
     return found
 
 
-def test_at_the_end_of_an_epoch_it_is_what_training_wrote_down(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_at_the_end_of_an_epoch_it_is_what_training_wrote_down(engine: Engine, store: Path) -> None:
     before = files(store)
-    found = evaluate(store / "toy", "epoch-0001", capsys)
+    found = evaluate(engine, store / "toy", "epoch-0001")
     metadata = recorded(store / "toy", "epoch-0001")
     assert found["metrics"] == found["recorded"] == metadata.metrics
     assert found["metrics"]["weight"] != recorded(store / "toy", "epoch-0002").metrics["weight"]
@@ -75,18 +64,19 @@ def test_at_the_end_of_an_epoch_it_is_what_training_wrote_down(store: Path, caps
     assert files(store) == before
 
 
-def test_inside_an_epoch_there_is_nothing_to_compare_with(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_app(app, ["evaluate", str(store / "toy"), "4"]) == 0
-    first, *rows = capsys.readouterr().out.splitlines()
+def test_inside_an_epoch_there_is_nothing_to_compare_with(engine: Engine, store: Path) -> None:
+    done = engine.command("evaluate", str(store / "toy"), "4")
+    assert done.returncode == 0
+    first, *rows = done.stdout.splitlines()
     content_id = recorded(store / "toy", "epoch-0002-step-00000014").checkpoint_sha256
     assert first == f"commit 4 of run toy (epoch-0002-step-00000014), step 14: {content_id}"
     assert rows[0].split()[0] == "weight"
     assert "training" not in "".join(rows)
 
 
-def test_anneals_are_those_of_the_checkpoints_own_step(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_anneals_are_those_of_the_checkpoints_own_step(engine: Engine, store: Path) -> None:
     """Not those of the next chunk, nor of a fresh start."""
-    found = evaluate(store / "pythonic", "", capsys)
+    found = evaluate(engine, store / "pythonic", "")
     temperature = pythonic().anneals["temperature"]
     assert found["step"] == STEPS_PER_EPOCH + 4
     assert found["anneals"] == {"temperature": temperature.at(found["step"], STEPS_PER_EPOCH)}
@@ -94,16 +84,15 @@ def test_anneals_are_those_of_the_checkpoints_own_step(store: Path, capsys: pyte
     assert (found["metrics"], found["recorded"]) == ({}, {})
 
 
-def test_damage_is_told_and_not_quarantined(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_told_and_not_quarantined(engine: Engine, store: Path, tmp_path: Path) -> None:
     run = tmp_path / "toy"
     shutil.copytree(store / "toy", run)
     payload = run / "epoch-0002" / "checkpoint.safetensors"
     payload.write_bytes(payload.read_bytes()[:-1] + b"?")
     before = files(run)
-    assert run_app(app, ["evaluate", str(run)]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("error: checkpoint epoch-0002 (commit 6) is damaged: ")
+    done = engine.command("evaluate", str(run))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: checkpoint epoch-0002 (commit 6) is damaged: ")
     assert files(run) == before
     assert Journal(open_store(str(tmp_path)), "toy").quarantine_reasons() == []
 

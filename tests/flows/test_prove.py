@@ -10,9 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast.cli import app, run_app
 from holdfast.prove import Proof
-from tests.conftest import ROOT, Driver, Reference, is_rank
+from tests.conftest import ROOT, Driver, Engine, Reference, is_rank
 
 pytestmark = pytest.mark.slow
 
@@ -48,23 +47,26 @@ def restless():
 
 
 @pytest.fixture
-def own(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """The recipe lies on PYTHONPATH, here and for all that is started."""
-    (driver.folder / "unproved.py").write_text(RECIPE)
-    monkeypatch.syspath_prepend(str(driver.folder))
-    driver.environment = driver.environment | {"PYTHONPATH": str(driver.folder)}
-    return driver
+def own(engine: Engine) -> Engine:
+    """The recipe lies on PYTHONPATH for all that is started."""
+    (engine.folder / "unproved.py").write_text(RECIPE)
+    engine.environment = engine.environment | {"PYTHONPATH": str(engine.folder)}
+    return engine
 
 
 def prove(driver: Driver, *options: str) -> "subprocess.CompletedProcess[str]":
-    """The command, after which nothing is left: no file, and no process."""
+    """The command, after which nothing is left: no file, and no process. An engine forks it."""
     temporary = driver.folder / "temporary"
     temporary.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast.cli", "prove", str(driver.config), *options],
-        env=os.environ | driver.environment | {"TMPDIR": str(temporary)},
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+    command, variables = ["prove", str(driver.config), *options], {"TMPDIR": str(temporary)}
+    if isinstance(driver, Engine):
+        done = driver.command(*command, **variables)
+    else:
+        done = subprocess.run(
+            [sys.executable, "-m", "holdfast.cli", *command],
+            env=os.environ | driver.environment | variables,
+            cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
     assert not [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")]  # torch's own cache
     assert not Path(driver.store).exists()
     assert not (driver.folder / "logs").exists()
@@ -95,7 +97,7 @@ def test_what_survives_is_proved(driver: Driver, reference: Reference) -> None:
     assert str(proof).startswith("proved: 30 steps of tests.toy:toy end on the same bytes, straight and with SIGKILL")
 
 
-def test_state_that_nobody_registered_is_not_proved(own: Driver) -> None:
+def test_state_that_nobody_registered_is_not_proved(own: Engine) -> None:
     """The first step after the resume is the one that differs, and no step that came before it."""
     done = prove(own, "--set", "recipe=unproved:counting", "--steps", "8", "--kills", "1", "--seed", "2", "--json")
     assert done.returncode == 2, done.stdout
@@ -111,7 +113,7 @@ def test_state_that_nobody_registered_is_not_proved(own: Driver) -> None:
     assert "differs from itself" not in text
 
 
-def test_what_differs_from_itself_is_told_so(own: Driver) -> None:
+def test_what_differs_from_itself_is_told_so(own: Engine) -> None:
     done = prove(own, "--set", "recipe=unproved:restless", "--steps", "8", "--kills", "1", "--seed", "5")
     assert done.returncode == 2, done.stdout
     assert done.stdout.startswith("not proved: 8 steps of unproved:restless")
@@ -120,11 +122,12 @@ def test_what_differs_from_itself_is_told_so(own: Driver) -> None:
     assert "again with  --seed 5 --steps 8 --kills 1" in done.stdout
 
 
-def test_an_audit_names_the_first_step_too(own: Driver, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_audit_names_the_first_step_too(own: Engine) -> None:
     done = own.run("recipe=unproved:counting", "epochs=1", "retention.keep_last=99")
     assert done.returncode == 0, done.stderr
-    assert run_app(app, ["audit", str(own.run_folder), "--commit", "2"]) == 2
-    first, *rows = capsys.readouterr().out.splitlines()
+    done = own.command("audit", str(own.run_folder), "--commit", "2")
+    assert done.returncode == 2
+    first, *rows = done.stdout.splitlines()
     assert first.startswith("commit 2 (epoch-0001, steps 4-8): the replay ends on other bytes: ")
     assert rows[0] == "  first in step 5: loss, grad_norm"
     assert rows[1].startswith("  then, at the end: model.bias, model.weight, progress.")
