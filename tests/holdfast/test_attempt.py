@@ -1,5 +1,7 @@
 """Attempts with real ranks, without Prefect: what is read back, what the gate refuses, what another run lends."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,10 +9,13 @@ import pytest
 from holdfast.attempt import Attempt
 from holdfast.checkpoint import read_metadata
 from holdfast.config import ChunkLength, InitFrom, Log, Parity, RunConfig
-from holdfast.errors import ConfigError, GateTripped, NoProgress, Unhealthy
+from holdfast.errors import ConfigError, GateTripped, NoProgress, Unhealthy, from_json
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from holdfast.verification import verify_run
+from tests.lives import Lives
+
+Train = Callable[..., None]
 
 pytestmark = pytest.mark.slow
 
@@ -24,21 +29,17 @@ def journal_of(config: RunConfig) -> Journal:
     return Journal(open_store(config.store), config.run)
 
 
-def train(config: RunConfig, chunks: int = 100) -> Attempt:
+@pytest.fixture
+def train(nursery: Lives) -> Train:
     """Train so many chunks of a run, or to its end."""
-    attempt = Attempt(config)
-    try:
-        attempt.open()
-        for _ in range(chunks):
-            chunk = attempt.next_chunk()
-            if chunk is None:
-                break
-            saved = attempt.train_chunk(chunk)
-            if saved is not None:
-                attempt.commit(saved)
-    finally:
-        attempt.close()
-    return attempt
+
+    def train(config: RunConfig, chunks: int = 100, **environment: str) -> None:
+        settings = config.model_dump(mode="json")
+        done = nursery.call("tests.forked:train_chunks", settings, chunks, **environment)
+        if done.returncode:
+            raise from_json(json.loads(done.stdout))
+
+    return train
 
 
 def content_id(config: RunConfig) -> str:
@@ -47,7 +48,7 @@ def content_id(config: RunConfig) -> str:
     return newest.checkpoint_sha256
 
 
-def test_what_is_read_back_otherwise_than_it_was_hashed_is_trained_again(tmp_path: Path) -> None:
+def test_what_is_read_back_otherwise_than_it_was_hashed_is_trained_again(train: Train, tmp_path: Path) -> None:
     straight, config = make_config(tmp_path, "straight"), make_config(tmp_path, "run", parity=Parity(every=2))
     train(straight)
     attempt = Attempt(config)
@@ -75,10 +76,9 @@ def test_what_is_read_back_otherwise_than_it_was_hashed_is_trained_again(tmp_pat
     assert verify_run(journal_of(config)).ok
 
 
-def test_a_collapse_of_before_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collapse_of_before_is_rolled_back(train: Train, tmp_path: Path) -> None:
     config = make_config(tmp_path, "run", settings={"collapse_at": 10})
     train(config)  # steps 3, 6 and 9 are healthy, step 10 isn't, and nobody asks
-    monkeypatch.setenv("POLICY_LIMITS", "1")
     collapsed = journal_of(config).newest()
     assert collapsed is not None
     metadata = read_metadata(journal_of(config).store, collapsed.path)
@@ -86,7 +86,8 @@ def test_a_collapse_of_before_is_rolled_back(tmp_path: Path, monkeypatch: pytest
     assert (metadata.probe.values["entropy"] or 0.0) < 1e-4
     assert (metadata.probe.values["noop_rate"] or 0.0) > 0.99
     with pytest.raises(Unhealthy, match=r"after step 10 entropy is 3.*e-05, below 0.05; noop_rate is 1, above 0.9"):
-        train(make_config(tmp_path, "run", settings={"collapse_at": 10}, epochs=2))  # from step 9, and collapses again
+        # From step 9, and collapses again.
+        train(make_config(tmp_path, "run", settings={"collapse_at": 10}, epochs=2), POLICY_LIMITS="1")
     assert len(reasons := journal_of(config).quarantine_reasons()) == 1
     assert "the gate: entropy is" in reasons[0]
     healthy = journal_of(config).newest()
@@ -95,12 +96,11 @@ def test_a_collapse_of_before_is_rolled_back(tmp_path: Path, monkeypatch: pytest
     assert verify_run(journal_of(config)).ok
 
 
-def test_twice_in_a_row_it_is_not_the_checkpoints_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_twice_in_a_row_it_is_not_the_checkpoints_fault(train: Train, tmp_path: Path) -> None:
     config = make_config(tmp_path, "run", settings={"collapse_at": 2})
     train(config)
-    monkeypatch.setenv("POLICY_LIMITS", "1")
     with pytest.raises(GateTripped, match=r"(?s)no checkpoint that passes the gate.*commit 4.*commit 3"):
-        train(make_config(tmp_path, "run", settings={"collapse_at": 2}, epochs=2))
+        train(make_config(tmp_path, "run", settings={"collapse_at": 2}, epochs=2), POLICY_LIMITS="1")
     assert journal_of(config).quarantine_reasons() == []
 
 
@@ -126,7 +126,7 @@ def test_an_unhealthy_step_is_tried_once_more(tmp_path: Path, monkeypatch: pytes
     assert attempt.step == 3
 
 
-def test_a_run_begins_with_the_weights_of_another(tmp_path: Path) -> None:
+def test_a_run_begins_with_the_weights_of_another(train: Train, tmp_path: Path) -> None:
     ancestor = make_config(tmp_path, "ancestor", "tests.varied:pythonic", epochs=2)
     train(ancestor)
     init = InitFrom(run="ancestor", reset=("2",))
