@@ -47,11 +47,7 @@ def content_id(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def end_of(store: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.writer", str(store), str(COMMITS)],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert writer.main(str(store), COMMITS) == 0
     newest = journal_of(store).newest()
     assert newest
     return newest.checkpoint_sha256

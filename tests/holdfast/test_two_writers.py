@@ -14,7 +14,7 @@ from holdfast.verification import verify_run
 from tests import writer
 from tests.conftest import AZURITE, IS_SOAK, ROOT
 
-LOCAL_ROUNDS, HTTP_ROUNDS = 20, 20 if IS_SOAK else 6
+LOCAL_ROUNDS, HTTP_ROUNDS = (20, 20) if IS_SOAK else (10, 4)
 COMMITS = 6
 PAUSE_S = 0.05
 
