@@ -1,4 +1,4 @@
-"""A real Prefect server for the session, and a driver that runs the real command on a small recipe."""
+"""A real Prefect server for the session, and a driver that runs the real command, or its engine alone, on a toy."""
 
 import base64
 import contextlib

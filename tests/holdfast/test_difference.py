@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from holdfast import state
-from holdfast.checkpoint import Payload, deserialize, differences, serialize
+from holdfast.checkpoint import Payload, deserialize, differences, serialize, shorten
 
 NAMES = ("a", "b", "c", "d")
 
@@ -176,3 +176,10 @@ def test_what_was_tied_and_no_longer_is_differs() -> None:
     weight = torch.ones(2)
     tied, untied = ({"a": weight, "b": other} for other in (weight, weight.clone()))
     assert differences(state.to_payload(tied), state.to_payload(untied)) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"), [(1, "a and 2 more"), (2, "a, b and 1 more"), (3, "a, b, c"), (4, "a, b, c")]
+)
+def test_of_many_names_some_are_shown_and_the_others_counted(shown: int, said: str) -> None:
+    assert shorten(["a", "b", "c"], shown) == said
