@@ -58,7 +58,9 @@ def test_at_random_moments(engine: Engine, reference: Reference, victim: str, se
 
 @pytest.mark.parametrize("victim", ["flow", "rank", "both"])
 @pytest.mark.parametrize("seed", range(20 if IS_SOAK else 1))
-def test_at_random_moments_of_a_flow(driver: Driver, reference: Reference, victim: str, seed: int) -> None:
+def test_at_random_moments_of_a_flow(
+    driver: Driver, engine: Engine, reference: Reference, victim: str, seed: int
+) -> None:
     moments = random.Random(f"{victim} {seed}")
     for _ in range(3):
         process = driver.start(TOY_DELAY_S="0.02")
@@ -71,7 +73,7 @@ def test_at_random_moments_of_a_flow(driver: Driver, reference: Reference, victi
             process.kill()
         process.communicate(timeout=COMMAND_WITHIN_S)
         psutil.wait_procs(ranks, timeout=30)
-    driver.finish()
+    engine.finish()
     assert_same_bytes(driver, reference)
 
 
