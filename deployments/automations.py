@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
-from tasks.heartbeat import EVENT, EVERY_S
+from tasks.heartbeat import EVENT, EVERY_S, LAST_EVENT
 
 # The server looks at what was to happen within 10 seconds at the least.
 LOST_AFTER_S = max(10.0, 3 * EVERY_S)
@@ -26,7 +26,7 @@ def describe_automations() -> list[AutomationCore]:
             name="holdfast: a lost heartbeat is a crash",
             description="A train or an attempt whose process, or machine, is gone. A false alarm does no harm: "
             "the next attempt fences the last one off.",
-            trigger=_missing(EVENT, {EVENT, ANY_STATE}, LOST_AFTER_S),
+            trigger=_missing(EVENT, {EVENT, LAST_EVENT, ANY_STATE}, LOST_AFTER_S),
             actions=[_crash("vanished", f"nothing was heard of it for {LOST_AFTER_S:.0f} s: its machine is gone")],
         ),
         AutomationCore(

@@ -35,8 +35,9 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
     end = End("completed")
     is_on_pool = pool.own_flow_run() is not None
     try:
-        opened = open_run(config, pool.number_now(config, number))
-        train_chunks(opened)
+        with heartbeat():
+            opened = open_run(config, pool.number_now(config, number))
+            train_chunks(opened)
         if opened.notice is not None:
             end = End("preempted", opened.notice.why)
             pool.raise_if_paused()
@@ -66,7 +67,6 @@ def train_chunks(opened: Attempt) -> None:
     """The run is complete, or this machine goes away; all that is trained is committed."""
     signs = [pool.find_pause()]
     with (
-        heartbeat(),
         ProgressView(opened),
         reported(opened) as show_chunk,
         watch(opened.config.preemption, opened.notify, signs),

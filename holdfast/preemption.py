@@ -91,13 +91,20 @@ def watch(config: Preemption, tell: Callable[[Notice], None], others: Sequence[S
         yield
     finally:
         done.set()
+        thread.join(ANSWER_WITHIN_S)
 
 
 def _poll(sources: list[Source], tell: Callable[[Notice], None], done: threading.Event) -> None:
     told: set[str] = set()
     while not done.is_set():
         for source in sources:
-            notice = source()
+            try:
+                notice = source()
+            except Exception as error:  # one that can't be asked must not keep the others from being heard
+                notice = None
+                if repr(error) not in told:
+                    log.warning("whether this machine goes away can't be asked: %r", error)
+                told.add(repr(error))
             if notice is not None and notice.why not in told and not done.is_set():
                 told.add(notice.why)
                 tell(notice)

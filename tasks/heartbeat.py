@@ -11,6 +11,7 @@ from prefect.context import FlowRunContext
 from prefect.events import emit_event
 
 EVENT = "holdfast.heartbeat"
+LAST_EVENT = "holdfast.heartbeat.last"
 EVERY_S = 3.0
 
 
@@ -35,8 +36,11 @@ def heartbeat() -> Iterator[None]:
             emit_event(EVENT, resource)
             done.wait(EVERY_S)
 
-    threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         done.set()
+        thread.join()
+        emit_event(LAST_EVENT, resource)  # comes after all others, which the server's own event of the end may not

@@ -5,6 +5,7 @@ from its journal alone; the server only says that one has ended.
 """
 
 import contextlib
+import contextvars
 import itertools
 import logging
 import time
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.sorting import FlowRunSort
@@ -229,14 +230,11 @@ def find_pause() -> Callable[[], Notice | None]:
     flow_run = own_flow_run()
     if flow_run is None:
         return lambda: None
-    client = get_client(sync_client=True)
+    context = contextvars.copy_context()
 
     def ask() -> Notice | None:
-        with contextlib.suppress(httpx.HTTPError):  # it is asked again soon
-            state = client.read_flow_run(flow_run.id).state
-            if state is not None and state.is_paused():
-                return Notice("a person has paused this attempt", 0.0)
-        return None
+        state = context.run(own_state)
+        return Notice("a person has paused this attempt", 0.0) if state is not None and state.is_paused() else None
 
     return ask
 

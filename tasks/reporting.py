@@ -20,8 +20,8 @@ from prefect.artifacts import (
     create_table_artifact,
     update_progress_artifact,
 )
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.context import SyncClientContext
 
 from holdfast.attempt import Attempt
 from holdfast.journal import Commit, Journal
@@ -61,8 +61,8 @@ def reported(attempt: Attempt) -> Iterator[Callable[[Attempt], None]]:
 
     def show_table(rows: list[dict[str, Any]]) -> None:
         if table:
-            with get_client(sync_client=True) as client:
-                client.update_artifact(table[0], ArtifactUpdate(data=json.dumps(rows)))
+            with SyncClientContext.get_or_create() as context:
+                context.client.update_artifact(table[0], ArtifactUpdate(data=json.dumps(rows)))
         else:
             table.append(create_table_artifact(rows, f"{key}-chunks", f"chunks of {attempt.config.run}"))
 
