@@ -76,15 +76,16 @@ def supervise(
     live = pool.find_live_attempt(config)
     while live is not None or not is_trained(journal, config.epochs):
         flow_run = live or pool.start_attempt(config, journal.attempts() + 1, len(unclaimed), choose_environment())
-        number = flow_run.parameters["number"]
         live = None
         try:
-            state = pool.await_end(flow_run)
+            flow_run = pool.await_end(flow_run)
         except (TerminationSignal, Pause) as signal:
             if isinstance(signal, Pause) or pool.is_being_cancelled():
                 pool.cancel(flow_run, config.resume.stop_within_s)
             raise
-        end = find_end(journal, number, state)
+        # Paused and resumed, it is another attempt than it was started for.
+        number = journal.attempts() if flow_run.run_count > 1 else flow_run.parameters["number"]
+        end = find_end(journal, number, flow_run.state)
         if not journal.has_attempt(number):
             unclaimed.append(end)
         pool.add_tags(flow_run.id, end.reason)
@@ -96,7 +97,7 @@ def supervise(
     return End("completed")
 
 
-def find_end(journal: Journal, number: int, state: State[Any]) -> End:
+def find_end(journal: Journal, number: int, state: State[Any] | None) -> End:
     """How an attempt ended: as it has said itself, or else by the state of its flow run, which goes on record."""
     newest = journal.newest()
     end = pool.end_by_state(state, newest.step if newest else 0)

@@ -169,16 +169,16 @@ def find_runs(flow: str, config: RunConfig) -> list[FlowRun]:
     return [run for run in found if run.parameters.get("config", {}).get("store") == config.store]
 
 
-def await_end(flow_run: FlowRun) -> State[Any]:
-    """The state in which a flow run has ended.
+def await_end(flow_run: FlowRun) -> FlowRun:
+    """The flow run, when it has ended.
 
     Raises:
         Pause: the flow run that waits was itself paused by a person.
     """
     for poll in itertools.count():
-        state = read_state(flow_run)
-        if state is not None and state.is_final():
-            return state
+        found = ask_server(lambda client: client.read_flow_run(flow_run.id))
+        if found.state is not None and found.state.is_final():
+            return found
         if poll % LOOK_AT_ONESELF_EVERY == 0:
             raise_if_paused()
         time.sleep(POLL_EVERY_S)
@@ -266,12 +266,14 @@ def add_tags(flow_run_id: Any, *tags: str) -> None:
     ask_server(add)
 
 
-def end_by_state(state: State[Any], step: int) -> End:
+def end_by_state(state: State[Any] | None, step: int) -> End:
     """How an attempt has ended that has not said so itself, by its flow run's state.
 
     Args:
         step: the newest that is committed.
     """
+    if state is None:
+        return End("stopped", step=step)
     reason = (state.name or "").lower().replace(" ", "_")
     if state.is_cancelled():
         reason = "cancelled"
