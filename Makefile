@@ -18,7 +18,7 @@ export DO_NOT_TRACK ?= 1
 # Some environments turn bytecode off; every process would then compile torch and Prefect anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup train up down test check bench soak clean
+.PHONY: setup train up down test check bench soak screenshots clean
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
@@ -63,6 +63,10 @@ soak: .venv/ready
 	HOLDFAST_EXAMPLES=100000 $(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 0 \
 		tests/holdfast/test_state_machine.py tests/holdfast/test_matrix.py tests/holdfast/test_two_writers.py \
 		tests/flows/test_killed_anywhere.py $(ARGS)
+
+# With a Chromium that is installed; the pictures are in docs/.
+screenshots: .venv/ready
+	@$(BIN)/python -m tests.screenshots
 
 bench: .venv/ready
 	@$(BIN)/python -m tests.bench $(ARGS)

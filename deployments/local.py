@@ -6,8 +6,10 @@ ever ended.
 """
 
 import contextlib
+import hashlib
 import json
 import os
+import pwd
 import secrets
 import shutil
 import signal
@@ -17,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 from cyclopts import App
@@ -38,10 +41,11 @@ POOLS = {
     "gpu": "What trains: attempt, evaluate, audit.",
 }
 USUAL_PORT = 4200
+POSTGRES_USER = "postgres"  # Debian's
 READY_WITHIN_S = 120.0
 DOWN_WITHIN_S = 60.0
 # How often a worker asks for work, in seconds.
-QUERY_EVERY_S = 0.5
+QUERY_EVERY_S = 1.0
 
 
 class Ledger:
@@ -84,18 +88,31 @@ def began_at(pid: int) -> str:
     return "" if stat.startswith("Z") else began.strip()
 
 
-def start(ledger: Ledger, name: str, command: Sequence[str], environment: Mapping[str, str], **facts: Any) -> None:
-    """A process of its own session, which outlives this one; its output is in ``<name>.log``."""
+def start(
+    ledger: Ledger,
+    name: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    user: Mapping[str, Any] | None = None,
+    **facts: Any,
+) -> None:
+    """A process of its own session, which outlives this one; its output is in ``<name>.log``.
+
+    Args:
+        user: who it runs as, as `subprocess.Popen` has it.
+        facts: what else is to be known of it.
+    """
     with (ledger.folder / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(
             command,
             env=os.environ | environment,
-            cwd=ROOT,
+            cwd="/" if user else ROOT,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
             preexec_fn=_reset_signals,
+            **(user or {}),
         )
     ledger.processes.append(process)
     ledger.add(name, process.pid, **facts)
@@ -151,31 +168,37 @@ def _await_gone(is_there: Callable[[], bool]) -> bool:
 
 def start_postgres(ledger: Ledger) -> str:
     """The URL of a Postgres database of our own, which listens on the loopback interface."""
-    folder = ledger.folder / "postgres"
     programs = find_postgres()
-    as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []  # it refuses to run as root
-    password_file = ledger.folder / "postgres.password"
-    if not (folder / "PG_VERSION").exists():
-        folder.mkdir(exist_ok=True)
+    user, folder = _choose_postgres_user(ledger.folder)
+    password_file = folder.with_suffix(".password")
+    if not password_file.exists():
+        password_file.touch(mode=0o600)
         password_file.write_text(secrets.token_hex(16))
-        if as_user:
-            shutil.chown(folder, "postgres")
-            shutil.chown(password_file, "postgres")
-            _let_pass(folder.parent)
-        options = ["--pgdata", str(folder), "--username", "holdfast", "--auth", "scram-sha-256"]
+        if user:
+            shutil.chown(password_file, POSTGRES_USER)
+        options = ["--pgdata", str(folder), "--username", "holdfast", "--auth", "scram-sha-256", "--encoding", "UTF8"]
         made = subprocess.run(
-            [*as_user, str(programs / "initdb"), *options, "--pwfile", str(password_file), "--encoding", "UTF8"],
-            capture_output=True, text=True, check=False, cwd="/",
+            [str(programs / "initdb"), *options, "--pwfile", str(password_file)],
+            capture_output=True, text=True, check=False, cwd="/", **user,
         )  # fmt: skip
         if made.returncode:
-            raise RunStopped(f"initdb failed: {made.stderr.strip().splitlines()[-1]}")
-    password_file.chmod(0o600)
+            password_file.unlink()
+            raise RunStopped(f"initdb failed: {made.stderr.strip()}")
     port = ledger.known.get("postgres", {}).get("port") or free_port()
     if not ledger.is_alive("postgres"):
         options = ["-D", str(folder), "-h", "127.0.0.1", "-p", str(port), "-k", str(folder)]
-        start(ledger, "postgres", [*as_user, str(programs / "postgres"), *options], {}, port=port)
+        start(ledger, "postgres", [str(programs / "postgres"), *options], {}, user, port=port)
         _await("Postgres", lambda: _is_ready(programs, port), ledger.folder / "postgres.log")
     return f"postgresql+asyncpg://holdfast:{password_file.read_text()}@127.0.0.1:{port}/postgres"
+
+
+def _choose_postgres_user(state: Path) -> tuple[dict[str, Any], Path]:
+    """Who runs Postgres, which refuses to be root, and where its data lie: where that user may go."""
+    if os.geteuid() != 0:
+        return {}, state / "postgres"
+    home = Path(pwd.getpwnam(POSTGRES_USER).pw_dir)
+    name = f"holdfast-{hashlib.sha256(str(state).encode()).hexdigest()[:12]}"
+    return {"user": POSTGRES_USER, "group": POSTGRES_USER, "extra_groups": []}, home / name
 
 
 def find_postgres() -> Path:
@@ -189,13 +212,6 @@ def find_postgres() -> Path:
     if not found and on_path is None:
         raise ConfigError("POSTGRES=1: Postgres is not installed", hint="apt-get install postgresql")
     return found[-1].parent if found else Path(str(on_path)).parent
-
-
-def _let_pass(folder: Path) -> None:
-    """The user postgres may walk down to the folder, and see nothing on the way."""
-    for each in [folder, *folder.parents]:
-        if not each.stat().st_mode & 0o001 and each.owner() == "root":
-            each.chmod(each.stat().st_mode | 0o001)
 
 
 def _is_ready(programs: Path, port: int) -> bool:
@@ -220,12 +236,21 @@ def start_server(ledger: Ledger, database_url: str, port: int = 0) -> str:
         "PREFECT_UI_API_URL": url,
         "DO_NOT_TRACK": "1",
     }
-    if database_url:
-        environment["PREFECT_API_DATABASE_CONNECTION_URL"] = database_url
+    environment["PREFECT_API_DATABASE_CONNECTION_URL"] = database_url or sqlite_url(ledger.folder / "prefect.db")
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     start(ledger, "server", command, environment, url=url, port=port, postgres=bool(database_url))
     _await("Prefect's server", lambda: _is_healthy(url), ledger.folder / "server.log")
     return url
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a database in a file, over a single connection.
+
+    Prefect's server has several connections to a file, which lock one another out; and where the garbage collector
+    comes upon a cursor of one that waits for its lock, the whole server waits, for up to a minute. It has a single one
+    to what is called ":memory:", and a parameter of that name, which SQLite doesn't know, is enough to be called so.
+    """
+    return f"sqlite+aiosqlite:///file:{quote(str(path))}?connections=:memory:&uri=true"
 
 
 def _usual_port() -> int:

@@ -34,6 +34,7 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
     opened: Attempt | None = None
     end = End("completed")
     is_on_pool = pool.own_flow_run() is not None
+    pool.outlive_worker()
     try:
         with heartbeat():
             opened = open_run(config, pool.number_now(config, number))
@@ -45,11 +46,15 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
     except (TerminationSignal, KeyboardInterrupt, Pause) as signal:
         if opened is not None:
             opened.stop()
-        is_cancelled = isinstance(signal, Pause) or pool.is_being_cancelled()
-        end = End("cancelled", "by a person") if is_cancelled else End("preempted", "told to end by a signal")
-        if is_cancelled or not is_on_pool:
-            raise
-        return hooks.final_state(end)
+        if isinstance(signal, Pause):
+            end = End("paused", "by a person")
+        elif pool.is_being_cancelled():
+            end = End("cancelled", "by a person")
+        else:
+            end = End("preempted", "told to end by a signal")
+        if is_on_pool and end.reason == "preempted":
+            return hooks.final_state(end)
+        raise
     except HoldfastError as error:
         end = End(reason_of(error), f"{error}; {error.hint}" if error.hint else str(error))
         if not is_on_pool:

@@ -13,6 +13,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.exceptions import Pause, TerminationSignal
 from prefect.states import Cancelled
+from prefect.utilities.urls import url_for
 
 from flows.attempt import attempt
 from holdfast.cli import EXIT_CODES, run_app
@@ -45,6 +46,7 @@ def train(config: RunConfig) -> TrainResult | State[Any]:
     """
     journal = Journal(open_store(config.store), config.run)
     newest = journal.newest()
+    pool.outlive_worker()
     pool.claim_train(config)
     if config.where == "here":
         outcome = attempt(config, journal.attempts() + 1)
@@ -52,7 +54,7 @@ def train(config: RunConfig) -> TrainResult | State[Any]:
     else:
         with heartbeat():
             ended = supervise(config, journal)
-        if ended.reason == "cancelled":
+        if ended.reason != "completed":
             return Cancelled(message=f"attempt {journal.attempts()} was cancelled; the run, started again, continues")
         report = prune_run(journal, dry_run=True)
         outcome = Outcome(complete=True, retention=report.model_dump(mode="json") if report else {})
@@ -77,20 +79,25 @@ def supervise(
     while live is not None or not is_trained(journal, config.epochs):
         flow_run = live or pool.start_attempt(config, journal.attempts() + 1, len(unclaimed), choose_environment())
         live = None
+        log.info("attempt %d at work: %s", flow_run.parameters["number"], url_for(flow_run) or flow_run.name)
         try:
             flow_run = pool.await_end(flow_run)
         except (TerminationSignal, Pause) as signal:
             if isinstance(signal, Pause) or pool.is_being_cancelled():
                 pool.cancel(flow_run, config.resume.stop_within_s)
             raise
-        # Paused and resumed, it is another attempt than it was started for.
-        number = journal.attempts() if flow_run.run_count > 1 else flow_run.parameters["number"]
+        except KeyboardInterrupt:
+            log.info("attempt %d goes on; the same command watches it again", flow_run.parameters["number"])
+            raise
+        number = flow_run.parameters["number"]
+        if pool.was_paused(journal, number):  # and resumed, as another attempt
+            number = journal.attempts()
         end = find_end(journal, number, flow_run.state)
         if not journal.has_attempt(number):
             unclaimed.append(end)
         pool.add_tags(flow_run.id, end.reason)
         log.info("attempt %d ended at step %d: %s", number, end.step, end)
-        if end.reason == "cancelled":
+        if end.reason in ("cancelled", "paused"):
             return end
         if end.reason != "completed":
             time.sleep(judge([*map(End.of, journal.endings()), *unclaimed], config.supervision))

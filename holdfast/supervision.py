@@ -18,6 +18,7 @@ reason              what happened                                               
 ``damaged``         nothing that can be trusted is left to continue from                 no
 ``superseded``      a later attempt, which somebody else has started, owns the run       no
 ``cancelled``       a person has cancelled it                                            no
+``paused``          a person has paused it                                               when it is resumed
 ==================  ===================================================================  ==========================
 
 Lost machines count over the whole life of the run; failures only in a row, with no step committed in between.
@@ -32,11 +33,11 @@ from holdfast.journal import Ending
 
 REASONS = (
     "completed", "preempted", "vanished", "crashed", "rank_crashed", "out_of_memory", "recipe_failed", "unhealthy",
-    "no_progress", "store_failed", "stopped", "settings", "damaged", "superseded", "cancelled",
+    "no_progress", "store_failed", "stopped", "settings", "damaged", "superseded", "cancelled", "paused",
 )  # fmt: skip
 LOST_MACHINES = {"preempted", "vanished"}
 ENDS_THE_RUN: dict[str, type[HoldfastError]] = {
-    "settings": WrongUse, "damaged": Damage, "superseded": Superseded, "cancelled": RunStopped,
+    "settings": WrongUse, "damaged": Damage, "superseded": Superseded, "cancelled": RunStopped, "paused": RunStopped,
 }  # fmt: skip
 LONGEST_BACKOFF_S = 300.0
 

@@ -26,6 +26,8 @@ from holdfast.supervision import End
 
 # Prefect sends the records of this logger to its server (pyproject.toml, extra_loggers) but leaves its level alone.
 logging.getLogger("holdfast").setLevel(logging.INFO)
+# Eight lines of Prefect's a chunk say no more than the one of `announce`.
+logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)
 
 log = logging.getLogger("holdfast.hooks")
 

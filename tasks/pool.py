@@ -23,6 +23,7 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound, Pause
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelling
+from rich.console import Console
 
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError, Superseded
@@ -35,7 +36,8 @@ log = logging.getLogger("holdfast.pool")
 
 NEVER = datetime.max.replace(tzinfo=UTC)
 POLL_EVERY_S = 0.5
-ASK_AGAIN_S = 1.0
+ASK_AGAIN_S = 0.5
+WARN_AFTER = 5  # failures in a row
 LOOK_AT_ONESELF_EVERY = 4  # polls
 RECENT = 50
 # Statuses of a server that is busy, or not there yet.
@@ -46,17 +48,18 @@ T = TypeVar("T")
 
 def ask_server(ask: Callable[[SyncPrefectClient], T]) -> T:
     """The server's answer, however long it is away."""
-    warned = False
+    failures = 0
     while True:
         try:
-            with SyncClientContext.get_or_create() as context:
+            # The client's own retries wait for 2, 4, 8, ... seconds, which is too long for a server that is just busy.
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), SyncClientContext.get_or_create() as context:
                 return ask(context.client)
         except httpx.HTTPError as error:
             if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in MAY_PASS:
                 raise
-            if not warned:
+            failures += 1
+            if failures == WARN_AFTER:
                 log.warning("Prefect's server doesn't answer (%s); it is asked again until it does", error)
-            warned = True
             time.sleep(ASK_AGAIN_S)
 
 
@@ -208,10 +211,26 @@ def own_flow_run() -> FlowRun | None:
 
 def number_now(config: RunConfig, number: int) -> int:
     """The number of the attempt that this flow run is: a paused one that is resumed is another attempt than before."""
-    flow_run = own_flow_run()
-    if flow_run is None or flow_run.run_count <= 1:
-        return number
-    return Journal(open_store(config.store), config.run).attempts() + 1
+    journal = Journal(open_store(config.store), config.run)
+    return journal.attempts() + 1 if was_paused(journal, number) else number
+
+
+def was_paused(journal: Journal, number: int) -> bool:
+    """Whether an attempt ended because a person had paused it."""
+    ending = journal.read_ending(number)
+    return ending is not None and ending.reason == "paused"
+
+
+def outlive_worker() -> None:
+    """What this process prints may go nowhere: its worker reads it, and may die.
+
+    Rich, with which Prefect prints, would otherwise end the process.
+    """
+    Console.on_broken_pipe = _print_no_more  # type: ignore[method-assign]
+
+
+def _print_no_more(console: Console) -> None:
+    console.quiet = True
 
 
 def raise_if_paused() -> None:

@@ -32,7 +32,7 @@ def commands() -> list[list[str]]:
 
 def test_make_targets_exist() -> None:
     targets = [command[1] for command in commands() if command[0] == "make"]
-    assert targets == ["train", "test"]
+    assert targets == ["train", "test", "up", "down"]
     for target in targets:
         subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
 
@@ -50,12 +50,12 @@ def test_the_file_tree_is_the_repository() -> None:
         listed.add(path)
     found = {
         path.relative_to(ROOT).as_posix()
-        for room in ("flows", "tasks", "holdfast")
+        for room in ("deployments", "flows", "tasks", "holdfast")
         for path in (ROOT / room).rglob("*")
-        if path.suffix in {".py", ".md", ".toml"} and path.name != "__init__.py"
+        if path.suffix in {".py", ".md", ".toml", ".yaml"} and path.name != "__init__.py"
     }
-    assert found == {path for path in listed if path.startswith(("flows/", "tasks/", "holdfast/"))} - {
-        "flows/", "tasks/", "holdfast/",
+    assert found == {path for path in listed if path.startswith(("deployments/", "flows/", "tasks/", "holdfast/"))} - {
+        "deployments/", "flows/", "tasks/", "holdfast/",
     }  # fmt: skip
 
 

@@ -1,0 +1,101 @@
+"""``make up`` and ``make down``: safe to run twice, and nothing is left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from deployments.local import began_at, find_postgres
+from holdfast.errors import ConfigError
+from tests.conftest import ROOT, kill_tree
+
+pytestmark = [pytest.mark.slow, pytest.mark.server]
+
+
+class Local:
+    """The command, with a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        return subprocess.run(
+            [sys.executable, "-m", "deployments.local", *arguments],
+            env=environment | {"HOLDFAST_STATE": str(self.folder), "PREFECT_HOME": f"{self.folder}/client"},
+            cwd=ROOT, capture_output=True, text=True, timeout=200,
+        )  # fmt: skip
+
+    def started(self) -> dict[str, Any]:
+        path = self.folder / "started.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def pids(self) -> dict[str, int]:
+        return {name: entry["pid"] for name, entry in self.started().items()}
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Local]:
+    local = Local(tmp_path / "state")
+    yield local
+    for pid in local.pids().values():
+        kill_tree(pid)
+
+
+def test_up_twice_and_down_twice(local: Local) -> None:
+    up = local.run("up")
+    assert up.returncode == 0, up.stderr
+    pids = local.pids()
+    assert set(pids) == {"server", "worker-stable", "worker-gpu"}
+    url = local.started()["server"]["url"]
+    assert f"UI          {url.removesuffix('/api')}" in up.stdout
+    again = local.run("up")
+    assert again.returncode == 0, again.stderr
+    assert local.pids() == pids
+    automations = httpx.post(f"{url}/automations/filter", json={}, trust_env=False).json()
+    assert len({each["name"] for each in automations}) == len(automations) == 2
+    for pid in (pids["worker-stable"], pids["worker-gpu"]):  # a shell's background ignores Ctrl-C
+        ignored = int(Path(f"/proc/{pid}/status").read_text().partition("SigIgn:\t")[2].split()[0], 16)
+        assert not ignored >> (signal.SIGINT - 1) & 1
+    other = local.run("up", "--postgres")
+    assert other.returncode == 1
+    assert "keeps its data in a file" in other.stderr
+    down = local.run("down")
+    assert [line.split()[1] for line in down.stdout.splitlines()] == ["worker-stable", "worker-gpu", "server"]
+    assert not [pid for pid in pids.values() if psutil.pid_exists(pid) and began_at(pid)]
+    assert local.run("down").stdout == ""
+
+
+def test_what_has_died_is_started_again_on_the_same_data(local: Local) -> None:
+    assert local.run("up").returncode == 0
+    before = local.started()
+    kill_tree(before["server"]["pid"])
+    kill_tree(before["worker-gpu"]["pid"])
+    assert local.run("up").returncode == 0
+    after = local.started()
+    assert after["server"]["url"] == before["server"]["url"]
+    assert after["server"]["pid"] != before["server"]["pid"]
+    assert after["worker-stable"] == before["worker-stable"]
+    assert local.run("down").returncode == 0
+
+
+def test_with_postgres(local: Local) -> None:
+    try:
+        find_postgres()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    up = local.run("up", "--postgres")
+    assert up.returncode == 0, up.stderr
+    url, pids = local.started()["server"]["url"], local.pids()
+    assert httpx.post(f"{url}/deployments/count", json={}, trust_env=False).json() == 7
+    assert not list(local.folder.rglob("*.db"))
+    assert local.run("down").returncode == 0
+    assert not [pid for pid in pids.values() if psutil.pid_exists(pid) and began_at(pid)]
