@@ -226,7 +226,7 @@ def outlive_worker() -> None:
 
     Rich, with which Prefect prints, would otherwise end the process.
     """
-    Console.on_broken_pipe = _print_no_more  # type: ignore[method-assign]
+    Console.on_broken_pipe = _print_no_more  # type: ignore[method-assign, assignment]
 
 
 def _print_no_more(console: Console) -> None:

@@ -1,7 +1,6 @@
 """A real Prefect server with real workers on two work pools, as ``make up`` makes them, and machines that vanish."""
 
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments import local
@@ -201,12 +201,12 @@ def pool_up(folder: Path, **environment: str) -> Iterator[Pool]:
 
 @contextlib.contextmanager
 def clean_environment() -> Iterator[None]:
-    """No server of another fixture is configured meanwhile."""
-    saved = {name: os.environ.pop(name) for name in ("PREFECT_API_URL", "PREFECT_HOME") if name in os.environ}
-    try:
+    """No server of another fixture is configured meanwhile, and schedules are looked at often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PREFECT_API_URL", raising=False)
+        patch.delenv("PREFECT_HOME", raising=False)
+        patch.setenv("PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS", "5")
         yield
-    finally:
-        os.environ.update(saved)
 
 
 def strike(processes: list[psutil.Process], number: signal.Signals) -> None:

@@ -211,7 +211,7 @@ def test_a_value_out_of_range_is_refused_by_name(run: PoolRun) -> None:
 
 
 def test_by_its_schedule(run: PoolRun, reference: Reference) -> None:
-    soon = datetime.now(UTC) + timedelta(seconds=10)
+    soon = datetime.now(UTC) + timedelta(seconds=15)
     schedule = run.pool.schedule("train/train", soon, config=run.config())
     try:
         deadline = time.monotonic() + 60
