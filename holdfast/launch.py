@@ -87,7 +87,7 @@ class Ranks:
         try:
             event = self._events.get(timeout=within_s)
         except queue.Empty:
-            raise RankDied(f"the ranks said nothing for {within_s:.0f} s") from None
+            raise RankDied(f"the ranks said nothing for {within_s:.0f} s", is_silent=True) from None
         if event is None:
             self._events.put(None)  # the end stays the end
             ending = _ending(self._process.wait())

@@ -3,15 +3,28 @@
 A real run on a real pool, one of whose attempts is preempted, seen by a headless Chromium.
 """
 
+import base64
+import contextlib
+import itertools
+import json
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from tests.conftest import ROOT
+import httpx
+from websockets.sync.client import connect
+
+from holdfast.errors import ConfigError
+from tasks.server import free_port
+from tests.conftest import ROOT, kill_tree
 from tests.pools import Pool, PoolRun, pool_up, strike
+from tests.servers import await_port
 
 FOLDER = ROOT / "docs"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -19,45 +32,77 @@ OPTIONS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--force-device-scale-factor=1",
 )  # fmt: skip
-PAGE_WITHIN_MS = 15_000
+PAGE_WITHIN_S = 8.0
 
 
-def take(browser: str, url: str, path: Path, size: str) -> None:
-    """A picture of a page, once it has loaded."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-") as profile:
-        subprocess.run(
-            [browser, *OPTIONS, f"--user-data-dir={profile}", f"--window-size={size}",
-             f"--virtual-time-budget={PAGE_WITHIN_MS}", f"--screenshot={path}", url],
-            check=True, capture_output=True, timeout=120,
-        )  # fmt: skip
+@contextlib.contextmanager
+def browser() -> Iterator[str]:
+    """A headless browser; the address of its debugging interface.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        raise ConfigError("there is no Chromium", hint="apt-get install chromium")
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True) as profile:
+        command = [program, *OPTIONS, f"--user-data-dir={profile}", f"--remote-debugging-port={port}", "about:blank"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                await_port(port)
+                yield f"http://127.0.0.1:{port}"
+            finally:
+                kill_tree(process.pid)
+
+
+def take(browser: str, url: str, path: Path, width: int, height: int) -> None:
+    """A picture of a page, once it has loaded and nothing moves any more."""
+    page = httpx.put(f"{browser}/json/new?{url}", trust_env=False).json()
+    numbers = itertools.count(1)
+    with connect(page["webSocketDebuggerUrl"], max_size=None, proxy=None) as socket:
+
+        def do(method: str, **parameters: Any) -> dict[str, Any]:
+            number = next(numbers)
+            socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
+            while (answer := json.loads(socket.recv(timeout=60))).get("id") != number:
+                pass
+            return dict(answer["result"])
+
+        do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        time.sleep(PAGE_WITHIN_S)
+        path.write_bytes(base64.b64decode(do("Page.captureScreenshot", format="png")["data"]))
+    httpx.get(f"{browser}/json/close/{page['id']}", trust_env=False)
     print(path)
 
 
 def train_and_preempt(pool: Pool, folder: Path) -> tuple[str, str]:
     """The flow runs of a run, and of its second attempt; the first was told to end in the midst of it."""
     run = PoolRun(pool, folder, "language")
-    train = run.start(recipe="holdfast.recipes.language:language", epochs=1, chunk={"steps": 20}, settings={})
+    recipe = tomllib.loads((ROOT / "holdfast" / "recipes" / "language.toml").read_text())
+    chosen = {name: recipe[name] for name in ("recipe", "seed", "determinism", "settings")}
+    train = run.start(**chosen, epochs=1, chunk={"steps": 20})
     run.await_commits(2)
     strike([run.processes(1)[0]], signal.SIGTERM)
     assert pool.await_end(train, within_s=600)["state"]["name"] == "Completed"
     return train, run.attempts()[-1]["id"]
 
 
-def main() -> int:
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        print("error: there is no Chromium\nhint: apt-get install chromium", file=sys.stderr)
-        return 1
+def main() -> None:
+    """Take all pictures."""
     FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="holdfast-") as scratch, pool_up(Path(scratch) / "pool") as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-") as scratch,
+        browser() as chromium,
+        pool_up(Path(scratch) / "pool") as pool,
+    ):
         ui = pool.url.removesuffix("/api")
         deployment = pool.ask("GET", "/deployments/name/train/train")["id"]
-        take(browser, f"{ui}/deployments/deployment/{deployment}/run", FOLDER / "form.png", "1280,1900")
+        take(chromium, f"{ui}/deployments/deployment/{deployment}/run", FOLDER / "form.png", 1280, 1500)
         train, attempt = train_and_preempt(pool, Path(scratch))
-        take(browser, f"{ui}/runs/flow-run/{train}", FOLDER / "train.png", "1280,900")
-        take(browser, f"{ui}/runs/flow-run/{attempt}?tab=Artifacts", FOLDER / "attempt.png", "1280,900")
-    return 0
+        take(chromium, f"{ui}/runs/flow-run/{train}", FOLDER / "train.png", 1280, 800)
+        take(chromium, f"{ui}/runs/flow-run/{attempt}?tab=Artifacts", FOLDER / "attempt.png", 1280, 800)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

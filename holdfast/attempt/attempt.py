@@ -178,7 +178,8 @@ class Attempt:
     def _why(self, newest: Commit | None) -> str:
         if self.journal.attempts() == 0:
             return "fresh"
-        if newest is not None and newest.why == "preempted":
+        last = self.journal.read_ending(self.number - 1)
+        if (newest is not None and newest.why == "preempted") or (last is not None and last.reason == "preempted"):
             return "preempted"
         epochs = self.journal.read_epochs()
         if newest is not None and epochs is not None and newest.step >= epochs * self.steps_per_epoch:
@@ -266,7 +267,8 @@ class Attempt:
             self.close()
             if self._is_told and isinstance(error, RankDied):
                 self._is_stopped = True
-                log.warning("no checkpoint was durable in time for the notice; what was committed before stays")
+                if error.data.get("is_silent"):  # otherwise they ended in time, and had nothing to save any more
+                    log.warning("no checkpoint was durable in time for the notice; what was committed before stays")
                 return None
             raise self._is_repeated(error) or error from error.__cause__
         self._uncommitted.append(saved)
