@@ -3,8 +3,8 @@
 ===================  ================================================  ===========================
 inside a task        `guard_fingerprint`, `hash_checkpoint`,           their failure fails the task
                      `publish_latest`, in this order
-after a commit       `announce`, `read_back`, `prune_epochs`, and       their failure is a warning
-                     what shows the chunk in Prefect's UI
+after a commit       `announce`, what shows the chunk in Prefect's UI,  their failure is a warning
+                     `emit`, `read_back`, `prune_epochs`
 when a task fails    `should_retry`, `is_about_the_store`
 ===================  ================================================  ===========================
 """
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from prefect.client.schemas.objects import State
+from prefect.events import emit_event
 from prefect.states import Completed, Failed
 from prefect.tasks import StateHookCallable
 
@@ -30,6 +31,8 @@ logging.getLogger("holdfast").setLevel(logging.INFO)
 logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)
 
 log = logging.getLogger("holdfast.hooks")
+
+COMMIT_EVENT = "holdfast.commit"
 
 
 def guard_fingerprint(attempt: Attempt, saved: Saved) -> None:
@@ -88,9 +91,18 @@ def announce(attempt: Attempt) -> None:
     )  # fmt: skip
 
 
+def emit(attempt: Attempt) -> None:
+    """The commit is an event, which your own automations may act upon."""
+    commit = attempt.head
+    assert commit is not None
+    run = f"{attempt.journal.store_url}/{attempt.journal.run}"
+    facts = commit.model_dump(include={"number", "step", "epoch", "path", "checkpoint_sha256", "metrics", "why"})
+    emit_event(COMMIT_EVENT, {"prefect.resource.id": f"holdfast.run.{run}", "holdfast.run": run}, payload=facts)
+
+
 def after_commit(attempt: Attempt, show_chunk: Callable[[Attempt], None]) -> list[StateHookCallable]:
     """The hooks to run when a commit task is completed."""
-    return [_warning_only(hook, attempt) for hook in (announce, show_chunk, read_back, prune_epochs)]
+    return [_warning_only(hook, attempt) for hook in (announce, show_chunk, emit, read_back, prune_epochs)]
 
 
 def final_state(end: End) -> State[Any]:

@@ -123,6 +123,11 @@ class Pool:
         body = {"artifacts": {"flow_run_id": {"any_": [flow_run]}}}
         return list(self.ask("POST", "/artifacts/filter", body))
 
+    def events(self, name: str, run: str) -> list[dict[str, Any]]:
+        """The events of a name that are about a run."""
+        body = {"filter": {"event": {"name": [name]}, "resource": {"id": [f"holdfast.run.{run}"]}}, "limit": 50}
+        return list(self.ask("POST", "/events/filter", body)["events"])
+
     def logs(self, flow_run: str) -> str:
         body = {"logs": {"flow_run_id": {"any_": [flow_run]}}, "sort": "TIMESTAMP_ASC"}
         return "\n".join(line["message"] for line in self.ask("POST", "/logs/filter", body))

@@ -1,0 +1,58 @@
+"""What is deployed can be started, and is what the README says."""
+
+import importlib
+from typing import Any
+
+import pytest
+import yaml
+
+from deployments.automations import describe_automations
+from holdfast.config import load_config, parse_config
+from holdfast.recipe import default_settings
+from tasks.heartbeat import EVENT, LAST_EVENT
+from tests.conftest import ROOT
+
+DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())["deployments"]
+
+
+def find(name: str) -> dict[str, Any]:
+    return next(deployment for deployment in DEPLOYMENTS if deployment["name"] == name)
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
+def test_the_entrypoint_is_a_flow_that_takes_the_parameters(deployment: dict[str, Any]) -> None:
+    module, _, name = deployment["entrypoint"].rpartition(".")
+    flow = getattr(importlib.import_module(module), name)
+    schedules = [schedule.get("parameters", {}) for schedule in deployment.get("schedules", [])]
+    for parameters in (deployment.get("parameters", {}), *schedules):
+        assert set(parameters) <= set(flow.parameters.properties)
+    assert deployment["description"].strip()
+
+
+def test_the_form_begins_with_the_run_of_make_train() -> None:
+    """Started from either, it is the same run: no setting has drifted."""
+    from_form = parse_config(find("train")["parameters"]["config"])
+    from_file = load_config(ROOT / "holdfast" / "recipes" / "language.toml")
+    identities = [
+        config.identity | {"settings": default_settings(config.recipe) | config.settings}
+        for config in (from_form, from_file)
+    ]
+    assert identities[0] == identities[1]
+    assert (from_form.store, from_form.run, from_form.epochs) == (from_file.store, from_file.run, from_file.epochs)
+
+
+def test_only_tidying_up_is_scheduled_without_being_asked_for() -> None:
+    active = {
+        deployment["name"]: schedule["cron"]
+        for deployment in DEPLOYMENTS
+        for schedule in deployment.get("schedules", [])
+        if schedule.get("active", True)
+    }
+    assert active == {"audit": "0 3 * * *", "prune": "0 4 * * 0"}
+
+
+def test_a_run_that_ends_is_not_taken_for_lost() -> None:
+    lost, _ = describe_automations()
+    trigger: Any = lost.trigger
+    assert trigger.after == {EVENT}
+    assert {EVENT, LAST_EVENT, "prefect.flow-run.*"} <= trigger.expect
