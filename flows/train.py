@@ -74,10 +74,11 @@ def supervise(
         NoProgress: a budget is spent; the message has the last error.
         WrongUse, Damage, Superseded: another attempt can't help.
     """
-    unclaimed: list[End] = []
+    others: list[End] = []  # ends that the journal doesn't have, since the last step of progress
+    furthest = 0
     live = pool.find_live_attempt(config)
     while live is not None or not is_trained(journal, config.epochs):
-        flow_run = live or pool.start_attempt(config, journal.attempts() + 1, len(unclaimed), choose_environment())
+        flow_run = live or pool.start_attempt(config, journal.attempts() + 1, len(others), choose_environment())
         live = None
         log.info("attempt %d at work: %s", flow_run.parameters["number"], url_for(flow_run) or flow_run.name)
         try:
@@ -93,14 +94,20 @@ def supervise(
         if pool.was_paused(journal, number):  # and resumed, as another attempt
             number = journal.attempts()
         end = find_end(journal, number, flow_run.state)
-        if not journal.has_attempt(number):
-            unclaimed.append(end)
         pool.add_tags(flow_run.id, end.reason)
         log.info("attempt %d ended at step %d: %s", number, end.step, end)
         if end.reason in ("cancelled", "paused"):
             return end
+        if end.step > furthest:
+            others.clear()
+        furthest = max(furthest, end.step)
+        if end.reason == "completed" and not is_trained(journal, config.epochs):
+            end = End("stopped", f"attempt {number} called the run complete, which its journal does not", end.step)
+            others.append(end)
+        elif not journal.has_attempt(number):
+            others.append(end)
         if end.reason != "completed":
-            time.sleep(judge([*map(End.of, journal.endings()), *unclaimed], config.supervision))
+            time.sleep(judge([*map(End.of, journal.endings()), *others], config.supervision))
     return End("completed")
 
 
