@@ -7,7 +7,6 @@ import contextlib
 import contextvars
 import json
 import logging
-import queue
 import re
 import threading
 import time
@@ -41,10 +40,16 @@ def reported(attempt: Attempt) -> Iterator[Callable[[Attempt], None]]:
     Yields:
         the hook that adds the chunk just committed to the artifact that lists them.
     """
-    jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+    pending: dict[str, Callable[[], object]] = {}  # what is newer takes the place of what waits
+    news, done = threading.Event(), threading.Event()
     context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(_send, jobs), name="reporting", daemon=True)
+    thread = threading.Thread(target=context.run, args=(_send, pending, news, done), name="reporting", daemon=True)
     thread.start()
+
+    def send(name: str, job: Callable[[], object]) -> None:
+        pending[name] = job
+        news.set()
+
     key = key_of(attempt.config.run)
     bar: list[Any] = []  # the artifact's id, once there is one
     table: list[Any] = []
@@ -72,34 +77,41 @@ def reported(attempt: Attempt) -> Iterator[Callable[[Attempt], None]]:
         if event["event"] == "progress" and time.monotonic() - last_sent > BAR_EVERY_S:
             last_sent = time.monotonic()
             text = f"step {event['step']} of {attempt.total_steps}, loss {event['loss']:.4f}"
-            jobs.put(lambda: show_bar(event["step"], text))
+            send("bar", lambda: show_bar(event["step"], text))
 
     def show_chunk(attempt: Attempt) -> None:
         commit = attempt.head
         assert commit is not None
         rows.append(describe_chunk(attempt.journal, commit, attempt.save_s))
         newest = rows[-ROWS:]
-        jobs.put(lambda: show_bar(commit.step, f"step {commit.step} of {attempt.total_steps} is committed"))
-        jobs.put(lambda: show_table(newest))
+        send("bar", lambda: show_bar(commit.step, f"step {commit.step} of {attempt.total_steps} is committed"))
+        send("table", lambda: show_table(newest))
 
     attempt.watch = show
     try:
         yield show_chunk
     finally:
         attempt.watch = watch
-        jobs.put(None)
+        done.set()
+        news.set()
         thread.join(SENT_WITHIN_S)
 
 
-def _send(jobs: "queue.SimpleQueue[Callable[[], object] | None]") -> None:
+def _send(pending: dict[str, Callable[[], object]], news: threading.Event, done: threading.Event) -> None:
     warned = False
-    while (job := jobs.get()) is not None:
-        try:
-            job()
-        except Exception as error:  # whatever the server or its client does is no concern of the run's
-            if not warned:
-                log.warning("Prefect's server doesn't take what there is to see: %s; the run goes on", error)
-            warned = True
+    while news.wait():
+        news.clear()
+        is_last = done.is_set()
+        while pending:
+            name = next(iter(pending))
+            try:
+                pending.pop(name)()
+            except Exception as error:  # whatever the server or its client does is no concern of the run's
+                if not warned:
+                    log.warning("Prefect's server doesn't take what there is to see: %s; the run goes on", error)
+                warned = True
+        if is_last:
+            return
 
 
 def key_of(run: str) -> str:
