@@ -271,7 +271,10 @@ def _set(fields: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
-    set_field(fields, key, value)
+    try:
+        set_field(fields, key, value)
+    except ConfigError as error:
+        raise ConfigError(f"--set {error}") from None
 
 
 def set_field(fields: dict[str, Any], name: str, value: Any) -> None:

@@ -36,6 +36,8 @@ FIELD_CLASSES: dict[str, FieldClass] = {
     "compute.device": "operational",
     "compute.loader_workers": "operational",
     "resume": "operational",
+    "preemption": "operational",
+    "supervision": "operational",
     "parity": "operational",
     "log": "operational",
     "signing_key": "operational",

@@ -13,6 +13,8 @@ Sources: the clouds' documentation of spot interruption notices, of preemptible 
 """
 
 import contextlib
+import contextvars
+import functools
 import json
 import logging
 import threading
@@ -85,7 +87,9 @@ def watch(config: Preemption, tell: Callable[[Notice], None], others: Sequence[S
         yield
         return
     done = threading.Event()
-    thread = threading.Thread(target=_poll, args=(sources, tell, done), name="preemption", daemon=True)
+    # In the caller's context, so that what is logged is known to belong to it.
+    poll = functools.partial(contextvars.copy_context().run, _poll, sources, tell, done)
+    thread = threading.Thread(target=poll, name="preemption", daemon=True)
     thread.start()
     try:
         yield
