@@ -112,8 +112,7 @@ def live(settings: dict[str, Any], kill_at: int, stop_at: int) -> int:
     while (step := line.head.step if line.head else 0) < last:
         stop = min(config.chunk.next_stop(step, training.steps_per_epoch, training.total_steps), last)
         train(training, stop, lambda: False, report)
-        parent = line.head.checkpoint_sha256 if line.head else ""
-        saved = save(training, journal.store, parent, trained_with, {})
+        saved = save(training, journal.store, trained_with, {})
         assert saved is not None
         line.commit(saved, "chunk")
     return 0

@@ -30,6 +30,7 @@ class Pool:
     """Server, pools and workers."""
 
     ledger: local.Ledger
+    environment: dict[str, str]  # of what trains
     url: str = ""
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
@@ -48,7 +49,7 @@ class Pool:
 
     def start_worker(self, pool: str = "gpu", **environment: str) -> None:
         with temporary_settings({PREFECT_API_URL: self.url}):
-            local.start_worker(self.ledger, pool, self.url, environment)
+            local.start_worker(self.ledger, pool, self.url, self.environment | environment)
 
     def worker(self, pool: str = "gpu") -> int:
         return int(self.ledger.known[f"worker-{pool}"]["pid"])
@@ -159,6 +160,10 @@ class PoolRun:
     def journal(self) -> Journal:
         return Journal(open_store(self.store), self.name)
 
+    def count_trained(self) -> int:
+        """How many micro-batches were trained, those that were lost and trained again among them."""
+        return len((self.pool.ledger.folder / self.name).read_text())
+
     def standing(self) -> Standing:
         return read_standing(self.journal())
 
@@ -185,7 +190,7 @@ class PoolRun:
 def pool_up(folder: Path, **environment: str) -> Iterator[Pool]:
     """While the block lasts, there is all that ``make up`` starts."""
     folder.mkdir(parents=True, exist_ok=True)
-    pool = Pool(local.Ledger(folder))
+    pool = Pool(local.Ledger(folder), environment | {"TOY_TRAINED": str(folder)})
     with clean_environment():
         try:
             pool.url = local.start_server(pool.ledger, "", port=local.free_port())
@@ -194,7 +199,7 @@ def pool_up(folder: Path, **environment: str) -> Iterator[Pool]:
                 make_automations()
                 local.deploy(pool.url)
             pool.start_worker("stable")
-            pool.start_worker("gpu", **environment)
+            pool.start_worker("gpu")
             yield pool
         finally:
             for name in ("worker-stable", "worker-gpu", "server"):

@@ -19,7 +19,9 @@ from tests.pools import ENDS_WITHIN_S, Pool, PoolRun, pool_up, strike
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
 STEPS = 30
-DELAY = "0.1"  # seconds, of each of a step's two micro-batches
+CHUNK = 4
+MICRO_BATCHES = 2  # a step
+DELAY = "0.1"  # seconds, of each of them
 AWAY_S = 30.0
 names = itertools.count(1)
 
@@ -75,7 +77,7 @@ def test_death(run: PoolRun, reference: Reference, victim: str, number: signal.S
     at = time.time()
     if worker in struck:
         psutil.wait_procs([worker], timeout=30)
-        run.pool.replace_worker(TOY_DELAY_S=DELAY)
+        run.pool.replace_worker()
     assert run.pool.await_end(train)["state"]["name"] == "Completed"
     assert_right_bytes(run, reference)
     reasons = [reason for reason, _ in run.reasons()]
@@ -89,7 +91,12 @@ def test_death(run: PoolRun, reference: Reference, victim: str, number: signal.S
     assert reasons == expected
     tags = [tag for attempt in run.attempts() for tag in attempt["tags"]]
     assert all(reason in tags for reason in reasons)
+    at_most_redone = CHUNK if number == signal.SIGKILL and victim in ("ranks", "machine") else 0
+    assert STEPS <= run.count_trained() / MICRO_BATCHES <= STEPS + at_most_redone
     if len(reasons) == 2:
+        journal = run.journal()
+        committed = [journal.read_commit(number) for number in journal.numbers("commits")]
+        assert run.reasons()[0][1] == max(commit.step for commit in committed if commit.attempt == 1)
         print(f"{victim} {number.name}: {began_to_train(run, 2) - at:.1f} s")
 
 
@@ -102,7 +109,7 @@ def test_during_a_save(run: PoolRun, reference: Reference) -> None:
         run.pool.replace_worker(**fault("chunk-reported", 2, "both", run.folder / "two"))
         state = run.pool.await_end(train)["state"]
     finally:
-        run.pool.replace_worker(TOY_DELAY_S=DELAY)
+        run.pool.replace_worker()
     assert state["name"] == "Completed"
     assert (run.folder / "one").exists()
     assert (run.folder / "two").exists()
