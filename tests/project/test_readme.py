@@ -74,7 +74,7 @@ def test_your_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict[str, s
     (tmp_path / "my_model.toml").write_text(blocks("toml")[0])
     (tmp_path / "kept.toml").write_text(f"{blocks('toml')[0]}\n{blocks('toml')[1]}")
     own = commands()[[command[1] for command in commands()].index("-m") :]  # from the first of its own on
-    for command in own:
+    for command in (each for each in own if each[0] != "make"):  # test_local is about those
         module = ["-m", "holdfast.cli"] if command[0].endswith("holdfast") else []
         done = subprocess.run(
             [sys.executable, *module, *command[1:]],
