@@ -67,6 +67,7 @@ def test_exit_codes_are_the_documented_ones() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # some twenty commands, a minute where nothing else runs
 def test_your_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict[str, str]) -> None:
     recipe, program = blocks("python")
     assert len([line for line in recipe.splitlines() if line]) <= 22
