@@ -32,7 +32,7 @@ from prefect.workers.process import ProcessWorker
 from deployments.automations import make_automations
 from holdfast.cli import run_app
 from holdfast.errors import ConfigError, RunStopped
-from tasks.server import free_port
+from tasks.server import free_port, is_healthy
 
 ROOT = Path(__file__).parent.parent
 STATE = Path(os.environ.get("HOLDFAST_STATE") or Path.home() / ".local" / "state" / "holdfast")
@@ -239,7 +239,7 @@ def start_server(ledger: Ledger, database_url: str, port: int = 0) -> str:
     environment["PREFECT_API_DATABASE_CONNECTION_URL"] = database_url or sqlite_url(ledger.folder / "prefect.db")
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     start(ledger, "server", command, environment, url=url, port=port, postgres=bool(database_url))
-    _await("Prefect's server", lambda: _is_healthy(url), ledger.folder / "server.log")
+    _await("Prefect's server", lambda: is_healthy(url), ledger.folder / "server.log")
     return url
 
 
@@ -260,12 +260,6 @@ def _usual_port() -> int:
     return USUAL_PORT
 
 
-def _is_healthy(url: str) -> bool:
-    with contextlib.suppress(httpx.TransportError):
-        return httpx.get(f"{url}/health", trust_env=False).is_success
-    return False
-
-
 def _await(what: str, is_ready: Callable[[], bool], log: Path) -> None:
     deadline = time.monotonic() + READY_WITHIN_S
     while not is_ready():
@@ -277,18 +271,16 @@ def _await(what: str, is_ready: Callable[[], bool], log: Path) -> None:
 # ---- pools, workers, deployments
 
 
-def make_pools(names: Sequence[str] = tuple(POOLS)) -> None:
+def make_pools() -> None:
     """The server has the work pools, whose flow runs are processes of this repository on this machine."""
     with get_client(sync_client=True) as client:
-        for name in names:
-            template = describe_process()
+        template = describe_process()
+        for name, description in POOLS.items():
             try:
                 client.read_work_pool(name)
                 client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
             except ObjectNotFound:
-                pool = WorkPoolCreate(
-                    name=name, type="process", base_job_template=template, description=POOLS.get(name)
-                )
+                pool = WorkPoolCreate(name=name, type="process", base_job_template=template, description=description)
                 client.create_work_pool(pool)
             print(f"work pool   {name}")
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from holdfast.attempt import Attempt
 from holdfast.checkpoint import read_payload
 from holdfast.journal import Commit, Journal
-from holdfast.replay import find_difference, read_trail
+from holdfast.replay import find_difference, read_run_trail
 
 VARIABLE = "HOLDFAST_DRILL"
 
@@ -137,7 +137,7 @@ def judge_drill(kills: Sequence[Kill], straight: Journal, drilled: Journal) -> V
     }  # fmt: skip
     if one.checkpoint_sha256 != other.checkpoint_sha256:
         states = read_payload(straight.store, one), read_payload(drilled.store, other)
-        found |= find_difference((_read_trail(straight), _read_trail(drilled)), states)
+        found |= find_difference((read_run_trail(straight), read_run_trail(drilled)), states)
     return Verdict(**found)
 
 
@@ -145,8 +145,3 @@ def _newest(journal: Journal) -> Commit:
     newest = journal.newest()
     assert newest is not None
     return newest
-
-
-def _read_trail(journal: Journal) -> list[dict[str, Any]]:
-    commits = sorted(journal.candidates(), key=lambda commit: commit.number)
-    return [line for commit in commits for line in read_trail(journal.store, commit.path)]

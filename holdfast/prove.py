@@ -18,7 +18,7 @@ from holdfast.config import Log, RunConfig
 from holdfast.errors import ConfigError, GateTripped, HoldfastError
 from holdfast.journal import Commit, Journal
 from holdfast.launch import Ranks, problem_in
-from holdfast.replay import find_difference, read_trail
+from holdfast.replay import find_difference, read_run_trail
 from holdfast.store import open_store
 
 EXACT = {"how": "exact"}
@@ -200,8 +200,7 @@ class _Run:
 
     def read_trail(self) -> list[dict[str, Any]]:
         """The trail of all steps that count."""
-        commits = sorted(self._journal.candidates(), key=lambda commit: commit.number)
-        return [line for commit in commits for line in read_trail(self._journal.store, commit.path)]
+        return read_run_trail(self._journal)
 
     def read_payload(self) -> checkpoint.Payload:
         """The newest state."""

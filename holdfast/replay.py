@@ -125,6 +125,12 @@ def read_trail(store: Store, path: str) -> Trail:
     return []
 
 
+def read_run_trail(journal: Journal) -> Trail:
+    """The trail of all steps of a run that count."""
+    commits = sorted(journal.candidates(), key=lambda commit: commit.number)
+    return [line for commit in commits for line in read_trail(journal.store, commit.path)]
+
+
 def find_difference(trails: tuple[Trail, Trail], ends: tuple[Payload, Payload] | None = None) -> dict[str, Any]:
     """Where two runs of the same steps part, as `Audit` and `Proof` have it.
 

@@ -57,11 +57,17 @@ def await_healthy(process: "subprocess.Popen[bytes]", url: str) -> None:
     """
     deadline = time.monotonic() + PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value() * 3
     while process.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health", trust_env=False).is_success:
-                return
+        if is_healthy(url):
+            return
         time.sleep(0.05)
     raise RunStopped("Prefect's temporary server did not start", hint="prefect server start shows why")
+
+
+def is_healthy(url: str) -> bool:
+    """Whether a server answers at the URL of its API."""
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{url}/health", trust_env=False).is_success
+    return False
 
 
 def _send_what_is_left() -> None:
