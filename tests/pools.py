@@ -124,10 +124,14 @@ class Pool:
         body = {"artifacts": {"flow_run_id": {"any_": [flow_run]}}}
         return list(self.ask("POST", "/artifacts/filter", body))
 
-    def events(self, name: str, run: str) -> list[dict[str, Any]]:
-        """The events of a name that are about a run."""
+    def await_events(self, number: int, name: str, run: str, within_s: float = 60.0) -> list[dict[str, Any]]:
+        """The events of a name about a run. The server writes them down in batches, seconds after they came."""
         body = {"filter": {"event": {"name": [name]}, "resource": {"id": [f"holdfast.run.{run}"]}}, "limit": 50}
-        return list(self.ask("POST", "/events/filter", body)["events"])
+        deadline = time.monotonic() + within_s
+        while len(found := self.ask("POST", "/events/filter", body)["events"]) < number:
+            assert time.monotonic() < deadline, f"there are {len(found)} events {name}, not {number}"
+            time.sleep(0.5)
+        return list(found)
 
     def logs(self, flow_run: str) -> str:
         body = {"logs": {"flow_run_id": {"any_": [flow_run]}}, "sort": "TIMESTAMP_ASC"}

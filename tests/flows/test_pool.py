@@ -60,8 +60,9 @@ def test_from_the_form(run: PoolRun, reference: Reference) -> None:
     (summary,) = run.pool.artifacts(train["id"])
     assert run.standing().checkpoint_sha256 in summary["data"]
     assert "chunk 1: steps 0-4" in run.pool.logs(attempt["id"])
-    events = run.pool.events("holdfast.commit", f"{run.store}/{run.name}")
-    assert sorted(event["payload"]["step"] for event in events) == [4, 8, 10, 14, 18, 20, 24, 28, 30]
+    committed = [4, 8, 10, 14, 18, 20, 24, 28, 30]
+    events = run.pool.await_events(len(committed), "holdfast.commit", f"{run.store}/{run.name}")
+    assert sorted(event["payload"]["step"] for event in events) == committed
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
