@@ -7,18 +7,21 @@ import sys
 from holdfast.config import Determinism
 from holdfast.errors import DeterminismError
 
-# Read once, when the interpreter or the CUDA library starts: setting them later has no effect.
+# Read once, when the interpreter, the CUDA library or torch's compiler starts: setting them later has no effect.
 PREAMBLE = {
     # Source: cuBLAS documentation, "Results Reproducibility": one workspace per stream.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "PYTHONHASHSEED": "0",
+    # What torch.use_deterministic_algorithms would set; it imports torch._inductor for that, which takes two seconds.
+    "TORCHINDUCTOR_DETERMINISTIC": "1",
 }
 
 
 def preamble(settings: Determinism) -> dict[str, str]:
     """The environment that a rank's interpreter has to be started with."""
     threads = str(settings.threads)
-    return PREAMBLE | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    inductor = {"TORCHINDUCTOR_DETERMINISTIC": "1" if settings.mode == "strict" else "0"}
+    return PREAMBLE | inductor | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
 
 
 def apply(settings: Determinism, seed: int) -> None:
@@ -42,7 +45,7 @@ def apply(settings: Determinism, seed: int) -> None:
                 f"this process was started without {', '.join(missing)}",
                 hint="start ranks through holdfast.launch, which sets them before Python starts",
             )
-        torch.use_deterministic_algorithms(True)
+        torch.set_deterministic_debug_mode("error")
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.allow_tf32 = False

@@ -14,7 +14,7 @@ from typing import Any
 
 # Variables that choose kernels, or the order in which something is summed, as patterns; what is set is recorded.
 # Those that only log, cache or wait are not among them: they differ between machines, and change nothing.
-PROCESS_VARIABLES = ("PYTHONHASHSEED", "GLIBC_TUNABLES", "TORCH_LINEAR_FLATTEN_3D")
+PROCESS_VARIABLES = ("PYTHONHASHSEED", "GLIBC_TUNABLES", "TORCHINDUCTOR_DETERMINISTIC", "TORCH_LINEAR_FLATTEN_3D")
 CPU_VARIABLES = (
     "OMP_NUM_THREADS", "OMP_DYNAMIC", "OMP_THREAD_LIMIT", "MKL_*THREADS", "MKL_DYNAMIC", "MKL_CBWR",
     "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "ATEN_CPU_CAPABILITY", "ONEDNN_*ISA*", "DNNL_*ISA*",

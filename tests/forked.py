@@ -21,13 +21,14 @@ import psutil
 from cyclopts import App
 
 import holdfast.cli
-from holdfast import errors, launch, load_config, rank
+from holdfast import errors, launch, load_config
 from holdfast.attempt import Attempt, Chunk
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.progress import log_plain_lines
 from holdfast.prove import prove
+from holdfast.rank import serving
 from holdfast.testing import faults
 from tests.lives import leave
 from tests.mutants import MUTATIONS
@@ -38,7 +39,7 @@ CHUNK_RETRIES = 2
 class Rank:
     """What `holdfast.launch` needs of a `subprocess.Popen`, of a rank that is forked from this process."""
 
-    main: Callable[[], int] = staticmethod(rank.main)
+    main: Callable[[], int] = staticmethod(serving.main)
 
     def __init__(self, env: dict[str, str], stderr: IO[bytes]) -> None:
         self.returncode: int | None = None
@@ -139,7 +140,7 @@ def prove_mutated(mutation: str, settings: dict[str, Any], steps: int, kills: in
     def main() -> int:
         if mutation:
             MUTATIONS[mutation].apply()
-        return rank.main()
+        return serving.main()
 
     fork_ranks()
     Rank.main = staticmethod(main)

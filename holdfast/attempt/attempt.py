@@ -59,7 +59,7 @@ class Attempt:
         watch: called with the ranks' progress events, see `holdfast.training.train`.
         notice: that this machine goes away, if it does.
         save_s: seconds that the save of the newest commit took.
-        description: what the ranks built; see `holdfast.rank.describe`.
+        description: what the ranks built; see `holdfast.rank.serving.describe`.
     """
 
     def __init__(self, config: RunConfig, number: int | None = None) -> None:

@@ -43,7 +43,7 @@ def describe_present(config: RunConfig, built: dict[str, Any], ancestor: dict[st
     """What ranks have built, as it counts for the fingerprint and the lineage.
 
     Args:
-        built: what they reported, see `holdfast.rank.describe`.
+        built: what they reported, see `holdfast.rank.serving.describe`.
         ancestor: what `find_ancestor` gave.
     """
     identity, defaults = identify(config, built["settings"], built["defaults"], ancestor)

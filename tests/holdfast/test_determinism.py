@@ -39,8 +39,10 @@ def run(program: str, environment: dict[str, str], *arguments: str) -> Any:
 
 def test_the_preamble_names_what_is_read_when_a_process_starts() -> None:
     assert preamble(Determinism(threads=3)) == {
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONHASHSEED": "0", "TORCHINDUCTOR_DETERMINISTIC": "1",
+        "OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3",
     }  # fmt: skip
+    assert preamble(Determinism(mode="fast"))["TORCHINDUCTOR_DETERMINISTIC"] == "0"
 
 
 CHECKED = """
@@ -66,6 +68,7 @@ said["never made so"] = check(settings)
 determinism.apply(settings, 2**62 + 5)
 drawn = draw()
 said["made so"] = check(settings)
+said["loaded"] = sorted({"torch._inductor", "torch._dynamo"} & sys.modules.keys())
 for change in json.loads(sys.argv[1]):
     exec(change)
     said[change] = check(settings)
@@ -78,6 +81,8 @@ try:
 except RuntimeError as error:
     said["refuses"] = str(error)
 again = draw()
+import torch._inductor.config
+said["compiles"] = torch._inductor.config.deterministic
 
 refused = {}
 for missing in determinism.PREAMBLE:
@@ -111,6 +116,11 @@ def test_every_change_back_is_noticed(found: Any) -> None:
 @pytest.mark.slow
 def test_what_has_no_deterministic_form_raises(found: Any) -> None:
     assert "deterministic implementation" in found[0]["refuses"]
+
+
+@pytest.mark.slow
+def test_torchs_compiler_is_deterministic_and_not_loaded_for_that(found: Any) -> None:
+    assert (found[0]["loaded"], found[0]["compiles"]) == ([], True)
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def test_light_imports(module: str) -> None:
 
 
 def test_ranks_do_without_prefect() -> None:
-    program = "import holdfast.rank, sys; print('prefect' in sys.modules, 'torch' in sys.modules)"
+    program = "import holdfast.rank.serving, sys; print('prefect' in sys.modules, 'torch' in sys.modules)"
     assert run(sys.executable, "-c", program).stdout.strip() == "False True"
 
 

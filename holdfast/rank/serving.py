@@ -1,43 +1,11 @@
-"""One training process: ``python -m holdfast.rank``.
-
-It is given its configuration in HOLDFAST_CONFIG, takes orders as JSON lines on its standard input and reports events as
-JSON lines on its standard output; whatever the recipe prints goes to its standard error. With several ranks only the
-main one is spoken to; it passes the orders on.
-
-=========================================  ===============================================================
-order                                      event
-=========================================  ===============================================================
-(at the start)                             ``ready``: what was built, see `describe`
-``restore``: commit, gate                  ``restored``: see `Resumed`; or ``damaged``, or ``tripped``; ``skipped`` now
-                                           and then while a stream is read again
-``begin``: commit, store, run              ``begun``: the weights are another run's; or ``damaged``
-``train``: stop, fingerprint, into         ``progress`` now and then, and ``saved`` at the end
-``save``: may come at any time             ``saved`` once the step in hand is done, and training goes on
-``evaluate``                               ``evaluated``: metrics, anneals, probe
-``stop``: within_s; may come at any time   ``saved`` once the step in hand is done, and the rank ends; where there is
-                                           time (``within_s``), in the last moment that is safe
-``end``                                    the rank ends
-=========================================  ===============================================================
-
-A rank whose parent has died (the end of its standard input) or that gets SIGTERM does as if it were told to stop: it
-finishes the step in hand, writes a durable checkpoint and ends. It never commits: the next attempt adopts what it left.
-"""
+"""Do as ordered."""
 
 import functools
-import json
-import math
 import os
-import queue
-import signal
-import sys
-import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
 
 from holdfast import checkpoint, errors, training
 from holdfast.checkpoint import Metadata, Payload
@@ -46,6 +14,8 @@ from holdfast.environment import describe_environment
 from holdfast.errors import CheckpointDamaged, GateTripped, HoldfastError, OutOfMemory, RecipeFailed
 from holdfast.fingerprint import to_plain
 from holdfast.journal import Commit
+from holdfast.rank.events import Events
+from holdfast.rank.orders import Orders
 from holdfast.recipe import default_settings
 from holdfast.sources import hash_sources
 from holdfast.store import Store, open_store
@@ -53,103 +23,6 @@ from holdfast.store import Store, open_store
 CONFIG_VARIABLE = "HOLDFAST_CONFIG"
 # What torch says, in a RuntimeError, where the CPU's memory ends.
 CPU_OUT_OF_MEMORY = "can't allocate memory"
-# The longest step and the longest save so far, times two, and a second for the commit: then a deadline is kept.
-SAFETY = 2.0
-MARGIN_S = 1.0
-
-AnySaved = TypeVar("AnySaved")
-
-
-class Events:
-    """The reports of the main rank; those of others, and those that nobody reads any more, go nowhere."""
-
-    def __init__(self) -> None:
-        # The recipe may print whatever it likes: nothing but events gets into the pipe.
-        self._pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(2, 1)
-        self._is_main = os.environ.get("RANK", "0") == "0"
-
-    def send(self, event: str, **fields: Any) -> None:
-        if not self._is_main:
-            return
-        try:
-            print(json.dumps({"event": event, **fields}), file=self._pipe, flush=True)
-        except BrokenPipeError:
-            self._is_main = False  # the attempt has died; what is saved is found on the store
-
-
-class Orders:
-    """The orders for all ranks, in order. A stop, or a save, doesn't wait for its turn."""
-
-    def __init__(self, run: training.Training) -> None:
-        self._training = run
-        self._several = run.accelerator.num_processes > 1
-        self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._stop_at = math.inf  # of time.monotonic()
-        self._saving = threading.Event()
-        self._last_pause = math.inf
-        self._step_s = self._save_s = 0.0  # the longest
-        self.last_save_s = 0.0
-        signal.signal(signal.SIGTERM, lambda *_: self._stop())
-        if run.accelerator.is_main_process:
-            threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        # Unbuffered: the lock of sys.stdin, held by this thread, would abort the interpreter when the rank ends.
-        with open(0, "rb", buffering=0, closefd=False) as lines:
-            for line in lines:
-                order = json.loads(line)
-                if order["do"] == "save":
-                    self._saving.set()
-                elif order["do"] != "stop":
-                    self._queue.put(order)
-                elif order["within_s"] is None:
-                    break
-                else:
-                    self._stop_at = min(self._stop_at, time.monotonic() + order["within_s"])
-        self._stop()
-
-    def _stop(self) -> None:
-        self._stop_at = 0.0
-        self._queue.put(None)
-
-    def is_stopping(self) -> bool:
-        """Whether to stop after this step; all ranks get the same answer."""
-        return self._ask_all(self._is_last_moment())
-
-    def is_pausing(self) -> bool:
-        """Whether to save after this step, be it to stop; asked after each, and all ranks get the same answer."""
-        now = time.monotonic()
-        self._step_s, self._last_pause = max(self._step_s, now - self._last_pause), now
-        return self._ask_all(self._is_last_moment() or self._saving.is_set())
-
-    def time_save(self, save: Callable[[], AnySaved]) -> AnySaved:
-        """What a save returns; it takes so long before a deadline."""
-        self._saving.clear()
-        began = time.monotonic()
-        saved = save()
-        self.last_save_s = time.monotonic() - began
-        self._save_s = max(self._save_s, self.last_save_s)
-        self._last_pause = math.inf  # what follows is no step
-        return saved
-
-    def _is_last_moment(self) -> bool:
-        # Before the first save nobody knows how long one takes.
-        needed = SAFETY * (self._save_s + self._step_s) + MARGIN_S if self._save_s else math.inf
-        return time.monotonic() >= self._stop_at - needed if math.isfinite(self._stop_at) else False
-
-    def _ask_all(self, answer: bool) -> bool:
-        return any(self._training.gather(answer)) if self._several else answer
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        while (order := self._next()) is not None and order["do"] != "end":
-            yield order
-
-    def _next(self) -> dict[str, Any] | None:
-        orders = [self._queue.get() if self._training.accelerator.is_main_process else None]
-        if self._several:
-            broadcast_object_list(orders)
-        return orders[0]
 
 
 def serve(run: training.Training, events: Events) -> None:
@@ -285,7 +158,3 @@ def _failed(run: training.Training | None, error: Exception) -> RecipeFailed | O
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or CPU_OUT_OF_MEMORY in str(error):
         return OutOfMemory(f"out of memory in {where}", hint="a smaller batch_size with more grad_accum", step=step)
     return RecipeFailed(f"training failed in {where}", step=step)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,94 @@
+"""What a rank is ordered to do, and when it has to stop."""
+
+import json
+import math
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from accelerate.utils import broadcast_object_list
+
+from holdfast.training import Training
+
+# The longest step and the longest save so far, times two, and a second for the commit: then a deadline is kept.
+SAFETY = 2.0
+MARGIN_S = 1.0
+
+AnySaved = TypeVar("AnySaved")
+
+
+class Orders:
+    """The orders for all ranks, in order. A stop, or a save, doesn't wait for its turn."""
+
+    def __init__(self, run: Training) -> None:
+        self._training = run
+        self._several = run.accelerator.num_processes > 1
+        self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._stop_at = math.inf  # of time.monotonic()
+        self._saving = threading.Event()
+        self._last_pause = math.inf
+        self._step_s = self._save_s = 0.0  # the longest
+        self.last_save_s = 0.0
+        signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        if run.accelerator.is_main_process:
+            threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        # Unbuffered: the lock of sys.stdin, held by this thread, would abort the interpreter when the rank ends.
+        with open(0, "rb", buffering=0, closefd=False) as lines:
+            for line in lines:
+                order = json.loads(line)
+                if order["do"] == "save":
+                    self._saving.set()
+                elif order["do"] != "stop":
+                    self._queue.put(order)
+                elif order["within_s"] is None:
+                    break
+                else:
+                    self._stop_at = min(self._stop_at, time.monotonic() + order["within_s"])
+        self._stop()
+
+    def _stop(self) -> None:
+        self._stop_at = 0.0
+        self._queue.put(None)
+
+    def is_stopping(self) -> bool:
+        """Whether to stop after this step; all ranks get the same answer."""
+        return self._ask_all(self._is_last_moment())
+
+    def is_pausing(self) -> bool:
+        """Whether to save after this step, be it to stop; asked after each, and all ranks get the same answer."""
+        now = time.monotonic()
+        self._step_s, self._last_pause = max(self._step_s, now - self._last_pause), now
+        return self._ask_all(self._is_last_moment() or self._saving.is_set())
+
+    def time_save(self, save: Callable[[], AnySaved]) -> AnySaved:
+        """What a save returns; it takes so long before a deadline."""
+        self._saving.clear()
+        began = time.monotonic()
+        saved = save()
+        self.last_save_s = time.monotonic() - began
+        self._save_s = max(self._save_s, self.last_save_s)
+        self._last_pause = math.inf  # what follows is no step
+        return saved
+
+    def _is_last_moment(self) -> bool:
+        # Before the first save nobody knows how long one takes.
+        needed = SAFETY * (self._save_s + self._step_s) + MARGIN_S if self._save_s else math.inf
+        return time.monotonic() >= self._stop_at - needed if math.isfinite(self._stop_at) else False
+
+    def _ask_all(self, answer: bool) -> bool:
+        return any(self._training.gather(answer)) if self._several else answer
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while (order := self._next()) is not None and order["do"] != "end":
+            yield order
+
+    def _next(self) -> dict[str, Any] | None:
+        orders = [self._queue.get() if self._training.accelerator.is_main_process else None]
+        if self._several:
+            broadcast_object_list(orders)
+        return orders[0]
