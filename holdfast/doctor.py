@@ -95,7 +95,8 @@ def _differing(steps: list[Bits]) -> list[str]:
 
 def _start(settings: Determinism, device: DeviceChoice) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "holdfast.doctor", settings.model_dump_json(), device]
-    environment = os.environ | determinism.preamble(settings)
+    strict = settings.model_copy(update={"mode": "strict"})  # what is measured, whatever the mode
+    environment = os.environ | determinism.preamble(strict)
     started: list[subprocess.Popen[str]] = []
     try:
         for _ in range(PROCESSES):
