@@ -42,6 +42,14 @@ class ChunkLength(Section):
         return min((start // length + 1) * length, total_steps)
 
 
+class Checkpoint(Section):
+    """How a checkpoint lies on the store. Operational: other files, of the same state."""
+
+    part_bytes: int = Field(
+        256 * 2**20, ge=4096, description="A large state is cut into files of at most so many bytes of tensors."
+    )
+
+
 class KeepBest(Section):
     """The checkpoints that were evaluated best."""
 
@@ -170,6 +178,7 @@ class RunConfig(Section):
     determinism: Determinism = Determinism()
     compute: Compute = Compute()
     resume: Resume = Resume()
+    checkpoint: Checkpoint = Checkpoint()
     preemption: Preemption = Preemption()
     supervision: Supervision = Supervision()
     parity: Parity = Parity()

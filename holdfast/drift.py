@@ -32,6 +32,7 @@ FIELD_CLASSES: dict[str, FieldClass] = {
     "store": "operational",
     "where": "operational",
     "chunk": "operational",
+    "checkpoint": "operational",
     "retention": "operational",
     "compute.device": "operational",
     "compute.loader_workers": "operational",

@@ -11,8 +11,8 @@ import tarfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from holdfast.checkpoint import PAYLOAD
-from holdfast.errors import Damage, NameMissing, WrongUse
+from holdfast.checkpoint import find_parts
+from holdfast.errors import CheckpointDamaged, Damage, NameMissing, WrongUse
 from holdfast.fingerprint import fingerprint
 from holdfast.journal import (
     MAX_RECORD_BYTES,
@@ -164,8 +164,10 @@ def _take_back(store: Store, journal: Journal, made: list[str]) -> None:
 def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) -> dict[str, bytes]:
     """Each file of the checkpoint is on the store, and is what was committed; returns the records beside them."""
     files = {f"{commit.path}/{file.name}": file for file in commit.files}
-    if {file.sha256 for file in commit.files if file.name == PAYLOAD} != {commit.checkpoint_sha256}:
-        raise Damage(f"commit {commit.number} names no {PAYLOAD} that is {commit.checkpoint_sha256}")
+    try:
+        find_parts(commit)
+    except CheckpointDamaged as error:
+        raise Damage(str(error)) from None
     optional = {_config_name(commit), signature_name(commit)}
     records: dict[str, bytes] = {}
     waiting = files.keys() | optional | {"run.json"}

@@ -81,7 +81,7 @@ def live(settings: dict[str, Any], kill_at: int, stop_at: int) -> int:
     from holdfast.fingerprint import fingerprint
     from holdfast.journal import Commit, Journal
     from holdfast.store import open_store
-    from holdfast.training import Gate, Training, resume, save, train
+    from holdfast.training import Gate, Training, begin_save, resume, train
 
     config = RunConfig.model_validate(settings)
     training = Training(config)
@@ -112,7 +112,8 @@ def live(settings: dict[str, Any], kill_at: int, stop_at: int) -> int:
     while (step := line.head.step if line.head else 0) < last:
         stop = min(config.chunk.next_stop(step, training.steps_per_epoch, training.total_steps), last)
         train(training, stop, lambda: False, report)
-        saved = save(training, journal.store, trained_with, {})
+        begin_save(training, journal.store, trained_with, {})
+        saved = training.saver.wait()
         assert saved is not None
         line.commit(saved, "chunk")
     return 0

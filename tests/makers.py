@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast import checkpoint
 from holdfast.attempt import Line
-from holdfast.checkpoint import Payload, Saved, Tensor
+from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Payload, Saved, Tensor
 from holdfast.config import Retention
 from holdfast.errors import CheckpointDamaged
 from holdfast.fingerprint import fingerprint
@@ -13,6 +13,7 @@ from holdfast.journal import Commit, FileRecord, Journal, Latest, now
 from holdfast.store import Store
 
 STEPS_PER_EPOCH = 10
+FILES = (PAYLOAD, METADATA, METRICS)  # of a checkpoint that is small
 IDENTITY = {"recipe": "m:f", "settings": {"lr": 0.1}}
 SETTINGS = fingerprint(IDENTITY)
 
@@ -97,5 +98,5 @@ def save(run: Store, step: int, parent: str = "", size_bytes: int = 64, **fields
         "metrics": {"score": step / 100}, "model_params": size_bytes, "previous_checkpoint_sha256": parent,
         "config_fingerprint": SETTINGS,
     }  # fmt: skip
-    payload = Payload({"weight": Tensor("U8", (size_bytes,), data)}, {"step": step})
+    payload = Payload({"weight": Tensor("U8", (size_bytes,), (data,))}, {"step": step})
     return checkpoint.save(run, payload, known | fields, f'{{"step": {step}}}\n')

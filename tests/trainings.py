@@ -7,7 +7,7 @@ from holdfast import RunConfig, checkpoint
 from holdfast.checkpoint import Metadata, Payload
 from holdfast.config import DEFAULT_SEED, Determinism
 from holdfast.store.local import LocalStore
-from holdfast.training import Training, save, train
+from holdfast.training import Training, begin_save, train
 
 Saved = tuple[Payload, Metadata]
 
@@ -27,7 +27,8 @@ def train_to(training: Training, stop: int) -> None:
 
 def save_step(training: Training, store: LocalStore) -> checkpoint.Saved:
     """A checkpoint of it."""
-    saved = save(training, store, "f" * 64, {})
+    begin_save(training, store, "f" * 64, {})
+    saved = training.saver.wait()
     assert saved is not None
     return saved
 

@@ -74,7 +74,7 @@ class Attempt:
         self._is_told = False
         self._has_read_back = False
         self._uncommitted: list[Saved] = []
-        self._ordered_stop = 0
+        self._ordered_stops: list[int] = []
         self._last_failure: tuple[int, object] | None = None
         self._ranks: Ranks | None = None
         self._pruned: PruneReport | None = None
@@ -100,6 +100,7 @@ class Attempt:
         if self._ranks is not None:
             self._ranks.end()
             self._ranks = None
+        self._ordered_stops = []
 
     # ---- what is trained
 
@@ -131,8 +132,12 @@ class Attempt:
         """What is to be trained next; None if nothing is, or there is no time left for it."""
         if self.is_complete or self._is_stopped:
             return None
-        stop = self.config.chunk.next_stop(self.step, self.steps_per_epoch, self.total_steps)
-        return Chunk(self.line.next_number + len(self._uncommitted), self.step, stop)
+        return Chunk(self.line.next_number + len(self._uncommitted), self.step, self._stop_after(self.step))
+
+    def _stop_after(self, step: int) -> int:
+        """Where the chunk stops that begins with a step: where the ranks were told to, or its own length further."""
+        ordered = next((stop for stop in self._ordered_stops if stop > step), 0)
+        return ordered or self.config.chunk.next_stop(step, self.steps_per_epoch, self.total_steps)
 
     # ---- open: where to go on
 
@@ -208,7 +213,6 @@ class Attempt:
     def _start_ranks(self) -> None:
         path = Path(self.config.log.folder) / self.config.run / f"attempt-{self.number:08d}.log"
         self._ranks = Ranks(self.config, path)
-        self._ordered_stop = 0
         self._is_told = False
         try:
             self.description = self._ranks.expect("ready")
@@ -272,28 +276,28 @@ class Attempt:
                 return None
             raise self._is_repeated(error) or error from error.__cause__
         self._uncommitted.append(saved)
+        self._ordered_stops = [stop for stop in self._ordered_stops if stop > saved.step]
         self._is_stopped = self._is_told and saved.step < chunk.stop
-        following = self.next_chunk()
-        if following is not None and not self._is_told:
-            self._order_steps(following.stop)
         faults.reach("chunk-reported")
         return saved
 
-    def _order_steps(self, stop: int) -> None:
-        assert self._ranks is not None
-        self._ranks.train(stop, self.fingerprint)
-        self._ordered_stop = stop
-
     def _await_saved(self, stop: int) -> Saved:
         assert self._ranks is not None
-        if self._ordered_stop != stop:
-            self._order_steps(stop)
+        self._order_steps(stop)
+        if stop < self.total_steps and not self._is_told:
+            self._order_steps(self._stop_after(stop))  # which is trained while this chunk is saved and committed
         while True:
             self._pass_on_notice()
             event = self._ranks.next_event(self.notice.left_s() if self.notice else None)
             if event["event"] == "saved":
                 return Saved.model_validate(event)
             self.watch(event)
+
+    def _order_steps(self, stop: int) -> None:
+        assert self._ranks is not None
+        if stop not in self._ordered_stops:
+            self._ranks.train(stop, self.fingerprint)
+            self._ordered_stops.append(stop)
 
     def _is_repeated(self, error: HoldfastError) -> NoProgress | None:
         failure = (self.step, error.data.get("step"))

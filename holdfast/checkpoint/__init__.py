@@ -1,23 +1,35 @@
 """A checkpoint's bytes: named, written and hashed in one pass, verified while they are read."""
 
+from holdfast.checkpoint.buffers import Buffers
 from holdfast.checkpoint.difference import differences, shorten
-from holdfast.checkpoint.format import PAYLOAD, Payload, Tensor, deserialize, serialize
-from holdfast.checkpoint.saving import (
-    FILES,
+from holdfast.checkpoint.files import hash_file
+from holdfast.checkpoint.format import (
+    PART_BYTES,
+    PAYLOAD,
+    Payload,
+    Tensor,
+    cut,
+    deserialize,
+    is_part,
+    part_name,
+    serialize,
+)
+from holdfast.checkpoint.metadata import (
     METADATA,
     METRICS,
     Metadata,
     Saved,
+    content_id,
     folder_name,
-    hash_file,
     is_folder_name,
-    save,
     step_of,
 )
+from holdfast.checkpoint.saving import Saver, save
 from holdfast.checkpoint.verifying import (
     FileDamage,
     check_saved,
     find_orphans,
+    find_parts,
     read_metadata,
     read_payload,
     read_saved,
@@ -26,22 +38,29 @@ from holdfast.checkpoint.verifying import (
 )
 
 __all__ = [
-    "FILES",
     "METADATA",
     "METRICS",
+    "PART_BYTES",
     "PAYLOAD",
+    "Buffers",
     "FileDamage",
     "Metadata",
     "Payload",
     "Saved",
+    "Saver",
     "Tensor",
     "check_saved",
+    "content_id",
+    "cut",
     "deserialize",
     "differences",
     "find_orphans",
+    "find_parts",
     "folder_name",
     "hash_file",
     "is_folder_name",
+    "is_part",
+    "part_name",
     "read_metadata",
     "read_payload",
     "read_saved",

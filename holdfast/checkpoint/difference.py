@@ -1,9 +1,11 @@
 """Where two states differ, by name."""
 
 import json
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
-from holdfast.checkpoint.format import Payload
+from holdfast.checkpoint.format import Payload, Tensor
 from holdfast.store import Bytes
 
 
@@ -41,9 +43,7 @@ def _marked_differ(mark: str, x: Any, y: Any, name: str, a: Payload, b: Payload)
     if mark in ("$tensor", "$array"):
         one, other = a.tensors[x], b.tensors[y]
         # The same name: what shared its memory with something else still does.
-        is_same = (
-            x == y and (one.dtype, one.shape) == (other.dtype, other.shape) and _has_same_bytes(one.data, other.data)
-        )
+        is_same = x == y and (one.dtype, one.shape) == (other.dtype, other.shape) and _has_same_bytes(one, other)
         return [] if is_same else [name]
     if mark == "$dict":
         # JSON's keys are strings; these aren't all, so that 1 and "1" are told apart where both are there.
@@ -59,10 +59,24 @@ def _marked_differ(mark: str, x: Any, y: Any, name: str, a: Payload, b: Payload)
     return [] if x == y else [name]
 
 
-def _has_same_bytes(one: Bytes, other: Bytes) -> bool:
+def _has_same_bytes(one: Tensor, other: Tensor) -> bool:
     import numpy as np  # memoryviews compare item by item, at a quarter of the speed; a command doesn't need it
 
-    return bool(np.array_equal(np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8)))
+    return all(
+        np.array_equal(np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8))
+        for left, right in _aligned(one.pieces, other.pieces)
+    )
+
+
+def _aligned(ones: tuple[Bytes, ...], others: tuple[Bytes, ...]) -> Iterator[tuple[memoryview, memoryview]]:
+    """The same bytes of both, a piece at a time; both have as many bytes, in pieces of their own."""
+    left, right = (deque(memoryview(piece) for piece in pieces if len(piece)) for pieces in (ones, others))
+    while left and right:
+        one, other = left.popleft(), right.popleft()
+        size = min(len(one), len(other))
+        yield one[:size], other[:size]
+        left.extendleft([one[size:]] if len(one) > size else [])
+        right.extendleft([other[size:]] if len(other) > size else [])
 
 
 def _is_marked(value: dict[str, Any]) -> bool:

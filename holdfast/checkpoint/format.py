@@ -1,15 +1,16 @@
-"""The state as bytes: a plain safetensors file, the same for equal states on every machine.
+"""The state as bytes: plain safetensors files, the same for equal states on every machine.
 
-Nothing here knows torch: a tensor is a name, a dtype, a shape and a buffer. Every reader of the format can open it, and
-nothing in it can be executed. `FORMAT.md` in the package is the promise.
+Nothing here knows torch: a tensor is a name, a dtype, a shape and a buffer. Every reader of the format can open them,
+and nothing in them can be executed. `FORMAT.md` in the package is the promise.
 
 Source: https://huggingface.co/docs/safetensors, "Format".
 """
 
 import json
 import math
+import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,14 @@ from holdfast.errors import CheckpointDamaged
 from holdfast.store import Bytes
 
 PAYLOAD = "checkpoint.safetensors"
+PART = re.compile(r"checkpoint(-\d{5}-of-\d{5})?\.safetensors")
+
+# A state is cut into so many parts, if they are neither smaller than the one nor larger than the other.
+PARTS = 16
+LEAST_PART_BYTES = 16 * 2**20
+PART_BYTES = 256 * 2**20
+# What changes in every step (counters, random numbers) is small, and stays out of the parts of what may not change.
+SMALL_BYTES = 2**16
 
 # safetensors writes several metadata keys in random order: one key, holding canonical JSON, keeps the bytes stable.
 METADATA_KEY = "holdfast"
@@ -33,58 +42,152 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor's bytes, row-major and little-endian."""
+    """A tensor's bytes, row-major and little-endian, in one piece or in several."""
 
     dtype: str
     shape: tuple[int, ...]
-    data: Bytes
+    pieces: tuple[Bytes, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(piece) for piece in self.pieces)
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What `PAYLOAD` holds: tensors by name, and everything that is not a tensor as one JSON value."""
+    """A state: tensors by name, and everything that is not a tensor as one JSON value."""
 
     tensors: Mapping[str, Tensor]
     tree: Any
 
 
-def serialize(payload: Payload) -> Iterator[Bytes]:
-    """The bytes of a safetensors file, in pieces. The same payload gives the same bytes, everywhere.
+@dataclass(frozen=True)
+class Part:
+    """One safetensors file of a payload, as pieces of memory."""
 
-    Tensors lie in order of falling item size, then of name, so that each is aligned for its dtype.
+    name: str
+    pieces: tuple[Bytes, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(piece) for piece in self.pieces)
+
+
+# ---- cutting
+
+
+def cut(payload: Payload, part_bytes: int = PART_BYTES) -> list[Part]:
+    """The payload's files. Where they are cut follows from names, dtypes and shapes, and from nothing else.
+
+    A small state is one file. Of a larger one the first part has all that isn't a tensor, and the small tensors begin
+    there; a tensor that is larger than a part is cut between rows, and goes on in the next part under the same name.
+
+    Args:
+        part_bytes: how much of the tensors a part holds at most (but for a single row that is larger).
     """
-    order = sorted(payload.tensors, key=lambda name: (-ITEM_BYTES[payload.tensors[name].dtype], name))
-    header: dict[str, Any] = {"__metadata__": {METADATA_KEY: rfc8785.dumps(payload.tree).decode()}}
-    end = 0
-    for name in order:
-        tensor = payload.tensors[name]
-        start, end = end, end + len(memoryview(tensor.data))
-        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
+    total = sum(tensor.size_bytes for tensor in payload.tensors.values())
+    limit = min(part_bytes, max(LEAST_PART_BYTES, -(-total // PARTS)))
+    if total <= limit:
+        return [_part(PAYLOAD, _tree(payload), _in_order(payload.tensors.items()))]
+    small = [item for item in payload.tensors.items() if item[1].size_bytes < SMALL_BYTES]
+    large = [item for item in payload.tensors.items() if item[1].size_bytes >= SMALL_BYTES]
+    groups = [*(_fill(small, limit) or [[]]), *_fill(large, limit)]
+    return [
+        _part(part_name(number, len(groups)), _tree(payload) if number == 1 else {}, group)
+        for number, group in enumerate(groups, start=1)
+    ]
+
+
+def part_name(number: int, parts: int) -> str:
+    """``checkpoint-00002-of-00017.safetensors``; ``checkpoint.safetensors``, if it is the only one."""
+    return f"checkpoint-{number:05d}-of-{parts:05d}.safetensors" if parts > 1 else PAYLOAD
+
+
+def is_part(name: str) -> bool:
+    """Whether a file of a checkpoint is one of the payload's."""
+    return PART.fullmatch(name) is not None
+
+
+def serialize(payload: Payload) -> Iterator[Bytes]:
+    """The bytes of the payload as one file, in pieces. The same payload gives the same bytes, everywhere."""
+    return iter(_part(PAYLOAD, _tree(payload), _in_order(payload.tensors.items())).pieces)
+
+
+def _tree(payload: Payload) -> dict[str, Any]:
+    return {"__metadata__": {METADATA_KEY: rfc8785.dumps(payload.tree).decode()}}
+
+
+def _in_order(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """In order of falling item size, so that each is aligned for its dtype, then of name."""
+    return sorted(tensors, key=lambda item: (-ITEM_BYTES[item[1].dtype], item[0]))
+
+
+def _fill(tensors: list[tuple[str, Tensor]], limit: int) -> list[list[tuple[str, Tensor]]]:
+    groups: list[list[tuple[str, Tensor]]] = []
+    room = 0
+    for name, tensor in _in_order(tensors):
+        for rows in _cut_rows(tensor, limit):
+            if not groups or rows.size_bytes > room:
+                groups.append([])
+                room = limit
+            groups[-1].append((name, rows))
+            room -= rows.size_bytes
+    return groups
+
+
+def _cut_rows(tensor: Tensor, limit: int) -> Iterator[Tensor]:
+    if tensor.size_bytes <= limit:
+        yield tensor
+        return
+    (data,) = tensor.pieces
+    count, *rest = tensor.shape
+    row_bytes = tensor.size_bytes // count
+    step = max(1, limit // row_bytes)
+    for first in range(0, count, step):
+        rows = min(step, count - first)
+        yield Tensor(tensor.dtype, (rows, *rest), (memoryview(data)[first * row_bytes : (first + rows) * row_bytes],))
+
+
+def _part(name: str, metadata: dict[str, Any], tensors: list[tuple[str, Tensor]]) -> Part:
+    header, end = dict(metadata), 0
+    for key, tensor in tensors:
+        start, end = end, end + tensor.size_bytes
+        header[key] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), sort_keys=True).encode()
     text += b" " * (-len(text) % 8)
-    yield struct.pack("<Q", len(text)) + text
-    for name in order:
-        yield payload.tensors[name].data
+    return Part(name, (struct.pack("<Q", len(text)) + text, *(piece for _, each in tensors for piece in each.pieces)))
 
 
-def deserialize(buffer: bytearray) -> Payload:
-    """What `serialize` wrote. The tensors are views of the buffer.
+# ---- putting together
+
+
+def deserialize(files: Sequence[Bytes]) -> Payload:
+    """What `cut` has cut, from its files in their order. The tensors are views of them.
 
     Raises:
-        CheckpointDamaged: it is not a well-formed safetensors file of ours.
+        CheckpointDamaged: they aren't well-formed safetensors files of ours.
     """
-    view = memoryview(buffer)
+    tree: Any = None
+    tensors: dict[str, Tensor] = {}
     try:
-        (header_bytes,) = struct.unpack_from("<Q", buffer)
-        if header_bytes > min(MAX_HEADER_BYTES, len(buffer) - 8):
-            raise ValueError(f"its header claims {header_bytes} bytes")
-        header = json.loads(bytes(view[8 : 8 + header_bytes]))
-        tree = json.loads(header.pop("__metadata__")[METADATA_KEY])
-        body = view[8 + header_bytes :]
-        tensors = {name: _tensor(name, entry, body) for name, entry in header.items()}
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        for number, file in enumerate(files):
+            header, body = _split(memoryview(file))
+            if number == 0:
+                tree = json.loads(header.pop("__metadata__")[METADATA_KEY])
+            for name, entry in header.items():
+                rows = _tensor(name, entry, body)
+                tensors[name] = _join(name, tensors[name], rows) if name in tensors else rows
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise CheckpointDamaged(f"{PAYLOAD} is not a safetensors file of this format: {error}") from None
     return Payload(tensors, tree)
+
+
+def _split(file: memoryview) -> tuple[dict[str, Any], memoryview]:
+    (header_bytes,) = struct.unpack_from("<Q", file)
+    if header_bytes > min(MAX_HEADER_BYTES, len(file) - 8):
+        raise ValueError(f"its header claims {header_bytes} bytes")
+    header: dict[str, Any] = json.loads(bytes(file[8 : 8 + header_bytes]))
+    return header, file[8 + header_bytes :]
 
 
 def _tensor(name: str, entry: dict[str, Any], body: memoryview) -> Tensor:
@@ -93,4 +196,10 @@ def _tensor(name: str, entry: dict[str, Any], body: memoryview) -> Tensor:
     size_bytes = math.prod(shape) * ITEM_BYTES[entry["dtype"]]
     if not 0 <= start <= end <= len(body) or end - start != size_bytes:
         raise ValueError(f"{name} lies outside the file")
-    return Tensor(entry["dtype"], shape, body[start:end])
+    return Tensor(entry["dtype"], shape, (body[start:end],))
+
+
+def _join(name: str, tensor: Tensor, more: Tensor) -> Tensor:
+    if (tensor.dtype, tensor.shape[1:]) != (more.dtype, more.shape[1:]):
+        raise ValueError(f"the rows of {name} don't fit together")
+    return Tensor(tensor.dtype, (tensor.shape[0] + more.shape[0], *tensor.shape[1:]), (*tensor.pieces, *more.pieces))

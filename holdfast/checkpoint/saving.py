@@ -1,117 +1,194 @@
-"""A checkpoint on its way to the store: named, hashed while it is written, complete once its metadata is there."""
+"""A checkpoint on its way to the store.
 
-import hashlib
-import re
-from collections.abc import Callable, Iterator
+The state is copied, and training may go on; all the rest is done beside it. Each part of the copy is hashed by one
+thread and written by another, several parts at once, so that a save takes as long as the slower of the two, and nothing
+is read back to be hashed.
+"""
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
-from pydantic import Field
-
 from holdfast import faults
-from holdfast.checkpoint.format import PAYLOAD, Payload, serialize
-from holdfast.errors import NameMissing, NameTaken
-from holdfast.journal import FOLDER, FileRecord, Record
-from holdfast.probe import Probe
-from holdfast.store import PIECE_BYTES, Bytes, Store
+from holdfast.checkpoint.buffers import Buffers
+from holdfast.checkpoint.files import check_same, hash_bytes, write_file
+from holdfast.checkpoint.format import PART_BYTES, Part, Payload, cut
+from holdfast.checkpoint.metadata import METADATA, METRICS, Metadata, Saved, content_id, folder_name
+from holdfast.errors import NameTaken
+from holdfast.journal import FileRecord
+from holdfast.store import Store
 
-METADATA = "metadata.json"
-METRICS = "metrics.jsonl"
-FILES = (PAYLOAD, METADATA, METRICS)
-
-
-class Metadata(Record):
-    """``metadata.json``: what a person or a program wants to know without reading the payload."""
-
-    epoch: int
-    created_at: str
-    optimizer_steps_total: int
-    optimizer_steps_epoch: int
-    steps_per_epoch: int
-    grad_accum: int
-    avg_loss: float | None
-    scheduler_type: str
-    current_lrs: list[float]
-    learning_rate_history: list[list[float]]
-    learning_rate_history_len: int
-    metrics: dict[str, float | None]
-    anneals: dict[str, float] = Field(default_factory=dict)
-    anneal_offset: int = 0
-    probe: Probe = Probe()
-    replayed: dict[str, float] | None = None
-    model_params: int
-    checkpoint_sha256: str
-    checkpoint_size_bytes: int
-    previous_checkpoint_sha256: str
-    config_fingerprint: str
-    environment: dict[str, Any] = Field(
-        default_factory=dict, description="what it was trained on, and the hashes of the recipe's code"
-    )
+# How many parts are written at once: a disk has a queue, and an object store has connections to spare.
+WRITERS = 4
+# A write is cut into pieces, so that what shares the process has its turn, and so that no system call is too long.
+WRITE_BYTES = 16 * 2**20
+# The highest number is the lowest priority: such a thread has what nobody else wants.
+LOWEST_PRIORITY = 19
 
 
-class Saved(Record):
-    """A complete, durable checkpoint that no commit names yet.
-
-    Attributes:
-        save_s: seconds that the save took; 0 where nobody knows.
-    """
-
-    path: str
-    files: list[FileRecord]
-    metadata: Metadata
-    save_s: float = 0.0
-
-    @property
-    def step(self) -> int:
-        return self.metadata.optimizer_steps_total
-
-
-# ---- names
-
-
-def folder_name(step: int, steps_per_epoch: int) -> str:
-    """``epoch-0004`` at the end of epoch 4; ``epoch-0005-step-00000420`` inside epoch 5."""
-    epochs, within = divmod(step, steps_per_epoch)
-    return f"epoch-{epochs + 1:04d}-step-{step:08d}" if within else f"epoch-{epochs:04d}"
-
-
-def is_folder_name(name: str) -> bool:
-    """Whether a name in a run's folder is a checkpoint's."""
-    return re.match(FOLDER, name) is not None
-
-
-def step_of(name: str, steps_per_epoch: int) -> int:
-    """The step that `folder_name` was given."""
-    _, epoch, *step = name.partition(".")[0].split("-")
-    return int(step[1]) if step else int(epoch) * steps_per_epoch
-
-
-# ---- writing
-
-
-def save(run: Store, payload: Payload, metadata: dict[str, Any], metrics: str) -> Saved:
-    """A complete checkpoint is on the store, durable, and its hashes are known without reading it back.
-
-    The order is payload, metrics, metadata: a folder that has ``metadata.json`` is complete. Nothing that exists is
-    overwritten: what a dead attempt left in the folder is used if it is the same to the byte; otherwise (another
-    writer's checkpoint, or a damaged one) the next free name is taken.
+class Saver:
+    """Saves checkpoints, one at a time, beside whatever else the process does.
 
     Args:
-        run: the run's folder.
-        metadata: all fields of `Metadata` but those about the payload's bytes.
-        metrics: one line of JSON a step.
+        part_bytes: see `cut`.
     """
+
+    def __init__(self, part_bytes: int = PART_BYTES) -> None:
+        self.part_bytes = part_bytes
+        self._buffers = Buffers()
+        self._thread = ThreadPoolExecutor(1, "save")
+        self._under_way: Future[Saved] | None = None
+
+    def begin(
+        self,
+        run: Store,
+        payload: Payload,
+        metadata: dict[str, Any],
+        metrics: str,
+        then: Callable[[Saved], object] = lambda saved: None,
+        *,
+        is_urgent: bool = True,
+    ) -> None:
+        """The state is copied: what it is in may change. One that is still on its way is waited for, first.
+
+        In the end a complete checkpoint is on the store, durable, and its hashes are known without reading it back.
+        The order is payload, metrics, metadata: a folder that has ``metadata.json`` is complete. Nothing that exists
+        is overwritten: what a dead attempt left in the folder is used if it is the same to the byte; otherwise
+        (another writer's checkpoint, or a damaged one) the next free name is taken.
+
+        Args:
+            run: the run's folder.
+            metadata: all fields of `Metadata` but those about the payload's bytes.
+            metrics: one line of JSON a step.
+            then: called with what was saved, in another thread.
+            is_urgent: otherwise its threads have only what others leave of the processors.
+        """
+        self.wait()
+        began = time.monotonic()
+        parts = cut(payload, self.part_bytes)
+        images = [self._buffers.take(number, part.size_bytes) for number, part in enumerate(parts)]
+        staged: list[Future[memoryview]] = [Future() for _ in parts]
+        prepare = None if is_urgent else _lower_priority
+
+        def write() -> Saved:
+            if prepare:
+                prepare()
+            with ThreadPoolExecutor(_cores(), "hash", prepare) as hashing:
+                files = [
+                    _File(part.name, image, hashing.submit(_hash, part.name, image))
+                    for part, image in zip(parts, staged, strict=True)
+                ]
+                with ThreadPoolExecutor(WRITERS, "write", prepare) as writing:
+                    saved = _write(run, files, metadata | {"part_bytes": self.part_bytes}, metrics, writing)
+            saved = saved.model_copy(update={"save_s": time.monotonic() - began})
+            then(saved)
+            return saved
+
+        self._under_way = self._thread.submit(write)
+        _stage(parts, images, staged)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is on its way."""
+        return self._under_way is not None and not self._under_way.done()
+
+    def wait(self) -> Saved | None:
+        """What was last begun, complete and durable; None if nothing was.
+
+        Raises:
+            StoreError: it couldn't be written.
+        """
+        return self._under_way.result() if self._under_way else None
+
+    def check(self) -> None:
+        """Raise what the last save has failed with, if it has."""
+        if not self.is_busy:
+            self.wait()
+
+
+def save(run: Store, payload: Payload, metadata: dict[str, Any], metrics: str, part_bytes: int = PART_BYTES) -> Saved:
+    """As `Saver.begin`, and wait for it."""
+    saver = Saver(part_bytes)
+    saver.begin(run, payload, metadata, metrics)
+    saved = saver.wait()
+    assert saved is not None
+    return saved
+
+
+def _stage(parts: Sequence[Part], images: Sequence[memoryview], staged: Sequence["Future[memoryview]"]) -> None:
+    """Each part is copied, and may then be hashed and written."""
+    try:
+        for part, image, future in zip(parts, images, staged, strict=True):
+            position = 0
+            for piece in part.pieces:
+                image[position : position + len(piece)] = piece
+                position += len(piece)
+            future.set_result(image)
+    except BaseException as error:
+        for future in staged:
+            if not future.done():
+                future.set_exception(error)
+        raise
+
+
+# ---- beside the training
+
+
+@dataclass(frozen=True)
+class _File:
+    """A part of the payload: its bytes, as soon as they are copied, and then their hash."""
+
+    name: str
+    image: "Future[memoryview]"
+    record: "Future[FileRecord]"
+
+
+def _write(
+    run: Store, parts: Sequence[_File], metadata: dict[str, Any], metrics: str, pool: ThreadPoolExecutor
+) -> Saved:
     natural = folder_name(metadata["optimizer_steps_total"], metadata["steps_per_epoch"])
     for path in _names_from(natural):
         try:
-            record = _write_payload(run, path, payload)
-            files = [record, _write_file(run, path, METRICS, metrics.encode())]
-            complete = Metadata(**metadata, checkpoint_sha256=record.sha256, checkpoint_size_bytes=record.size_bytes)
-            files.append(_write_file(run, path, METADATA, complete.to_bytes()))
+            # The first part by itself: if it is there already and another, so are those that follow it.
+            _write_part(run, path, parts[0])
+            list(pool.map(functools.partial(_write_part, run, path), parts[1:]))
+            faults.reach("payload-durable")
+            records = [part.record.result() for part in parts]
+            files = [*records, write_file(run, path, METRICS, metrics.encode())]
+            complete = Metadata(
+                **metadata,
+                parts=records,
+                checkpoint_sha256=content_id(records),
+                checkpoint_size_bytes=sum(record.size_bytes for record in records),
+            )
+            files.append(write_file(run, path, METADATA, complete.to_bytes()))
             faults.reach("metadata-durable")
             return Saved(path=path, files=files, metadata=complete)
         except NameTaken:
             continue
     raise AssertionError("there is always a next name")
+
+
+def _write_part(run: Store, path: str, part: _File) -> None:
+    try:
+        with run.creating(f"{path}/{part.name}") as writer:
+            image = part.image.result()
+            for start in range(0, len(image), WRITE_BYTES):
+                writer.write(image[start : start + WRITE_BYTES])
+            faults.reach("payload-written")
+    except NameTaken as taken:  # as soon as the storage knows: perhaps before a byte was written
+        check_same(run, path, part.record.result(), taken)
+
+
+def _hash(name: str, image: "Future[memoryview]") -> FileRecord:
+    return hash_bytes(name, image.result())
 
 
 def _names_from(natural: str) -> Iterator[str]:
@@ -122,73 +199,12 @@ def _names_from(natural: str) -> Iterator[str]:
         number += 1
 
 
-def _write_payload(run: Store, path: str, payload: Payload) -> FileRecord:
-    digest = _Digest()
-    try:
-        with run.creating(f"{path}/{PAYLOAD}") as writer:
-            for piece in _cut(payload):
-                digest.add(piece)
-                writer.write(piece)
-            faults.reach("payload-written")
-    except NameTaken as taken:  # as soon as the storage knows: perhaps before a byte was written
-        digest = _Digest()
-        for piece in _cut(payload):
-            digest.add(piece)
-        _check_same(run, path, digest.record(PAYLOAD), taken)
-    faults.reach("payload-durable")
-    return digest.record(PAYLOAD)
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _write_file(run: Store, path: str, name: str, data: bytes) -> FileRecord:
-    record = FileRecord(name=name, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    try:
-        run.create(f"{path}/{name}", data)
-    except NameTaken as taken:
-        _check_same(run, path, record, taken)
-    return record
-
-
-def _check_same(run: Store, path: str, record: FileRecord, taken: NameTaken) -> None:
-    """Return if what has the name is, to the byte, what was to be written; otherwise raise ``taken``."""
-    try:
-        there = hash_file(run, path, record.name)
-    except NameMissing:  # the remains of an upload that never ended hold the name, on some object stores
-        raise taken from None
-    if there != record:
-        raise taken
-
-
-def _cut(payload: Payload) -> Iterator[memoryview]:
-    """The payload's bytes, in pieces that a processor's cache holds."""
-    for part in serialize(payload):
-        view = memoryview(part)
-        for start in range(0, len(view), PIECE_BYTES):
-            yield view[start : start + PIECE_BYTES]
-
-
-class _Digest:
-    """SHA-256 and size of what is passed by, so that nothing has to be read back."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-        self._size_bytes = 0
-
-    def add(self, data: Bytes) -> None:
-        self._hash.update(data)
-        self._size_bytes += len(data)
-
-    def record(self, name: str) -> FileRecord:
-        return FileRecord(name=name, size_bytes=self._size_bytes, sha256=self._hash.hexdigest())
-
-
-def hash_file(run: Store, path: str, name: str, watch: Callable[[int], None] = lambda size_bytes: None) -> FileRecord:
-    """One file as it is now.
-
-    Args:
-        watch: called with the size of each piece that was read.
-    """
-    digest = _Digest()
-    for piece in run.pieces(f"{path}/{name}"):
-        digest.add(piece)
-        watch(len(piece))
-    return digest.record(name)
+def _lower_priority() -> None:
+    """This thread's alone, which only Linux can."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)

@@ -1,14 +1,21 @@
 """A checkpoint that is on the store: read, and held against what its commit says."""
 
+import functools
 import hashlib
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from holdfast.checkpoint.format import PAYLOAD, Payload, deserialize
-from holdfast.checkpoint.saving import FILES, METADATA, Metadata, Saved, hash_file, is_folder_name, step_of
+from holdfast.checkpoint.buffers import Buffers
+from holdfast.checkpoint.files import hash_file
+from holdfast.checkpoint.format import PAYLOAD, Payload, deserialize, is_part, part_name
+from holdfast.checkpoint.metadata import METADATA, METRICS, Metadata, Saved, content_id, is_folder_name, step_of
 from holdfast.errors import CheckpointDamaged, NameMissing, RecordDamaged, RunStopped
 from holdfast.journal import Commit, FileRecord, read_record
 from holdfast.store import Store
+
+# How many parts are read and hashed at once.
+READERS = 4
 
 Watch = Callable[[int], None]
 
@@ -38,52 +45,70 @@ def read_metadata(run: Store, path: str) -> Metadata | None:
         return None
 
 
-def read_payload(run: Store, commit: Commit) -> Payload:
+def read_payload(run: Store, commit: Commit, buffers: Buffers | None = None) -> Payload:
     """The committed state, verified while it was read: these bytes hash to what the commit says.
 
-    The tensors share one buffer, which nothing else refers to.
+    Args:
+        buffers: the memory that the bytes are put in, and that the tensors are views of; of their own without.
 
     Raises:
         CheckpointDamaged: a file is missing or differs; ``data["files"]`` says how.
         RunStopped: it is larger than this machine's memory.
     """
+    parts = find_parts(commit)
+    damaged = [damage for file in commit.files if file not in parts for damage in verify_file(run, commit.path, file)]
+    damaged = damaged or [damage for part in parts for damage in _size_damage(run, commit.path, part)]
+    if damaged:
+        raise _damage(commit, damaged)
+    buffers = buffers or Buffers()
+    try:
+        images = [buffers.take(number, part.size_bytes) for number, part in enumerate(parts)]
+    except MemoryError:
+        size_bytes = sum(part.size_bytes for part in parts)
+        raise RunStopped(
+            f"checkpoint {commit.path} has {size_bytes:,} bytes, for which this machine has no memory"
+        ) from None
+    with ThreadPoolExecutor(READERS) as pool:
+        found = list(pool.map(functools.partial(_fill, run, commit.path), parts, images))
+    if damaged := [damage for damage in found if damage is not None]:
+        raise _damage(commit, damaged)
+    return deserialize(images)
+
+
+def _fill(run: Store, path: str, part: FileRecord, image: memoryview) -> FileDamage | None:
+    """The image has the part's bytes; or how they are damaged."""
+    digest, filled = hashlib.sha256(), 0
+    for end in run.fill(f"{path}/{part.name}", image):
+        digest.update(image[filled:end])
+        filled = end
+    found = digest.hexdigest()
+    return None if found == part.sha256 else FileDamage(path, part.name, part.sha256, found)
+
+
+def find_parts(commit: Commit) -> list[FileRecord]:
+    """The files of a commit that hold the state, in order.
+
+    Raises:
+        CheckpointDamaged: it doesn't name all that a checkpoint has.
+    """
     by_name = {file.name: file for file in commit.files}
-    missing = [name for name in FILES if name not in by_name]
+    parts = [by_name[name] for name in sorted(by_name) if is_part(name)]
+    needed = [part_name(number, len(parts)) for number in range(1, len(parts) + 1)] or [PAYLOAD]
+    missing = [name for name in (*needed, METADATA, METRICS) if name not in by_name]
     if missing:
         raise CheckpointDamaged(f"commit {commit.number} names no {missing[0]}")
-    file = by_name.pop(PAYLOAD)
-    damaged = [damage for file in by_name.values() for damage in verify_file(run, commit.path, file)]
-    if damaged:
-        raise _damage(commit, damaged)
-    damaged = list(_size_damage(run, commit.path, file))
-    if damaged:
-        raise _damage(commit, damaged)
-    try:
-        buffer = bytearray(file.size_bytes)
-    except MemoryError:
-        raise RunStopped(
-            f"checkpoint {commit.path} has {file.size_bytes:,} bytes, for which this machine has no memory"
-        ) from None
-    position = 0
-    digest = hashlib.sha256()
-    for piece in run.pieces(f"{commit.path}/{PAYLOAD}"):
-        digest.update(piece)
-        buffer[position : position + len(piece)] = piece
-        position += len(piece)
-        if position > file.size_bytes:  # it grows while it is read
-            break
-    if digest.hexdigest() != file.sha256:
-        raise _damage(commit, [FileDamage(commit.path, PAYLOAD, file.sha256, digest.hexdigest())])
-    return deserialize(buffer)
+    if content_id(parts) != commit.checkpoint_sha256:
+        raise CheckpointDamaged(f"commit {commit.number} names no {PAYLOAD} that is {commit.checkpoint_sha256}")
+    return parts
 
 
 def read_saved(run: Store, saved: Saved) -> Payload:
     """The state of a checkpoint that no commit names; its bytes are not held against anything.
 
     Raises:
-        CheckpointDamaged: it is not a well-formed safetensors file of ours.
+        CheckpointDamaged: it is not made of well-formed safetensors files of ours.
     """
-    return deserialize(bytearray(run.read(f"{saved.path}/{PAYLOAD}")))
+    return deserialize([bytearray(run.read(f"{saved.path}/{part.name}")) for part in saved.metadata.parts])
 
 
 # ---- verifying
@@ -98,9 +123,8 @@ def check_saved(run: Store, saved: Saved) -> None:
         CheckpointDamaged: a file is missing or of another size, or the hashes contradict each other.
     """
     damaged = [damage for file in saved.files for damage in _size_damage(run, saved.path, file)]
-    by_name = {file.name: file.sha256 for file in saved.files}
-    if by_name.get(PAYLOAD) != saved.metadata.checkpoint_sha256:
-        found = str(by_name.get(PAYLOAD))
+    found = content_id([file for file in saved.files if is_part(file.name)])
+    if found != saved.metadata.checkpoint_sha256:
         damaged.append(FileDamage(saved.path, PAYLOAD, saved.metadata.checkpoint_sha256, found))
     if damaged:
         raise CheckpointDamaged(
@@ -175,11 +199,12 @@ def find_orphans(
         if path in excluded:
             continue
         try:
-            files = [hash_file(run, path, name) for name in FILES]
+            parts = [hash_file(run, path, part.name) for part in metadata.parts]
+            others = [hash_file(run, path, name) for name in (METRICS, METADATA)]
         except NameMissing:
             continue
-        if files[FILES.index(PAYLOAD)].sha256 == metadata.checkpoint_sha256:
-            yield Saved(path=path, files=files, metadata=metadata)
+        if content_id(parts) == metadata.checkpoint_sha256:
+            yield Saved(path=path, files=[*parts, *others], metadata=metadata)
 
 
 def _damage(commit: Commit, damaged: list[FileDamage]) -> CheckpointDamaged:

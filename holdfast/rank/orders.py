@@ -7,31 +7,34 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
+from holdfast.checkpoint import Saved
 from holdfast.training import Training
 
 # The longest step and the longest save so far, times two, and a second for the commit: then a deadline is kept.
 SAFETY = 2.0
 MARGIN_S = 1.0
 
-AnySaved = TypeVar("AnySaved")
-
 
 class Orders:
     """The orders for all ranks, in order. A stop, or a save, doesn't wait for its turn."""
 
-    def __init__(self, run: Training) -> None:
+    def __init__(self, run: Training, report: Callable[[Saved], None]) -> None:
+        """
+        Args:
+            report: called with each checkpoint that is durable, in another thread.
+        """
         self._training = run
+        self._report = report
         self._several = run.accelerator.num_processes > 1
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._stop_at = math.inf  # of time.monotonic()
         self._saving = threading.Event()
         self._last_pause = math.inf
-        self._step_s = self._save_s = 0.0  # the longest
-        self.last_save_s = 0.0
+        self._step_s = self._save_s = 0.0  # the longest step, and the longest urgent save
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         if run.accelerator.is_main_process:
             threading.Thread(target=self._read, daemon=True).start()
@@ -60,25 +63,37 @@ class Orders:
         return self._ask_all(self._is_last_moment())
 
     def is_pausing(self) -> bool:
-        """Whether to save after this step, be it to stop; asked after each, and all ranks get the same answer."""
+        """Whether to save after this step, be it to stop; asked after each, and all ranks get the same answer.
+
+        Raises:
+            StoreError: what is being saved can't be.
+        """
+        self._training.saver.check()
         now = time.monotonic()
         self._step_s, self._last_pause = max(self._step_s, now - self._last_pause), now
         return self._ask_all(self._is_last_moment() or self._saving.is_set())
 
-    def time_save(self, save: Callable[[], AnySaved]) -> AnySaved:
-        """What a save returns; it takes so long before a deadline."""
+    def begin_save(self, save: Callable[..., None], *, is_urgent: bool) -> None:
+        """Begin a save, which is given ``is_urgent`` and what it is to call when it is durable.
+
+        Until one has told how long a save takes, they are urgent.
+        """
         self._saving.clear()
-        began = time.monotonic()
-        saved = save()
-        self.last_save_s = time.monotonic() - began
-        self._save_s = max(self._save_s, self.last_save_s)
+        is_urgent = is_urgent or not self._save_s
+        save(is_urgent=is_urgent, then=self._note_urgent if is_urgent else self._report)
         self._last_pause = math.inf  # what follows is no step
-        return saved
+
+    def _note_urgent(self, saved: Saved) -> None:
+        self._save_s = max(self._save_s, saved.save_s)
+        self._report(saved)
 
     def _is_last_moment(self) -> bool:
-        # Before the first save nobody knows how long one takes.
-        needed = SAFETY * (self._save_s + self._step_s) + MARGIN_S if self._save_s else math.inf
-        return time.monotonic() >= self._stop_at - needed if math.isfinite(self._stop_at) else False
+        if math.isinf(self._stop_at):
+            return False
+        # Before the first save nobody knows how long one takes; one may be on its way still.
+        saves_s = self._save_s * (2 if self._training.saver.is_busy else 1)
+        needed_s = SAFETY * (saves_s + self._step_s) + MARGIN_S if self._save_s else math.inf
+        return time.monotonic() >= self._stop_at - needed_s
 
     def _ask_all(self, answer: bool) -> bool:
         return any(self._training.gather(answer)) if self._several else answer

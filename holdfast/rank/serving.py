@@ -27,11 +27,18 @@ CPU_OUT_OF_MEMORY = "can't allocate memory"
 
 def serve(run: training.Training, events: Events) -> None:
     """Do as ordered until told to end, or to stop."""
-    folder = open_store(run.config.store).inside(run.config.run)
-    orders = Orders(run)
+    orders = Orders(run, lambda saved: events.send("saved", **saved.model_dump()))
     described = describe(run)
-    ran_on = {"sources": described["sources"], **described["environment"]}
     events.send("ready", **described)
+    try:
+        obey(run, orders, events, {"sources": described["sources"], **described["environment"]})
+    finally:
+        run.saver.wait()
+
+
+def obey(run: training.Training, orders: Orders, events: Events, ran_on: dict[str, Any]) -> None:
+    """One order after the other."""
+    folder = open_store(run.config.store).inside(run.config.run)
     for order in orders:
         if order["do"] == "restore":
             restore(run, folder, order, events)
@@ -44,13 +51,14 @@ def serve(run: training.Training, events: Events) -> None:
             )
         elif order["do"] == "train":
             into = open_store(order["into"]) if order["into"] else folder
-            save = functools.partial(training.save, run, into, order["fingerprint"], ran_on)
+            save = functools.partial(training.begin_save, run, into, order["fingerprint"], ran_on)
             while run.progress.step < order["stop"]:
                 first = run.progress.step
                 training.train(run, order["stop"], orders.is_pausing, lambda fields: events.send("progress", **fields))
-                if run.progress.step > first and (saved := orders.time_save(save)) is not None:
-                    events.send("saved", **saved.model_dump() | {"save_s": orders.last_save_s})
-                if orders.is_stopping():
+                is_stopping = orders.is_stopping()
+                if run.progress.step > first:
+                    orders.begin_save(save, is_urgent=is_stopping)
+                if is_stopping:
                     return
 
 

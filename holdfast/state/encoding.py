@@ -95,7 +95,7 @@ def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], see
         name += "'"
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     data = flat.view(torch.uint8).numpy().data if tensor.numel() else b""
-    tensors[name] = Tensor(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), data)
+    tensors[name] = Tensor(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), (data,))
     seen[place] = name
     return name
 
@@ -109,7 +109,7 @@ def _decode(value: Any, payload: Payload, seen: dict[tuple[str, str], Any]) -> A
         mark, inner = next(iter(value.items()))
         if mark in ("$tensor", "$array"):  # what shared its memory shares it again
             if (mark, inner) not in seen:
-                tensor = _view(payload.tensors[inner]).clone()
+                tensor = _copy(payload.tensors[inner])
                 seen[mark, inner] = tensor if mark == "$tensor" else tensor.numpy()
             return seen[mark, inner]
         if mark == "$tuple":
@@ -125,8 +125,11 @@ def _decode(value: Any, payload: Payload, seen: dict[tuple[str, str], Any]) -> A
     return {key: _decode(item, payload, seen) for key, item in value.items()}
 
 
-def _view(tensor: Tensor) -> torch.Tensor:
-    dtype = DTYPES[tensor.dtype]
-    if not len(tensor.data):
-        return torch.empty(tensor.shape, dtype=dtype)
-    return torch.frombuffer(tensor.data, dtype=torch.uint8).view(dtype).reshape(tensor.shape)
+def _copy(tensor: Tensor) -> torch.Tensor:
+    copy = torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype])
+    flat, position = copy.view(-1).view(torch.uint8), 0
+    for piece in tensor.pieces:
+        if len(piece):
+            flat[position : position + len(piece)] = torch.frombuffer(piece, dtype=torch.uint8)
+            position += len(piece)
+    return copy

@@ -15,6 +15,8 @@ from holdfast.errors import HoldfastError, NameMissing, NameTaken, StoreDenied, 
 Bytes = bytes | bytearray | memoryview
 
 PIECE_BYTES = 4 * 2**20
+# What is asked of an object store at once, where much is to be read.
+FILL_BYTES = 16 * 2**20
 # A name with this in it is not there yet: readers and listings pass over it.
 TEMP_MARK = ".tmp-"
 
@@ -75,6 +77,20 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def pieces(self, name: str, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
         """The bytes of a name, in order, a piece at a time; raises as `read`."""
+
+    def fill(self, name: str, buffer: memoryview) -> Iterator[int]:
+        """Read the bytes of a name into a buffer, in order, until either ends; after each piece, how far it is filled.
+
+        Raises as `read`.
+        """
+        filled = 0
+        for piece in self.pieces(name, FILL_BYTES):
+            end = min(filled + len(piece), len(buffer))
+            buffer[filled:end] = piece[: end - filled]
+            filled = end
+            yield filled
+            if filled == len(buffer):
+                return
 
     @abc.abstractmethod
     def size_bytes(self, name: str) -> int:

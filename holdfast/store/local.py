@@ -5,11 +5,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from io import BufferedWriter
 from pathlib import Path
 from typing import BinaryIO
 
-from holdfast.store import folders
+from holdfast.store import direct, folders
 from holdfast.store.contract import PIECE_BYTES, TEMP_MARK, Bytes, Store, Writer, checked, explained, temporary
 
 
@@ -40,15 +39,15 @@ class LocalStore(Store):
         with self._writing(name, action) as (folder, temp, target, file):
             yield _Writer(file, action)
             with explained(action):
-                _sync(file)
+                os.fsync(file)
                 os.link(temp, target, src_dir_fd=folder, dst_dir_fd=folder)
                 os.fsync(folder)
 
     def replace(self, name: str, data: Bytes) -> None:
         action = f"write {name} in {self.url}"
         with self._writing(name, action) as (folder, temp, target, file), explained(action):
-            file.write(data)
-            _sync(file)
+            direct.write(file, 0, memoryview(data).cast("B"))
+            os.fsync(file)
             os.rename(temp, target, src_dir_fd=folder, dst_dir_fd=folder)
             os.fsync(folder)
 
@@ -61,6 +60,10 @@ class LocalStore(Store):
         with explained(f"read {name} in {self.url}"), self._open(name) as file:
             while piece := file.read(piece_bytes):
                 yield piece
+
+    def fill(self, name: str, buffer: memoryview) -> Iterator[int]:
+        with explained(f"read {name} in {self.url}"), self._open(name) as file:
+            yield from direct.fill(file.fileno(), buffer)
 
     def size_bytes(self, name: str) -> int:
         return self._look(name).st_size
@@ -130,7 +133,7 @@ class LocalStore(Store):
             return folders.look_at_file(folder, last, self.root / name)
 
     @contextlib.contextmanager
-    def _writing(self, name: str, action: str) -> Iterator[tuple[int, str, str, BufferedWriter]]:
+    def _writing(self, name: str, action: str) -> Iterator[tuple[int, str, str, int]]:
         """A temporary file beside the target; gone when the block ends, however it ends."""
         with contextlib.ExitStack() as stack:
             with explained(action):
@@ -138,33 +141,24 @@ class LocalStore(Store):
                 folders.look(folder, target, self.root / name)
                 temp = temporary(target)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                descriptor = os.open(temp, flags, 0o666, dir_fd=folder)
+                file = os.open(temp, flags, 0o666, dir_fd=folder)
                 stack.callback(_unlink, temp, folder)
-                file = os.fdopen(descriptor, "wb")
-                stack.callback(_close, file)
+                stack.callback(os.close, file)
             yield folder, temp, target, file
 
 
 class _Writer:
-    """Writes to a file; what the file system raises is one of our errors."""
+    """Writes to a file, from its beginning on; what the file system raises is one of our errors."""
 
-    def __init__(self, file: BufferedWriter, action: str) -> None:
+    def __init__(self, file: int, action: str) -> None:
         self._file, self._action = file, action
+        self._written = 0
 
     def write(self, data: Bytes) -> None:
         with explained(self._action):
-            self._file.write(data)
-
-
-def _sync(file: BufferedWriter) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _close(file: BufferedWriter) -> None:
-    # What could not be written is still in its buffer, and fails again here.
-    with contextlib.suppress(OSError):
-        file.close()
+            view = memoryview(data).cast("B")
+            direct.write(self._file, self._written, view)
+            self._written += len(view)
 
 
 def _unlink(name: str, folder: int) -> None:

@@ -10,6 +10,8 @@
 
 import contextlib
 import functools
+import mmap
+import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -159,6 +161,19 @@ class StoreTests:
     def test_a_range_of_an_empty_file_is_empty(self, store: Store) -> None:
         store.create("a", b"")
         assert store.read("a", 0, 10) == store.read("a", 5, 10) == store.read("a", 5) == b""
+
+    @pytest.mark.parametrize("size_bytes", [0, 1, 10, 11, 3 * 2**20 + 5])
+    def test_a_buffer_is_filled_as_far_as_there_is_something(self, store: Store, size_bytes: int) -> None:
+        data = random.Random(size_bytes).randbytes(size_bytes)
+        store.create("a", data)
+        for buffer_bytes in {max(size_bytes - 1, 0), size_bytes, size_bytes + 7}:
+            buffer = memoryview(mmap.mmap(-1, buffer_bytes + 1))[:buffer_bytes]  # aligned, as a disk may want it
+            filled = list(store.fill("a", buffer))
+            assert filled == sorted(filled)
+            assert (filled[-1] if filled else 0) == min(size_bytes, buffer_bytes)
+            assert buffer[:size_bytes] == data[:buffer_bytes]
+        with pytest.raises(NameMissing):
+            list(store.fill("b", memoryview(bytearray(1))))
 
     def test_list_is_of_one_folder_and_sorted(self, store: Store) -> None:
         assert store.list() == []

@@ -5,7 +5,7 @@ from holdfast.training.build import Progress, Training
 from holdfast.training.loop import Report, evaluate, train
 from holdfast.training.probing import measure
 from holdfast.training.resuming import Gate, Resumed, resume
-from holdfast.training.saving import count_params, describe_state, save
+from holdfast.training.saving import begin_save, count_params, describe_state
 
 __all__ = [
     "Gate",
@@ -14,11 +14,11 @@ __all__ = [
     "Resumed",
     "Training",
     "begin_from",
+    "begin_save",
     "count_params",
     "describe_state",
     "evaluate",
     "measure",
     "resume",
-    "save",
     "train",
 ]

@@ -15,6 +15,7 @@ from accelerate.utils import (
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from holdfast import determinism, state
+from holdfast.checkpoint import Saver
 from holdfast.config import RunConfig
 from holdfast.data import Batches, Order, Share, is_stream
 from holdfast.errors import ConfigError, RecipeError
@@ -78,7 +79,8 @@ class Training:
         order: the order of map-style data; None for a stream.
         schedulers: torch's, over the optimizer.
         built: the hyperparameters as the recipe built them.
-        parent: the content id of the checkpoint that is being trained from; empty for none.
+        parent: the content id of the last checkpoint that is durable; empty for none.
+        saver: the one that is on its way, if there is one.
         metrics: a line for each step since the last checkpoint: its trail.
 
     Raises:
@@ -119,6 +121,7 @@ class Training:
         self.built = state.describe_built(self)
         self.progress = Progress()
         self.parent = ""
+        self.saver = Saver(config.checkpoint.part_bytes)
         self.probe: Probe | None = None  # of the last checkpoint
         self.replayed: dict[str, float] | None = None  # what it cost to read a stream again, the last time
         self.metrics: list[dict[str, Any]] = []  # since the last checkpoint

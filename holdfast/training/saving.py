@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 from holdfast import checkpoint, state
@@ -13,16 +14,27 @@ from holdfast.training.build import Training
 from holdfast.training.probing import measure
 
 
-def save(training: Training, run: Store, fingerprint: str, environment: dict[str, Any]) -> checkpoint.Saved | None:
-    """The state is a complete, durable checkpoint on the store, with the metrics of the steps since the last one.
+def begin_save(
+    training: Training,
+    run: Store,
+    fingerprint: str,
+    environment: dict[str, Any],
+    then: Callable[[checkpoint.Saved], object] = lambda saved: None,
+    *,
+    is_urgent: bool = True,
+) -> None:
+    """The state is copied, with the metrics of the steps since the last save; a durable checkpoint is made of it.
 
-    Only the main rank writes; the others return None.
+    Training may go on meanwhile. Only the main rank writes. A save that is still on its way is waited for, first.
 
     Args:
         environment: what it was trained on, and the hashes of the recipe's code.
+        then: see `checkpoint.Saver.begin`.
+        is_urgent: likewise.
 
     Raises:
         Unhealthy: the model is; nothing was saved.
+        StoreError: the save before has failed.
     """
     lines = training.read_metrics()
     probe = measure(training)
@@ -35,18 +47,21 @@ def save(training: Training, run: Store, fingerprint: str, environment: dict[str
             step=training.progress.step,
         )
     captured = state.capture(training)
-    saved = None
     if training.accelerator.is_main_process:
+        training.saver.wait()  # whose checkpoint this one continues
+
+        def note(saved: checkpoint.Saved) -> None:
+            training.parent = saved.metadata.checkpoint_sha256
+            then(saved)
+
         text = "".join(json.dumps(_finite(line), sort_keys=True) + "\n" for line in lines)
         described = describe_state(training, probe) | {
             "previous_checkpoint_sha256": training.parent, "config_fingerprint": fingerprint,
             "environment": environment,
         }  # fmt: skip
-        saved = checkpoint.save(run, state.to_payload(captured), described, text)
-        training.parent = saved.metadata.checkpoint_sha256
+        training.saver.begin(run, state.to_payload(captured), described, text, note, is_urgent=is_urgent)
     training.metrics = []
     training.probe = probe
-    return saved
 
 
 def describe_state(training: Training, probe: Probe) -> dict[str, Any]:

@@ -70,11 +70,11 @@ def check_uncommitted(journal: Journal, committed: set[str]) -> Iterator[Checked
             files = [checkpoint.hash_file(journal.store, path, name) for name in journal.store.list(path)]
         except NameMissing:  # a prune deletes it while we read
             continue
-        payload = next((file for file in files if file.name == checkpoint.PAYLOAD), None)
+        parts = [file for file in files if checkpoint.is_part(file.name)]
         yield CheckedCheckpoint(
             commit=None,
             path=path,
-            checkpoint_sha256=payload.sha256 if payload else "",
+            checkpoint_sha256=checkpoint.content_id(parts) if parts else "",
             size_bytes=sum(file.size_bytes for file in files),
             standing="uncommitted",
             damaged=[],

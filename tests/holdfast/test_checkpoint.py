@@ -211,7 +211,7 @@ def test_a_store_that_knows_before_the_first_byte_that_a_name_is_taken(
 )
 def test_what_is_no_safetensors_file_is_refused(data: bytes) -> None:
     with pytest.raises(CheckpointDamaged, match="not a safetensors file"):
-        checkpoint.deserialize(bytearray(data))
+        checkpoint.deserialize([bytearray(data)])
 
 
 @pytest.mark.parametrize("entry", [{"data_offsets": [0, 2**40]}, {"shape": [2**62]}, {"dtype": "F99"}, {"shape": [-1]}])
@@ -219,10 +219,10 @@ def test_tensors_outside_the_file_are_refused(entry: dict[str, Any]) -> None:
     header = {"__metadata__": {"holdfast": "{}"}, "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} | entry}
     text = json.dumps(header).encode()
     with pytest.raises(CheckpointDamaged, match="not a safetensors file"):
-        checkpoint.deserialize(bytearray(len(text).to_bytes(8, "little") + text + b"1234"))
+        checkpoint.deserialize([bytearray(len(text).to_bytes(8, "little") + text + b"1234")])
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_crash_the_reader(data: bytes) -> None:
     with contextlib.suppress(CheckpointDamaged):
-        checkpoint.deserialize(bytearray(data))
+        checkpoint.deserialize([bytearray(data)])

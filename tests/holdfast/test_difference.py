@@ -99,7 +99,7 @@ def alter(value: Any) -> list[Any]:
 def test_equal_states_have_none(value: Any) -> None:
     payload = state.to_payload(value)
     assert differences(payload, state.to_payload(copy.deepcopy(value))) == []
-    read = deserialize(bytearray(b"".join(map(bytes, serialize(payload)))))
+    read = deserialize([bytearray(b"".join(map(bytes, serialize(payload))))])
     assert differences(read, payload) == differences(payload, read) == []
 
 

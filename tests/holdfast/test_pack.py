@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint import FILES, METRICS, PAYLOAD
+from holdfast.checkpoint import METRICS, PAYLOAD
 from holdfast.errors import Damage, NameTaken, RunUnknown, WrongUse
 from holdfast.journal import MAX_RECORD_BYTES, Commit, ConfigRecord, Journal, RunRecord
 from holdfast.pack import pack, tar_header, unpack
@@ -22,7 +22,7 @@ from holdfast.signature import generate_key, load_signing_key, load_trusted_key
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryStore
 from holdfast.verification import verify_run
-from tests.makers import IDENTITY, SETTINGS, make_line, train
+from tests.makers import FILES, IDENTITY, SETTINGS, make_line, train
 
 FLIPS = 200
 Members = list[tuple[tarfile.TarInfo, bytes]]

@@ -18,7 +18,7 @@ from holdfast.state.encoding import DTYPES
 
 def there_and_back(state: Any) -> Any:
     data = bytearray(b"".join(bytes(piece) for piece in checkpoint.serialize(to_payload(state))))
-    return from_payload(checkpoint.deserialize(data))
+    return from_payload(checkpoint.deserialize([data]))
 
 
 plain = st.recursive(

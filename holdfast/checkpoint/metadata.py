@@ -1,0 +1,90 @@
+"""What a checkpoint says of itself, and how it is named."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+
+from holdfast.journal import FOLDER, FileRecord, Record
+from holdfast.probe import Probe
+
+METADATA = "metadata.json"
+METRICS = "metrics.jsonl"
+
+
+class Metadata(Record):
+    """``metadata.json``: what a person or a program wants to know without reading the payload."""
+
+    epoch: int
+    created_at: str
+    optimizer_steps_total: int
+    optimizer_steps_epoch: int
+    steps_per_epoch: int
+    grad_accum: int
+    avg_loss: float | None
+    scheduler_type: str
+    current_lrs: list[float]
+    learning_rate_history: list[list[float]]
+    learning_rate_history_len: int
+    metrics: dict[str, float | None]
+    anneals: dict[str, float] = Field(default_factory=dict)
+    anneal_offset: int = 0
+    probe: Probe = Probe()
+    replayed: dict[str, float] | None = None
+    model_params: int
+    checkpoint_sha256: str
+    checkpoint_size_bytes: int
+    parts: list[FileRecord]
+    part_bytes: int
+    previous_checkpoint_sha256: str
+    config_fingerprint: str
+    environment: dict[str, Any] = Field(
+        default_factory=dict, description="what it was trained on, and the hashes of the recipe's code"
+    )
+
+
+class Saved(Record):
+    """A complete, durable checkpoint that no commit names yet.
+
+    Attributes:
+        save_s: seconds from the end of its last step until it was durable; 0 where nobody knows.
+    """
+
+    path: str
+    files: list[FileRecord]
+    metadata: Metadata
+    save_s: float = 0.0
+
+    @property
+    def step(self) -> int:
+        return self.metadata.optimizer_steps_total
+
+
+# ---- names
+
+
+def content_id(parts: Sequence[FileRecord]) -> str:
+    """What names a checkpoint's bytes: the hash of its one part, or of what ``sha256sum`` prints for all of them."""
+    if len(parts) == 1:
+        return parts[0].sha256
+    listing = "".join(f"{part.sha256}  {part.name}\n" for part in sorted(parts, key=lambda part: part.name))
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def folder_name(step: int, steps_per_epoch: int) -> str:
+    """``epoch-0004`` at the end of epoch 4; ``epoch-0005-step-00000420`` inside epoch 5."""
+    epochs, within = divmod(step, steps_per_epoch)
+    return f"epoch-{epochs + 1:04d}-step-{step:08d}" if within else f"epoch-{epochs:04d}"
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether a name in a run's folder is a checkpoint's."""
+    return re.match(FOLDER, name) is not None
+
+
+def step_of(name: str, steps_per_epoch: int) -> int:
+    """The step that `folder_name` was given."""
+    _, epoch, *step = name.partition(".")[0].split("-")
+    return int(step[1]) if step else int(epoch) * steps_per_epoch
