@@ -33,13 +33,17 @@ class Ranks:
     command pipe, whose end also tells them of the attempt's death.
     """
 
-    def __init__(self, config: RunConfig, log_path: Path) -> None:
+    def __init__(self, config: RunConfig, log_path: Path, commit: int = 0) -> None:
+        """
+        Args:
+            commit: the number of the run's commit that will probably be restored; it is read at once.
+        """
         self.log_path = log_path
         self._oom_kills = count_oom_kills()
         with _open_log(log_path) as log:
             self._process = subprocess.Popen(
                 _command(config),
-                env=_environment(config),
+                env=_environment(config) | {"HOLDFAST_COMMIT": str(commit)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -11,7 +11,7 @@ from holdfast import checkpoint
 from holdfast.attempt.lineage import Present, choose_gate, describe_present, find_ancestor
 from holdfast.checkpoint import Payload, Saved
 from holdfast.config import Log, RunConfig
-from holdfast.errors import GateTripped, HoldfastError, NameMissing, RunStopped, WrongUse
+from holdfast.errors import GateTripped, HoldfastError, NameMissing, RecordDamaged, RunStopped, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.launch import Ranks, problem_in
 from holdfast.store import Store, open_store
@@ -39,6 +39,9 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path) -> RunConfi
         # The settings were put on record when they were first used; the run may have been extended since.
         "epochs": max(config.epochs, commit.epoch + 1),
     }
+    with contextlib.suppress(RecordDamaged):
+        if metadata := checkpoint.read_metadata(journal.store, commit.path):  # it can be changed as one likes
+            moved["checkpoint"] = config.checkpoint.model_copy(update={"part_bytes": metadata.part_bytes})
     if config.init_from is not None:
         commit_number = record.identity["init_from"]["commit"]
         moved["init_from"] = config.init_from.model_copy(update={"commit": commit_number})
@@ -58,7 +61,7 @@ def ranks_at(journal: Journal, at: Commit | None, settings: Commit) -> Iterator[
     """
     with tempfile.TemporaryDirectory(prefix="holdfast-") as scratch:
         config = read_run_config(journal, settings, Path(scratch))
-        ranks = Ranks(config, Path(scratch) / "ranks.log")
+        ranks = Ranks(config, Path(scratch) / "ranks.log", at.number if at else 0)
         try:
             description = ranks.expect("ready")
             ancestor = find_ancestor(journal, config.store, config.init_from, None)

@@ -180,6 +180,13 @@ class PoolRun:
             assert time.monotonic() < deadline, f"there was no commit {number}"
             time.sleep(0.02)
 
+    def await_attempt(self, number: int, within_s: float = 90.0) -> None:
+        """It has claimed the run."""
+        deadline = time.monotonic() + within_s
+        while self.journal().attempts() < number:
+            assert time.monotonic() < deadline, f"there was no attempt {number}"
+            time.sleep(0.02)
+
     def processes(self, attempt: int) -> tuple[psutil.Process, list[psutil.Process]]:
         """The process of a live attempt, and its ranks."""
         engine = psutil.Process(self.journal().read_attempt(attempt).pid)

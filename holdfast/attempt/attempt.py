@@ -81,8 +81,8 @@ class Attempt:
         self.description: dict[str, Any] = {}
         signing_key = load_signing_key(config.signing_key) if config.signing_key else None
         trusted_keys = [load_trusted_key(source) for source in config.resume.trusted_keys]
-        self._start_ranks()
         self._newest = self.journal.newest()
+        self._start_ranks(self._newest)
         self._ancestor = find_ancestor(self.journal, config.store, config.init_from, self._newest)
         self._present = describe_present(config, self.description, self._ancestor)
         self.fingerprint = self._present.fingerprint
@@ -210,9 +210,9 @@ class Attempt:
             return f"begins with step 0 of {self.total_steps}"
         return f"continues from {self.head.path}, step {self.head.step} of {self.total_steps}"
 
-    def _start_ranks(self) -> None:
+    def _start_ranks(self, newest: Commit | None) -> None:
         path = Path(self.config.log.folder) / self.config.run / f"attempt-{self.number:08d}.log"
-        self._ranks = Ranks(self.config, path)
+        self._ranks = Ranks(self.config, path, newest.number if newest else 0)
         self._is_told = False
         try:
             self.description = self._ranks.expect("ready")
@@ -262,7 +262,7 @@ class Attempt:
         """
         try:
             if self._ranks is None:
-                self._start_ranks()
+                self._start_ranks(self.head)
                 self._resume()
             if self.step >= chunk.stop:
                 return None

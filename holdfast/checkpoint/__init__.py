@@ -24,7 +24,7 @@ from holdfast.checkpoint.metadata import (
     is_folder_name,
     step_of,
 )
-from holdfast.checkpoint.saving import Saver, save
+from holdfast.checkpoint.saving import Saver, count_cores, save
 from holdfast.checkpoint.verifying import (
     FileDamage,
     check_saved,
@@ -51,6 +51,7 @@ __all__ = [
     "Tensor",
     "check_saved",
     "content_id",
+    "count_cores",
     "cut",
     "deserialize",
     "differences",

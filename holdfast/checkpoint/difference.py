@@ -8,6 +8,9 @@ from typing import Any
 from holdfast.checkpoint.format import Payload, Tensor
 from holdfast.store import Bytes
 
+# What NumPy makes of so many fits into a processor's cache.
+COMPARED_BYTES = 2**18
+
 
 def differences(a: Payload, b: Payload) -> list[str]:
     """The dotted names of all values and tensors that differ, sorted; the first part of a name is its component."""
@@ -69,11 +72,11 @@ def _has_same_bytes(one: Tensor, other: Tensor) -> bool:
 
 
 def _aligned(ones: tuple[Bytes, ...], others: tuple[Bytes, ...]) -> Iterator[tuple[memoryview, memoryview]]:
-    """The same bytes of both, a piece at a time; both have as many bytes, in pieces of their own."""
+    """The same bytes of both, a little at a time; both have as many, in pieces of their own."""
     left, right = (deque(memoryview(piece) for piece in pieces if len(piece)) for pieces in (ones, others))
     while left and right:
         one, other = left.popleft(), right.popleft()
-        size = min(len(one), len(other))
+        size = min(len(one), len(other), COMPARED_BYTES)
         yield one[:size], other[:size]
         left.extendleft([one[size:]] if len(one) > size else [])
         right.extendleft([other[size:]] if len(other) > size else [])

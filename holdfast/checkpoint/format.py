@@ -6,6 +6,7 @@ and nothing in them can be executed. `FORMAT.md` in the package is the promise.
 Source: https://huggingface.co/docs/safetensors, "Format".
 """
 
+import functools
 import json
 import math
 import re
@@ -48,7 +49,7 @@ class Tensor:
     shape: tuple[int, ...]
     pieces: tuple[Bytes, ...]
 
-    @property
+    @functools.cached_property
     def size_bytes(self) -> int:
         return sum(len(piece) for piece in self.pieces)
 

@@ -42,7 +42,7 @@ class Saver:
 
     def __init__(self, part_bytes: int = PART_BYTES) -> None:
         self.part_bytes = part_bytes
-        self._buffers = Buffers()
+        self.buffers = Buffers()
         self._thread = ThreadPoolExecutor(1, "save")
         self._under_way: Future[Saved] | None = None
 
@@ -73,14 +73,14 @@ class Saver:
         self.wait()
         began = time.monotonic()
         parts = cut(payload, self.part_bytes)
-        images = [self._buffers.take(number, part.size_bytes) for number, part in enumerate(parts)]
+        images = [self.buffers.take(number, part.size_bytes) for number, part in enumerate(parts)]
         staged: list[Future[memoryview]] = [Future() for _ in parts]
         prepare = None if is_urgent else _lower_priority
 
         def write() -> Saved:
             if prepare:
                 prepare()
-            with ThreadPoolExecutor(_cores(), "hash", prepare) as hashing:
+            with ThreadPoolExecutor(count_cores(), "hash", prepare) as hashing:
                 files = [
                     _File(part.name, image, hashing.submit(_hash, part.name, image))
                     for part, image in zip(parts, staged, strict=True)
@@ -124,11 +124,13 @@ def save(run: Store, payload: Payload, metadata: dict[str, Any], metrics: str, p
 
 def _stage(parts: Sequence[Part], images: Sequence[memoryview], staged: Sequence["Future[memoryview]"]) -> None:
     """Each part is copied, and may then be hashed and written."""
+    import numpy as np  # its copies let other threads run meanwhile, and Python's own don't
+
     try:
         for part, image, future in zip(parts, images, staged, strict=True):
-            position = 0
+            copy, position = np.frombuffer(image, np.uint8), 0
             for piece in part.pieces:
-                image[position : position + len(piece)] = piece
+                copy[position : position + len(piece)] = np.frombuffer(piece, np.uint8)
                 position += len(piece)
             future.set_result(image)
     except BaseException as error:
@@ -199,7 +201,8 @@ def _names_from(natural: str) -> Iterator[str]:
         number += 1
 
 
-def _cores() -> int:
+def count_cores() -> int:
+    """How many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

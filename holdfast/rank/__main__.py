@@ -17,6 +17,10 @@ def leave() -> None:
 if __name__ == "__main__":
     atexit.register(leave)  # before torch is imported: what is registered first is called last
 
-    from holdfast.rank.serving import main
+    from holdfast.rank.prefetch import Prefetch
 
-    code = main()
+    prefetch = Prefetch()
+
+    from holdfast.rank.serving import main  # which imports torch
+
+    code = main(prefetch)

@@ -1,7 +1,6 @@
 """Do as ordered."""
 
 import functools
-import os
 import traceback
 from typing import Any
 
@@ -9,39 +8,38 @@ import torch
 
 from holdfast import checkpoint, errors, training
 from holdfast.checkpoint import Metadata, Payload
-from holdfast.config import RunConfig
 from holdfast.environment import describe_environment
 from holdfast.errors import CheckpointDamaged, GateTripped, HoldfastError, OutOfMemory, RecipeFailed
 from holdfast.fingerprint import to_plain
 from holdfast.journal import Commit
 from holdfast.rank.events import Events
 from holdfast.rank.orders import Orders
+from holdfast.rank.prefetch import Prefetch
 from holdfast.recipe import default_settings
 from holdfast.sources import hash_sources
 from holdfast.store import Store, open_store
 
-CONFIG_VARIABLE = "HOLDFAST_CONFIG"
 # What torch says, in a RuntimeError, where the CPU's memory ends.
 CPU_OUT_OF_MEMORY = "can't allocate memory"
 
 
-def serve(run: training.Training, events: Events) -> None:
+def serve(run: training.Training, events: Events, prefetch: Prefetch) -> None:
     """Do as ordered until told to end, or to stop."""
     orders = Orders(run, lambda saved: events.send("saved", **saved.model_dump()))
     described = describe(run)
     events.send("ready", **described)
     try:
-        obey(run, orders, events, {"sources": described["sources"], **described["environment"]})
+        obey(run, orders, events, prefetch, {"sources": described["sources"], **described["environment"]})
     finally:
         run.saver.wait()
 
 
-def obey(run: training.Training, orders: Orders, events: Events, ran_on: dict[str, Any]) -> None:
+def obey(run: training.Training, orders: Orders, events: Events, prefetch: Prefetch, ran_on: dict[str, Any]) -> None:
     """One order after the other."""
     folder = open_store(run.config.store).inside(run.config.run)
     for order in orders:
         if order["do"] == "restore":
-            restore(run, folder, order, events)
+            restore(run, folder, order, events, prefetch)
         elif order["do"] == "begin":
             begin(run, order, events)
         elif order["do"] == "evaluate":
@@ -62,9 +60,9 @@ def obey(run: training.Training, orders: Orders, events: Events, ran_on: dict[st
                     return
 
 
-def restore(run: training.Training, folder: Store, order: dict[str, Any], events: Events) -> None:
+def restore(run: training.Training, folder: Store, order: dict[str, Any], events: Events, prefetch: Prefetch) -> None:
     """The commit's state is in this process, and has passed the gate; or why not is reported."""
-    loaded = load(run, folder, order, events)
+    loaded = load(run, folder, order, events, prefetch)
     if loaded is None:
         return
     resumed, problem = None, None
@@ -85,13 +83,14 @@ def say(events: Events, done: int, total: int) -> None:
 
 
 def load(
-    run: training.Training, folder: Store, order: dict[str, Any], events: Events
+    run: training.Training, folder: Store, order: dict[str, Any], events: Events, prefetch: Prefetch | None = None
 ) -> tuple[Payload, Metadata] | None:
     """A commit's verified checkpoint; None, on all ranks, if one of them has found it damaged, which is reported."""
     commit = Commit.model_validate(order["commit"])
     loaded, problem = None, None
     try:
-        payload = checkpoint.read_payload(folder, commit)
+        payload = prefetch.take(commit) if prefetch else None
+        payload = payload or checkpoint.read_payload(folder, commit, run.saver.buffers)
         metadata = checkpoint.read_metadata(folder, commit.path)
         assert metadata is not None
         loaded = payload, metadata
@@ -141,13 +140,15 @@ def describe_data(run: training.Training) -> dict[str, Any]:
     return {"sha256": run.recipe.data_sha256, **size, **content}
 
 
-def main() -> int:
+def main(prefetch: Prefetch | None = None) -> int:
     """Run one rank to its end; 0 if it ended as it was told to."""
     events = Events()
+    prefetch = prefetch or Prefetch()
     run = None
     try:
-        run = training.Training(RunConfig.model_validate_json(os.environ[CONFIG_VARIABLE]))
-        serve(run, events)
+        run = training.Training(prefetch.config)
+        run.saver.buffers = prefetch.buffers
+        serve(run, events, prefetch)
     except HoldfastError as error:
         traceback.print_exc()
         events.send("error", **errors.to_json(error))

@@ -5,13 +5,16 @@ which a tensor is {"$tensor": name} and whatever JSON has no exact form for is m
 """
 
 import base64
+import contextlib
 import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 
-from holdfast.checkpoint import Payload, Tensor
+from holdfast.checkpoint import Payload, Tensor, count_cores
 from holdfast.errors import StateError
 from holdfast.fingerprint import MAX_EXACT_INT
 
@@ -38,7 +41,12 @@ def to_payload(state: Any) -> Payload:
 
 def from_payload(payload: Payload) -> Any:
     """The state that `to_payload` was given; each tensor has memory of its own, aligned as torch aligns it."""
-    return _decode(payload.tree, payload, {})
+    with _unfilled():
+        copies = {name: torch.empty(each.shape, dtype=DTYPES[each.dtype]) for name, each in payload.tensors.items()}
+    with ThreadPoolExecutor(count_cores()) as pool:  # to touch new memory costs more than what is copied into it
+        for _ in pool.map(_fill, copies.values(), payload.tensors.values()):
+            pass
+    return _decode(payload.tree, copies)
 
 
 def _encode(value: Any, name: str, tensors: dict[str, Tensor], seen: dict[Any, str]) -> Any:
@@ -100,36 +108,45 @@ def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], see
     return name
 
 
-def _decode(value: Any, payload: Payload, seen: dict[tuple[str, str], Any]) -> Any:
+def _decode(value: Any, copies: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, list):
-        return [_decode(item, payload, seen) for item in value]
+        return [_decode(item, copies) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         mark, inner = next(iter(value.items()))
-        if mark in ("$tensor", "$array"):  # what shared its memory shares it again
-            if (mark, inner) not in seen:
-                tensor = _copy(payload.tensors[inner])
-                seen[mark, inner] = tensor if mark == "$tensor" else tensor.numpy()
-            return seen[mark, inner]
+        if mark == "$tensor":  # what shared its memory shares it again
+            return copies[inner]
+        if mark == "$array":
+            return copies[inner].numpy()
         if mark == "$tuple":
-            return tuple(_decode(item, payload, seen) for item in inner)
+            return tuple(_decode(item, copies) for item in inner)
         if mark == "$dict":
-            return {_decode(key, payload, seen): _decode(item, payload, seen) for key, item in inner}
+            return {_decode(key, copies): _decode(item, copies) for key, item in inner}
         if mark == "$int":
             return int(inner)
         if mark == "$float":
             return float.fromhex(inner)
         if mark == "$bytes":
             return base64.b64decode(inner)
-    return {key: _decode(item, payload, seen) for key, item in value.items()}
+    return {key: _decode(item, copies) for key, item in value.items()}
 
 
-def _copy(tensor: Tensor) -> torch.Tensor:
-    copy = torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype])
+def _fill(copy: torch.Tensor, tensor: Tensor) -> None:
     flat, position = copy.view(-1).view(torch.uint8), 0
     for piece in tensor.pieces:
         if len(piece):
             flat[position : position + len(piece)] = torch.frombuffer(piece, dtype=torch.uint8)
             position += len(piece)
-    return copy
+
+
+@contextlib.contextmanager
+def _unfilled() -> Iterator[None]:
+    """New tensors aren't written to before they are filled, which a deterministic process otherwise does."""
+    flags: Any = torch.utils.deterministic
+    before = flags.fill_uninitialized_memory
+    flags.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        flags.fill_uninitialized_memory = before

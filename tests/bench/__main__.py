@@ -11,10 +11,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import journal
+from tests.bench import journal, saving
 from tests.bench.frame import describe_machine, make_table
 
-BENCHMARKS = [journal.BENCHMARK]
+BENCHMARKS = [journal.BENCHMARK, saving.BENCHMARK]
 WIDTH = 200
 
 

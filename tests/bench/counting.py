@@ -12,7 +12,7 @@ import aiohttp
 from holdfast.store import Store
 
 VERBS = (
-    "create", "creating", "replace", "read", "pieces", "size_bytes", "modified", "exists", "list", "delete",
+    "create", "creating", "replace", "read", "pieces", "fill", "size_bytes", "modified", "exists", "list", "delete",
     "delete_folder", "sweep",
 )  # fmt: skip
 

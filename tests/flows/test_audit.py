@@ -68,12 +68,13 @@ def forge(run: Path, number: int) -> Commit:
     journal = journal_of(run)
     commit = journal.read_commit(number)
     payload = checkpoint.read_payload(journal.store, commit)
-    memoryview(payload.tensors[WEIGHT].data)[2] ^= 1
+    memoryview(payload.tensors[WEIGHT].pieces[0])[2] ^= 1
     data = b"".join(map(bytes, checkpoint.serialize(payload)))
     content_id = hashlib.sha256(data).hexdigest()
     metadata = checkpoint.read_metadata(journal.store, commit.path)
     assert metadata
-    metadata = metadata.model_copy(update={"checkpoint_sha256": content_id})
+    parts = [FileRecord(name=checkpoint.PAYLOAD, size_bytes=len(data), sha256=content_id)]
+    metadata = metadata.model_copy(update={"checkpoint_sha256": content_id, "parts": parts})
     forged = {checkpoint.PAYLOAD: data, checkpoint.METADATA: metadata.to_bytes()}
     files = {file.name: file for file in commit.files}
     for name, content in forged.items():

@@ -1,0 +1,60 @@
+"""The checkpoint that will be asked for, read while torch is being imported: neither needs what the other does.
+
+Nothing here imports torch.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+from holdfast.checkpoint import Buffers, Payload, read_payload
+from holdfast.config import RunConfig
+from holdfast.errors import CheckpointDamaged, HoldfastError
+from holdfast.journal import Commit, Journal
+from holdfast.store import open_store
+
+CONFIG_VARIABLE = "HOLDFAST_CONFIG"
+# The number of the commit that the attempt means to go on from; 0 for none.
+COMMIT_VARIABLE = "HOLDFAST_COMMIT"
+
+
+class Prefetch:
+    """One commit's state, on its way into memory, and verified.
+
+    Attributes:
+        config: what this rank was started with.
+        buffers: that memory, which saves use after it.
+    """
+
+    def __init__(self) -> None:
+        self.config = RunConfig.model_validate_json(os.environ[CONFIG_VARIABLE])
+        self.buffers = Buffers()
+        self._pool = ThreadPoolExecutor(1, "prefetch")
+        number = int(os.environ.get(COMMIT_VARIABLE, "0"))
+        self._reading = self._pool.submit(self._read, number) if number else None
+
+    def _read(self, number: int) -> tuple[Commit, Payload | CheckpointDamaged]:
+        journal = Journal(open_store(self.config.store), self.config.run)
+        commit = journal.read_commit(number)
+        try:
+            return commit, read_payload(journal.store, commit, self.buffers)
+        except CheckpointDamaged as error:
+            return commit, error
+
+    def take(self, commit: Commit) -> Payload | None:
+        """The commit's state; None if that isn't what was read, or was taken before, or can't be read.
+
+        Raises:
+            CheckpointDamaged: as `read_payload`.
+        """
+        reading, self._reading = self._reading, None
+        if reading is None:
+            return None
+        try:
+            found, payload = reading.result()
+        except HoldfastError:
+            return None  # whoever reads it now is told the same
+        if found != commit:
+            return None
+        if isinstance(payload, CheckpointDamaged):
+            raise payload
+        return payload

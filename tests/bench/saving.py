@@ -1,0 +1,241 @@
+"""What saving and restoring cost, beside what the machine could do at best and beside what others do.
+
+Each state is measured in a process of its own, so that its memory is its own. A time is the median of several, taken
+in turn, so that a slow minute of the machine is in all of them.
+"""
+
+import hashlib
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.bench.frame import Benchmark, Row
+
+MB = 10**6
+SIZES = {"100 MB": (100 * MB, 24), "1 GB": (1000 * MB, 48), "3 GB": (3000 * MB, 48), "1,000 small": (64 * MB, 1000)}
+ROUNDS = 5
+WRITE_BYTES = 16 * 2**20
+HASHERS = 2
+
+
+def run(full: bool) -> list[Row]:
+    """The rows of all states; the largest only if there is time."""
+    rows = []
+    for name in SIZES:
+        if full or name != "3 GB":
+            command = [sys.executable, "-m", "tests.bench.saving", name]
+            rows += json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return rows
+
+
+# ---- in the process of one state
+
+
+def measure(name: str) -> list[Row]:
+    """All figures of one state."""
+    size_bytes, tensors = SIZES[name]
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as folder:
+        bench = _Bench(Path(folder), size_bytes, tensors)
+        times = bench.time_all()
+    row: Callable[[str, float, str, float, float], Row] = lambda figure, ours, of, limit, reach: {  # noqa: E731
+        "figure": figure, "state": name, "seconds": round(ours, 3), "of": of, "limit s": round(limit, 3),
+        "ratio": round(ours / limit, 2), "reach": reach,
+    }  # fmt: skip
+    slower = max(times["raw write"], times["SHA-256, two threads"])
+    return [
+        row("stall", times["stall"], "memory copy", times["memory copy"], 1.3),
+        row("durable and hashed", times["durable"], "raw write or SHA-256", slower, 1.25),
+        row("restored and verified", times["restore"], "raw cold read", times["raw read"], 1.3),
+        row("safetensors, fsync, hash", times["safetensors"], "ours", times["durable"], 3.0),
+        row("torch.save, fsync, hash", times["torch.save"], "ours", times["durable"], 4.0),
+        {"figure": "extra memory", "state": name, "seconds": None, "of": "state", "limit s": None,
+         "ratio": round(times["memory"], 2), "reach": 1.1},
+    ]  # fmt: skip
+
+
+class _Bench:
+    def __init__(self, folder: Path, size_bytes: int, count: int) -> None:
+        import torch
+
+        from holdfast.store.local import LocalStore
+
+        self.folder, self.size_bytes = folder, size_bytes
+        numbers = size_bytes // 4 // count
+        self.state = {f"layer{number:04d}": torch.randn(numbers // 64, 64) for number in range(count)}
+        self.size_bytes = sum(tensor.nbytes for tensor in self.state.values())
+        self.store = LocalStore(str(folder / "run"))
+        self.step = 0
+
+    def time_all(self) -> dict[str, float]:
+        from holdfast.checkpoint import Saver
+
+        before = _resident()
+        self.saver = Saver()
+        self._save()
+        memory = (_resident() - before) / self.size_bytes
+        self._prepare()
+        measured: dict[str, list[float]] = {}
+        for _ in range(ROUNDS):
+            for name, seconds in self._round():
+                measured.setdefault(name, []).append(seconds)
+        return {name: statistics.median(found) for name, found in measured.items()} | {"memory": memory}
+
+    def _prepare(self) -> None:
+        import mmap
+
+        import torch
+
+        self.copy = {name: torch.empty_like(tensor) for name, tensor in self.state.items()}
+        for tensor in self.copy.values():
+            tensor.zero_()
+        padded = -(-self.size_bytes // WRITE_BYTES) * WRITE_BYTES
+        self.image = memoryview(mmap.mmap(-1, padded))
+        for start in range(0, padded, WRITE_BYTES):
+            self.image[start : start + WRITE_BYTES] = os.urandom(4096) * (WRITE_BYTES // 4096)
+
+    def _round(self) -> Iterator[tuple[str, float]]:
+        yield "memory copy", _time(self._copy)
+        yield "raw write", _time(self._write_raw)
+        yield "SHA-256, two threads", _time(self._hash_raw)
+        self._make_cold(self.folder / "raw")
+        yield "raw read", _time(self._read_raw)
+        (self.folder / "raw").unlink()
+        stall, durable = self._save()
+        yield "stall", stall
+        yield "durable", durable
+        self._make_cold(*(self.folder / "run" / self.saved.path).iterdir())
+        yield "restore", _time(self._restore)
+        self.store.delete_folder(self.saved.path)
+        for name, write in (("safetensors", self._save_safetensors), ("torch.save", self._save_torch)):
+            yield name, _time(lambda write=write: self._save_and_hash(write))
+
+    # ---- ours
+
+    def _save(self) -> tuple[float, float]:
+        from holdfast.state import to_payload
+
+        self.step += 10
+        began = time.perf_counter()
+        fields = METADATA | {"optimizer_steps_total": self.step}
+        self.saver.begin(self.store, to_payload({"model": self.state}), fields, "", is_urgent=False)
+        stall = time.perf_counter() - began
+        saved = self.saver.wait()
+        assert saved
+        self.saved = saved
+        return stall, time.perf_counter() - began
+
+    def _restore(self) -> None:
+        """As a rank does it: into tensors that the model has."""
+        from holdfast import checkpoint
+        from holdfast.journal import Commit
+
+        saved = self.saved
+        commit = Commit(
+            number=1, parent=0, attempt=1, step=saved.step, epoch=1, path=saved.path, files=saved.files, metrics={},
+            checkpoint_sha256=saved.metadata.checkpoint_sha256, previous_checkpoint_sha256="",
+            previous_record_sha256="", config_fingerprint="0" * 64, why="chunk", created_at="",
+        )  # fmt: skip
+        payload = checkpoint.read_payload(self.store, commit, self.saver.buffers)
+        from holdfast.state import from_payload
+
+        state = from_payload(payload)["model"]
+        for name, tensor in self.copy.items():
+            tensor.copy_(state[name])
+
+    # ---- the machine
+
+    def _copy(self) -> None:
+        for name, tensor in self.state.items():
+            self.copy[name].copy_(tensor)
+
+    def _write_raw(self) -> None:
+        file = os.open(self.folder / "raw", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+        try:
+            for start in range(0, len(self.image), WRITE_BYTES):
+                os.write(file, self.image[start : start + WRITE_BYTES])
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    def _hash_raw(self) -> None:
+        half = self.size_bytes // HASHERS
+        with ThreadPoolExecutor(HASHERS) as pool:
+            list(pool.map(lambda n: hashlib.sha256(self.image[n * half : (n + 1) * half]).digest(), range(HASHERS)))
+
+    def _read_raw(self) -> None:
+        file = os.open(self.folder / "raw", os.O_RDONLY | os.O_DIRECT)
+        try:
+            for start in range(0, len(self.image), WRITE_BYTES):
+                os.preadv(file, [self.image[start : start + WRITE_BYTES]], start)
+        finally:
+            os.close(file)
+
+    @staticmethod
+    def _make_cold(*paths: Path) -> None:
+        for path in paths:
+            file = os.open(path, os.O_RDONLY)
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
+
+    # ---- others
+
+    def _save_safetensors(self, path: Path) -> None:
+        from safetensors.torch import save_file
+
+        save_file(self.state, path)
+
+    def _save_torch(self, path: Path) -> None:
+        import torch
+
+        torch.save(self.state, path)
+
+    def _save_and_hash(self, write: Callable[[Path], None]) -> None:
+        path = self.folder / "other"
+        write(path)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            hashlib.file_digest(file, "sha256")
+        path.unlink()
+
+
+METADATA: dict[str, Any] = {
+    "epoch": 1, "created_at": "2026-01-01T00:00:00+00:00", "optimizer_steps_epoch": 0, "steps_per_epoch": 10,
+    "grad_accum": 1, "avg_loss": 1.0, "scheduler_type": "linear", "current_lrs": [0.1], "learning_rate_history": [],
+    "learning_rate_history_len": 0, "metrics": {}, "model_params": 6, "previous_checkpoint_sha256": "",
+    "config_fingerprint": "0" * 64,
+}  # fmt: skip
+
+
+def _time(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+BENCHMARK = Benchmark(
+    name="saving",
+    about=(
+        "How long training stands still for a save, how long until it is durable and its hash known, and how long a "
+        "restore takes that verifies, each over what the machine does at best, taken in the same minute."
+    ),
+    run=run,
+    across="state",
+)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1])))
