@@ -23,8 +23,8 @@ ROOT = Path(__file__).parent.parent
 def s3_server() -> Iterator[dict[str, str]]:
     """The environment in which S3 is this server."""
     port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+    command = [sys.executable, "-m", "tests.s3_server", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             await_port(port)
             yield {

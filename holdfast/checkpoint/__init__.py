@@ -34,7 +34,6 @@ from holdfast.checkpoint.verifying import (
     read_payload,
     read_saved,
     verify,
-    verify_file,
 )
 
 __all__ = [
@@ -70,5 +69,4 @@ __all__ = [
     "shorten",
     "step_of",
     "verify",
-    "verify_file",
 ]

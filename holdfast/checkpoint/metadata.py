@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
+from holdfast.checkpoint.format import PART_BYTES
 from holdfast.journal import FOLDER, FileRecord, Record
 from holdfast.probe import Probe
 
@@ -36,8 +37,8 @@ class Metadata(Record):
     model_params: int
     checkpoint_sha256: str
     checkpoint_size_bytes: int
-    parts: list[FileRecord]
-    part_bytes: int
+    parts: list[FileRecord] = Field(default_factory=list)
+    part_bytes: int = PART_BYTES
     previous_checkpoint_sha256: str
     config_fingerprint: str
     environment: dict[str, Any] = Field(

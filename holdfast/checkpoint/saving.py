@@ -43,8 +43,8 @@ class Saver:
     def __init__(self, part_bytes: int = PART_BYTES) -> None:
         self.part_bytes = part_bytes
         self.buffers = Buffers()
-        self._thread = ThreadPoolExecutor(1, "save")
         self._under_way: Future[Saved] | None = None
+        self._priority = _Priority()
 
     def begin(
         self,
@@ -75,11 +75,10 @@ class Saver:
         parts = cut(payload, self.part_bytes)
         images = [self.buffers.take(number, part.size_bytes) for number, part in enumerate(parts)]
         staged: list[Future[memoryview]] = [Future() for _ in parts]
-        prepare = None if is_urgent else _lower_priority
+        self._priority = _Priority()
+        prepare = None if is_urgent else self._priority.lower
 
         def write() -> Saved:
-            if prepare:
-                prepare()
             with ThreadPoolExecutor(count_cores(), "hash", prepare) as hashing:
                 files = [
                     _File(part.name, image, hashing.submit(_hash, part.name, image))
@@ -91,7 +90,9 @@ class Saver:
             then(saved)
             return saved
 
-        self._under_way = self._thread.submit(write)
+        thread = ThreadPoolExecutor(1, "save", prepare)
+        self._under_way = thread.submit(write)
+        thread.shutdown(wait=False)
         _stage(parts, images, staged)
 
     @property
@@ -105,12 +106,16 @@ class Saver:
         Raises:
             StoreError: it couldn't be written.
         """
-        return self._under_way.result() if self._under_way else None
+        if self._under_way is None:
+            return None
+        if self.is_busy:
+            self._priority.restore()  # nobody trains meanwhile
+        return self._under_way.result()
 
     def check(self) -> None:
         """Raise what the last save has failed with, if it has."""
-        if not self.is_busy:
-            self.wait()
+        if self._under_way is not None and self._under_way.done():
+            self._under_way.result()
 
 
 def save(run: Store, payload: Payload, metadata: dict[str, Any], metrics: str, part_bytes: int = PART_BYTES) -> Saved:
@@ -206,8 +211,28 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _lower_priority() -> None:
-    """This thread's alone, which only Linux can."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+class _Priority:
+    """That of the threads of one save. A thread has one of its own on Linux only; elsewhere nothing is done."""
+
+    def __init__(self) -> None:
+        self._threads: list[int] = []
+        self._usual = os.getpriority(os.PRIO_PROCESS, 0)
+        self._is_low = True
+
+    def lower(self) -> None:
+        """The thread that calls this has the lowest, until it's restored."""
+        self._threads.append(threading.get_native_id())
+        if self._is_low:
+            self._set(self._threads[-1], LOWEST_PRIORITY)
+
+    def restore(self) -> None:
+        """They have the usual one again, where this process may do that."""
+        self._is_low = False
+        for thread in self._threads:
+            self._set(thread, self._usual)
+
+    @staticmethod
+    def _set(thread: int, priority: int) -> None:
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # it may not; or the thread has ended
+                os.setpriority(os.PRIO_PROCESS, thread, priority)

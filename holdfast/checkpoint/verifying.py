@@ -1,8 +1,9 @@
 """A checkpoint that is on the store: read, and held against what its commit says."""
 
+import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -14,8 +15,9 @@ from holdfast.errors import CheckpointDamaged, NameMissing, RecordDamaged, RunSt
 from holdfast.journal import Commit, FileRecord, read_record
 from holdfast.store import Store
 
-# How many parts are read and hashed at once.
+# How many files are read and hashed at once, where there are more than a few.
 READERS = 4
+FEW = 3
 
 Watch = Callable[[int], None]
 
@@ -56,8 +58,9 @@ def read_payload(run: Store, commit: Commit, buffers: Buffers | None = None) -> 
         RunStopped: it is larger than this machine's memory.
     """
     parts = find_parts(commit)
-    damaged = [damage for file in commit.files if file not in parts for damage in verify_file(run, commit.path, file)]
-    damaged = damaged or [damage for part in parts for damage in _size_damage(run, commit.path, part)]
+    others = [file for file in commit.files if file not in parts]
+    damaged = _find(functools.partial(_verify_file, run, commit.path), others)
+    damaged = damaged or _find(functools.partial(_size_damage, run, commit.path), parts)
     if damaged:
         raise _damage(commit, damaged)
     buffers = buffers or Buffers()
@@ -68,15 +71,14 @@ def read_payload(run: Store, commit: Commit, buffers: Buffers | None = None) -> 
         raise RunStopped(
             f"checkpoint {commit.path} has {size_bytes:,} bytes, for which this machine has no memory"
         ) from None
-    with ThreadPoolExecutor(READERS) as pool:
-        found = list(pool.map(functools.partial(_fill, run, commit.path), parts, images))
-    if damaged := [damage for damage in found if damage is not None]:
+    if damaged := _find(functools.partial(_fill, run, commit.path, dict(zip(parts, images, strict=True))), parts):
         raise _damage(commit, damaged)
     return deserialize(images)
 
 
-def _fill(run: Store, path: str, part: FileRecord, image: memoryview) -> FileDamage | None:
-    """The image has the part's bytes; or how they are damaged."""
+def _fill(run: Store, path: str, images: Mapping[FileRecord, memoryview], part: FileRecord) -> FileDamage | None:
+    """The part's image has its bytes; or how they are damaged."""
+    image = images[part]
     digest, filled = hashlib.sha256(), 0
     for end in run.fill(f"{path}/{part.name}", image):
         digest.update(image[filled:end])
@@ -122,7 +124,7 @@ def check_saved(run: Store, saved: Saved) -> None:
     Raises:
         CheckpointDamaged: a file is missing or of another size, or the hashes contradict each other.
     """
-    damaged = [damage for file in saved.files for damage in _size_damage(run, saved.path, file)]
+    damaged = _find(functools.partial(_size_damage, run, saved.path), saved.files)
     found = content_id([file for file in saved.files if is_part(file.name)])
     if found != saved.metadata.checkpoint_sha256:
         damaged.append(FileDamage(saved.path, PAYLOAD, saved.metadata.checkpoint_sha256, found))
@@ -137,32 +139,35 @@ def verify(run: Store, commit: Commit, watch: Watch = lambda size_bytes: None) -
     """Read every byte of a committed checkpoint back; what differs, file by file.
 
     Args:
-        watch: called with the size of each piece that was read.
+        watch: called with the size of each piece that was read, perhaps by several threads at once.
     """
-    return [damage for file in commit.files for damage in verify_file(run, commit.path, file, watch)]
+    return _find(functools.partial(_verify_file, run, commit.path, watch=watch), commit.files)
 
 
-def verify_file(
-    run: Store, path: str, file: FileRecord, watch: Watch = lambda size_bytes: None
-) -> Iterator[FileDamage]:
+def _verify_file(run: Store, path: str, file: FileRecord, watch: Watch = lambda size_bytes: None) -> FileDamage | None:
     """How one file differs from its record, if it does."""
-    damage = next(_size_damage(run, path, file), None)
-    if damage is None:
-        found = hash_file(run, path, file.name, watch).sha256
-        if found == file.sha256:
-            return
-        damage = FileDamage(path, file.name, file.sha256, found)
-    yield damage
+    if damage := _size_damage(run, path, file):
+        return damage
+    found = hash_file(run, path, file.name, watch).sha256
+    return None if found == file.sha256 else FileDamage(path, file.name, file.sha256, found)
 
 
-def _size_damage(run: Store, path: str, file: FileRecord) -> Iterator[FileDamage]:
+def _size_damage(run: Store, path: str, file: FileRecord) -> FileDamage | None:
     try:
         size_bytes = run.size_bytes(f"{path}/{file.name}")
     except NameMissing:
-        yield FileDamage(path, file.name, f"{file.size_bytes} bytes", "missing")
-        return
+        return FileDamage(path, file.name, f"{file.size_bytes} bytes", "missing")
     if size_bytes != file.size_bytes:
-        yield FileDamage(path, file.name, f"{file.size_bytes} bytes", f"{size_bytes} bytes")
+        return FileDamage(path, file.name, f"{file.size_bytes} bytes", f"{size_bytes} bytes")
+    return None
+
+
+def _find(look: Callable[[FileRecord], FileDamage | None], files: Sequence[FileRecord]) -> list[FileDamage]:
+    """What is found in each of the files, in their order; several are looked at at once, if there are many."""
+    with contextlib.ExitStack() as stack:
+        at_once = len(files) > FEW
+        found = stack.enter_context(ThreadPoolExecutor(READERS)).map(look, files) if at_once else map(look, files)
+        return [damage for damage in found if damage is not None]
 
 
 def find_orphans(
@@ -199,12 +204,12 @@ def find_orphans(
         if path in excluded:
             continue
         try:
-            parts = [hash_file(run, path, part.name) for part in metadata.parts]
             others = [hash_file(run, path, name) for name in (METRICS, METADATA)]
+            damaged = _find(functools.partial(_verify_file, run, path), metadata.parts)
         except NameMissing:
             continue
-        if content_id(parts) == metadata.checkpoint_sha256:
-            yield Saved(path=path, files=[*parts, *others], metadata=metadata)
+        if not damaged and content_id(metadata.parts) == metadata.checkpoint_sha256:
+            yield Saved(path=path, files=[*metadata.parts, *others], metadata=metadata)
 
 
 def _damage(commit: Commit, damaged: list[FileDamage]) -> CheckpointDamaged:

@@ -1,9 +1,11 @@
 """A large state: several files, cut where its shapes say, and saved while training goes on."""
 
 import contextlib
+import os
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +212,36 @@ def test_what_a_save_fails_with_is_raised_where_it_is_asked_for(
     for ask in (saver.wait, saver.check, lambda: saver.begin(run, to_payload({}), METADATA_FIELDS, "")):
         with pytest.raises(StoreFull):
             ask()
+
+
+def await_equal(found: Callable[[], object], expected: object) -> None:
+    deadline = time.monotonic() + 20
+    while found() != expected:
+        assert time.monotonic() < deadline, found()
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="a thread has a priority of its own on Linux only")
+def test_a_save_gives_way_to_training_until_it_is_waited_for(run: LocalStore, gate: threading.Event) -> None:
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+
+    def found() -> set[int]:
+        threads = [each for each in threading.enumerate() if each.name.startswith(("save_", "hash_", "write_"))]
+        return {os.getpriority(os.PRIO_PROCESS, each.native_id or 0) for each in threads}
+
+    for is_urgent in (False, True):
+        gate.clear()
+        saver = Saver(PART_BYTES)
+        fields = METADATA_FIELDS | {"optimizer_steps_total": 20 if is_urgent else 10}
+        saver.begin(run, to_payload(STATE), fields, "", is_urgent=is_urgent)
+        await_equal(found, {usual} if is_urgent else {19})
+        waiting = threading.Thread(target=saver.wait)
+        waiting.start()
+        if os.geteuid() == 0:  # others may not
+            await_equal(found, {usual})
+        gate.set()
+        waiting.join()
+        assert os.getpriority(os.PRIO_PROCESS, 0) == usual
 
 
 def test_memory_is_taken_once(run: LocalStore) -> None:

@@ -1,0 +1,32 @@
+"""``python -m tests.s3_server PORT``: S3 as moto has it, where of all who create a name one succeeds.
+
+Moto looks whether there is an object of the name, and then makes one, in as many threads as there are requests.
+"""
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import run_simple
+
+
+class OneAtATime:
+    """An application whose conditional writes wait for one another."""
+
+    def __init__(self) -> None:
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._lock = threading.Lock()
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if "HTTP_IF_NONE_MATCH" not in environ:
+            return self._app(environ, start_response)  # type: ignore[no-any-return]
+        with self._lock:
+            return list(self._app(environ, start_response))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    run_simple("127.0.0.1", int(sys.argv[1]), OneAtATime(), threaded=True, request_handler=MotoRequestHandler)
