@@ -30,7 +30,9 @@ def test_public_names_change_on_purpose_only() -> None:
     assert all(hasattr(holdfast, name) for name in holdfast.__all__)
 
 
-@pytest.mark.parametrize("module", ["holdfast", "holdfast.cli", "holdfast.attempt", "holdfast.recipe"])
+@pytest.mark.parametrize(
+    "module", ["holdfast", "holdfast.cli", "holdfast.attempt", "holdfast.recipe", "holdfast.rank.prefetch"]
+)
 def test_light_imports(module: str) -> None:
     program = f"import {module}, sys; print([name for name in ('torch', 'prefect', 's3fs') if name in sys.modules])"
     assert run(sys.executable, "-c", program).stdout.strip() == "[]"
