@@ -13,6 +13,7 @@ from holdfast.store.failures import without_secrets
 from holdfast.store.opening import CREDENTIALS_REFUSED, holds_credentials
 
 DEFAULT_SEED = 1234
+PART_BYTES = 256 * 2**20
 
 
 class Section(BaseModel):
@@ -46,7 +47,7 @@ class Checkpoint(Section):
     """How a checkpoint lies on the store. Operational: other files, of the same state."""
 
     part_bytes: int = Field(
-        256 * 2**20, ge=4096, description="A large state is cut into files of at most so many bytes of tensors."
+        PART_BYTES, ge=4096, description="A large state is cut into files of at most so many bytes of tensors."
     )
 
 

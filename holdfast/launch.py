@@ -17,6 +17,7 @@ from holdfast import determinism, errors
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError, HoldfastError, OutOfMemory, RankDied, RunStopped
 from holdfast.journal import Commit
+from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class Ranks:
         with _open_log(log_path) as log:
             self._process = subprocess.Popen(
                 _command(config),
-                env=_environment(config) | {"HOLDFAST_COMMIT": str(commit)},
+                env=_environment(config, commit),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -194,14 +195,15 @@ def _command(config: RunConfig) -> list[str]:
     return [sys.executable, *torchrun, *rank]
 
 
-def _environment(config: RunConfig) -> dict[str, str]:
+def _environment(config: RunConfig, commit: int) -> dict[str, str]:
     # The recipe is imported by the ranks: what the attempt can import, they can.
     paths = [str(Path(path).absolute()) for path in sys.path]
     return {
         **os.environ,
         **determinism.preamble(config.determinism),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        "HOLDFAST_CONFIG": config.model_dump_json(),
+        CONFIG_VARIABLE: config.model_dump_json(),
+        COMMIT_VARIABLE: str(commit),
     }
 
 

@@ -16,6 +16,13 @@ STEPS_PER_EPOCH = 10
 FILES = (PAYLOAD, METADATA, METRICS)  # of a checkpoint that is small
 IDENTITY = {"recipe": "m:f", "settings": {"lr": 0.1}}
 SETTINGS = fingerprint(IDENTITY)
+# What a checkpoint says of itself that is no part of what is tested.
+METADATA_FIELDS: dict[str, Any] = {
+    "epoch": 1, "created_at": "2026-01-01T00:00:00+00:00", "optimizer_steps_total": 10, "optimizer_steps_epoch": 0,
+    "steps_per_epoch": 10, "grad_accum": 1, "avg_loss": 1.0, "scheduler_type": "linear", "current_lrs": [0.1],
+    "learning_rate_history": [[0.1]], "learning_rate_history_len": 1, "metrics": {}, "model_params": 6,
+    "previous_checkpoint_sha256": "", "config_fingerprint": "0" * 64,
+}  # fmt: skip
 
 
 def make_commit(number: int, attempt: int = 1, step: int | None = None, **fields: Any) -> Commit:
@@ -29,6 +36,16 @@ def make_commit(number: int, attempt: int = 1, step: int | None = None, **fields
         "config_fingerprint": SETTINGS, "why": "chunk", "created_at": now(),
     }  # fmt: skip
     return Commit(**known | fields)
+
+
+def commit_of(saved: Saved) -> Commit:
+    """The commit that a checkpoint is to become."""
+    return Commit(
+        number=1, parent=0, attempt=1, step=saved.step, epoch=1, path=saved.path, files=saved.files, metrics={},
+        why="chunk",
+        checkpoint_sha256=saved.metadata.checkpoint_sha256, previous_checkpoint_sha256="", previous_record_sha256="",
+        config_fingerprint="0" * 64, created_at="",
+    )  # fmt: skip
 
 
 def make_latest(commit: Commit) -> Latest:

@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -175,17 +175,11 @@ class PoolRun:
         return self.pool.find("attempt", self.name)
 
     def await_commits(self, number: int, within_s: float = 90.0) -> None:
-        deadline = time.monotonic() + within_s
-        while self.journal().newest_number() < number:
-            assert time.monotonic() < deadline, f"there was no commit {number}"
-            time.sleep(0.02)
+        await_true(lambda: self.journal().newest_number() >= number, f"there was no commit {number}", within_s)
 
     def await_attempt(self, number: int, within_s: float = 90.0) -> None:
         """It has claimed the run."""
-        deadline = time.monotonic() + within_s
-        while self.journal().attempts() < number:
-            assert time.monotonic() < deadline, f"there was no attempt {number}"
-            time.sleep(0.02)
+        await_true(lambda: self.journal().attempts() >= number, f"there was no attempt {number}", within_s)
 
     def processes(self, attempt: int) -> tuple[psutil.Process, list[psutil.Process]]:
         """The process of a live attempt, and its ranks."""
@@ -195,6 +189,13 @@ class PoolRun:
     def reasons(self) -> list[tuple[str, int]]:
         """How the attempts ended, and at which step."""
         return [(ending.reason, ending.step) for ending in self.journal().endings()]
+
+
+def await_true(is_so: Callable[[], bool], otherwise: str, within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager

@@ -4,14 +4,12 @@ from holdfast.checkpoint.buffers import Buffers
 from holdfast.checkpoint.difference import differences, shorten
 from holdfast.checkpoint.files import hash_file
 from holdfast.checkpoint.format import (
-    PART_BYTES,
     PAYLOAD,
     Payload,
     Tensor,
     cut,
     deserialize,
     is_part,
-    part_name,
     serialize,
 )
 from holdfast.checkpoint.metadata import (
@@ -39,7 +37,6 @@ from holdfast.checkpoint.verifying import (
 __all__ = [
     "METADATA",
     "METRICS",
-    "PART_BYTES",
     "PAYLOAD",
     "Buffers",
     "FileDamage",
@@ -60,7 +57,6 @@ __all__ = [
     "hash_file",
     "is_folder_name",
     "is_part",
-    "part_name",
     "read_metadata",
     "read_payload",
     "read_saved",

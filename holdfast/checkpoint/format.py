@@ -17,16 +17,16 @@ from typing import Any
 
 import rfc8785
 
+from holdfast.config import PART_BYTES
 from holdfast.errors import CheckpointDamaged
 from holdfast.store import Bytes
 
 PAYLOAD = "checkpoint.safetensors"
 PART = re.compile(r"checkpoint(-\d{5}-of-\d{5})?\.safetensors")
 
-# A state is cut into so many parts, if they are neither smaller than the one nor larger than the other.
+# A state is cut into so many parts, if they are neither smaller than this nor larger than asked for.
 PARTS = 16
 LEAST_PART_BYTES = 16 * 2**20
-PART_BYTES = 256 * 2**20
 # What changes in every step (counters, random numbers) is small, and stays out of the parts of what may not change.
 SMALL_BYTES = 2**16
 

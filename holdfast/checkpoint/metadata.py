@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from holdfast.checkpoint.format import PART_BYTES
+from holdfast.config import PART_BYTES
 from holdfast.journal import FOLDER, FileRecord, Record
 from holdfast.probe import Probe
 

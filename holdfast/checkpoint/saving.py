@@ -19,8 +19,9 @@ from typing import Any
 from holdfast import faults
 from holdfast.checkpoint.buffers import Buffers
 from holdfast.checkpoint.files import check_same, hash_bytes, write_file
-from holdfast.checkpoint.format import PART_BYTES, Part, Payload, cut
+from holdfast.checkpoint.format import Part, Payload, cut
 from holdfast.checkpoint.metadata import METADATA, METRICS, Metadata, Saved, content_id, folder_name
+from holdfast.config import PART_BYTES
 from holdfast.errors import NameTaken
 from holdfast.journal import FileRecord
 from holdfast.store import Store
@@ -114,8 +115,8 @@ class Saver:
 
     def check(self) -> None:
         """Raise what the last save has failed with, if it has."""
-        if self._under_way is not None and self._under_way.done():
-            self._under_way.result()
+        if not self.is_busy:
+            self.wait()
 
 
 def save(run: Store, payload: Payload, metadata: dict[str, Any], metrics: str, part_bytes: int = PART_BYTES) -> Saved:

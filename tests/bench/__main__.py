@@ -1,6 +1,6 @@
 """``python -m tests.bench [NAME ...] [--full]``: prints a table a benchmark, and writes bench.json.
 
-Nothing here is a test, and no figure is held against a limit.
+Nothing here is a test: a ratio stands beside what it is to reach, and nothing fails where it does not.
 """
 
 import argparse

@@ -1,7 +1,6 @@
 """What a benchmark is, and how its rows are shown."""
 
 import itertools
-import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from pathlib import Path
 
 from rich import box
 from rich.table import Table
+
+from holdfast.checkpoint import count_cores
 
 Row = dict[str, str | int | float | None]
 
@@ -36,8 +37,7 @@ class Benchmark:
 def describe_machine() -> dict[str, str | int]:
     """What the times depend on. Nothing here says whose machine it is."""
     versions = {package: metadata.version(package) for package in PACKAGES}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
-    return {"cpu": _cpu_model(), "cores": cores, "python": platform.python_version(), **versions}
+    return {"cpu": _cpu_model(), "cores": count_cores(), "python": platform.python_version(), **versions}
 
 
 def _cpu_model() -> str:

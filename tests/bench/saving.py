@@ -6,6 +6,7 @@ in turn, so that a slow minute of the machine is in all of them.
 
 import hashlib
 import json
+import mmap
 import os
 import resource
 import statistics
@@ -16,9 +17,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
+import torch
+from safetensors.torch import save_file
+
+from holdfast.checkpoint import Saver, read_payload
+from holdfast.state import from_payload, to_payload
+from holdfast.store.local import LocalStore
 from tests.bench.frame import Benchmark, Row
+from tests.makers import METADATA_FIELDS, commit_of
 
 MB = 10**6
 SIZES = {"100 MB": (100 * MB, 24), "1 GB": (1000 * MB, 48), "3 GB": (3000 * MB, 48), "1,000 small": (64 * MB, 1000)}
@@ -46,10 +53,13 @@ def measure(name: str) -> list[Row]:
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as folder:
         bench = _Bench(Path(folder), size_bytes, tensors)
         times = bench.time_all()
-    row: Callable[[str, float, str, float, float], Row] = lambda figure, ours, of, limit, reach: {  # noqa: E731
-        "figure": figure, "state": name, "seconds": round(ours, 3), "of": of, "limit s": round(limit, 3),
-        "ratio": round(ours / limit, 2), "reach": reach,
-    }  # fmt: skip
+
+    def row(figure: str, ours: float, of: str, limit: float, reach: float) -> Row:
+        return {
+            "figure": figure, "state": name, "seconds": round(ours, 3), "of": of, "limit s": round(limit, 3),
+            "ratio": round(ours / limit, 2), "reach": reach,
+        }  # fmt: skip
+
     slower = max(times["raw write"], times["SHA-256, two threads"])
     return [
         row("stall", times["stall"], "memory copy", times["memory copy"], 1.3),
@@ -64,10 +74,6 @@ def measure(name: str) -> list[Row]:
 
 class _Bench:
     def __init__(self, folder: Path, size_bytes: int, count: int) -> None:
-        import torch
-
-        from holdfast.store.local import LocalStore
-
         self.folder, self.size_bytes = folder, size_bytes
         numbers = size_bytes // 4 // count
         self.state = {f"layer{number:04d}": torch.randn(numbers // 64, 64) for number in range(count)}
@@ -76,8 +82,6 @@ class _Bench:
         self.step = 0
 
     def time_all(self) -> dict[str, float]:
-        from holdfast.checkpoint import Saver
-
         before = _resident()
         self.saver = Saver()
         self._save()
@@ -90,10 +94,6 @@ class _Bench:
         return {name: statistics.median(found) for name, found in measured.items()} | {"memory": memory}
 
     def _prepare(self) -> None:
-        import mmap
-
-        import torch
-
         self.copy = {name: torch.empty_like(tensor) for name, tensor in self.state.items()}
         for tensor in self.copy.values():
             tensor.zero_()
@@ -121,11 +121,9 @@ class _Bench:
     # ---- ours
 
     def _save(self) -> tuple[float, float]:
-        from holdfast.state import to_payload
-
         self.step += 10
         began = time.perf_counter()
-        fields = METADATA | {"optimizer_steps_total": self.step}
+        fields = METADATA_FIELDS | {"optimizer_steps_total": self.step}
         self.saver.begin(self.store, to_payload({"model": self.state}), fields, "", is_urgent=False)
         stall = time.perf_counter() - began
         saved = self.saver.wait()
@@ -135,18 +133,7 @@ class _Bench:
 
     def _restore(self) -> None:
         """As a rank does it: into tensors that the model has."""
-        from holdfast import checkpoint
-        from holdfast.journal import Commit
-
-        saved = self.saved
-        commit = Commit(
-            number=1, parent=0, attempt=1, step=saved.step, epoch=1, path=saved.path, files=saved.files, metrics={},
-            checkpoint_sha256=saved.metadata.checkpoint_sha256, previous_checkpoint_sha256="",
-            previous_record_sha256="", config_fingerprint="0" * 64, why="chunk", created_at="",
-        )  # fmt: skip
-        payload = checkpoint.read_payload(self.store, commit, self.saver.buffers)
-        from holdfast.state import from_payload
-
+        payload = read_payload(self.store, commit_of(self.saved), self.saver.buffers)
         state = from_payload(payload)["model"]
         for name, tensor in self.copy.items():
             tensor.copy_(state[name])
@@ -190,13 +177,9 @@ class _Bench:
     # ---- others
 
     def _save_safetensors(self, path: Path) -> None:
-        from safetensors.torch import save_file
-
         save_file(self.state, path)
 
     def _save_torch(self, path: Path) -> None:
-        import torch
-
         torch.save(self.state, path)
 
     def _save_and_hash(self, write: Callable[[Path], None]) -> None:
@@ -206,14 +189,6 @@ class _Bench:
             os.fsync(file.fileno())
             hashlib.file_digest(file, "sha256")
         path.unlink()
-
-
-METADATA: dict[str, Any] = {
-    "epoch": 1, "created_at": "2026-01-01T00:00:00+00:00", "optimizer_steps_epoch": 0, "steps_per_epoch": 10,
-    "grad_accum": 1, "avg_loss": 1.0, "scheduler_type": "linear", "current_lrs": [0.1], "learning_rate_history": [],
-    "learning_rate_history_len": 0, "metrics": {}, "model_params": 6, "previous_checkpoint_sha256": "",
-    "config_fingerprint": "0" * 64,
-}  # fmt: skip
 
 
 def _time(call: Callable[[], object]) -> float:

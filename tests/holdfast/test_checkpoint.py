@@ -21,19 +21,13 @@ from holdfast.journal import Commit
 from holdfast.state import from_payload, to_payload
 from holdfast.store import Writer
 from holdfast.store.local import LocalStore
-from tests.makers import make_commit
+from tests.makers import METADATA_FIELDS, commit_of, make_commit
 
 STATE: dict[str, Any] = {
     "model": {"weight": torch.arange(6, dtype=torch.float32).reshape(2, 3), "mask": torch.tensor([True, False])},
     "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "lr": 0.1},
     "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
 }
-METADATA_FIELDS: dict[str, Any] = {
-    "epoch": 1, "created_at": "2026-01-01T00:00:00+00:00", "optimizer_steps_total": 10, "optimizer_steps_epoch": 0,
-    "steps_per_epoch": 10, "grad_accum": 1, "avg_loss": 1.0, "scheduler_type": "linear", "current_lrs": [0.1],
-    "learning_rate_history": [[0.1]], "learning_rate_history_len": 1, "metrics": {}, "model_params": 6,
-    "previous_checkpoint_sha256": "", "config_fingerprint": "0" * 64,
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -43,15 +37,6 @@ def run(tmp_path: Path) -> LocalStore:
 
 def save(run: LocalStore, state: Any = STATE, **fields: Any) -> Saved:
     return checkpoint.save(run, to_payload(state), METADATA_FIELDS | fields, '{"step": 10}\n')
-
-
-def commit_of(saved: Saved) -> Commit:
-    return Commit(
-        number=1, parent=0, attempt=1, step=saved.step, epoch=1, path=saved.path, files=saved.files, metrics={},
-        why="chunk",
-        checkpoint_sha256=saved.metadata.checkpoint_sha256, previous_checkpoint_sha256="", previous_record_sha256="",
-        config_fingerprint="0" * 64, created_at="",
-    )  # fmt: skip
 
 
 def test_bytes_never_change() -> None:
