@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 PAGE = 7
+LARGE = 32 * 2**20
 
 
 class Answer(Exception):
@@ -126,6 +127,8 @@ class Handler(BaseHTTPRequestHandler):
             raise Answer(200, {"kind": "storage#bucket", "name": bucket})
         elif not name and method == "GET":
             raise Answer(200, self.buckets.page(bucket, query))
+        elif method == "POST" and (rewrite := re.fullmatch(r"(.+)/rewriteTo/b/([^/]+)/o/(.+)", found[4])):
+            self.rewrite(bucket, *map(unquote, rewrite.groups()), query)
         elif method == "DELETE":
             self.buckets.object(bucket, name)
             del self.buckets.bucket(bucket)[name]
@@ -135,6 +138,16 @@ class Handler(BaseHTTPRequestHandler):
             if kind == "/download" or query.get("alt") == "media":
                 self.send_media(content)
             raise Answer(200, metadata)
+
+    def rewrite(self, bucket: str, name: str, to: str, new_name: str, query: dict[str, str]) -> None:
+        """A large object is copied in two requests, as some are by Google."""
+        _, content = self.buckets.object(bucket, name)
+        once = query.get("ifGenerationMatch") == "0"
+        if len(content) >= LARGE and "rewriteToken" not in query:
+            self.buckets.check_once(to, new_name, once)
+            raise Answer(200, {"kind": "storage#rewriteResponse", "done": False, "rewriteToken": secrets.token_hex(8)})
+        found = self.buckets.insert(to, new_name, content, once=once)
+        raise Answer(200, {"kind": "storage#rewriteResponse", "done": True, "resource": found})
 
     def send_media(self, content: bytes) -> None:
         bounds = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))

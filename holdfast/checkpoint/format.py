@@ -27,8 +27,10 @@ PART = re.compile(r"checkpoint(-\d{5}-of-\d{5})?\.safetensors")
 # A state is cut into so many parts, if they are neither smaller than this nor larger than asked for.
 PARTS = 16
 LEAST_PART_BYTES = 16 * 2**20
-# What changes in every step (counters, random numbers) is small, and stays out of the parts of what may not change.
+# What changes in every step (counters, random numbers, adapters) is small, and stays out of the parts of what may not
+# change: what is less than this, or than a 64th of a part.
 SMALL_BYTES = 2**16
+SMALL_SHARE = 64
 
 # safetensors writes several metadata keys in random order: one key, holding canonical JSON, keeps the bytes stable.
 METADATA_KEY = "holdfast"
@@ -90,8 +92,9 @@ def cut(payload: Payload, part_bytes: int = PART_BYTES) -> list[Part]:
     limit = min(part_bytes, max(LEAST_PART_BYTES, -(-total // PARTS)))
     if total <= limit:
         return [_part(PAYLOAD, _tree(payload), _in_order(payload.tensors.items()))]
-    small = [item for item in payload.tensors.items() if item[1].size_bytes < SMALL_BYTES]
-    large = [item for item in payload.tensors.items() if item[1].size_bytes >= SMALL_BYTES]
+    least = max(SMALL_BYTES, limit // SMALL_SHARE)
+    small = [item for item in payload.tensors.items() if item[1].size_bytes < least]
+    large = [item for item in payload.tensors.items() if item[1].size_bytes >= least]
     groups = [*(_fill(small, limit) or [[]]), *_fill(large, limit)]
     return [
         _part(part_name(number, len(groups)), _tree(payload) if number == 1 else {}, group)

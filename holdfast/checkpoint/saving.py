@@ -6,30 +6,25 @@ is read back to be hashed.
 """
 
 import contextlib
-import functools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
-from holdfast import faults
 from holdfast.checkpoint.buffers import Buffers
-from holdfast.checkpoint.files import check_same, hash_bytes, write_file
+from holdfast.checkpoint.files import hash_bytes
 from holdfast.checkpoint.format import Part, Payload, cut
-from holdfast.checkpoint.metadata import METADATA, METRICS, Metadata, Saved, content_id, folder_name
+from holdfast.checkpoint.metadata import Saved
+from holdfast.checkpoint.writing import File, Written, write_checkpoint
 from holdfast.config import PART_BYTES
-from holdfast.errors import NameTaken
 from holdfast.journal import FileRecord
 from holdfast.store import Store
 
 # How many parts are written at once: a disk has a queue, and an object store has connections to spare.
 WRITERS = 4
-# A write is cut into pieces, so that what shares the process has its turn, and so that no system call is too long.
-WRITE_BYTES = 16 * 2**20
 # The highest number is the lowest priority: such a thread has what nobody else wants.
 LOWEST_PRIORITY = 19
 
@@ -37,13 +32,21 @@ LOWEST_PRIORITY = 19
 class Saver:
     """Saves checkpoints, one at a time, beside whatever else the process does.
 
+    A part that was the same in the last two checkpoints, and still is, is not written but copied by the store: frozen
+    layers are on their way once. Each checkpoint is complete by itself all the same.
+
     Args:
         part_bytes: see `cut`.
+        shared_by: in how many checkpoints one after the other a file may be the same one, which a disk has only once;
+            damage to it is damage to them all.
     """
 
-    def __init__(self, part_bytes: int = PART_BYTES) -> None:
+    def __init__(self, part_bytes: int = PART_BYTES, shared_by: int = 1) -> None:
         self.part_bytes = part_bytes
+        self.shared_by = shared_by
         self.buffers = Buffers()
+        self._last_run = ""
+        self._last: dict[str, Written] = {}
         self._under_way: Future[Saved] | None = None
         self._priority = _Priority()
 
@@ -78,15 +81,17 @@ class Saver:
         staged: list[Future[memoryview]] = [Future() for _ in parts]
         self._priority = _Priority()
         prepare = None if is_urgent else self._priority.lower
+        last = self._last if self._last_run == run.url else {}
 
         def write() -> Saved:
             with ThreadPoolExecutor(count_cores(), "hash", prepare) as hashing:
                 files = [
-                    _File(part.name, image, hashing.submit(_hash, part.name, image))
+                    File(part.name, image, hashing.submit(_hash, part.name, image), last.get(part.name), self.shared_by)
                     for part, image in zip(parts, staged, strict=True)
                 ]
                 with ThreadPoolExecutor(WRITERS, "write", prepare) as writing:
-                    saved = _write(run, files, metadata | {"part_bytes": self.part_bytes}, metrics, writing)
+                    saved = write_checkpoint(run, files, metadata | {"part_bytes": self.part_bytes}, metrics, writing)
+            self._last_run, self._last = run.url, {file.name: file.written(saved.path) for file in files}
             saved = saved.model_copy(update={"save_s": time.monotonic() - began})
             then(saved)
             return saved
@@ -146,65 +151,8 @@ def _stage(parts: Sequence[Part], images: Sequence[memoryview], staged: Sequence
         raise
 
 
-# ---- beside the training
-
-
-@dataclass(frozen=True)
-class _File:
-    """A part of the payload: its bytes, as soon as they are copied, and then their hash."""
-
-    name: str
-    image: "Future[memoryview]"
-    record: "Future[FileRecord]"
-
-
-def _write(
-    run: Store, parts: Sequence[_File], metadata: dict[str, Any], metrics: str, pool: ThreadPoolExecutor
-) -> Saved:
-    natural = folder_name(metadata["optimizer_steps_total"], metadata["steps_per_epoch"])
-    for path in _names_from(natural):
-        try:
-            # The first part by itself: if it is there already and another, so are those that follow it.
-            _write_part(run, path, parts[0])
-            list(pool.map(functools.partial(_write_part, run, path), parts[1:]))
-            faults.reach("payload-durable")
-            records = [part.record.result() for part in parts]
-            files = [*records, write_file(run, path, METRICS, metrics.encode())]
-            complete = Metadata(
-                **metadata,
-                parts=records,
-                checkpoint_sha256=content_id(records),
-                checkpoint_size_bytes=sum(record.size_bytes for record in records),
-            )
-            files.append(write_file(run, path, METADATA, complete.to_bytes()))
-            faults.reach("metadata-durable")
-            return Saved(path=path, files=files, metadata=complete)
-        except NameTaken:
-            continue
-    raise AssertionError("there is always a next name")
-
-
-def _write_part(run: Store, path: str, part: _File) -> None:
-    try:
-        with run.creating(f"{path}/{part.name}") as writer:
-            image = part.image.result()
-            for start in range(0, len(image), WRITE_BYTES):
-                writer.write(image[start : start + WRITE_BYTES])
-            faults.reach("payload-written")
-    except NameTaken as taken:  # as soon as the storage knows: perhaps before a byte was written
-        check_same(run, path, part.record.result(), taken)
-
-
 def _hash(name: str, image: "Future[memoryview]") -> FileRecord:
     return hash_bytes(name, image.result())
-
-
-def _names_from(natural: str) -> Iterator[str]:
-    yield natural
-    number = 2
-    while True:
-        yield f"{natural}.{number}"
-        number += 1
 
 
 def count_cores() -> int:

@@ -17,7 +17,8 @@ class AzureStore(ObjectStore):
     """A prefix of a container on Azure Blob Storage.
 
     There is nothing to sweep: blocks that were never committed are gone after a week, and belong to no blob.
-    Its listings can't begin after a name: `list` reads the whole folder.
+    Its listings can't begin after a name: `list` reads the whole folder. It copies nothing, since a blob that is being
+    copied has its name before it has its bytes.
     """
 
     def _stat(self, path: str) -> tuple[int, datetime]:

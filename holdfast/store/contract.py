@@ -62,6 +62,15 @@ class Store(abc.ABC):
         raises passes through as it is.
         """
 
+    def copy(self, source: str, name: str) -> bool:
+        """As `create`, with the bytes of another name, which aren't sent; False if the storage can't do that.
+
+        Raises:
+            NameMissing: there is no file ``source``.
+            NameTaken: ``name`` exists.
+        """
+        return False
+
     @abc.abstractmethod
     def replace(self, name: str, data: Bytes) -> None:
         """Put these bytes under a name; readers see the old or the new ones, whole."""

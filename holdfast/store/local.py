@@ -1,6 +1,7 @@
 """A folder on a local file system."""
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,6 +11,9 @@ from typing import BinaryIO
 
 from holdfast.store import direct, folders
 from holdfast.store.contract import PIECE_BYTES, TEMP_MARK, Bytes, Store, Writer, checked, explained, temporary
+
+# What link(2) says where the file system, or a rule of the machine, knows no hard links, or no more of them.
+NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class LocalStore(Store):
@@ -42,6 +46,24 @@ class LocalStore(Store):
                 os.fsync(file)
                 os.link(temp, target, src_dir_fd=folder, dst_dir_fd=folder)
                 os.fsync(folder)
+
+    def copy(self, source: str, name: str) -> bool:
+        """As the contract says, by a hard link: what `create` has made is never changed, only replaced or deleted."""
+        with (
+            explained(f"copy {source} to {name} in {self.url}"),
+            self._folder(source) as (there, old),
+            self._folder(name, make=True) as (here, new),
+        ):
+            folders.look_at_file(there, old, self.root / source)
+            folders.look(here, new, self.root / name)
+            try:
+                os.link(old, new, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
+            except OSError as error:
+                if error.errno in NO_LINKS:
+                    return False
+                raise
+            os.fsync(here)
+        return True
 
     def replace(self, name: str, data: Bytes) -> None:
         action = f"write {name} in {self.url}"

@@ -35,6 +35,10 @@ class MemoryStore(Store):
         yield buffer
         self.create(name, buffer.getvalue())
 
+    def copy(self, source: str, name: str) -> bool:
+        self.create(name, self.read(source))
+        return True
+
     def replace(self, name: str, data: Bytes) -> None:
         with _lock:
             _files[self._path(name)] = bytes(data), datetime.now(UTC)

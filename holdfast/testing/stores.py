@@ -120,6 +120,50 @@ class StoreTests:
         store.create("a/half", b"whole")
         assert store.read("a/half") == b"whole"
 
+    @pytest.mark.parametrize("is_large", [False, True])
+    def test_a_copy_is_a_file_of_its_own(self, store: Store, is_large: bool) -> None:
+        data = random.Random(1).randbytes(self.large_bytes if is_large else 5)
+        store.create("a/first", data)
+        if not store.copy("a/first", "b/second"):
+            assert not store.exists("b/second")
+            return
+        assert store.read("b/second") == data
+        store.replace("a/first", b"other")
+        assert store.read("b/second") == data
+        store.delete("a/first")
+        assert store.read("b/second") == data
+
+    @pytest.mark.parametrize("is_large", [False, True])
+    def test_a_copy_replaces_nothing_and_comes_from_something(self, store: Store, is_large: bool) -> None:
+        data = bytes(self.large_bytes if is_large else 5)
+        store.create("a", data)
+        if not store.copy("a", "b"):
+            return
+        with pytest.raises(NameTaken):
+            store.copy("a", "b")
+        store.create("c/1", b"first")
+        with pytest.raises(NameTaken):
+            store.copy("a", "c/1")
+        assert store.read("c/1") == b"first"
+        for source in ("nowhere", "c"):
+            with pytest.raises(NameMissing):
+                store.copy(source, "d")
+        for names in (("../a", "d"), ("a", "../d")):
+            with pytest.raises(StoreError, match="not a name inside"):
+                store.copy(*names)
+        assert store.list() == ["a", "b", "c"]
+        assert store.sweep(datetime.now(UTC) + timedelta(hours=1)) == 0
+
+    def test_of_all_who_copy_to_a_name_one_succeeds(self, store: Store) -> None:
+        sources = [bytes([writer]) * self.large_bytes for writer in range(2)]
+        for writer, data in enumerate(sources):
+            store.create(f"source/{writer}", data)
+        if not store.copy("source/0", "try"):
+            return
+        won = self._race(lambda writer: store.copy(f"source/{writer}", "copy"), writers=2)
+        assert won.count(True) == 1
+        assert store.read("copy") == sources[won.index(True)]
+
     def test_replace(self, store: Store) -> None:
         store.replace("latest.json", b"the old bytes")
         store.replace("latest.json", b"new")
@@ -292,8 +336,9 @@ class StoreTests:
             for piece in pieces:
                 writer.write(piece)
 
-    def _race(self, write: Callable[[int], None]) -> list[bool]:
-        barrier = threading.Barrier(self.writers)
+    def _race(self, write: Callable[[int], object], writers: int = 0) -> list[bool]:
+        writers = writers or self.writers
+        barrier = threading.Barrier(writers)
 
         def run(writer: int) -> bool:
             barrier.wait()
@@ -303,5 +348,5 @@ class StoreTests:
                 return False
             return True
 
-        with ThreadPoolExecutor(self.writers) as pool:
-            return list(pool.map(run, range(self.writers)))
+        with ThreadPoolExecutor(writers) as pool:
+            return list(pool.map(run, range(writers)))

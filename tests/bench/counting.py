@@ -12,8 +12,8 @@ import aiohttp
 from holdfast.store import Store
 
 VERBS = (
-    "create", "creating", "replace", "read", "pieces", "fill", "size_bytes", "modified", "exists", "list", "delete",
-    "delete_folder", "sweep",
+    "create", "creating", "copy", "replace", "read", "pieces", "fill", "size_bytes", "modified", "exists", "list",
+    "delete", "delete_folder", "sweep",
 )  # fmt: skip
 
 

@@ -41,6 +41,8 @@ VERBS: dict[str, Callable[[Store, str], object]] = {
     "create": lambda store, name: store.create(name, b"mine"),
     "replace": lambda store, name: store.replace(name, b"mine"),
     "creating": lambda store, name: store.creating(name).__enter__(),
+    "copy from": lambda store, name: store.copy(name, "copied"),
+    "copy to": lambda store, name: store.copy("inner/file", name),
     "read": lambda store, name: store.read(name),
     "pieces": lambda store, name: list(store.pieces(name)),
     "size_bytes": lambda store, name: store.size_bytes(name),
@@ -59,6 +61,7 @@ def test_a_link_in_a_local_store_is_refused(tmp_path: Path, verb: str, name: str
     for folder in (outside, run / "inner"):
         folder.mkdir(parents=True)
     (outside / "a").write_bytes(b"theirs")
+    (run / "inner" / "file").write_bytes(b"ours")
     (run / "file").symlink_to(outside / "a")
     (run / "loop").symlink_to(run / "loop")
     (run / "dangling").symlink_to(outside / "new")

@@ -1,0 +1,115 @@
+"""The files of a checkpoint, written several at once. Those that didn't change are copied by the store."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast import faults
+from holdfast.checkpoint.files import check_same, write_file
+from holdfast.checkpoint.metadata import METADATA, METRICS, Metadata, Saved, content_id, folder_name
+from holdfast.errors import NameMissing, NameTaken
+from holdfast.journal import FileRecord
+from holdfast.store import Store
+
+# A write is cut into pieces, so that what shares the process has its turn, and so that no system call is too long.
+WRITE_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Written:
+    """A part, as it is in the last checkpoint.
+
+    Attributes:
+        path: the folder that it is in.
+        sharing: how many checkpoints have this very file.
+        is_lasting: it was the same in the checkpoint before.
+    """
+
+    record: FileRecord
+    path: str
+    sharing: int
+    is_lasting: bool
+
+
+@dataclass
+class File:
+    """A part of the payload: its bytes, as soon as they are copied, then their hash, and what it was the last time."""
+
+    name: str
+    image: "Future[memoryview]"
+    record: "Future[FileRecord]"
+    last: Written | None
+    shared_by: int
+    is_copied: bool = False
+
+    def may_be_copied(self) -> bool:
+        """Whether to wait for the hash, since it will probably be what it was; otherwise there is no time to lose."""
+        return self.last is not None and self.last.is_lasting and self.last.sharing < self.shared_by
+
+    def written(self, path: str) -> Written:
+        """As it is now, in this folder."""
+        record, last = self.record.result(), self.last
+        sharing = last.sharing + 1 if last and self.is_copied else 1
+        return Written(record, path, sharing, is_lasting=last is not None and last.record == record)
+
+
+def write_checkpoint(
+    run: Store, parts: Sequence[File], metadata: dict[str, Any], metrics: str, pool: ThreadPoolExecutor
+) -> Saved:
+    """All files of a checkpoint are on the store, durable; see `Saver.begin`."""
+    natural = folder_name(metadata["optimizer_steps_total"], metadata["steps_per_epoch"])
+    for path in _names_from(natural):
+        try:
+            # The first part by itself: if it is there already and another, so are those that follow it.
+            _write_part(run, path, parts[0])
+            list(pool.map(functools.partial(_write_part, run, path), parts[1:]))
+            faults.reach("payload-durable")
+            records = [part.record.result() for part in parts]
+            files = [*records, write_file(run, path, METRICS, metrics.encode())]
+            complete = Metadata(
+                **metadata,
+                parts=records,
+                checkpoint_sha256=content_id(records),
+                checkpoint_size_bytes=sum(record.size_bytes for record in records),
+            )
+            files.append(write_file(run, path, METADATA, complete.to_bytes()))
+            faults.reach("metadata-durable")
+            return Saved(path=path, files=files, metadata=complete)
+        except NameTaken:
+            continue
+    raise AssertionError("there is always a next name")
+
+
+def _write_part(run: Store, path: str, part: File) -> None:
+    try:
+        part.is_copied = part.may_be_copied() and _copy_part(run, path, part)
+        if part.is_copied:
+            return
+        with run.creating(f"{path}/{part.name}") as writer:
+            image = part.image.result()
+            for start in range(0, len(image), WRITE_BYTES):
+                writer.write(image[start : start + WRITE_BYTES])
+            faults.reach("payload-written")
+    except NameTaken as taken:  # as soon as the storage knows: perhaps before a byte was written
+        check_same(run, path, part.record.result(), taken)
+
+
+def _copy_part(run: Store, path: str, part: File) -> bool:
+    """Whether it is what it was in the last checkpoint, and was copied from there."""
+    last = part.last
+    if last is None or part.record.result() != last.record:
+        return False
+    try:
+        return run.copy(f"{last.path}/{part.name}", f"{path}/{part.name}")
+    except NameMissing:  # given up meanwhile
+        return False
+
+
+def _names_from(natural: str) -> Iterator[str]:
+    yield natural
+    number = 2
+    while True:
+        yield f"{natural}.{number}"
+        number += 1
