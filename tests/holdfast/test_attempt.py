@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.attempt import Attempt
 from holdfast.checkpoint import read_metadata
-from holdfast.config import ChunkLength, InitFrom, Log, Parity, RunConfig
+from holdfast.config import Checkpoint, ChunkLength, InitFrom, Log, Parity, Retention, RunConfig
 from holdfast.errors import ConfigError, GateTripped, NoProgress, Unhealthy, from_json
 from holdfast.journal import Journal
 from holdfast.store import open_store
@@ -155,3 +155,29 @@ def test_a_run_begins_with_the_weights_of_another(train: Train, tmp_path: Path) 
         train(
             make_config(tmp_path, "wrong", "tests.varied:pythonic", init_from=InitFrom(run="ancestor", reset=("head",)))
         )
+
+
+def test_damage_to_a_file_that_checkpoints_share_leaves_one_to_fall_back_on(train: Train, tmp_path: Path) -> None:
+    config, straight = (
+        make_config(
+            tmp_path, name, "tests.frozen:frozen", chunk=ChunkLength(steps=2),
+            checkpoint=Checkpoint(part_bytes=2**16), retention=Retention(keep_last=3),
+        )
+        for name in ("run", "straight")
+    )  # fmt: skip
+    train(straight)
+    train(
+        config, chunks=6
+    )  # the ranks were ahead, and have perhaps left a seventh, which shares its files with the sixth
+    journal = journal_of(config)
+    kept = list(journal.candidates())
+    frozen = sorted(path.name for path in (tmp_path / "run" / kept[0].path).glob("checkpoint-*"))[1:]
+    files = [[(tmp_path / "run" / commit.path / name).stat().st_ino for name in frozen] for commit in kept]
+    assert len(frozen) > 1
+    assert files[0] != files[1] == files[2]
+    damaged = tmp_path / "run" / kept[0].path / frozen[0]
+    damaged.write_bytes(damaged.read_bytes()[::-1])
+    train(config)
+    assert list(journal.numbers("quarantine")) == [6]
+    assert content_id(config) == content_id(straight)
+    assert verify_run(journal).ok
