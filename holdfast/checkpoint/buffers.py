@@ -1,6 +1,7 @@
 """Memory for a checkpoint on its way, taken once and used again: fresh pages cost three times what a copy costs."""
 
 import mmap
+from collections.abc import Callable
 
 ALIGNED_BYTES = 2**21  # a huge page, where the system has them; what unbuffered writes need is less
 
@@ -10,9 +11,14 @@ class Buffers:
 
     def __init__(self) -> None:
         self._maps: dict[int, mmap.mmap] = {}
+        self._pinned: list[mmap.mmap] = []
 
-    def take(self, part: int, size_bytes: int) -> memoryview:
+    def take(self, part: int, size_bytes: int, pin: Callable[[memoryview], None] | None = None) -> memoryview:
         """So much memory for a part; what it had before is overwritten.
+
+        Args:
+            pin: makes memory fit for copies from a device; called once for each piece. It stays mapped until the
+                process ends.
 
         Raises:
             MemoryError: there is not so much.
@@ -20,6 +26,9 @@ class Buffers:
         found = self._maps.get(part)
         if found is None or len(found) < size_bytes:
             self._maps[part] = found = _map(size_bytes)
+        if pin is not None and all(found is not each for each in self._pinned):
+            self._pinned.append(found)
+            pin(memoryview(found))
         return memoryview(found)[:size_bytes]
 
 

@@ -5,8 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast.checkpoint.format import Payload, Tensor
-from holdfast.store import Bytes
+from holdfast.checkpoint.format import Payload, Piece, Tensor, in_memory
 
 # What NumPy makes of so many fits into a processor's cache.
 COMPARED_BYTES = 2**18
@@ -71,9 +70,9 @@ def _has_same_bytes(one: Tensor, other: Tensor) -> bool:
     )
 
 
-def _aligned(ones: tuple[Bytes, ...], others: tuple[Bytes, ...]) -> Iterator[tuple[memoryview, memoryview]]:
+def _aligned(ones: tuple[Piece, ...], others: tuple[Piece, ...]) -> Iterator[tuple[memoryview, memoryview]]:
     """The same bytes of both, a little at a time; both have as many, in pieces of their own."""
-    left, right = (deque(memoryview(piece) for piece in pieces if len(piece)) for pieces in (ones, others))
+    left, right = (deque(memoryview(in_memory(piece)) for piece in pieces if len(piece)) for pieces in (ones, others))
     while left and right:
         one, other = left.popleft(), right.popleft()
         size = min(len(one), len(other), COMPARED_BYTES)

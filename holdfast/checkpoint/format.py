@@ -13,7 +13,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import rfc8785
 
@@ -43,13 +43,34 @@ ITEM_BYTES = {
 }  # fmt: skip
 
 
+class Remote(Protocol):
+    """Bytes that aren't in this machine's memory, but in a device's."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, piece: slice, /) -> "Remote": ...
+
+    def __bytes__(self) -> bytes: ...
+
+    def copy_to(self, target: memoryview, /) -> None:
+        """Return when they are there."""
+
+
+Piece = Bytes | Remote
+
+
+def in_memory(piece: Piece) -> Bytes:
+    """Its bytes, copied if need be."""
+    return piece if isinstance(piece, Bytes) else bytes(piece)
+
+
 @dataclass(frozen=True)
 class Tensor:
     """A tensor's bytes, row-major and little-endian, in one piece or in several."""
 
     dtype: str
     shape: tuple[int, ...]
-    pieces: tuple[Bytes, ...]
+    pieces: tuple[Piece, ...]
 
     @functools.cached_property
     def size_bytes(self) -> int:
@@ -69,7 +90,7 @@ class Part:
     """One safetensors file of a payload, as pieces of memory."""
 
     name: str
-    pieces: tuple[Bytes, ...]
+    pieces: tuple[Piece, ...]
 
     @property
     def size_bytes(self) -> int:
@@ -114,7 +135,7 @@ def is_part(name: str) -> bool:
 
 def serialize(payload: Payload) -> Iterator[Bytes]:
     """The bytes of the payload as one file, in pieces. The same payload gives the same bytes, everywhere."""
-    return iter(_part(PAYLOAD, _tree(payload), _in_order(payload.tensors.items())).pieces)
+    return map(in_memory, _part(PAYLOAD, _tree(payload), _in_order(payload.tensors.items())).pieces)
 
 
 def _tree(payload: Payload) -> dict[str, Any]:
@@ -147,9 +168,10 @@ def _cut_rows(tensor: Tensor, limit: int) -> Iterator[Tensor]:
     count, *rest = tensor.shape
     row_bytes = tensor.size_bytes // count
     step = max(1, limit // row_bytes)
+    data = memoryview(data) if isinstance(data, Bytes) else data
     for first in range(0, count, step):
         rows = min(step, count - first)
-        yield Tensor(tensor.dtype, (rows, *rest), (memoryview(data)[first * row_bytes : (first + rows) * row_bytes],))
+        yield Tensor(tensor.dtype, (rows, *rest), (data[first * row_bytes : (first + rows) * row_bytes],))
 
 
 def _part(name: str, metadata: dict[str, Any], tensors: list[tuple[str, Tensor]]) -> Part:

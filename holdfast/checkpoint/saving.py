@@ -21,7 +21,7 @@ from holdfast.checkpoint.metadata import Saved
 from holdfast.checkpoint.writing import File, Written, write_checkpoint
 from holdfast.config import PART_BYTES
 from holdfast.journal import FileRecord
-from holdfast.store import Store
+from holdfast.store import Bytes, Store
 
 # How many parts are written at once: a disk has a queue, and an object store has connections to spare.
 WRITERS = 4
@@ -39,11 +39,15 @@ class Saver:
         part_bytes: see `cut`.
         shared_by: in how many checkpoints one after the other a file may be the same one, which a disk has only once;
             damage to it is damage to them all.
+        pin: see `Buffers.take`.
     """
 
-    def __init__(self, part_bytes: int = PART_BYTES, shared_by: int = 1) -> None:
+    def __init__(
+        self, part_bytes: int = PART_BYTES, shared_by: int = 1, pin: Callable[[memoryview], None] | None = None
+    ) -> None:
         self.part_bytes = part_bytes
         self.shared_by = shared_by
+        self.pin = pin
         self.buffers = Buffers()
         self._last_run = ""
         self._last: dict[str, Written] = {}
@@ -77,7 +81,7 @@ class Saver:
         self.wait()
         began = time.monotonic()
         parts = cut(payload, self.part_bytes)
-        images = [self.buffers.take(number, part.size_bytes) for number, part in enumerate(parts)]
+        images = [self.buffers.take(number, part.size_bytes, self.pin) for number, part in enumerate(parts)]
         staged: list[Future[memoryview]] = [Future() for _ in parts]
         self._priority = _Priority()
         prepare = None if is_urgent else self._priority.lower
@@ -141,8 +145,12 @@ def _stage(parts: Sequence[Part], images: Sequence[memoryview], staged: Sequence
         for part, image, future in zip(parts, images, staged, strict=True):
             copy, position = np.frombuffer(image, np.uint8), 0
             for piece in part.pieces:
-                copy[position : position + len(piece)] = np.frombuffer(piece, np.uint8)
-                position += len(piece)
+                end = position + len(piece)
+                if isinstance(piece, Bytes):
+                    copy[position:end] = np.frombuffer(piece, np.uint8)
+                else:
+                    piece.copy_to(image[position:end])
+                position = end
             future.set_result(image)
     except BaseException as error:
         for future in staged:

@@ -10,6 +10,7 @@ from holdfast.state.captured import (
     restore,
     restore_rng,
 )
+from holdfast.state.device import pinning
 from holdfast.state.encoding import from_payload, to_payload
 from holdfast.state.merging import take_over
 
@@ -21,6 +22,7 @@ __all__ = [
     "from_payload",
     "load",
     "own_part",
+    "pinning",
     "restore",
     "restore_rng",
     "take_over",

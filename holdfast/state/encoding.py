@@ -17,6 +17,8 @@ import torch
 from holdfast.checkpoint import Payload, Tensor, count_cores
 from holdfast.errors import StateError
 from holdfast.fingerprint import MAX_EXACT_INT
+from holdfast.state.device import OnDevice
+from holdfast.store import Bytes
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,
@@ -101,11 +103,16 @@ def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], see
         raise StateError(f"{name} is a {tensor.layout} tensor of {tensor.dtype}, which safetensors has no form for")
     while name in tensors or name == "__metadata__":  # {"a.b": x} beside {"a": {"b": y}}
         name += "'"
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    data = flat.view(torch.uint8).numpy().data if tensor.numel() else b""
-    tensors[name] = Tensor(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), (data,))
+    tensors[name] = Tensor(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), (_bytes_of(tensor),))
     seen[place] = name
     return name
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview | bytes | OnDevice:
+    if not tensor.numel():
+        return b""
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return flat.numpy().data if flat.is_cpu else OnDevice(flat)
 
 
 def _decode(value: Any, copies: dict[str, torch.Tensor]) -> Any:
@@ -135,9 +142,12 @@ def _decode(value: Any, copies: dict[str, torch.Tensor]) -> Any:
 def _fill(copy: torch.Tensor, tensor: Tensor) -> None:
     flat, position = copy.view(-1).view(torch.uint8), 0
     for piece in tensor.pieces:
-        if len(piece):
-            flat[position : position + len(piece)] = torch.frombuffer(piece, dtype=torch.uint8)
-            position += len(piece)
+        end = position + len(piece)
+        if not isinstance(piece, Bytes):
+            piece.copy_to(flat[position:end].numpy().data)
+        elif len(piece):
+            flat[position:end] = torch.frombuffer(piece, dtype=torch.uint8)
+        position = end
 
 
 @contextlib.contextmanager

@@ -122,7 +122,11 @@ class Training:
         self.progress = Progress()
         self.parent = ""
         # Not by all that are kept: a fallback is to have a file of its own.
-        self.saver = Saver(config.checkpoint.part_bytes, shared_by=max(1, config.retention.keep_last - 1))
+        self.saver = Saver(
+            config.checkpoint.part_bytes,
+            shared_by=max(1, config.retention.keep_last - 1),
+            pin=state.pinning(self.accelerator.device),
+        )
         self.probe: Probe | None = None  # of the last checkpoint
         self.replayed: dict[str, float] | None = None  # what it cost to read a stream again, the last time
         self.metrics: list[dict[str, Any]] = []  # since the last checkpoint

@@ -16,10 +16,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import checkpoint
-from holdfast.checkpoint import METADATA, Payload, Saved, Saver, Tensor, cut, deserialize, differences, saving
+from holdfast import checkpoint, state
+from holdfast.checkpoint import (
+    METADATA,
+    Payload,
+    Saved,
+    Saver,
+    Tensor,
+    cut,
+    deserialize,
+    differences,
+    saving,
+    serialize,
+)
 from holdfast.errors import CheckpointDamaged, StoreFull
-from holdfast.state import to_payload
+from holdfast.state import encoding, from_payload, to_payload
+from holdfast.state.device import OnDevice
 from holdfast.store import Writer
 from holdfast.store.local import LocalStore
 from tests.makers import METADATA_FIELDS, commit_of
@@ -349,3 +361,61 @@ def test_a_copy_that_a_dead_attempt_has_left_is_used(run: LocalStore) -> None:
     assert checkpoints[-1].path == "epoch-0003"
     assert count_shared(run, *checkpoints) == [0, 0]
     assert checkpoint.verify(run, commit_of(checkpoints[-1])) == []
+
+
+# ---- tensors on a device
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors are taken for a GPU's: torch copies from both alike."""
+
+    def bytes_of(tensor: torch.Tensor) -> Any:
+        return OnDevice(tensor.detach().contiguous().reshape(-1).view(torch.uint8)) if tensor.numel() else b""
+
+    monkeypatch.setattr(encoding, "_bytes_of", bytes_of)
+
+
+@pytest.mark.usefixtures("on_device")
+@pytest.mark.parametrize("part_bytes", [PART_BYTES, 2**28], ids=["parts", "one"])
+def test_a_device_is_copied_from_when_a_save_begins(run: LocalStore, part_bytes: int) -> None:
+    state = STATE | {"model": {name: tensor.clone() for name, tensor in STATE["model"].items()}, "empty": torch.ones(0)}
+    saver = Saver(part_bytes)
+    payload = to_payload(state)
+    kinds = {type(tensor.pieces[0]) for name, tensor in payload.tensors.items() if name != "empty"}
+    assert kinds == {OnDevice}
+    saver.begin(run, payload, METADATA_FIELDS, "")
+    for tensor in state["model"].values():
+        tensor.zero_()
+    saved = saver.wait()
+    assert saved is not None
+    read = checkpoint.read_payload(run, commit_of(saved))
+    assert differences(to_payload(STATE | {"empty": torch.ones(0)}), read) == []
+    assert "model.norm" in differences(to_payload(state), read)
+    assert torch.equal(from_payload(to_payload(STATE))["model"]["embedding"], STATE["model"]["embedding"])
+
+
+@pytest.mark.usefixtures("on_device")
+def test_bytes_of_a_device_are_the_same_bytes(run: LocalStore) -> None:
+    saved = save(run)
+    assert saved.metadata.checkpoint_sha256 == "ac03b2cf33f64cdd5b75581da28143cddaf656d4ec4dc2cffde0ffc135781293"
+    assert b"".join(serialize(to_payload(STATE))) == b"".join(serialize(checkpoint.read_payload(run, commit_of(saved))))
+
+
+def test_memory_is_pinned_once_and_stays(run: LocalStore) -> None:
+    pinned = list[int]()
+    buffers = checkpoint.Buffers()
+    buffers.take(0, 2**20)
+    for size_bytes in (2**20, 2**19, 2**20, 2**21, 2**21):
+        buffers.take(0, size_bytes, lambda memory: pinned.append(len(memory)))
+    assert pinned == [2**20, 2**21]
+    Saver(PART_BYTES, pin=lambda memory: pinned.append(len(memory))).begin(run, to_payload(STATE), METADATA_FIELDS, "")
+    assert len(pinned) == 2 + len(PARTS)
+
+
+def test_memory_that_cannot_be_pinned_is_used_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    assert state.pinning(torch.device("cpu")) is None
+    pin = state.pinning(torch.device("cuda", 9))  # there is none, here or anywhere
+    memory = checkpoint.Buffers().take(0, 2**20, pin)
+    memory[:4] = b"mark"
+    assert "1,048,576 bytes for checkpoints can't be pinned" in caplog.text
