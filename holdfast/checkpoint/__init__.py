@@ -1,6 +1,6 @@
 """A checkpoint's bytes: named, written and hashed in one pass, verified while they are read."""
 
-from holdfast.checkpoint.buffers import Buffers
+from holdfast.checkpoint.buffers import ALIGNED_BYTES, Buffers, map_memory
 from holdfast.checkpoint.difference import differences, shorten
 from holdfast.checkpoint.files import hash_file
 from holdfast.checkpoint.format import (
@@ -35,6 +35,7 @@ from holdfast.checkpoint.verifying import (
 )
 
 __all__ = [
+    "ALIGNED_BYTES",
     "METADATA",
     "METRICS",
     "PAYLOAD",
@@ -57,6 +58,7 @@ __all__ = [
     "hash_file",
     "is_folder_name",
     "is_part",
+    "map_memory",
     "read_metadata",
     "read_payload",
     "read_saved",

@@ -25,14 +25,19 @@ class Buffers:
         """
         found = self._maps.get(part)
         if found is None or len(found) < size_bytes:
-            self._maps[part] = found = _map(size_bytes)
+            self._maps[part] = found = map_memory(size_bytes)
         if pin is not None and all(found is not each for each in self._pinned):
             self._pinned.append(found)
             pin(memoryview(found))
         return memoryview(found)[:size_bytes]
 
 
-def _map(size_bytes: int) -> mmap.mmap:
+def map_memory(size_bytes: int) -> mmap.mmap:
+    """New memory, page-aligned, that is given back when nobody refers to it any more.
+
+    Raises:
+        MemoryError: there is not so much.
+    """
     try:
         mapped = mmap.mmap(
             -1, -(-max(size_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

@@ -4,7 +4,9 @@ Nothing here imports torch.
 """
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from holdfast.checkpoint import Buffers, Payload, read_payload
 from holdfast.config import RunConfig
@@ -15,6 +17,8 @@ from holdfast.store import open_store
 CONFIG_VARIABLE = "HOLDFAST_CONFIG"
 # The number of the commit that the attempt means to go on from; 0 for none.
 COMMIT_VARIABLE = "HOLDFAST_COMMIT"
+
+Read = tuple[Commit, Payload | CheckpointDamaged]
 
 
 class Prefetch:
@@ -31,8 +35,9 @@ class Prefetch:
         self._pool = ThreadPoolExecutor(1, "prefetch")
         number = int(os.environ.get(COMMIT_VARIABLE, "0"))
         self._reading = self._pool.submit(self._read, number) if number else None
+        self._decoding: Future[Any] | None = None
 
-    def _read(self, number: int) -> tuple[Commit, Payload | CheckpointDamaged]:
+    def _read(self, number: int) -> Read:
         journal = Journal(open_store(self.config.store), self.config.run)
         commit = journal.read_commit(number)
         try:
@@ -40,13 +45,24 @@ class Prefetch:
         except CheckpointDamaged as error:
             return commit, error
 
-    def take(self, commit: Commit) -> Payload | None:
-        """The commit's state; None if that isn't what was read, or was taken before, or can't be read.
+    def decode(self, decode: Callable[[Payload], Any]) -> None:
+        """What is read is decoded as soon as it is there, while the recipe is being built."""
+        if reading := self._reading:
+            self._decoding = self._pool.submit(self._decode, reading, decode)
+
+    @staticmethod
+    def _decode(reading: "Future[Read]", decode: Callable[[Payload], Any]) -> Any:
+        _, payload = reading.result()
+        return None if isinstance(payload, CheckpointDamaged) else decode(payload)
+
+    def take(self, commit: Commit) -> tuple[Payload, Any] | None:
+        """The commit's state, and what it was decoded to, if it was; None if that isn't what was read, or was taken.
 
         Raises:
             CheckpointDamaged: as `read_payload`.
         """
         reading, self._reading = self._reading, None
+        decoding, self._decoding = self._decoding, None
         if reading is None:
             return None
         try:
@@ -57,4 +73,4 @@ class Prefetch:
             return None
         if isinstance(payload, CheckpointDamaged):
             raise payload
-        return payload
+        return payload, decoding.result() if decoding else None

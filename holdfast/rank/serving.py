@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from holdfast import checkpoint, errors, training
+from holdfast import checkpoint, errors, state, training
 from holdfast.checkpoint import Metadata, Payload
 from holdfast.environment import describe_environment
 from holdfast.errors import CheckpointDamaged, GateTripped, HoldfastError, OutOfMemory, RecipeFailed
@@ -67,7 +67,9 @@ def restore(run: training.Training, folder: Store, order: dict[str, Any], events
         return
     resumed, problem = None, None
     try:
-        resumed = training.resume(run, *loaded, training.Gate(**order["gate"]), lambda *skipped: say(events, *skipped))
+        payload, metadata, saved = loaded
+        gate = training.Gate(**order["gate"])
+        resumed = training.resume(run, payload, metadata, gate, lambda *skipped: say(events, *skipped), saved)
     except GateTripped as error:
         problem = errors.to_json(error)
     problems = [each for each in run.gather(problem) if each]
@@ -84,16 +86,19 @@ def say(events: Events, done: int, total: int) -> None:
 
 def load(
     run: training.Training, folder: Store, order: dict[str, Any], events: Events, prefetch: Prefetch | None = None
-) -> tuple[Payload, Metadata] | None:
-    """A commit's verified checkpoint; None, on all ranks, if one of them has found it damaged, which is reported."""
+) -> tuple[Payload, Metadata, Any] | None:
+    """A commit's verified checkpoint, as bytes and, if that's done already, as a state.
+
+    None, on all ranks, if one of them has found it damaged, which is reported.
+    """
     commit = Commit.model_validate(order["commit"])
     loaded, problem = None, None
     try:
-        payload = prefetch.take(commit) if prefetch else None
-        payload = payload or checkpoint.read_payload(folder, commit, run.saver.buffers)
+        taken = prefetch.take(commit) if prefetch else None
+        payload, saved = taken or (checkpoint.read_payload(folder, commit, run.saver.buffers), None)
         metadata = checkpoint.read_metadata(folder, commit.path)
         assert metadata is not None
-        loaded = payload, metadata
+        loaded = payload, metadata, saved
     except CheckpointDamaged as error:
         problem = errors.to_json(error)
     problems = [each for each in run.gather(problem) if each]
@@ -109,7 +114,8 @@ def begin(run: training.Training, order: dict[str, Any], events: Events) -> None
     assert init is not None
     loaded = load(run, open_store(order["store"]).inside(order["run"]), order, events)
     if loaded is not None:
-        training.begin_from(run, *loaded, init)
+        payload, metadata, _ = loaded
+        training.begin_from(run, payload, metadata, init)
         events.send("begun", anneal_offset=run.progress.anneal_offset)
 
 
@@ -146,6 +152,7 @@ def main(prefetch: Prefetch | None = None) -> int:
     prefetch = prefetch or Prefetch()
     run = None
     try:
+        prefetch.decode(state.from_payload)
         run = training.Training(prefetch.config)
         run.saver.buffers = prefetch.buffers
         serve(run, events, prefetch)

@@ -5,16 +5,14 @@ which a tensor is {"$tensor": name} and whatever JSON has no exact form for is m
 """
 
 import base64
-import contextlib
 import math
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 
-from holdfast.checkpoint import Payload, Tensor, count_cores
+from holdfast.checkpoint import ALIGNED_BYTES, Payload, Tensor, count_cores, map_memory
 from holdfast.errors import StateError
 from holdfast.fingerprint import MAX_EXACT_INT
 from holdfast.state.device import OnDevice
@@ -43,8 +41,7 @@ def to_payload(state: Any) -> Payload:
 
 def from_payload(payload: Payload) -> Any:
     """The state that `to_payload` was given; each tensor has memory of its own, aligned as torch aligns it."""
-    with _unfilled():
-        copies = {name: torch.empty(each.shape, dtype=DTYPES[each.dtype]) for name, each in payload.tensors.items()}
+    copies = {name: _new(tensor) for name, tensor in payload.tensors.items()}
     with ThreadPoolExecutor(count_cores()) as pool:  # to touch new memory costs more than what is copied into it
         for _ in pool.map(_fill, copies.values(), payload.tensors.values()):
             pass
@@ -139,24 +136,22 @@ def _decode(value: Any, copies: dict[str, torch.Tensor]) -> Any:
     return {key: _decode(item, copies) for key, item in value.items()}
 
 
+def _new(tensor: Tensor) -> torch.Tensor:
+    """Memory for a tensor. A large one has huge pages, where the system has them: each new page costs microseconds."""
+    dtype = DTYPES[tensor.dtype]
+    if tensor.size_bytes < ALIGNED_BYTES:
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.frombuffer(map_memory(tensor.size_bytes), dtype=dtype, count=math.prod(tensor.shape)).view(
+        tensor.shape
+    )
+
+
 def _fill(copy: torch.Tensor, tensor: Tensor) -> None:
-    flat, position = copy.view(-1).view(torch.uint8), 0
+    flat, position = copy.view(-1).view(torch.uint8).numpy(), 0
     for piece in tensor.pieces:
         end = position + len(piece)
-        if not isinstance(piece, Bytes):
-            piece.copy_to(flat[position:end].numpy().data)
-        elif len(piece):
-            flat[position:end] = torch.frombuffer(piece, dtype=torch.uint8)
+        if isinstance(piece, Bytes):
+            flat[position:end] = np.frombuffer(piece, np.uint8)
+        else:
+            piece.copy_to(flat[position:end].data)
         position = end
-
-
-@contextlib.contextmanager
-def _unfilled() -> Iterator[None]:
-    """New tensors aren't written to before they are filled, which a deterministic process otherwise does."""
-    flags: Any = torch.utils.deterministic
-    before = flags.fill_uninitialized_memory
-    flags.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        flags.fill_uninitialized_memory = before
