@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast import faults
 from holdfast.checkpoint.files import check_same, write_file
+from holdfast.checkpoint.format import is_part
 from holdfast.checkpoint.metadata import METADATA, METRICS, Metadata, Saved, content_id, folder_name
 from holdfast.errors import NameMissing, NameTaken
 from holdfast.journal import FileRecord
@@ -61,6 +62,8 @@ def write_checkpoint(
     """All files of a checkpoint are on the store, durable; see `Saver.begin`."""
     natural = folder_name(metadata["optimizer_steps_total"], metadata["steps_per_epoch"])
     for path in _names_from(natural):
+        if {name for name in run.list(path) if is_part(name)} - {part.name for part in parts}:
+            continue  # a dead attempt has cut it otherwise
         try:
             # The first part by itself: if it is there already and another, so are those that follow it.
             _write_part(run, path, parts[0])
