@@ -121,6 +121,7 @@ class Line:
             config_fingerprint=metadata.config_fingerprint,
             why=why,
             created_at=now(),
+            **saved.model_dump(include={"train_s", "stall_s", "save_s", "restart_s"}),
         )
 
     def follow(self) -> Commit:

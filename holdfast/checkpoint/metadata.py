@@ -50,13 +50,19 @@ class Saved(Record):
     """A complete, durable checkpoint that no commit names yet.
 
     Attributes:
-        save_s: seconds from the end of its last step until it was durable; 0 where nobody knows.
+        train_s: seconds that its steps took, since the save before; 0 where nobody knows, and so with the others.
+        stall_s: seconds from the end of its last step until training could go on, a wait for the save before included.
+        save_s: seconds from when its state was first copied until it was durable.
+        restart_s: seconds from the start of the ranks, or of their attempt, until they were ordered to train.
     """
 
     path: str
     files: list[FileRecord]
     metadata: Metadata
+    train_s: float = 0.0
+    stall_s: float = 0.0
     save_s: float = 0.0
+    restart_s: float = 0.0
 
     @property
     def step(self) -> int:

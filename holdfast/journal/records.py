@@ -161,6 +161,10 @@ class Commit(Record):
     config_fingerprint: str = Field(pattern=SHA256)
     why: str = Field(description="chunk, preempted or adopted")
     created_at: str
+    train_s: float = Field(0.0, ge=0, description="of its steps; 0 where nobody knows, and so with the others")
+    stall_s: float = Field(0.0, ge=0, description="that training stood still for its save")
+    save_s: float = Field(0.0, ge=0, description="until it was durable")
+    restart_s: float = Field(0.0, ge=0, description="that its ranks, or their attempt, took to begin")
 
     @property
     def size_bytes(self) -> int:

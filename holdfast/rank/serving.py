@@ -1,6 +1,7 @@
 """Do as ordered."""
 
 import functools
+import time
 import traceback
 from typing import Any
 
@@ -51,11 +52,12 @@ def obey(run: training.Training, orders: Orders, events: Events, prefetch: Prefe
             into = open_store(order["into"]) if order["into"] else folder
             save = functools.partial(training.begin_save, run, into, order["fingerprint"], ran_on)
             while run.progress.step < order["stop"]:
-                first = run.progress.step
+                first, began = run.progress.step, time.monotonic()
                 training.train(run, order["stop"], orders.is_pausing, lambda fields: events.send("progress", **fields))
+                train_s = time.monotonic() - began
                 is_stopping = orders.is_stopping()
                 if run.progress.step > first:
-                    orders.begin_save(save, is_urgent=is_stopping)
+                    orders.begin_save(functools.partial(save, train_s=train_s), is_urgent=is_stopping)
                 if is_stopping:
                     return
 

@@ -2,7 +2,9 @@
 
 import json
 import math
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from holdfast import checkpoint, state
@@ -22,6 +24,7 @@ def begin_save(
     then: Callable[[checkpoint.Saved], object] = lambda saved: None,
     *,
     is_urgent: bool = True,
+    train_s: float = 0.0,
 ) -> None:
     """The state is copied, with the metrics of the steps since the last save; a durable checkpoint is made of it.
 
@@ -31,12 +34,14 @@ def begin_save(
         environment: what it was trained on, and the hashes of the recipe's code.
         then: see `checkpoint.Saver.begin`.
         is_urgent: likewise.
+        train_s: seconds that the steps since the last save took.
 
     Raises:
         Unhealthy: the model is; nothing was saved.
         StoreError: the save before has failed.
     """
-    lines = training.read_metrics()
+    lines = training.read_metrics()  # which waits for the device: so long it still trains
+    began = time.monotonic()
     probe = measure(training)
     found = training.gather(check_health(probe, training.recipe.health, training.probe))
     complaints: list[str] = next(filter(None, found), [])
@@ -49,17 +54,21 @@ def begin_save(
     captured = state.capture(training)
     if training.accelerator.is_main_process:
         training.saver.wait()  # whose checkpoint this one continues
+        stall_s: Future[float] = Future()  # a small checkpoint is durable before it is known
 
         def note(saved: checkpoint.Saved) -> None:
             training.parent = saved.metadata.checkpoint_sha256
-            then(saved)
+            then(saved.model_copy(update={"train_s": train_s, "stall_s": stall_s.result()}))
 
         text = "".join(json.dumps(_finite(line), sort_keys=True) + "\n" for line in lines)
         described = describe_state(training, probe) | {
             "previous_checkpoint_sha256": training.parent, "config_fingerprint": fingerprint,
             "environment": environment,
         }  # fmt: skip
-        training.saver.begin(run, state.to_payload(captured), described, text, note, is_urgent=is_urgent)
+        try:
+            training.saver.begin(run, state.to_payload(captured), described, text, note, is_urgent=is_urgent)
+        finally:
+            stall_s.set_result(time.monotonic() - began)
     training.metrics = []
     training.probe = probe
 
