@@ -1,6 +1,7 @@
 """A run's configuration: what a person writes in TOML, changes with ``--set`` or fills into a form."""
 
 import difflib
+import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,17 +26,44 @@ class Section(BaseModel):
 class ChunkLength(Section):
     """How much one chunk task trains before it ends in a checkpoint. Operational: it never changes the bytes."""
 
+    auto: bool = Field(
+        False, description="Chosen while training, from what saves cost and how often machines are lost."
+    )
     steps: int | None = Field(None, ge=1, description="Steps; such a chunk ends at the latest with its epoch.")
-    epochs: int | None = Field(None, ge=1, description="Whole epochs. Neither steps nor epochs means one epoch.")
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        description="Whole epochs. Neither steps nor epochs means one epoch. With auto: chunks also end with every so "
+        "many epochs, however short these are.",
+    )
 
     @model_validator(mode="after")
     def _has_one_length(self) -> Self:
+        if self.auto and self.steps is not None:
+            raise ValueError("give auto or steps, not both")
         if self.steps is not None and self.epochs is not None:
             raise ValueError("give steps or epochs, not both")
         return self
 
-    def next_stop(self, start: int, steps_per_epoch: int, total_steps: int) -> int:
-        """Where the chunk ``(start, stop]`` stops: after its length, its epoch or the run, whichever is first."""
+    def next_stop(
+        self, start: int, steps_per_epoch: int, total_steps: int, auto_steps: int = 1, marks: Sequence[int] = ()
+    ) -> int:
+        """Where the chunk ``(start, stop]`` stops: after its length, its epoch or the run, whichever is first.
+
+        An automatic one ends with an epoch wherever its length allows: an epoch that is longer is cut into equal
+        chunks, and of shorter ones a chunk has several. So it has two thirds of ``auto_steps`` to one and a half,
+        but where a mark or the run ends it, or where it begins in the midst of an epoch.
+
+        Args:
+            auto_steps: how many steps an automatic chunk is to have; see `holdfast.interval`.
+            marks: an automatic chunk also ends with every multiple of each of these.
+        """
+        if self.auto:
+            at_once = max(1, round(auto_steps / steps_per_epoch))
+            every = [mark for mark in ((self.epochs or 0) * steps_per_epoch, *marks) if mark]
+            ends = [(start // steps_per_epoch + at_once) * steps_per_epoch, total_steps]
+            left = min([*ends, *((start // mark + 1) * mark for mark in every)]) - start
+            return start + math.ceil(left / max(1, round(left / auto_steps)))
         if self.steps is not None:
             epoch_end = (start // steps_per_epoch + 1) * steps_per_epoch
             return min(start + self.steps, epoch_end, total_steps)
@@ -190,6 +218,15 @@ class RunConfig(Section):
     )
     settings: dict[str, Any] = Field(default_factory=dict, description="The recipe's own settings.")
 
+    @field_validator("chunk", mode="before")
+    @classmethod
+    def _read_chunk(cls, chunk: object) -> object:
+        if chunk == "auto":
+            return ChunkLength(auto=True)
+        if not isinstance(chunk, Mapping | ChunkLength):
+            raise ValueError('expected "auto", or a table with steps or epochs')
+        return chunk
+
     @field_validator("seed", mode="before")
     @classmethod
     def _default_seed(cls, seed: object) -> object:
@@ -203,6 +240,12 @@ class RunConfig(Section):
         if holds_credentials(store):
             raise ValueError(CREDENTIALS_REFUSED)
         return store
+
+    def next_stop(self, start: int, steps_per_epoch: int, auto_steps: int) -> int:
+        """Where the chunk that begins with a step stops; see `ChunkLength.next_stop`."""
+        keep = self.retention
+        marks = (keep.keep_every * steps_per_epoch, keep.keep_every_steps)  # what is to be kept has to be there
+        return self.chunk.next_stop(start, steps_per_epoch, self.epochs * steps_per_epoch, auto_steps, marks)
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from holdfast.errors import (
     RecipeFailed,
     Unhealthy,
 )
+from holdfast.interval import FIRST_STEPS, History
 from holdfast.journal import Commit, Journal, PruneReport
 from holdfast.launch import Ranks, problem_in
 from holdfast.preemption import Notice
@@ -77,6 +78,7 @@ class Attempt:
         self._ordered_stops: list[int] = []
         self._last_failure: tuple[int, object] | None = None
         self._ranks: Ranks | None = None
+        self._history: History | None = None  # of an automatic chunk length
         self._pruned: PruneReport | None = None
         self.description: dict[str, Any] = {}
         signing_key = load_signing_key(config.signing_key) if config.signing_key else None
@@ -137,7 +139,10 @@ class Attempt:
     def _stop_after(self, step: int) -> int:
         """Where the chunk stops that begins with a step: where the ranks were told to, or its own length further."""
         ordered = next((stop for stop in self._ordered_stops if stop > step), 0)
-        return ordered or self.config.chunk.next_stop(step, self.steps_per_epoch, self.total_steps)
+        if ordered:
+            return ordered
+        auto_steps = self._history.choose_steps() if self._history else FIRST_STEPS
+        return self.config.next_stop(step, self.steps_per_epoch, auto_steps)
 
     # ---- open: where to go on
 
@@ -174,6 +179,7 @@ class Attempt:
         self._is_claimed = True
         self._record_lost_attempts()
         self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
+        self._history = History(self.journal, self.number) if self.config.chunk.auto else None
         self._resume()
         log.info("%s", self._what())
         log.info("attempt %d (%s): %s", self.number, why, self._where_from())
@@ -211,6 +217,8 @@ class Attempt:
         return f"continues from {self.head.path}, step {self.head.step} of {self.total_steps}"
 
     def _start_ranks(self, newest: Commit | None) -> None:
+        self._began = time.monotonic()
+        self._restart_s = 0.0
         path = Path(self.config.log.folder) / self.config.run / f"attempt-{self.number:08d}.log"
         self._ranks = Ranks(self.config, path, newest.number if newest else 0)
         self._is_told = False
@@ -274,7 +282,11 @@ class Attempt:
                 if error.data.get("is_silent"):  # otherwise they ended in time, and had nothing to save any more
                     log.warning("no checkpoint was durable in time for the notice; what was committed before stays")
                 return None
+            if self._history and isinstance(error, RankDied):
+                self._history.note_death()
             raise self._is_repeated(error) or error from error.__cause__
+        if self._history:
+            self._history.note_saved(saved, saved.step - self.step)
         self._uncommitted.append(saved)
         self._ordered_stops = [stop for stop in self._ordered_stops if stop > saved.step]
         self._is_stopped = self._is_told and saved.step < chunk.stop
@@ -283,6 +295,7 @@ class Attempt:
 
     def _await_saved(self, stop: int) -> Saved:
         assert self._ranks is not None
+        self._restart_s = self._restart_s or time.monotonic() - self._began
         self._order_steps(stop)
         if stop < self.total_steps and not self._is_told:
             self._order_steps(self._stop_after(stop))  # which is trained while this chunk is saved and committed
@@ -290,7 +303,7 @@ class Attempt:
             self._pass_on_notice()
             event = self._ranks.next_event(self.notice.left_s() if self.notice else None)
             if event["event"] == "saved":
-                return Saved.model_validate(event)
+                return Saved.model_validate(event | {"restart_s": self._restart_s})
             self.watch(event)
 
     def _order_steps(self, stop: int) -> None:

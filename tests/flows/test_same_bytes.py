@@ -18,7 +18,7 @@ from tests.toy import SAMPLES
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("length", ["chunk.steps=1", "chunk.steps=7", "chunk.epochs=3"])
+@pytest.mark.parametrize("length", ["chunk.steps=1", "chunk.steps=7", "chunk.epochs=3", "chunk=auto"])
 def test_in_chunks_of(engine: Engine, reference: Reference, length: str) -> None:
     if "epochs" in length:
         engine.config.write_text(engine.config.read_text().replace("[chunk]\nsteps = 4\n", ""))

@@ -1,15 +1,20 @@
 """Attempts with real ranks, without Prefect: what is read back, what the gate refuses, what another run lends."""
 
+import itertools
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from holdfast import interval
 from holdfast.attempt import Attempt
 from holdfast.checkpoint import read_metadata
 from holdfast.config import Checkpoint, ChunkLength, InitFrom, Log, Parity, Retention, RunConfig
-from holdfast.errors import ConfigError, GateTripped, NoProgress, Unhealthy, from_json
+from holdfast.errors import ConfigError, GateTripped, NoProgress, RankDied, Unhealthy, from_json
+from holdfast.interval import read_losses
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from holdfast.verification import verify_run
@@ -74,6 +79,55 @@ def test_what_is_read_back_otherwise_than_it_was_hashed_is_trained_again(train: 
     ]
     assert content_id(config) == content_id(straight)
     assert verify_run(journal_of(config)).ok
+
+
+def test_automatic_chunks_survive_a_kill_on_the_same_bytes(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = make_config(tmp_path, "straight", "tests.toy:toy", epochs=4)
+    train(straight)
+    monkeypatch.setenv("TOY_DELAY_S", "0.02")
+    for name, value in {"PRIOR_S": 4.0, "FLOOR_S": 0.0, "SAVES": 0.0, "FIRST_STEPS": 2}.items():
+        monkeypatch.setattr(interval, name, value)
+    config = make_config(tmp_path, "run", "tests.toy:toy", epochs=4, chunk="auto")
+    first = Attempt(config)
+
+    def kill(event: dict[str, Any]) -> None:
+        if event["event"] == "progress" and event["step"] >= 16:
+            first.signal_ranks(signal.SIGKILL)
+
+    first.watch = kill
+    with pytest.raises(RankDied):
+        train_on(first)
+    first.end("rank_crashed")
+    second = Attempt(config)
+    train_on(second)
+    second.end("completed")
+
+    journal = journal_of(config)
+    assert content_id(config) == content_id(straight)
+    assert verify_run(journal).ok
+    commits = [journal.read_commit(number) for number in journal.numbers("commits")]
+    steps = [0, *(commit.step for commit in commits)]
+    assert steps[1] == 2, "short, so that something is measured"
+    assert len({stop - start for start, stop in itertools.pairwise(steps)}) > 1
+    assert {10, 20, 30} < set(steps), "epochs are longer than chunks, and so each ends one"
+    for commit in commits:
+        assert 0.02 < commit.train_s < 10
+        assert 0 < commit.stall_s < commit.train_s
+        assert 0 < commit.save_s < 10
+        assert commit.restart_s > 0.1
+    assert read_losses(journal).count == 1
+
+
+def train_on(attempt: Attempt) -> None:
+    try:
+        attempt.open()
+        while (chunk := attempt.next_chunk()) is not None:
+            saved = attempt.train_chunk(chunk)
+            assert saved is None or attempt.commit(saved).step <= chunk.stop
+    finally:
+        attempt.close()
 
 
 def test_a_collapse_of_before_is_rolled_back(train: Train, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A configuration is read whole, or refused with the field's name."""
 
+import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,8 @@ def test_malformed_override_is_refused(path: Path, override: str) -> None:
         ("epochs = 0", "epochs = 0: Input should be greater than or equal to 1", ""),
         ("epochs = 'many'", "epochs = 'many'", ""),
         ("[chunk]\nsteps = 1\nepochs = 1", "give steps or epochs, not both", ""),
+        ("chunk = 'weekly'", "chunk = 'weekly': expected \"auto\", or a table with steps or epochs", ""),
+        ("[chunk]\nauto = true\nsteps = 1", "give auto or steps, not both", ""),
         ("[determinism]\nmode = 'loose'", "determinism.mode = 'loose': Input should be 'strict' or 'fast'", ""),
         ("[resume]\nstop_within_s = 0", "resume.stop_within_s = 0", ""),
     ],
@@ -108,6 +112,72 @@ def test_chunks_end_with_their_epoch_or_the_run(length: ChunkLength, stops: list
         step = length.next_stop(step, 10, 25)
         found.append(step)
     assert found == stops
+
+
+@pytest.mark.parametrize(
+    ("auto_steps", "stops"),
+    [
+        (4, [5, 10, 15, 20, 25, 30, 35]),  # two to an epoch, which are equal
+        (9, [10, 20, 30, 35]),
+        (14, [10, 20, 30, 35]),
+        (16, [20, 35]),  # two epochs at once; the run ends with 35
+        (1000, [35]),
+    ],
+)
+def test_automatic_chunks_end_with_an_epoch_where_their_length_allows(auto_steps: int, stops: list[int]) -> None:
+    assert walk(ChunkLength(auto=True), auto_steps, 35) == stops
+
+
+@pytest.mark.parametrize("auto_steps", [1, 3, 7, 50, 120])
+@pytest.mark.parametrize("steps_per_epoch", [1, 9, 100])
+def test_an_automatic_chunk_has_about_the_length_that_is_best(auto_steps: int, steps_per_epoch: int) -> None:
+    stops = [0]
+    while stops[-1] < 1000 * steps_per_epoch - 3 * auto_steps:
+        stops.append(ChunkLength(auto=True).next_stop(stops[-1], steps_per_epoch, 1000 * steps_per_epoch, auto_steps))
+    lengths = [stop - start for start, stop in itertools.pairwise(stops)]
+    assert math.floor(auto_steps * 2 / 3) <= min(lengths)
+    assert max(lengths) <= math.ceil(auto_steps * 3 / 2)
+
+
+def test_automatic_chunks_end_with_every_epoch_if_they_are_asked_to() -> None:
+    assert walk(ChunkLength(auto=True, epochs=1), 1000, 35) == [10, 20, 30, 35]
+    assert walk(ChunkLength(auto=True, epochs=2), 1000, 35) == [20, 35]
+
+
+def test_what_retention_is_to_keep_automatic_chunks_make() -> None:
+    keep = {"keep_every": 4, "keep_every_steps": 25}
+    config = parse_config({"recipe": "m:f", "run": "a", "epochs": 10, "chunk": "auto", "retention": keep})
+    stops = [0]
+    while stops[-1] < 100:
+        stops.append(config.next_stop(stops[-1], 10, 1000))
+    assert stops == [0, 25, 40, 50, 75, 80, 100]
+
+
+def walk(length: ChunkLength, auto_steps: int, total_steps: int) -> list[int]:
+    """Where the chunks of a run with ten steps an epoch stop."""
+    stops = [0]
+    while stops[-1] < total_steps:
+        stops.append(length.next_stop(stops[-1], 10, total_steps, auto_steps))
+    return stops[1:]
+
+
+def test_an_automatic_length_is_a_word_or_a_table_and_is_no_part_of_the_identity(path: Path) -> None:
+    fixed = load_config(path, ["chunk.steps=4"])
+    path.write_text(MINIMAL + "[chunk]\nsteps = 4\n")
+    word = load_config(path, ["chunk=auto"])
+    path.write_text(MINIMAL + "[chunk]\nauto = true\n")
+    assert word == load_config(path) == RunConfig.model_validate_json(word.model_dump_json())
+    assert word.chunk == ChunkLength(auto=True)
+    assert word.identity == fixed.identity
+
+
+def test_the_form_asks_for_a_length_as_it_asks_for_the_rest() -> None:
+    """Prefect makes it from the schema: of a table it makes fields, and of a boolean a switch."""
+    schema = RunConfig.model_json_schema()
+    assert schema["properties"]["chunk"]["$ref"] == "#/$defs/ChunkLength"
+    fields = schema["$defs"]["ChunkLength"]["properties"]
+    assert list(fields) == ["auto", "steps", "epochs"]
+    assert fields["auto"]["type"] == "boolean"
 
 
 def test_a_chunk_that_begins_late_ends_where_it_would_have() -> None:
