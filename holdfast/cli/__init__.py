@@ -1,6 +1,17 @@
 """``holdfast``: a person's view of a store."""
 
-from holdfast.cli import differences, keeping, looking, machine, proving
+from holdfast.cli import differences, keeping, looking, machine, planning, proving
 from holdfast.cli.app import EXIT_CODES, app, main, run_app
 
-__all__ = ["EXIT_CODES", "app", "differences", "keeping", "looking", "machine", "main", "proving", "run_app"]
+__all__ = [
+    "EXIT_CODES",
+    "app",
+    "differences",
+    "keeping",
+    "looking",
+    "machine",
+    "main",
+    "planning",
+    "proving",
+    "run_app",
+]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -318,3 +319,52 @@ def test_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_of_pack_shows_how_it_is_called(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["pack", "--help"]) == 0
     assert capsys.readouterr().out.startswith("Usage: holdfast pack RUN [COMMIT] OUT.tar\n")
+
+
+def test_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = make_line(open_store(str(tmp_path)), "run")
+    run = f"{tmp_path}/run"
+    assert run_app(app, ["plan", run]) == 1
+    assert "no commit that counts\nhint: its first chunk shows what a save costs" in capsys.readouterr().err
+    train(line)
+    assert run_app(app, ["plan", run]) == 1
+    assert "don't say how long their steps and saves took" in capsys.readouterr().err
+    took = {"train_s": 5.0, "stall_s": 2.0, "save_s": 4.0, "restart_s": 20.0}
+    line.commit(save_next(line).model_copy(update=took), "chunk")
+    line.journal.end_attempt(1, "rank_crashed", "")
+
+    planned = ask_json("plan", run, capsys=capsys)
+    assert planned["measured"] == {"step_s": 0.5, "stall_s": 2.0, "save_s": 4.0, "restart_s": 20.0, "count": 1}
+    assert (planned["losses"]["count"], planned["losses"]["attempts"]) == (1, 1)
+    assert planned["mean_between_losses_s"] == pytest.approx(3600, abs=60)
+    assert (planned["interval"]["steps"], planned["interval"]["bound"]) == (pytest.approx(240, abs=2), "least lost")
+    assert planned["best"]["steps"] == planned["interval"]["steps"]
+    assert planned["current"] is None, "its settings are not whole"
+    assert run_app(app, ["plan", run]) == 0
+    shown = capsys.readouterr().out
+    assert "a save stalls training for 2 s" in shown
+    assert "an attempt trains 20 s after it has begun" in shown
+    assert re.search(r"losses    1 unannounced in \S+ h of 1 attempt\n", shown)
+    assert re.search(r"interval  1\d\d s, 2\d\d steps: sqrt\(2 x stall x time between losses\)", shown)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "steps", "is_auto"), [("[chunk]\nsteps = 4", 4, False), ("", 10, False), ('chunk = "auto"', 240, True)]
+)
+def test_plan_compares_with_the_chunks_of_a_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], chunk: str, steps: int, is_auto: bool
+) -> None:
+    line = make_line(open_store(str(tmp_path)), "run")
+    took = {"train_s": 5.0, "stall_s": 2.0, "save_s": 4.0}
+    line.commit(save_next(line).model_copy(update=took), "chunk")
+    line.journal.end_attempt(1, "rank_crashed", "")
+    config = tmp_path / "a.toml"
+    config.write_text(f'recipe = "m:f"\nrun = "run"\nstore = "{tmp_path}"\nepochs = 999\n{chunk}\n')
+    planned = ask_json("plan", str(config), capsys=capsys)
+    assert (planned["current"]["steps"], planned["is_auto"]) == (steps, is_auto)
+    current, best = (planned[name]["expected"] for name in ("current", "best"))
+    assert current["redone"] / best["redone"] == pytest.approx(steps / planned["best"]["steps"])
+    assert run_app(app, ["plan", str(config)]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.split()[:2] == (["automatic,", "with"] if is_auto else ["as", "it"])
+    assert last.rstrip().endswith(f"{sum(current.values()):.2%}")
