@@ -82,7 +82,7 @@ def reported(attempt: Attempt) -> Iterator[Callable[[Attempt], None]]:
     def show_chunk(attempt: Attempt) -> None:
         commit = attempt.head
         assert commit is not None
-        rows.append(describe_chunk(attempt.journal, commit, attempt.save_s))
+        rows.append(describe_chunk(attempt.journal, commit))
         newest = rows[-ROWS:]
         send("bar", lambda: show_bar(commit.step, f"step {commit.step} of {attempt.total_steps} is committed"))
         send("table", lambda: show_table(newest))
@@ -119,7 +119,7 @@ def key_of(run: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-") or "run"
 
 
-def describe_chunk(journal: Journal, commit: Commit, save_s: float) -> dict[str, Any]:
+def describe_chunk(journal: Journal, commit: Commit) -> dict[str, Any]:
     """A row of the table of chunks."""
     start = journal.read_commit(commit.parent).step if commit.parent else 0
     loss = commit.metrics.get("avg_loss")
@@ -127,7 +127,7 @@ def describe_chunk(journal: Journal, commit: Commit, save_s: float) -> dict[str,
         "chunk": commit.number,
         "steps": f"{start}-{commit.step}",
         "loss": "" if loss is None else f"{loss:.4f}",
-        "save": f"{save_s:.2f} s" if save_s else "",
+        "save": f"{commit.save_s:.2f} s" if commit.save_s else "",
         "size": f"{commit.size_bytes / 1e6:.1f} MB",
         "checkpoint": commit.path,
         "content id": commit.checkpoint_sha256[:12],

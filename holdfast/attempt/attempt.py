@@ -59,7 +59,6 @@ class Attempt:
         line: the run's commits.
         watch: called with the ranks' progress events, see `holdfast.training.train`.
         notice: that this machine goes away, if it does.
-        save_s: seconds that the save of the newest commit took.
         description: what the ranks built; see `holdfast.rank.serving.describe`.
     """
 
@@ -69,7 +68,6 @@ class Attempt:
         self.number = number or self.journal.attempts() + 1
         self.watch: Watch = lambda event: None
         self.notice: Notice | None = None
-        self.save_s = 0.0
         self._is_claimed = False
         self._is_stopped = False
         self._is_told = False
@@ -346,7 +344,6 @@ class Attempt:
                 self._uncommitted.clear()
                 return self.line.follow()
         self._uncommitted.pop(0)
-        self.save_s = saved.save_s
         assert self.head is not None
         return self.head
 

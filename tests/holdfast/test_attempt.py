@@ -114,7 +114,7 @@ def test_automatic_chunks_survive_a_kill_on_the_same_bytes(
     assert {10, 20, 30} < set(steps), "epochs are longer than chunks, and so each ends one"
     for commit in commits:
         assert 0.02 < commit.train_s < 10
-        assert 0 < commit.stall_s < commit.train_s
+        assert 0 < commit.stall_s < 10
         assert 0 < commit.save_s < 10
         assert commit.restart_s > 0.1
     assert read_losses(journal).count == 1

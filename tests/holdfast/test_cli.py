@@ -336,8 +336,8 @@ def test_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     planned = ask_json("plan", run, capsys=capsys)
     assert planned["measured"] == {"step_s": 0.5, "stall_s": 2.0, "save_s": 4.0, "restart_s": 20.0, "count": 1}
     assert (planned["losses"]["count"], planned["losses"]["attempts"]) == (1, 1)
-    assert planned["mean_between_losses_s"] == pytest.approx(3600, abs=60)
-    assert (planned["interval"]["steps"], planned["interval"]["bound"]) == (pytest.approx(240, abs=2), "least lost")
+    assert planned["mean_between_losses_s"] == pytest.approx(1800, abs=60)
+    assert (planned["interval"]["steps"], planned["interval"]["bound"]) == (pytest.approx(170, abs=2), "least lost")
     assert planned["best"]["steps"] == planned["interval"]["steps"]
     assert planned["current"] is None, "its settings are not whole"
     assert run_app(app, ["plan", run]) == 0
@@ -345,11 +345,11 @@ def test_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "a save stalls training for 2 s" in shown
     assert "an attempt trains 20 s after it has begun" in shown
     assert re.search(r"losses    1 unannounced in \S+ h of 1 attempt\n", shown)
-    assert re.search(r"interval  1\d\d s, 2\d\d steps: sqrt\(2 x stall x time between losses\)", shown)
+    assert re.search(r"interval  8\d\.\d s, 1\d\d steps: sqrt\(2 x stall x time between losses\)", shown)
 
 
 @pytest.mark.parametrize(
-    ("chunk", "steps", "is_auto"), [("[chunk]\nsteps = 4", 4, False), ("", 10, False), ('chunk = "auto"', 240, True)]
+    ("chunk", "steps", "is_auto"), [("[chunk]\nsteps = 4", 4, False), ("", 10, False), ('chunk = "auto"', 170, True)]
 )
 def test_plan_compares_with_the_chunks_of_a_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], chunk: str, steps: int, is_auto: bool

@@ -118,6 +118,7 @@ def test_chunks_end_with_their_epoch_or_the_run(length: ChunkLength, stops: list
     ("auto_steps", "stops"),
     [
         (4, [5, 10, 15, 20, 25, 30, 35]),  # two to an epoch, which are equal
+        (6, [5, 10, 15, 20, 25, 30, 35]),
         (9, [10, 20, 30, 35]),
         (14, [10, 20, 30, 35]),
         (16, [20, 35]),  # two epochs at once; the run ends with 35

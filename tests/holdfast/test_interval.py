@@ -83,10 +83,10 @@ def test_no_other_interval_is_expected_to_lose_less(
 
 
 def test_it_is_the_square_root_of_twice_the_stall_times_the_time_between_losses() -> None:
-    chosen = choose_interval(measured(stall_s=2.0, step_s=0.5), Losses(9, 8 * HOUR))
+    chosen = choose_interval(measured(stall_s=2.0, step_s=0.5), Losses(9, 10 * HOUR - PRIOR_S))
     assert chosen.interval_s == math.sqrt(2 * 2.0 * HOUR) == 120.0
     assert (chosen.steps, chosen.bound) == (240, "least lost")
-    parts = expect(measured(stall_s=2.0, save_s=18.0, restart_s=36.0), Losses(9, 8 * HOUR), 120.0)
+    parts = expect(measured(stall_s=2.0, save_s=18.0, restart_s=36.0), Losses(9, 10 * HOUR - PRIOR_S), 120.0)
     assert parts.stalls == parts.redone == pytest.approx(1 / 60)
     assert (parts.saves, parts.restarts) == (0.005, 0.01)
     assert parts.total == pytest.approx(1 / 30 + 0.015)
