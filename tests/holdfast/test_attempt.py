@@ -220,9 +220,8 @@ def test_damage_to_a_file_that_checkpoints_share_leaves_one_to_fall_back_on(trai
         for name in ("run", "straight")
     )  # fmt: skip
     train(straight)
-    train(
-        config, chunks=6
-    )  # the ranks were ahead, and have perhaps left a seventh, which shares its files with the sixth
+    # The ranks are ahead, and leave perhaps a seventh, which shares its files with the sixth.
+    train(config, chunks=6)
     journal = journal_of(config)
     kept = list(journal.candidates())
     frozen = sorted(path.name for path in (tmp_path / "run" / kept[0].path).glob("checkpoint-*"))[1:]
