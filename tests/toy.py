@@ -64,8 +64,9 @@ def note_trained(model: nn.Module) -> None:
 def toy(
     lr: float = 0.05, width: int = 16, schedule: str = "linear", schedule_epochs: float = 3, poison: int = -1
 ) -> Recipe:
-    """The recipe. A batch that has the sample ``poison`` in it raises."""
+    """The recipe. A batch with the sample ``poison`` in it raises; none is trained while there is a file TOY_HELD."""
     data = Made()
+    held = os.environ.get("TOY_HELD")
     model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Dropout(0.2), nn.BatchNorm1d(width), nn.Linear(width, 1))
     optimizer = torch.optim.AdamW(
         [{"params": model[0].parameters()}, {"params": model[1:].parameters(), "lr": lr / 2}], lr=lr
@@ -74,6 +75,8 @@ def toy(
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         time.sleep(float(os.environ.get("TOY_DELAY_S", "0")))
+        while held and Path(held).exists():
+            time.sleep(0.01)
         x, y = batch
         if poison >= 0 and (x == data.x[poison]).all(1).any():
             raise ZeroDivisionError("as it was told to")

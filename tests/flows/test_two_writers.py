@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import time
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +17,13 @@ from tests.makers import claim
 pytestmark = pytest.mark.slow
 
 
-def test_started_twice_at_once_one_trains(driver: Driver, reference: Reference) -> None:
-    both = [driver.start(TOY_DELAY_S="0.1") for _ in range(2)]
+def test_started_twice_at_once_one_trains(driver: Driver, reference: Reference, tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.touch()
+    both = [driver.start(TOY_HELD=str(held)) for _ in range(2)]
+    while driver.journal().attempts() < 2 and all(process.poll() is None for process in both):
+        time.sleep(0.1)
+    held.unlink()
     ends = {(*process.communicate(timeout=COMMAND_WITHIN_S), process.returncode) for process in both}
     (loser,) = [(out, err) for out, err, code in ends if code == 3]
     assert [code for _, _, code in ends if code != 3] == [0]
