@@ -7,14 +7,15 @@ import argparse
 import json
 import logging
 import sys
+import time
 from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import journal, saving
+from tests.bench import cold, flow, journal, lost, saving, strict
 from tests.bench.frame import describe_machine, make_table
 
-BENCHMARKS = [journal.BENCHMARK, saving.BENCHMARK]
+BENCHMARKS = [each.BENCHMARK for each in (saving, lost, flow, cold, strict, journal)]
 WIDTH = 200
 
 
@@ -33,9 +34,12 @@ def main(arguments: list[str]) -> None:
     machine = describe_machine()
     console.print(", ".join(f"{name} {value}" for name, value in machine.items()), highlight=False)
     figures = {}
-    for name in options.names or known:
-        rows = known[name].run(options.full)
+    for number, name in enumerate(names := options.names or list(known), 1):
+        began = time.monotonic()
+        with console.status(f"{name} ({number} of {len(names)})"):
+            rows = known[name].run(options.full)
         console.print(make_table(known[name], rows))
+        console.print(f"  {name}: {time.monotonic() - began:.0f} s\n", highlight=False)
         figures[name] = {"about": known[name].about, "rows": rows}
     options.output.write_text(json.dumps({"machine": machine, "benchmarks": figures}, indent=2) + "\n")
 

@@ -1,11 +1,19 @@
 """What a benchmark is, and how its rows are shown."""
 
 import itertools
+import json
+import os
 import platform
-from collections.abc import Callable, Sequence
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -14,7 +22,8 @@ from holdfast.checkpoint import count_cores
 
 Row = dict[str, str | int | float | None]
 
-PACKAGES = ("holdfast", "torch", "numpy", "fsspec", "s3fs", "gcsfs", "moto")
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = ("holdfast", "torch", "numpy", "accelerate", "prefect", "fsspec", "s3fs", "gcsfs", "moto")
 
 
 @dataclass(frozen=True)
@@ -25,13 +34,88 @@ class Benchmark:
         name: what it is asked for by.
         about: what its figures are, and what is not so about them.
         run: the rows, all with the same columns. It is given whether to take the time for the largest sizes.
-        across: the column that grows; rows that are alike in the columns before it are shown in one line.
+        across: the column that grows; rows that are alike in the columns before it are shown in one line. None where
+            each row has a line of its own.
     """
 
     name: str
     about: str
     run: Callable[[bool], list[Row]]
-    across: str
+    across: str | None = None
+
+
+def compare(
+    state: str,
+    figure: str,
+    ours: float,
+    of: str = "",
+    limit: float | None = None,
+    reach: float | None = None,
+    *,
+    unit: str = "s",
+    least: bool = False,
+) -> Row:
+    """A figure beside what it is held against.
+
+    Args:
+        of: what that is: the machine's limit, or what somebody else does.
+        limit: that, in the same unit.
+        reach: what the ratio has to be at most; None where nothing is asked of it.
+        least: at least, instead.
+    """
+    ratio = None if limit is None else ours / limit
+    is_met = None if ratio is None or reach is None else ratio >= reach if least else ratio <= reach
+    return {
+        "state": state, "figure": figure, "ours": _round(ours), "unit": unit, "of": of,
+        "limit": None if limit is None else _round(limit), "ratio": None if ratio is None else round(ratio, 3),
+        "reach": None if reach is None else f"{'>=' if least else '<='} {reach:g}",
+        "met": None if is_met is None else "yes" if is_met else "NO",
+    }  # fmt: skip
+
+
+def _round(value: float) -> float:
+    """Four digits are more than a time is worth."""
+    return float(f"{value:.4g}")
+
+
+def median_of(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The median of each."""
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def ask(module: str, *arguments: str, python: str | Path = sys.executable, **environment: str) -> Any:
+    """What a module prints as JSON in a process of its own, so that its memory and its threads are its own.
+
+    Raises:
+        RuntimeError: the process failed; with the end of what it said.
+    """
+    command = [str(python), "-m", module, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{module} {' '.join(arguments)}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def scratch() -> "tempfile.TemporaryDirectory[str]":
+    """A folder on the disk that is measured, which goes afterwards: in BENCH_FOLDER, if that is set."""
+    return tempfile.TemporaryDirectory(prefix="bench-", dir=os.environ.get("BENCH_FOLDER"))
+
+
+def make_cold(folder: Path) -> None:
+    """What the files of a folder hold is on the disk only, no more in the system's cache."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY)
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
+
+
+def time_of(call: Callable[[], object]) -> float:
+    """Seconds that a call takes."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def describe_machine() -> dict[str, str | int]:
@@ -53,12 +137,13 @@ def make_table(benchmark: Benchmark, rows: list[Row]) -> Table:
         title=benchmark.name, caption=benchmark.about, title_justify="left", caption_justify="left", box=box.SIMPLE
     )
     columns = list(rows[0])
-    before = columns[: columns.index(benchmark.across)]
+    before = columns[: columns.index(benchmark.across)] if benchmark.across else columns
     after = columns[len(before) :]
     for column in columns:
-        table.add_column(column, justify="left" if column in before else "right", no_wrap=True)
+        is_text = column in before and not any(isinstance(row[column], int | float) for row in rows)
+        table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
     previous: list[str] = []
-    for texts, group in itertools.groupby(rows, lambda row: [str(row[column]) for column in before]):
+    for texts, group in itertools.groupby(rows, lambda row: [_show(column, [row[column]]) for column in before]):
         lines = list(group)
         if texts[:1] != previous[:1]:
             table.add_section()

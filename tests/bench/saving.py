@@ -9,10 +9,7 @@ import json
 import mmap
 import os
 import resource
-import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +21,7 @@ from safetensors.torch import save_file
 from holdfast.checkpoint import Saver, read_payload
 from holdfast.state import from_payload, to_payload
 from holdfast.store.local import LocalStore
-from tests.bench.frame import Benchmark, Row
+from tests.bench.frame import Benchmark, Row, ask, compare, make_cold, median_of, scratch, time_of
 from tests.makers import METADATA_FIELDS, commit_of
 
 MB = 10**6
@@ -36,12 +33,7 @@ HASHERS = 2
 
 def run(full: bool) -> list[Row]:
     """The rows of all states; the largest only if there is time."""
-    rows = []
-    for name in SIZES:
-        if full or name != "3 GB":
-            command = [sys.executable, "-m", "tests.bench.saving", name]
-            rows += json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return rows
+    return [row for name in SIZES if full or name != "3 GB" for row in ask("tests.bench.saving", name)]
 
 
 # ---- in the process of one state
@@ -50,26 +42,27 @@ def run(full: bool) -> list[Row]:
 def measure(name: str) -> list[Row]:
     """All figures of one state."""
     size_bytes, tensors = SIZES[name]
-    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as folder:
+    with scratch() as folder:
         bench = _Bench(Path(folder), size_bytes, tensors)
         times = bench.time_all()
 
-    def row(figure: str, ours: float, of: str, limit: float, reach: float) -> Row:
-        return {
-            "figure": figure, "state": name, "seconds": round(ours, 3), "of": of, "limit s": round(limit, 3),
-            "ratio": round(ours / limit, 2), "reach": reach,
-        }  # fmt: skip
-
     slower = max(times["raw write"], times["SHA-256, two threads"])
+
+    def row(figure: str, key: str, of: str, limit: float, reach: float) -> Row:
+        return compare(name, figure, times[key], of, limit, reach)
+
     return [
-        row("stall", times["stall"], "memory copy", times["memory copy"], 1.3),
-        row("durable and hashed", times["durable"], "raw write or SHA-256", slower, 1.25),
-        row("restored and verified", times["restore"], "raw cold read", times["raw read"], 1.3),
-        row("safetensors, fsync, hash", times["safetensors"], "ours", times["durable"], 3.0),
-        row("torch.save, fsync, hash", times["torch.save"], "ours", times["durable"], 4.0),
-        {"figure": "extra memory", "state": name, "seconds": None, "of": "state", "limit s": None,
-         "ratio": round(times["memory"], 2), "reach": 1.1},
-    ]  # fmt: skip
+        row("stall", "stall", "memory copy", times["memory copy"], 1.3),
+        row("durable and hashed", "durable", "raw write or SHA-256", slower, 1.25),
+        row("restored and verified", "restore", "raw cold read", times["raw read"], 1.3),
+        compare(
+            name, "safetensors, fsync, hash", times["safetensors"], "ours durable", times["durable"], 3.0, least=True
+        ),
+        compare(
+            name, "torch.save, fsync, hash", times["torch.save"], "ours durable", times["durable"], 4.0, least=True
+        ),
+        compare(name, "extra memory", times["memory"], "the state", 1.0, 1.1, unit="states"),
+    ]
 
 
 class _Bench:
@@ -91,7 +84,7 @@ class _Bench:
         for _ in range(ROUNDS):
             for name, seconds in self._round():
                 measured.setdefault(name, []).append(seconds)
-        return {name: statistics.median(found) for name, found in measured.items()} | {"memory": memory}
+        return median_of(measured) | {"memory": memory}
 
     def _prepare(self) -> None:
         self.copy = {name: torch.empty_like(tensor) for name, tensor in self.state.items()}
@@ -103,20 +96,20 @@ class _Bench:
             self.image[start : start + WRITE_BYTES] = os.urandom(4096) * (WRITE_BYTES // 4096)
 
     def _round(self) -> Iterator[tuple[str, float]]:
-        yield "memory copy", _time(self._copy)
-        yield "raw write", _time(self._write_raw)
-        yield "SHA-256, two threads", _time(self._hash_raw)
-        self._make_cold(self.folder / "raw")
-        yield "raw read", _time(self._read_raw)
+        yield "memory copy", time_of(self._copy)
+        yield "raw write", time_of(self._write_raw)
+        yield "SHA-256, two threads", time_of(self._hash_raw)
+        make_cold(self.folder)
+        yield "raw read", time_of(self._read_raw)
         (self.folder / "raw").unlink()
         stall, durable = self._save()
         yield "stall", stall
         yield "durable", durable
-        self._make_cold(*(self.folder / "run" / self.saved.path).iterdir())
-        yield "restore", _time(self._restore)
+        make_cold(self.folder / "run" / self.saved.path)
+        yield "restore", time_of(self._restore)
         self.store.delete_folder(self.saved.path)
         for name, write in (("safetensors", self._save_safetensors), ("torch.save", self._save_torch)):
-            yield name, _time(lambda write=write: self._save_and_hash(write))
+            yield name, time_of(lambda write=write: self._save_and_hash(write))
 
     # ---- ours
 
@@ -166,14 +159,6 @@ class _Bench:
         finally:
             os.close(file)
 
-    @staticmethod
-    def _make_cold(*paths: Path) -> None:
-        for path in paths:
-            file = os.open(path, os.O_RDONLY)
-            os.fsync(file)
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(file)
-
     # ---- others
 
     def _save_safetensors(self, path: Path) -> None:
@@ -191,12 +176,6 @@ class _Bench:
         path.unlink()
 
 
-def _time(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
 def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
@@ -205,10 +184,10 @@ BENCHMARK = Benchmark(
     name="saving",
     about=(
         "How long training stands still for a save, how long until it is durable and its hash known, and how long a "
-        "restore takes that verifies, each over what the machine does at best, taken in the same minute."
+        "restore takes that verifies, each over what the machine does at best, taken in the same minute. extra memory: "
+        "what a process grows by when it saves for the first time."
     ),
     run=run,
-    across="state",
 )
 
 

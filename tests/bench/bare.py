@@ -1,0 +1,54 @@
+"""``python -m tests.bench.bare SIZE MODE``: the same steps with nothing around them, so many as each line asks for."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from holdfast import determinism
+from holdfast.checkpoint import count_cores
+from holdfast.config import DEFAULT_SEED, Determinism
+from tests.bench.frame import ROOT, time_of
+from tests.bench.workload import Loop
+
+WARM_UP = 5
+
+
+@contextlib.contextmanager
+def bare_loop(size: str, mode: Literal["strict", "fast"] = "strict") -> Iterator[Callable[[int], float]]:
+    """What trains so many steps, and gives the seconds of each of them, while the block lasts."""
+    command = [sys.executable, "-m", "tests.bench.bare", size, mode]
+    environment = determinism.preamble(_settings(mode))
+    with subprocess.Popen(
+        command, env=os.environ | environment, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+
+        def train(steps: int) -> float:
+            print(steps, file=process.stdin, flush=True)
+            return float(process.stdout.readline()) / steps
+
+        try:
+            train(WARM_UP)
+            yield train
+        finally:
+            process.kill()
+
+
+def _settings(mode: Literal["strict", "fast"]) -> Determinism:
+    return Determinism(mode=mode, threads=count_cores())
+
+
+def main(size: str, mode: Literal["strict", "fast"]) -> None:
+    determinism.apply(_settings(mode), DEFAULT_SEED)
+    loop = Loop(size)
+    for line in sys.stdin:
+        steps = int(line)
+        print(time_of(lambda steps=steps: [loop.step() for _ in range(steps)]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], "strict" if sys.argv[2] == "strict" else "fast")

@@ -1,0 +1,109 @@
+"""How long a killed run takes to be where it was: from the start of the command to the end of the first new step.
+
+All of it (the attempt, its ranks) is ended by SIGKILL in the second chunk, the checkpoint is taken out of the system's
+cache, and the same command is started again. Beside it stands what no program can do without: Python, torch, the model
+and its optimizer, the checkpoint's bytes from the disk, one step.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from holdfast import determinism
+from holdfast.checkpoint import count_cores
+from holdfast.config import Determinism
+from tests.bench.flow import command, write_config
+from tests.bench.frame import ROOT, Benchmark, Row, compare, make_cold, scratch
+from tests.bench.recipe import read_steps
+
+SIZE = "100 MB"
+CHUNK, CHUNKS = 10, 1000
+ROUNDS, FULL_ROUNDS, WITH_PREFECT = 5, 9, 2
+WITHIN_S = 120.0
+REACH = 1.5
+
+# What is printed is when the step was done.
+BARE = """
+import mmap, os, sys, time
+from pathlib import Path
+from holdfast import determinism
+from holdfast.config import DEFAULT_SEED, Determinism
+determinism.apply(Determinism(threads=int(sys.argv[2])), DEFAULT_SEED)
+from tests.bench.workload import Loop
+loop = Loop(sys.argv[1])
+for path in sorted(Path(sys.argv[3]).glob("*.safetensors")):
+    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    size = os.fstat(file).st_size
+    memory = memoryview(mmap.mmap(-1, -(-size // 2**24) * 2**24))
+    for start in range(0, size, 2**24):
+        os.preadv(file, [memory[start : start + 2**24]], start)
+loop.step()
+print(time.time())
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def run(full: bool) -> list[Row]:
+    """The engine's command and the bare program in turn; then the same command through Prefect."""
+    with scratch() as name:
+        folder = Path(name)
+        config = write_config(folder, SIZE, CHUNK, CHUNKS)
+        _first_step("tests.bench.life", config, after=CHUNK + 2)
+        ours, bare = [], []
+        for _ in range(FULL_ROUNDS if full else ROUNDS):
+            bare.append(_time_bare(_make_cold(folder)))
+            _make_cold(folder)
+            ours.append(_first_step("tests.bench.life", config))
+        through = [_first_step("flows.train", config) for _ in range(WITH_PREFECT) if _make_cold(folder)]
+    engine, limit = statistics.median(ours), statistics.median(bare)
+    return [
+        compare(SIZE, "to the first new step, cold", engine, "python, torch, build, raw read, a step", limit, REACH),
+        compare(SIZE, "Prefect and its server, on top", statistics.median(through) - engine),
+    ]
+
+
+def _make_cold(folder: Path) -> Path:
+    """The newest checkpoint, whose files are on the disk only."""
+    checkpoints = sorted((folder / "runs" / "bench").glob("epoch-*"), key=lambda path: path.stat().st_mtime)
+    make_cold(folder / "runs")
+    return checkpoints[-1]
+
+
+def _first_step(module: str, config: Path, after: int = 1) -> float:
+    """Seconds until the command has done so many steps; then it's killed."""
+    steps = config.parent / "steps"
+    began = time.time()
+    with command(module, config) as process:
+        while len(done := [each for each in _read(steps) if each > began]) < after:
+            if process.poll() is not None or time.time() - began > WITHIN_S:
+                raise RuntimeError((config.parent / "output").read_text()[-2000:])
+            time.sleep(0.01)
+    return done[after - 1] - began
+
+
+def _read(steps: Path) -> list[float]:
+    return read_steps(steps) if steps.exists() else []
+
+
+def _time_bare(checkpoint: Path) -> float:
+    threads = count_cores()
+    arguments = [sys.executable, "-c", BARE, SIZE, str(threads), str(checkpoint)]
+    environment = os.environ | determinism.preamble(Determinism(threads=threads))
+    began = time.time()
+    done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    return float(done.stdout) - began
+
+
+BENCHMARK = Benchmark(
+    name="cold",
+    about=(
+        "SIGKILL of everything, then the same command, until the first step after the restored one is done, through "
+        "the engine alone; over one process that imports torch, builds the model, reads the checkpoint's bytes from "
+        "the disk and does a step, which imports what every optimizer's step does. Then what Prefect adds."
+    ),
+    run=run,
+)

@@ -1,0 +1,140 @@
+"""What Prefect, chunks and checkpoints cost a run: steps a second through flows and tasks, beside the bare loop.
+
+The run is ``python -m flows.train``, with Prefect's temporary server, as ``make train`` starts it. When each step was
+done is noted by its recipe. Counted is from the middle of the second chunk to the middle of the last: the start, the
+first save (which takes its memory) and the end are no steady state.
+"""
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from holdfast.checkpoint import count_cores
+from tests.bench.bare import bare_loop
+from tests.bench.frame import ROOT, Benchmark, Row, compare, scratch
+from tests.bench.recipe import STEPS_VARIABLE, read_steps
+from tests.bench.workload import SIZES
+
+CHUNK_S, SHORT_CHUNK_S = 30.0, 3.0
+CHUNKS, SHORT_CHUNKS = 4, 12
+REACH, REACH_BOUNDARY_S = 0.985, 0.1
+
+
+def run(full: bool) -> list[Row]:
+    """A run of long chunks between two blocks of the bare loop, and beside a run of short ones."""
+    rounds = 3 if full else 1
+    return [*_measure("100 MB", rounds, with_bare=True), *_measure("small", rounds, with_bare=False)]
+
+
+def _measure(size: str, rounds: int, *, with_bare: bool) -> list[Row]:
+    ratios, lost, near, speeds = [], [], [], []
+    with bare_loop(size) as bare:
+        step_s = bare(max(2, round(2 / bare(5))))
+        long, short = round(CHUNK_S / step_s), round(SHORT_CHUNK_S / step_s)
+        for _ in range(rounds):
+            before = bare(long) if with_bare else 0.0
+            few = train(size, long, CHUNKS if with_bare else 2)
+            after = bare(long) if with_bare else 0.0
+            many = train(size, short, SHORT_CHUNKS)
+            speeds.append((1 / _mean_step(few, long), 2 / (before + after) if with_bare else 0.0))
+            ratios.append(speeds[-1][0] / speeds[-1][1] if with_bare else 0.0)
+            lost.append((_mean_step(many, short) - _mean_step(few, long)) * short)
+            near.append(statistics.median(_lost_at(many, short)))
+    rows = [
+        compare(size, "lost by a boundary, warm", statistics.median(lost), "100 ms", REACH_BOUNDARY_S, 1.0),
+        compare(size, "of it, in the first half of the chunk", statistics.median(near)),
+    ]
+    if with_bare:
+        ours, limit = (statistics.median(values) for values in zip(*speeds, strict=True))
+        about = f"{CHUNK_S:.0f} s chunks, through flow and tasks"
+        rows.insert(0, compare(size, about, ours, "bare loop", limit, REACH, unit="steps/s", least=True))
+    return rows
+
+
+def _mean_step(done: list[float], chunk: int) -> float:
+    """Seconds of a step from the middle of the second chunk to that of the last; of a single one, its second half."""
+    chunks = len(done) // chunk
+    first = chunk * 3 // 2 if chunks > 2 else chunk // 2
+    last = len(done) - 1 - chunk // 2 if chunks > 2 else chunk - 1
+    return (done[last] - done[first]) / (last - first)
+
+
+def _lost_at(done: list[float], chunk: int) -> Iterator[float]:
+    """What the first half of each chunk took longer than the halves before and after it."""
+    half = chunk // 2
+    for start in range(2 * chunk - 1, len(done) - 1 - chunk, chunk):
+        before = (done[start] - done[start - half]) / half
+        after = (done[start + 2 * half] - done[start + half]) / half
+        yield done[start + half] - done[start] - half * (before + after) / 2
+
+
+def train(size: str, chunk: int, chunks: int) -> list[float]:
+    """When each step of a run of so many chunks was done."""
+    with scratch() as folder:
+        config = write_config(Path(folder), size, chunk, chunks)
+        with command("flows.train", config) as process:
+            if process.wait():
+                raise RuntimeError((Path(folder) / "output").read_text()[-2000:])
+        return read_steps(Path(folder) / "steps")
+
+
+def write_config(folder: Path, size: str, chunk: int, chunks: int) -> Path:
+    """The configuration of a run that has everything it writes in the folder."""
+    assert size in SIZES
+    path = folder / "bench.toml"
+    path.write_text(
+        f'recipe = "tests.bench.recipe:stack"\nrun = "bench"\nstore = "{folder}/runs"\n'
+        f'[chunk]\nsteps = {chunk}\n[determinism]\nthreads = {count_cores()}\n[log]\nfolder = "{folder}/logs"\n'
+        f'[settings]\nsize = "{size}"\nsteps = {chunk * chunks}\n'
+    )
+    return path
+
+
+@contextlib.contextmanager
+def command(module: str, config: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    """A module that trains, as a process with a home of its own; nothing of it is left after the block."""
+    folder = config.parent
+    environment = {
+        "HOME": str(folder), "PREFECT_HOME": str(folder / "prefect"), STEPS_VARIABLE: str(folder / "steps"),
+        "DO_NOT_TRACK": "1",
+    }  # fmt: skip
+    inherited = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    with (folder / "output").open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(config)],
+            cwd=ROOT, env=inherited | environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        kill_all(process)
+
+
+def kill_all(process: "subprocess.Popen[bytes]") -> None:
+    """The process is gone, with all that it has started: its ranks, its server."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        found = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        for each in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        psutil.wait_procs(found)
+    process.wait()
+
+
+BENCHMARK = Benchmark(
+    name="flow",
+    about=(
+        "Steps a second through flow and chunk tasks, saves and commits among them, over those of the same loop in "
+        "plain torch with the same threads and deterministic algorithms. lost by a boundary: by what a run of "
+        f"{SHORT_CHUNK_S:.0f} s chunks takes longer than one of {CHUNK_S:.0f} s chunks, a chunk. Prefect's server, and "
+        "the process that commands the ranks, run on the same cores."
+    ),
+    run=run,
+)
