@@ -68,7 +68,14 @@ soak: .venv/ready
 screenshots: .venv/ready
 	@$(BIN)/python -m tests.screenshots
 
-bench: .venv/ready
+# Whom the benchmarks stand beside, with the project's own torch.
+.venv/peers/ready: .venv/ready constraints.txt tests/bench/peers.txt
+	@echo "setting up .venv/peers (a minute, once)"
+	@{ $(PYTHON) -m venv --clear .venv/peers && .venv/peers/bin/python -m pip install --quiet \
+		--constraint constraints.txt --requirement tests/bench/peers.txt 2> /dev/null; } && touch $@ || \
+		{ rm -rf .venv/peers; echo "the peers can't be installed with pip: they are left out of the benchmarks"; }
+
+bench: .venv/ready .venv/peers/ready
 	@$(BIN)/python -m tests.bench $(ARGS)
 
 clean:

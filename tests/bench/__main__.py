@@ -6,16 +6,17 @@ Nothing here is a test: a ratio stands beside what it is to reach, and nothing f
 import argparse
 import json
 import logging
+import signal
 import sys
 import time
 from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import cold, flow, journal, lost, saving, strict
+from tests.bench import cold, flow, journal, lost, peers, saving, strict
 from tests.bench.frame import describe_machine, make_table
 
-BENCHMARKS = [each.BENCHMARK for each in (saving, lost, flow, cold, strict, journal)]
+BENCHMARKS = [each.BENCHMARK for each in (saving, lost, flow, cold, strict, peers, journal)]
 WIDTH = 200
 
 
@@ -28,6 +29,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - known.keys():
         parser.error(f"no benchmark is named {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that folders and processes go
     logging.getLogger("holdfast").setLevel(logging.ERROR)  # what is planted is warned of
     console = Console()
     console.width = max(console.width, WIDTH)

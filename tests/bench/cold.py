@@ -21,7 +21,7 @@ from tests.bench.recipe import read_steps
 
 SIZE = "100 MB"
 CHUNK, CHUNKS = 10, 1000
-ROUNDS, FULL_ROUNDS, WITH_PREFECT = 5, 9, 2
+ROUNDS, FULL_ROUNDS, WITH_PREFECT = 4, 9, 2
 WITHIN_S = 120.0
 REACH = 1.5
 

@@ -17,51 +17,53 @@ import psutil
 
 from holdfast.checkpoint import count_cores
 from tests.bench.bare import bare_loop
-from tests.bench.frame import ROOT, Benchmark, Row, compare, scratch
+from tests.bench.frame import ROOT, Benchmark, Row, compare, median_of, scratch
 from tests.bench.recipe import STEPS_VARIABLE, read_steps
 from tests.bench.workload import SIZES
 
-CHUNK_S, SHORT_CHUNK_S = 30.0, 3.0
+CHUNK_S, SMALL_CHUNK_S, SHORT_CHUNK_S = 30.0, 10.0, 3.0
 CHUNKS, SHORT_CHUNKS = 4, 12
 REACH, REACH_BOUNDARY_S = 0.985, 0.1
 
 
 def run(full: bool) -> list[Row]:
-    """A run of long chunks between two blocks of the bare loop, and beside a run of short ones."""
+    """Runs of long chunks, each between two blocks of the bare loop, in turn with runs of short ones."""
     rounds = 3 if full else 1
-    return [*_measure("100 MB", rounds, with_bare=True), *_measure("small", rounds, with_bare=False)]
+    large = _measure("100 MB", CHUNK_S, rounds, with_bare=True)
+    return [*large, *_measure("small", SMALL_CHUNK_S, rounds, with_bare=False)]
 
 
-def _measure(size: str, rounds: int, *, with_bare: bool) -> list[Row]:
-    ratios, lost, near, speeds = [], [], [], []
+def _measure(size: str, chunk_s: float, rounds: int, *, with_bare: bool) -> list[Row]:
+    samples: dict[str, list[float]] = {}
     with bare_loop(size) as bare:
-        step_s = bare(max(2, round(2 / bare(5))))
-        long, short = round(CHUNK_S / step_s), round(SHORT_CHUNK_S / step_s)
+        step_s = bare(max(2, round(3 / bare(5))))
+        long, short = round(chunk_s / step_s), round(SHORT_CHUNK_S / step_s)
         for _ in range(rounds):
-            before = bare(long) if with_bare else 0.0
-            few = train(size, long, CHUNKS if with_bare else 2)
-            after = bare(long) if with_bare else 0.0
-            many = train(size, short, SHORT_CHUNKS)
-            speeds.append((1 / _mean_step(few, long), 2 / (before + after) if with_bare else 0.0))
-            ratios.append(speeds[-1][0] / speeds[-1][1] if with_bare else 0.0)
-            lost.append((_mean_step(many, short) - _mean_step(few, long)) * short)
-            near.append(statistics.median(_lost_at(many, short)))
+            blocks = [bare(long)] if with_bare else []
+            few = _mean_step(train(size, long, CHUNKS), long)
+            blocks += [bare(long)] if with_bare else []
+            done = train(size, short, SHORT_CHUNKS)
+            found = {
+                "steps/s": 1 / few, "lost": (_mean_step(done, short) - few) * short,
+                "near": statistics.median(_lost_at(done, short)),
+            } | ({"bare steps/s": 1 / statistics.mean(blocks)} if with_bare else {})  # fmt: skip
+            for name, value in found.items():
+                samples.setdefault(name, []).append(value)
+    median = median_of(samples)
     rows = [
-        compare(size, "lost by a boundary, warm", statistics.median(lost), "100 ms", REACH_BOUNDARY_S, 1.0),
-        compare(size, "of it, in the first half of the chunk", statistics.median(near)),
+        compare(size, "lost by a boundary, warm", median["lost"], "100 ms", REACH_BOUNDARY_S, 1.0),
+        compare(size, "of it, in the first half of the chunk", median["near"]),
     ]
-    if with_bare:
-        ours, limit = (statistics.median(values) for values in zip(*speeds, strict=True))
-        about = f"{CHUNK_S:.0f} s chunks, through flow and tasks"
-        rows.insert(0, compare(size, about, ours, "bare loop", limit, REACH, unit="steps/s", least=True))
-    return rows
+    if not with_bare:
+        return rows
+    about, bare_speed = f"{chunk_s:.0f} s chunks, flow and tasks", median["bare steps/s"]
+    speed = compare(size, about, median["steps/s"], "bare loop", bare_speed, REACH, unit="steps/s", least=True)
+    return [speed, *rows]
 
 
 def _mean_step(done: list[float], chunk: int) -> float:
-    """Seconds of a step from the middle of the second chunk to that of the last; of a single one, its second half."""
-    chunks = len(done) // chunk
-    first = chunk * 3 // 2 if chunks > 2 else chunk // 2
-    last = len(done) - 1 - chunk // 2 if chunks > 2 else chunk - 1
+    """Seconds of a step, from the middle of the second chunk to that of the last."""
+    first, last = chunk * 3 // 2, len(done) - 1 - chunk // 2
     return (done[last] - done[first]) / (last - first)
 
 
@@ -133,8 +135,8 @@ BENCHMARK = Benchmark(
     about=(
         "Steps a second through flow and chunk tasks, saves and commits among them, over those of the same loop in "
         "plain torch with the same threads and deterministic algorithms. lost by a boundary: by what a run of "
-        f"{SHORT_CHUNK_S:.0f} s chunks takes longer than one of {CHUNK_S:.0f} s chunks, a chunk. Prefect's server, and "
-        "the process that commands the ranks, run on the same cores."
+        f"{SHORT_CHUNK_S:.0f} s chunks takes longer a chunk than one of {CHUNK_S:.0f} s chunks (small: of "
+        f"{SMALL_CHUNK_S:.0f} s). Prefect's server, and the process that commands the ranks, run on the same cores."
     ),
     run=run,
 )

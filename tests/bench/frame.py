@@ -22,6 +22,7 @@ from holdfast.checkpoint import count_cores
 
 Row = dict[str, str | int | float | None]
 
+FOLDER_VARIABLE = "BENCH_FOLDER"
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("holdfast", "torch", "numpy", "accelerate", "prefect", "fsspec", "s3fs", "gcsfs", "moto")
 
@@ -86,11 +87,15 @@ def median_of(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def ask(module: str, *arguments: str, python: str | Path = sys.executable, **environment: str) -> Any:
     """What a module prints as JSON in a process of its own, so that its memory and its threads are its own.
 
+    Its scratch folders go with it, however it ends.
+
     Raises:
         RuntimeError: the process failed; with the end of what it said.
     """
     command = [str(python), "-m", module, *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False)
+    with scratch() as folder:
+        variables = os.environ | {FOLDER_VARIABLE: folder} | environment
+        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{module} {' '.join(arguments)}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -98,7 +103,7 @@ def ask(module: str, *arguments: str, python: str | Path = sys.executable, **env
 
 def scratch() -> "tempfile.TemporaryDirectory[str]":
     """A folder on the disk that is measured, which goes afterwards: in BENCH_FOLDER, if that is set."""
-    return tempfile.TemporaryDirectory(prefix="bench-", dir=os.environ.get("BENCH_FOLDER"))
+    return tempfile.TemporaryDirectory(prefix="bench-", dir=os.environ.get(FOLDER_VARIABLE), ignore_cleanup_errors=True)
 
 
 def make_cold(folder: Path) -> None:

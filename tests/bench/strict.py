@@ -3,7 +3,7 @@
 from tests.bench.bare import bare_loop
 from tests.bench.frame import Benchmark, Row, compare, median_of
 
-ROUNDS, BLOCK_S = 8, 1.5
+ROUNDS, BLOCK_S = 6, 1.5
 
 
 def run(full: bool) -> list[Row]:
