@@ -38,12 +38,12 @@ def main(arguments: list[str]) -> None:
     figures = {}
     for number, name in enumerate(names := options.names or list(known), 1):
         began = time.monotonic()
-        with console.status(f"{name} ({number} of {len(names)})"):
-            rows = known[name].run(options.full)
+        console.print(f"{name} ({number} of {len(names)}) ...", highlight=False)
+        rows = known[name].run(options.full)
         console.print(make_table(known[name], rows))
         console.print(f"  {name}: {time.monotonic() - began:.0f} s\n", highlight=False)
         figures[name] = {"about": known[name].about, "rows": rows}
-    options.output.write_text(json.dumps({"machine": machine, "benchmarks": figures}, indent=2) + "\n")
+        options.output.write_text(json.dumps({"machine": machine, "benchmarks": figures}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

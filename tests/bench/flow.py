@@ -23,6 +23,7 @@ from tests.bench.workload import SIZES
 
 CHUNK_S, SMALL_CHUNK_S, SHORT_CHUNK_S = 30.0, 10.0, 3.0
 CHUNKS, SHORT_CHUNKS = 4, 12
+CALIBRATIONS = 6
 REACH, REACH_BOUNDARY_S = 0.985, 0.1
 
 
@@ -36,7 +37,7 @@ def run(full: bool) -> list[Row]:
 def _measure(size: str, chunk_s: float, rounds: int, *, with_bare: bool) -> list[Row]:
     samples: dict[str, list[float]] = {}
     with bare_loop(size) as bare:
-        step_s = bare(max(2, round(3 / bare(5))))
+        step_s = min(bare(max(2, round(0.5 / bare(3)))) for _ in range(CALIBRATIONS))
         long, short = round(chunk_s / step_s), round(SHORT_CHUNK_S / step_s)
         for _ in range(rounds):
             blocks = [bare(long)] if with_bare else []

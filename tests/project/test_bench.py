@@ -5,7 +5,8 @@ import platform
 import pytest
 
 from holdfast.store.local import LocalStore
-from tests.bench.frame import Row, describe_machine, make_table
+from tests.bench import flow, lost
+from tests.bench.frame import Row, ask, compare, describe_machine, make_table
 from tests.bench.journal import BENCHMARK, measure
 
 SIZES = (10, 100)
@@ -43,3 +44,23 @@ def test_the_machine_is_described_without_its_name() -> None:
     assert machine["cpu"]
     assert machine["cores"]
     assert platform.node() not in map(str, machine.values())
+
+
+def test_what_a_boundary_costs_is_found() -> None:
+    """Steps of 0.1 s in chunks of 10, each of which begins with a step that takes 0.05 s longer."""
+    done = [0.1 * step + 0.05 * (step // 10) for step in range(1, 51)]
+    assert list(flow._lost_at(done, 10)) == pytest.approx([0.05] * 3)
+    assert flow._mean_step(done, 10) == pytest.approx(0.105)
+
+
+def test_a_ratio_says_whether_it_is_met() -> None:
+    assert [compare("", "", 1.2, "", 1.0, 1.3)[key] for key in ("ratio", "reach", "met")] == [1.2, "<= 1.3", "yes"]
+    assert compare("", "", 0.9, "", 1.0, 0.985, least=True)["met"] == "NO"
+    assert compare("", "", 0.9)["met"] is None
+
+
+@pytest.mark.slow
+def test_savers_are_measured_beside_training() -> None:
+    rows = ask("tests.bench.lost", "tiny", "1", "peers")
+    assert [row["figure"] for row in rows][:2] == ["training lost by a save", "of it, standing still"]
+    assert make_table(lost.BENCHMARK, rows).row_count == len(rows) == 7
