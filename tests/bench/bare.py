@@ -14,13 +14,16 @@ from tests.bench.frame import ROOT, time_of
 from tests.bench.workload import Loop
 
 WARM_UP = 5
+# For all loops that are held against each other: where freed memory goes back to the system, and is slow to be had,
+# a step depends on what else happens to lie on the heap.
+KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
 
 
 @contextlib.contextmanager
 def bare_loop(size: str, mode: Literal["strict", "fast"] = "strict") -> Iterator[Callable[[int], float]]:
     """What trains so many steps, and gives the seconds of each of them, while the block lasts."""
     command = [sys.executable, "-m", "tests.bench.bare", size, mode]
-    environment = determinism.preamble(_settings(mode))
+    environment = determinism.preamble(_settings(mode)) | KEEP_MEMORY
     with subprocess.Popen(
         command, env=os.environ | environment, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from holdfast.checkpoint import count_cores
-from tests.bench.bare import bare_loop
+from tests.bench.bare import KEEP_MEMORY, bare_loop
 from tests.bench.frame import ROOT, Benchmark, Row, compare, median_of, scratch
 from tests.bench.recipe import STEPS_VARIABLE, read_steps
 from tests.bench.workload import SIZES
@@ -105,7 +105,7 @@ def command(module: str, config: Path) -> "Iterator[subprocess.Popen[bytes]]":
     folder = config.parent
     environment = {
         "HOME": str(folder), "PREFECT_HOME": str(folder / "prefect"), STEPS_VARIABLE: str(folder / "steps"),
-        "DO_NOT_TRACK": "1",
+        "DO_NOT_TRACK": "1", **KEEP_MEMORY,
     }  # fmt: skip
     inherited = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     with (folder / "output").open("ab") as output:

@@ -31,7 +31,7 @@ from tests.makers import METADATA_FIELDS
 WRITE_BYTES = 16 * 2**20
 # Steps before a save is begun, and after it is durable; a quiet block has at least their sum.
 BEFORE, AFTER = 2, 4
-ROUNDS = {"tiny": 1, "100 MB": 16, "1,000 small": 12, "1 GB": 3, "3 GB": 3}
+ROUNDS = {"tiny": 1, "100 MB": 12, "1,000 small": 8, "1 GB": 3, "3 GB": 3}
 PEERS_EVERY = 4
 REACH = 1.3
 

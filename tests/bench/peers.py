@@ -7,6 +7,7 @@ from typing import Any
 from holdfast import determinism
 from holdfast.checkpoint import count_cores
 from holdfast.config import Determinism
+from tests.bench.bare import KEEP_MEMORY
 from tests.bench.frame import ROOT, Benchmark, Row, ask, compare, scratch
 
 PYTHON = ROOT / ".venv" / "peers" / "bin" / "python"
@@ -34,7 +35,7 @@ def run(full: bool) -> list[Row]:
 def _measure(python: str | Path, name: str, size: str) -> dict[str, Any]:
     threads = Determinism(threads=count_cores())
     with scratch() as folder:
-        environment = determinism.preamble(threads) | {"HF_HUB_OFFLINE": "1", "HOME": folder}
+        environment = determinism.preamble(threads) | KEEP_MEMORY | {"HF_HUB_OFFLINE": "1", "HOME": folder}
         found = ask("tests.bench.stacks", name, size, f"{folder}/saves", python=python, **environment)
     return {"name": name, **found}
 
