@@ -243,7 +243,7 @@ BENCHMARK = Benchmark(
     about=(
         "Training that a save costs which is made beside it, in seconds a GB saved. The copy, and the processor's time "
         "for SHA-256 and for writing, are measured in the same minutes; a hash or a write can't cost less than its own "
-        "time where every core trains. The three below are others' ways of saving the same state; the clone in a "
+        'time where every core trains. The rows "lost by" are others\' ways of saving the same state; the clone in a '
         "thread and DCP compute no hash."
     ),
     run=run,
