@@ -64,7 +64,7 @@ def _measure(size: str, chunk_s: float, rounds: int, *, with_bare: bool) -> list
 
 def _mean_step(done: list[float], chunk: int) -> float:
     """Seconds of a step, from the middle of the second chunk to that of the last."""
-    first, last = chunk * 3 // 2, len(done) - 1 - chunk // 2
+    first, last = chunk * 3 // 2 - 1, len(done) - 1 - chunk // 2
     return (done[last] - done[first]) / (last - first)
 
 
