@@ -1,4 +1,4 @@
-"""``python -m tests.bench.bare SIZE MODE``: the same steps with nothing around them, so many as each line asks for."""
+"""``python -m tests.bench.bare SIZE MODE THREADS``: steps with nothing around them, so many as each line asks for."""
 
 import contextlib
 import os
@@ -20,10 +20,13 @@ KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": s
 
 
 @contextlib.contextmanager
-def bare_loop(size: str, mode: Literal["strict", "fast"] = "strict") -> Iterator[Callable[[int], float]]:
+def bare_loop(
+    size: str, mode: Literal["strict", "fast"] = "strict", threads: int = 0
+) -> Iterator[Callable[[int], float]]:
     """What trains so many steps, and gives the seconds of each of them, while the block lasts."""
-    command = [sys.executable, "-m", "tests.bench.bare", size, mode]
-    environment = determinism.preamble(_settings(mode)) | KEEP_MEMORY
+    threads = threads or count_cores()
+    command = [sys.executable, "-m", "tests.bench.bare", size, mode, str(threads)]
+    environment = determinism.preamble(Determinism(mode=mode, threads=threads)) | KEEP_MEMORY
     with subprocess.Popen(
         command, env=os.environ | environment, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -41,12 +44,8 @@ def bare_loop(size: str, mode: Literal["strict", "fast"] = "strict") -> Iterator
             process.kill()
 
 
-def _settings(mode: Literal["strict", "fast"]) -> Determinism:
-    return Determinism(mode=mode, threads=count_cores())
-
-
-def main(size: str, mode: Literal["strict", "fast"]) -> None:
-    determinism.apply(_settings(mode), DEFAULT_SEED)
+def main(size: str, mode: Literal["strict", "fast"], threads: int) -> None:
+    determinism.apply(Determinism(mode=mode, threads=threads), DEFAULT_SEED)
     loop = Loop(size)
     for line in sys.stdin:
         steps = int(line)
@@ -54,4 +53,4 @@ def main(size: str, mode: Literal["strict", "fast"]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], "strict" if sys.argv[2] == "strict" else "fast")
+    main(sys.argv[1], "strict" if sys.argv[2] == "strict" else "fast", int(sys.argv[3]))

@@ -51,7 +51,7 @@ def run(full: bool) -> list[Row]:
     """The engine's command and the bare program in turn; then the same command through Prefect."""
     with scratch() as name:
         folder = Path(name)
-        config = write_config(folder, SIZE, CHUNK, CHUNKS)
+        config = write_config(folder, SIZE, CHUNK, CHUNKS, count_cores())
         _first_step("tests.bench.life", config, after=CHUNK + 2)
         ours, bare = [], []
         for _ in range(FULL_ROUNDS if full else ROUNDS):

@@ -6,6 +6,7 @@ first save (which takes its memory) and the end are no steady state.
 """
 
 import contextlib
+import json
 import os
 import statistics
 import subprocess
@@ -21,7 +22,8 @@ from tests.bench.frame import ROOT, Benchmark, Row, compare, median_of, scratch
 from tests.bench.recipe import STEPS_VARIABLE, read_steps
 from tests.bench.workload import SIZES
 
-CHUNK_S, SMALL_CHUNK_S, SHORT_CHUNK_S = 30.0, 10.0, 3.0
+SIZE = "100 MB"
+CHUNK_S, SHORT_CHUNK_S = 30.0, 3.0
 CHUNKS, SHORT_CHUNKS = 4, 12
 CALIBRATIONS = 6
 REACH, REACH_BOUNDARY_S = 0.985, 0.1
@@ -29,37 +31,34 @@ REACH, REACH_BOUNDARY_S = 0.985, 0.1
 
 def run(full: bool) -> list[Row]:
     """Runs of long chunks, each between two blocks of the bare loop, in turn with runs of short ones."""
-    rounds = 3 if full else 1
-    large = _measure("100 MB", CHUNK_S, rounds, with_bare=True)
-    return [*large, *_measure("small", SMALL_CHUNK_S, rounds, with_bare=False)]
+    cores, rounds = count_cores(), 3 if full else 1
+    return [row for threads in dict.fromkeys((cores, max(1, cores - 1))) for row in _measure(threads, rounds)]
 
 
-def _measure(size: str, chunk_s: float, rounds: int, *, with_bare: bool) -> list[Row]:
+def _measure(threads: int, rounds: int) -> list[Row]:
     samples: dict[str, list[float]] = {}
-    with bare_loop(size) as bare:
+    with bare_loop(SIZE, threads=threads) as bare:
         step_s = min(bare(max(2, round(0.5 / bare(3)))) for _ in range(CALIBRATIONS))
-        long, short = round(chunk_s / step_s), round(SHORT_CHUNK_S / step_s)
+        long, short = round(CHUNK_S / step_s), round(SHORT_CHUNK_S / step_s)
         for _ in range(rounds):
-            blocks = [bare(long)] if with_bare else []
-            few = _mean_step(train(size, long, CHUNKS), long)
-            blocks += [bare(long)] if with_bare else []
-            done = train(size, short, SHORT_CHUNKS)
-            found = {
-                "steps/s": 1 / few, "lost": (_mean_step(done, short) - few) * short,
-                "near": statistics.median(_lost_at(done, short)),
-            } | ({"bare steps/s": 1 / statistics.mean(blocks)} if with_bare else {})  # fmt: skip
-            for name, value in found.items():
+            before = bare(long)
+            few = _mean_step(train(long, CHUNKS, threads)[0], long)
+            after = bare(long)
+            done, stalls = train(short, SHORT_CHUNKS, threads)
+            for name, value in {
+                "steps/s": 1 / few, "bare steps/s": 2 / (before + after),
+                "lost": (_mean_step(done, short) - few) * short, "stall": statistics.median(stalls[1:]),
+            }.items():  # fmt: skip
                 samples.setdefault(name, []).append(value)
     median = median_of(samples)
-    rows = [
-        compare(size, "lost by a boundary, warm", median["lost"], "100 ms", REACH_BOUNDARY_S, 1.0),
-        compare(size, "of it, in the first half of the chunk", median["near"]),
+    free = count_cores() - threads
+    state, about = f"{SIZE}, {free or 'no'} core free", f"{CHUNK_S:.0f} s chunks, flow and tasks"
+    speed, bare_speed = median["steps/s"], median["bare steps/s"]
+    return [
+        compare(state, about, speed, "bare loop", bare_speed, REACH, unit="steps/s", least=True),
+        compare(state, "lost by a boundary, warm", median["lost"], "100 ms", REACH_BOUNDARY_S, 1.0),
+        compare(state, "of it, standing still", median["stall"], "100 ms", REACH_BOUNDARY_S, 1.0),
     ]
-    if not with_bare:
-        return rows
-    about, bare_speed = f"{chunk_s:.0f} s chunks, flow and tasks", median["bare steps/s"]
-    speed = compare(size, about, median["steps/s"], "bare loop", bare_speed, REACH, unit="steps/s", least=True)
-    return [speed, *rows]
 
 
 def _mean_step(done: list[float], chunk: int) -> float:
@@ -68,32 +67,25 @@ def _mean_step(done: list[float], chunk: int) -> float:
     return (done[last] - done[first]) / (last - first)
 
 
-def _lost_at(done: list[float], chunk: int) -> Iterator[float]:
-    """What the first half of each chunk took longer than the halves before and after it."""
-    half = chunk // 2
-    for start in range(2 * chunk - 1, len(done) - 1 - chunk, chunk):
-        before = (done[start] - done[start - half]) / half
-        after = (done[start + 2 * half] - done[start + half]) / half
-        yield done[start + half] - done[start] - half * (before + after) / 2
-
-
-def train(size: str, chunk: int, chunks: int) -> list[float]:
-    """When each step of a run of so many chunks was done."""
-    with scratch() as folder:
-        config = write_config(Path(folder), size, chunk, chunks)
+def train(chunk: int, chunks: int, threads: int) -> tuple[list[float], list[float]]:
+    """When each step of a run of so many chunks was done, and how long it stood still for each save."""
+    with scratch() as name:
+        folder = Path(name)
+        config = write_config(folder, SIZE, chunk, chunks, threads)
         with command("flows.train", config) as process:
             if process.wait():
-                raise RuntimeError((Path(folder) / "output").read_text()[-2000:])
-        return read_steps(Path(folder) / "steps")
+                raise RuntimeError((folder / "output").read_text()[-2000:])
+        commits = sorted((folder / "runs" / "bench" / "commits").iterdir())
+        return read_steps(folder / "steps"), [json.loads(commit.read_text())["stall_s"] for commit in commits]
 
 
-def write_config(folder: Path, size: str, chunk: int, chunks: int) -> Path:
+def write_config(folder: Path, size: str, chunk: int, chunks: int, threads: int) -> Path:
     """The configuration of a run that has everything it writes in the folder."""
     assert size in SIZES
     path = folder / "bench.toml"
     path.write_text(
         f'recipe = "tests.bench.recipe:stack"\nrun = "bench"\nstore = "{folder}/runs"\n'
-        f'[chunk]\nsteps = {chunk}\n[determinism]\nthreads = {count_cores()}\n[log]\nfolder = "{folder}/logs"\n'
+        f'[chunk]\nsteps = {chunk}\n[determinism]\nthreads = {threads}\n[log]\nfolder = "{folder}/logs"\n'
         f'[settings]\nsize = "{size}"\nsteps = {chunk * chunks}\n'
     )
     return path
@@ -136,8 +128,8 @@ BENCHMARK = Benchmark(
     about=(
         "Steps a second through flow and chunk tasks, saves and commits among them, over those of the same loop in "
         "plain torch with the same threads and deterministic algorithms. lost by a boundary: by what a run of "
-        f"{SHORT_CHUNK_S:.0f} s chunks takes longer a chunk than one of {CHUNK_S:.0f} s chunks (small: of "
-        f"{SMALL_CHUNK_S:.0f} s). Prefect's server, and the process that commands the ranks, run on the same cores."
+        f"{SHORT_CHUNK_S:.0f} s chunks takes longer a chunk than one of {CHUNK_S:.0f} s chunks. Prefect's server, and "
+        "the process that commands the ranks, run on the same cores."
     ),
     run=run,
 )

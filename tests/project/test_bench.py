@@ -49,7 +49,6 @@ def test_the_machine_is_described_without_its_name() -> None:
 def test_what_a_boundary_costs_is_found() -> None:
     """Steps of 0.1 s in chunks of 10, each of which begins with a step that takes 0.05 s longer."""
     done = [0.1 * step + 0.05 * ((step - 1) // 10) for step in range(1, 51)]
-    assert list(flow._lost_at(done, 10)) == pytest.approx([0.05] * 2)
     assert flow._mean_step(done, 10) == pytest.approx(0.105)
 
 
