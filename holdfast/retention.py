@@ -191,7 +191,7 @@ def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str]) -> 
         return {}
     protected = dict.fromkeys(journal.numbers("pins"), "pinned")
     for commit in live:
-        damaged = checkpoint.verify(journal.store, commit)
+        damaged = checkpoint.verify(journal.store, commit, is_urgent=False)
         protected[commit.number] = "newer than any that verifies" if damaged else "the newest that verifies"
         if not damaged:
             return {number: why for number, why in protected.items() if number not in kept}

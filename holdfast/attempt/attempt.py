@@ -359,7 +359,7 @@ class Attempt:
         if commit is None or not every or (self._has_read_back and commit.number % every):
             return False
         self._has_read_back = True
-        if damaged := checkpoint.verify(self.journal.store, commit):
+        if damaged := checkpoint.verify(self.journal.store, commit, is_urgent=False):
             reason = f"read back after its commit: {'; '.join(map(str, damaged))}"
             self.journal.quarantine(commit.number, reason, self.number)
             self.close()

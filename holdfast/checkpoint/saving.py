@@ -5,10 +5,7 @@ thread and written by another, several parts at once, so that a save takes as lo
 is read back to be hashed.
 """
 
-import contextlib
 import os
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +15,7 @@ from holdfast.checkpoint.buffers import Buffers
 from holdfast.checkpoint.files import hash_bytes
 from holdfast.checkpoint.format import Part, Payload, cut
 from holdfast.checkpoint.metadata import Saved
+from holdfast.checkpoint.priority import Priority
 from holdfast.checkpoint.writing import File, Written, write_checkpoint
 from holdfast.config import PART_BYTES
 from holdfast.journal import FileRecord
@@ -25,8 +23,6 @@ from holdfast.store import Bytes, Store
 
 # How many parts are written at once: a disk has a queue, and an object store has connections to spare.
 WRITERS = 4
-# The highest number is the lowest priority: such a thread has what nobody else wants.
-LOWEST_PRIORITY = 19
 
 
 class Saver:
@@ -52,7 +48,7 @@ class Saver:
         self._last_run = ""
         self._last: dict[str, Written] = {}
         self._under_way: Future[Saved] | None = None
-        self._priority = _Priority()
+        self._priority = Priority()
 
     def begin(
         self,
@@ -83,7 +79,7 @@ class Saver:
         parts = cut(payload, self.part_bytes)
         images = [self.buffers.take(number, part.size_bytes, self.pin) for number, part in enumerate(parts)]
         staged: list[Future[memoryview]] = [Future() for _ in parts]
-        self._priority = _Priority()
+        self._priority = Priority()
         prepare = None if is_urgent else self._priority.lower
         last = self._last if self._last_run == run.url else {}
 
@@ -166,30 +162,3 @@ def _hash(name: str, image: "Future[memoryview]") -> FileRecord:
 def count_cores() -> int:
     """How many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class _Priority:
-    """That of the threads of one save. A thread has one of its own on Linux only; elsewhere nothing is done."""
-
-    def __init__(self) -> None:
-        self._threads: list[int] = []
-        self._usual = os.getpriority(os.PRIO_PROCESS, 0)
-        self._is_low = True
-
-    def lower(self) -> None:
-        """The thread that calls this has the lowest, until it's restored."""
-        self._threads.append(threading.get_native_id())
-        if self._is_low:
-            self._set(self._threads[-1], LOWEST_PRIORITY)
-
-    def restore(self) -> None:
-        """They have the usual one again, where this process may do that."""
-        self._is_low = False
-        for thread in self._threads:
-            self._set(thread, self._usual)
-
-    @staticmethod
-    def _set(thread: int, priority: int) -> None:
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):  # it may not; or the thread has ended
-                os.setpriority(os.PRIO_PROCESS, thread, priority)

@@ -1,6 +1,5 @@
 """A checkpoint that is on the store: read, and held against what its commit says."""
 
-import contextlib
 import functools
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from holdfast.checkpoint.buffers import Buffers
 from holdfast.checkpoint.files import hash_file
 from holdfast.checkpoint.format import PAYLOAD, Payload, deserialize, is_part, part_name
 from holdfast.checkpoint.metadata import METADATA, METRICS, Metadata, Saved, content_id, is_folder_name, step_of
+from holdfast.checkpoint.priority import Priority
 from holdfast.errors import CheckpointDamaged, NameMissing, RecordDamaged, RunStopped
 from holdfast.journal import Commit, FileRecord, read_record
 from holdfast.store import Store
@@ -135,13 +135,17 @@ def check_saved(run: Store, saved: Saved) -> None:
         )
 
 
-def verify(run: Store, commit: Commit, watch: Watch = lambda size_bytes: None) -> list[FileDamage]:
+def verify(
+    run: Store, commit: Commit, watch: Watch = lambda size_bytes: None, *, is_urgent: bool = True
+) -> list[FileDamage]:
     """Read every byte of a committed checkpoint back; what differs, file by file.
 
     Args:
         watch: called with the size of each piece that was read, perhaps by several threads at once.
+        is_urgent: otherwise its threads have only what others leave of the processors.
     """
-    return _find(functools.partial(_verify_file, run, commit.path, watch=watch), commit.files)
+    priority = None if is_urgent else Priority()
+    return _find(functools.partial(_verify_file, run, commit.path, watch=watch), commit.files, priority)
 
 
 def _verify_file(run: Store, path: str, file: FileRecord, watch: Watch = lambda size_bytes: None) -> FileDamage | None:
@@ -162,12 +166,19 @@ def _size_damage(run: Store, path: str, file: FileRecord) -> FileDamage | None:
     return None
 
 
-def _find(look: Callable[[FileRecord], FileDamage | None], files: Sequence[FileRecord]) -> list[FileDamage]:
+def _find(
+    look: Callable[[FileRecord], FileDamage | None], files: Sequence[FileRecord], priority: Priority | None = None
+) -> list[FileDamage]:
     """What is found in each of the files, in their order; several are looked at at once, if there are many."""
-    with contextlib.ExitStack() as stack:
-        at_once = len(files) > FEW
-        found = stack.enter_context(ThreadPoolExecutor(READERS)).map(look, files) if at_once else map(look, files)
-        return [damage for damage in found if damage is not None]
+    if len(files) <= FEW and priority is None:
+        return [damage for damage in map(look, files) if damage is not None]
+    pool = ThreadPoolExecutor(READERS, "verify", priority.lower if priority else None)
+    try:
+        return [damage for damage in pool.map(look, files) if damage is not None]
+    finally:  # who is told to stop meanwhile doesn't wait for what is being read
+        if priority:
+            priority.restore()
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def find_orphans(

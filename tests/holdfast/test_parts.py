@@ -28,6 +28,7 @@ from holdfast.checkpoint import (
     differences,
     saving,
     serialize,
+    verifying,
 )
 from holdfast.errors import CheckpointDamaged, StoreFull
 from holdfast.state import encoding, from_payload, to_payload
@@ -428,3 +429,42 @@ def test_memory_that_cannot_be_pinned_is_used_all_the_same(caplog: pytest.LogCap
     memory = checkpoint.Buffers().take(0, 2**20, pin)
     memory[:4] = b"mark"
     assert "1,048,576 bytes for checkpoints can't be pinned" in caplog.text
+
+
+# ---- verified beside training
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="a thread has a priority of its own on Linux only")
+def test_what_is_read_back_gives_way_to_training(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, hash_file = set[int](), checkpoint.hash_file
+
+    def noting(*arguments: Any) -> Any:
+        seen.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return hash_file(*arguments)
+
+    monkeypatch.setattr(verifying, "hash_file", noting)
+    commit = commit_of(save(run))
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    assert checkpoint.verify(run, commit) == []
+    assert seen == {usual}
+    seen.clear()
+    assert checkpoint.verify(run, commit, is_urgent=False) == []
+    assert seen == {19}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == usual
+
+
+def test_who_is_told_to_stop_does_not_wait_for_what_is_read(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = threading.Event()
+
+    def hash_file(run: LocalStore, path: str, name: str, watch: Any) -> Any:
+        if name == PARTS[0]:
+            raise KeyboardInterrupt
+        assert reading.wait(90)
+
+    commit = commit_of(save(run))
+    monkeypatch.setattr(verifying, "hash_file", hash_file)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.verify(run, commit, is_urgent=False)
+    reading.set()
+    assert time.monotonic() - began < 45
