@@ -23,6 +23,8 @@ from holdfast.store import Bytes, Store
 
 # How many parts are written at once: a disk has a queue, and an object store has connections to spare.
 WRITERS = 4
+# More threads copy no faster than memory lets them.
+COPIERS = 4
 
 
 class Saver:
@@ -135,24 +137,35 @@ def save(run: Store, payload: Payload, metadata: dict[str, Any], metrics: str, p
 
 def _stage(parts: Sequence[Part], images: Sequence[memoryview], staged: Sequence["Future[memoryview]"]) -> None:
     """Each part is copied, and may then be hashed and written."""
-    import numpy as np  # its copies let other threads run meanwhile, and Python's own don't
-
     try:
-        for part, image, future in zip(parts, images, staged, strict=True):
-            copy, position = np.frombuffer(image, np.uint8), 0
-            for piece in part.pieces:
-                end = position + len(piece)
-                if isinstance(piece, Bytes):
-                    copy[position:end] = np.frombuffer(piece, np.uint8)
-                else:
-                    piece.copy_to(image[position:end])
-                position = end
-            future.set_result(image)
+        with ThreadPoolExecutor(min(count_cores(), COPIERS), "copy") as pool:
+            copying = []
+            for part, image, future in zip(parts, images, staged, strict=True):
+                if all(isinstance(piece, Bytes) for piece in part.pieces):
+                    copying.append(pool.submit(_copy, part, image, future))
+                else:  # by the thread that has given the device its work: only so is it copied after that is done
+                    _copy(part, image, future)
+            for each in copying:
+                each.result()
     except BaseException as error:
         for future in staged:
             if not future.done():
                 future.set_exception(error)
         raise
+
+
+def _copy(part: Part, image: memoryview, staged: "Future[memoryview]") -> None:
+    import numpy as np  # its copies let other threads run meanwhile, and Python's own don't
+
+    copy, position = np.frombuffer(image, np.uint8), 0
+    for piece in part.pieces:
+        end = position + len(piece)
+        if isinstance(piece, Bytes):
+            copy[position:end] = np.frombuffer(piece, np.uint8)
+        else:
+            piece.copy_to(image[position:end])
+        position = end
+    staged.set_result(image)
 
 
 def _hash(name: str, image: "Future[memoryview]") -> FileRecord:

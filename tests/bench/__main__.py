@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="What it costs; see bench.json.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all without one")
     parser.add_argument("--full", action="store_true", help="the largest sizes everywhere, which takes minutes")
-    parser.add_argument("--output", type=Path, default=Path("bench.json"))
+    parser.add_argument("--output", type=Path, default=Path("bench.json"), help="what isn't measured stays in it")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - known.keys():
         parser.error(f"no benchmark is named {', '.join(sorted(unknown))}; there are {', '.join(known)}")
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     console.width = max(console.width, WIDTH)
     machine = describe_machine()
     console.print(", ".join(f"{name} {value}" for name, value in machine.items()), highlight=False)
-    figures = {}
+    figures = json.loads(options.output.read_text())["benchmarks"] if options.output.exists() else {}
     for number, name in enumerate(names := options.names or list(known), 1):
         began = time.monotonic()
         console.print(f"{name} ({number} of {len(names)}) ...", highlight=False)

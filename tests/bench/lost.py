@@ -72,7 +72,7 @@ def measure(name: str, threads: int, *, with_peers: bool) -> list[Row]:
     return [
         row("training lost by a save", "holdfast", of, limit, REACH),
         row("of it, standing still", "stall", "memory copy", times["copy"]),
-        *(row(f"lost by {peer}", peer, "ours", times["holdfast"]) for peer in bench.peers),
+        *(row(f"lost by {peer}", peer, of, limit) for peer in bench.peers),
         compare(state, "durable, beside training", times["holdfast durable"]),
         compare(state, "a quiet step", times["step"]),
     ]
