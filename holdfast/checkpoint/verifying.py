@@ -175,10 +175,11 @@ def _find(
     pool = ThreadPoolExecutor(READERS, "verify", priority.lower if priority else None)
     try:
         return [damage for damage in pool.map(look, files) if damage is not None]
-    finally:  # who is told to stop meanwhile doesn't wait for what is being read
+    finally:
         if priority:
             priority.restore()
-        pool.shutdown(wait=False, cancel_futures=True)
+        # Who is told to stop meanwhile doesn't wait for a read-back; but memory that is being filled is used again.
+        pool.shutdown(wait=priority is None, cancel_futures=True)
 
 
 def find_orphans(

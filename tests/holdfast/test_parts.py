@@ -103,6 +103,25 @@ def test_what_was_saved_is_read(run: LocalStore) -> None:
     assert checkpoint.verify(run, commit_of(saved)) == []
 
 
+def test_a_read_that_fails_fills_nothing_afterwards(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is used again, for what is read instead."""
+    commit, began, ended = commit_of(save(run)), list[str](), list[str]()
+
+    def fill(store: LocalStore, name: str, buffer: memoryview) -> Iterator[int]:
+        if name.endswith(PARTS[0]):
+            await_equal(lambda: bool(began), True)
+            raise StoreFull("as it was told to")
+        began.append(name)
+        time.sleep(0.3)
+        yield len(buffer)
+        ended.append(name)
+
+    monkeypatch.setattr(LocalStore, "fill", fill)
+    with pytest.raises(StoreFull):
+        checkpoint.read_payload(run, commit)
+    assert sorted(ended) == sorted(began)
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_damage_names_the_part(run: LocalStore, name: str) -> None:
     commit = commit_of(save(run))
@@ -342,7 +361,7 @@ def test_what_changes_does_not_wait_for_its_hash(run: LocalStore, monkeypatch: p
         saver.begin(run, to_payload(state), METADATA_FIELDS | {"optimizer_steps_total": step}, "")
         await_equal(lambda: [name in run.list(f"epoch-{step // 10:04d}") for name in PARTS], [True] * len(PARTS))  # noqa: B023
         hashing.set()
-    saver.wait()
+        saver.wait()  # the hashes that begin only now, too
 
 
 @pytest.mark.parametrize("trouble", ["no links", "the last is gone", "another run"])
