@@ -30,8 +30,8 @@ COPIERS = 4
 class Saver:
     """Saves checkpoints, one at a time, beside whatever else the process does.
 
-    A part that was the same in the last two checkpoints, and still is, is not written but copied by the store: frozen
-    layers are on their way once. Each checkpoint is complete by itself all the same.
+    A part that was the same in the last two checkpoints, and still is (a frozen layer's), is not written but copied by
+    the store, ``shared_by`` permitting. Each checkpoint is complete by itself all the same.
 
     Args:
         part_bytes: see `cut`.

@@ -15,8 +15,9 @@ from pathlib import Path
 from holdfast import determinism
 from holdfast.checkpoint import count_cores
 from holdfast.config import Determinism
+from tests.bench.disk import make_cold
 from tests.bench.flow import command, write_config
-from tests.bench.frame import ROOT, Benchmark, Row, compare, make_cold, scratch
+from tests.bench.frame import ROOT, Benchmark, Row, compare, scratch
 from tests.bench.recipe import read_steps
 
 SIZE = "100 MB"
@@ -27,19 +28,16 @@ REACH = 1.5
 
 # What is printed is when the step was done.
 BARE = """
-import mmap, os, sys, time
+import os, sys, time
 from pathlib import Path
 from holdfast import determinism
 from holdfast.config import DEFAULT_SEED, Determinism
 determinism.apply(Determinism(threads=int(sys.argv[2])), DEFAULT_SEED)
+from tests.bench.disk import read_raw, take_memory
 from tests.bench.workload import Loop
 loop = Loop(sys.argv[1])
 for path in sorted(Path(sys.argv[3]).glob("*.safetensors")):
-    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    size = os.fstat(file).st_size
-    memory = memoryview(mmap.mmap(-1, -(-size // 2**24) * 2**24))
-    for start in range(0, size, 2**24):
-        os.preadv(file, [memory[start : start + 2**24]], start)
+    read_raw(path, take_memory(path.stat().st_size))
 loop.step()
 print(time.time())
 sys.stdout.flush()

@@ -106,16 +106,6 @@ def scratch() -> "tempfile.TemporaryDirectory[str]":
     return tempfile.TemporaryDirectory(prefix="bench-", dir=os.environ.get(FOLDER_VARIABLE), ignore_cleanup_errors=True)
 
 
-def make_cold(folder: Path) -> None:
-    """What the files of a folder hold is on the disk only, no more in the system's cache."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            file = os.open(path, os.O_RDONLY)
-            os.fsync(file)
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(file)
-
-
 def time_of(call: Callable[[], object]) -> float:
     """Seconds that a call takes."""
     began = time.perf_counter()

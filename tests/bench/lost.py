@@ -24,11 +24,11 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from holdfast.checkpoint import Saver, count_cores
 from holdfast.state import to_payload
 from holdfast.store.local import LocalStore
+from tests.bench.disk import take_memory, write_raw
 from tests.bench.frame import Benchmark, Row, ask, compare, median_of, scratch, time_of
 from tests.bench.workload import Loop
 from tests.makers import METADATA_FIELDS
 
-WRITE_BYTES = 16 * 2**20
 # Steps before a save is begun, and after it is durable; a quiet block has at least their sum.
 BEFORE, AFTER = 2, 4
 ROUNDS = {"tiny": 1, "100 MB": 12, "1,000 small": 8, "1 GB": 3, "3 GB": 3}
@@ -162,24 +162,17 @@ class _Bench:
 
     def _take_memory(self) -> None:
         self.copies = [torch.empty_like(tensor).zero_() for tensor in _tensors(self._state())]
-        self.image = memoryview(torch.randint(0, 255, (self.bytes + WRITE_BYTES,), dtype=torch.uint8).numpy())
-        start = -torch.frombuffer(self.image, dtype=torch.uint8).data_ptr() % 4096
-        self.image = self.image[start : start + self.bytes // 4096 * 4096]
+        self.image = take_memory(self.bytes)[: self.bytes // 4096 * 4096]  # whole blocks, as `O_DIRECT` wants them
+        torch.frombuffer(self.image, dtype=torch.uint8).random_()
 
     def _limits(self) -> dict[str, float]:
         tensors = list(_tensors(self._state()))
         copy = time_of(lambda: [to.copy_(tensor) for to, tensor in zip(self.copies, tensors, strict=True)])
-        return {"copy": copy, "hash": _cpu_of(lambda: hashlib.sha256(self.image)), "write": _cpu_of(self._write)}
-
-    def _write(self) -> None:
-        file = os.open(self.folder / "raw", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
-        try:
-            for start in range(0, len(self.image), WRITE_BYTES):
-                os.write(file, self.image[start : start + WRITE_BYTES])
-            os.fsync(file)
-        finally:
-            os.close(file)
-            (self.folder / "raw").unlink()
+        hashing = _cpu_of(lambda: hashlib.sha256(self.image))
+        raw = self.folder / "raw"
+        writing = _cpu_of(lambda: write_raw(raw, self.image))
+        raw.unlink()
+        return {"copy": copy, "hash": hashing, "write": writing}
 
     # ---- ours
 

@@ -6,7 +6,6 @@ in turn, so that a slow minute of the machine is in all of them.
 
 import hashlib
 import json
-import mmap
 import os
 import resource
 import sys
@@ -21,13 +20,13 @@ from safetensors.torch import save_file
 from holdfast.checkpoint import Saver, read_payload
 from holdfast.state import from_payload, to_payload
 from holdfast.store.local import LocalStore
-from tests.bench.frame import Benchmark, Row, ask, compare, make_cold, median_of, scratch, time_of
+from tests.bench.disk import make_cold, read_raw, take_memory, write_raw
+from tests.bench.frame import Benchmark, Row, ask, compare, median_of, scratch, time_of
 from tests.makers import METADATA_FIELDS, commit_of
 
 MB = 10**6
 SIZES = {"100 MB": (100 * MB, 24), "1 GB": (1000 * MB, 48), "3 GB": (3000 * MB, 48), "1,000 small": (64 * MB, 1000)}
 ROUNDS = 5
-WRITE_BYTES = 16 * 2**20
 HASHERS = 2
 
 
@@ -94,18 +93,17 @@ class _Bench:
         self.copy = {name: torch.empty_like(tensor) for name, tensor in self.state.items()}
         for tensor in self.copy.values():
             tensor.zero_()
-        padded = -(-self.size_bytes // WRITE_BYTES) * WRITE_BYTES
-        self.image = memoryview(mmap.mmap(-1, padded))
-        for start in range(0, padded, WRITE_BYTES):
-            self.image[start : start + WRITE_BYTES] = os.urandom(4096) * (WRITE_BYTES // 4096)
+        self.image = take_memory(self.size_bytes)
+        torch.frombuffer(self.image, dtype=torch.uint8).random_()
 
     def _round(self) -> Iterator[tuple[str, float]]:
         yield "memory copy", time_of(self._copy)
-        yield "raw write", time_of(self._write_raw)
+        raw = self.folder / "raw"
+        yield "raw write", time_of(lambda: write_raw(raw, self.image))
         yield "SHA-256, two threads", time_of(self._hash_raw)
         make_cold(self.folder)
-        yield "raw read", time_of(self._read_raw)
-        (self.folder / "raw").unlink()
+        yield "raw read", time_of(lambda: read_raw(raw, self.image))
+        raw.unlink()
         stall, durable = self._save()
         yield "stall", stall
         yield "durable", durable
@@ -119,10 +117,8 @@ class _Bench:
     # ---- ours
 
     def _save(self) -> tuple[float, float]:
-        self.step += 10
         began = time.perf_counter()
-        fields = METADATA_FIELDS | {"optimizer_steps_total": self.step}
-        self.saver.begin(self.store, to_payload({"model": self.state}), fields, "", is_urgent=False)
+        self._begin(self.saver)
         stall = time.perf_counter() - began
         saved = self.saver.wait()
         assert saved
@@ -131,11 +127,13 @@ class _Bench:
 
     def _save_unchanged(self) -> None:
         """The same tensors again: what isn't written is hashed all the same."""
+        self._begin(self.sharing)
+        self.sharing.wait()
+
+    def _begin(self, saver: Saver) -> None:
         self.step += 10
         fields = METADATA_FIELDS | {"optimizer_steps_total": self.step}
-        state = {"model": self.state, "step": self.step}
-        self.sharing.begin(self.store, to_payload(state), fields, "", is_urgent=False)
-        self.sharing.wait()
+        saver.begin(self.store, to_payload({"model": self.state, "step": self.step}), fields, "", is_urgent=False)
 
     def _restore(self) -> None:
         """As a rank does it: into tensors that the model has."""
@@ -150,27 +148,10 @@ class _Bench:
         for name, tensor in self.state.items():
             self.copy[name].copy_(tensor)
 
-    def _write_raw(self) -> None:
-        file = os.open(self.folder / "raw", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
-        try:
-            for start in range(0, len(self.image), WRITE_BYTES):
-                os.write(file, self.image[start : start + WRITE_BYTES])
-            os.fsync(file)
-        finally:
-            os.close(file)
-
     def _hash_raw(self) -> None:
         half = self.size_bytes // HASHERS
         with ThreadPoolExecutor(HASHERS) as pool:
             list(pool.map(lambda n: hashlib.sha256(self.image[n * half : (n + 1) * half]).digest(), range(HASHERS)))
-
-    def _read_raw(self) -> None:
-        file = os.open(self.folder / "raw", os.O_RDONLY | os.O_DIRECT)
-        try:
-            for start in range(0, len(self.image), WRITE_BYTES):
-                os.preadv(file, [self.image[start : start + WRITE_BYTES]], start)
-        finally:
-            os.close(file)
 
     # ---- others
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from tests.bench.disk import make_cold
 from tests.bench.workload import CLIP_NORM, LR, SIZES, Loop, loss, make_data, make_model, make_optimizer
 
 STEPS, EVERY = 32, 9
@@ -347,14 +348,6 @@ def measure(name: str, size: str, folder: Path) -> dict[str, float | str]:
     found = {"stall": stalls, "durable": durables, "restore": restores, "overhead": overheads}
     medians = {key: statistics.median(values) for key, values in found.items()}
     return {"version": f"{package} {metadata.version(package)}", **medians}
-
-
-def make_cold(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def main(name: str, size: str, folder: str) -> None:
