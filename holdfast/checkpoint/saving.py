@@ -7,7 +7,7 @@ is read back to be hashed.
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -18,7 +18,6 @@ from holdfast.checkpoint.metadata import Saved
 from holdfast.checkpoint.priority import Priority
 from holdfast.checkpoint.writing import File, Written, write_checkpoint
 from holdfast.config import PART_BYTES
-from holdfast.journal import FileRecord
 from holdfast.store import Bytes, Store
 
 # How many parts are written at once: a disk has a queue, and an object store has connections to spare.
@@ -79,8 +78,9 @@ class Saver:
         self.wait()
         began = time.monotonic()
         parts = cut(payload, self.part_bytes)
-        images = [self.buffers.take(number, part.size_bytes, self.pin) for number, part in enumerate(parts)]
-        staged: list[Future[memoryview]] = [Future() for _ in parts]
+        images = {part.name: self.buffers.take(number, part.size_bytes, self.pin) for number, part in enumerate(parts)}
+        # Before the rest begins: each time that another thread has the interpreter, training would stand still longer.
+        _copy_out(parts, images)
         self._priority = Priority()
         prepare = None if is_urgent else self._priority.lower
         last = self._last if self._last_run == run.url else {}
@@ -88,8 +88,8 @@ class Saver:
         def write() -> Saved:
             with ThreadPoolExecutor(count_cores(), "hash", prepare) as hashing:
                 files = [
-                    File(part.name, image, hashing.submit(_hash, part.name, image), last.get(part.name), self.shared_by)
-                    for part, image in zip(parts, staged, strict=True)
+                    File(name, image, hashing.submit(hash_bytes, name, image), last.get(name), self.shared_by)
+                    for name, image in images.items()
                 ]
                 with ThreadPoolExecutor(WRITERS, "write", prepare) as writing:
                     saved = write_checkpoint(run, files, metadata | {"part_bytes": self.part_bytes}, metrics, writing)
@@ -101,7 +101,6 @@ class Saver:
         thread = ThreadPoolExecutor(1, "save", prepare)
         self._under_way = thread.submit(write)
         thread.shutdown(wait=False)
-        _stage(parts, images, staged)
 
     @property
     def is_busy(self) -> bool:
@@ -135,26 +134,20 @@ def save(run: Store, payload: Payload, metadata: dict[str, Any], metrics: str, p
     return saved
 
 
-def _stage(parts: Sequence[Part], images: Sequence[memoryview], staged: Sequence["Future[memoryview]"]) -> None:
-    """Each part is copied, and may then be hashed and written."""
-    try:
-        with ThreadPoolExecutor(min(count_cores(), COPIERS), "copy") as pool:
-            copying = []
-            for part, image, future in zip(parts, images, staged, strict=True):
-                if all(isinstance(piece, Bytes) for piece in part.pieces):
-                    copying.append(pool.submit(_copy, part, image, future))
-                else:  # by the thread that has given the device its work: only so is it copied after that is done
-                    _copy(part, image, future)
-            for each in copying:
-                each.result()
-    except BaseException as error:
-        for future in staged:
-            if not future.done():
-                future.set_exception(error)
-        raise
+def _copy_out(parts: Sequence[Part], images: Mapping[str, memoryview]) -> None:
+    """Each part's image has its bytes."""
+    with ThreadPoolExecutor(min(count_cores(), COPIERS), "copy") as pool:
+        copying = []
+        for part in parts:
+            if all(isinstance(piece, Bytes) for piece in part.pieces):
+                copying.append(pool.submit(_copy, part, images[part.name]))
+            else:  # by the thread that has given the device its work: only so is it copied after that is done
+                _copy(part, images[part.name])
+        for each in copying:
+            each.result()
 
 
-def _copy(part: Part, image: memoryview, staged: "Future[memoryview]") -> None:
+def _copy(part: Part, image: memoryview) -> None:
     import numpy as np  # its copies let other threads run meanwhile, and Python's own don't
 
     copy, position = np.frombuffer(image, np.uint8), 0
@@ -165,11 +158,6 @@ def _copy(part: Part, image: memoryview, staged: "Future[memoryview]") -> None:
         else:
             piece.copy_to(image[position:end])
         position = end
-    staged.set_result(image)
-
-
-def _hash(name: str, image: "Future[memoryview]") -> FileRecord:
-    return hash_bytes(name, image.result())
 
 
 def count_cores() -> int:

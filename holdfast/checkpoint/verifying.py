@@ -15,8 +15,9 @@ from holdfast.errors import CheckpointDamaged, NameMissing, RecordDamaged, RunSt
 from holdfast.journal import Commit, FileRecord, read_record
 from holdfast.store import Store
 
-# How many files are read and hashed at once, where there are more than a few.
-READERS = 4
+# How many files are read and hashed at once, where there are more than a few: while some wait for the disk, as many as
+# there are processors are hashed.
+READERS = 8
 FEW = 3
 
 Watch = Callable[[int], None]

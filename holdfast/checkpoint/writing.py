@@ -36,10 +36,10 @@ class Written:
 
 @dataclass
 class File:
-    """A part of the payload: its bytes, as soon as they are copied, then their hash, and what it was the last time."""
+    """A part of the payload: its bytes, their hash, as soon as it is known, and what it was the last time."""
 
     name: str
-    image: "Future[memoryview]"
+    image: memoryview
     record: "Future[FileRecord]"
     last: Written | None
     shared_by: int
@@ -91,9 +91,8 @@ def _write_part(run: Store, path: str, part: File) -> None:
         if part.is_copied:
             return
         with run.creating(f"{path}/{part.name}") as writer:
-            image = part.image.result()
-            for start in range(0, len(image), WRITE_BYTES):
-                writer.write(image[start : start + WRITE_BYTES])
+            for start in range(0, len(part.image), WRITE_BYTES):
+                writer.write(part.image[start : start + WRITE_BYTES])
             faults.reach("payload-written")
     except NameTaken as taken:  # as soon as the storage knows: perhaps before a byte was written
         check_same(run, path, part.record.result(), taken)

@@ -42,9 +42,15 @@ def to_payload(state: Any) -> Payload:
 def from_payload(payload: Payload) -> Any:
     """The state that `to_payload` was given; each tensor has memory of its own, aligned as torch aligns it."""
     copies = {name: _new(tensor) for name, tensor in payload.tensors.items()}
-    with ThreadPoolExecutor(count_cores()) as pool:  # to touch new memory costs more than what is copied into it
-        for _ in pool.map(_fill, copies.values(), payload.tensors.values()):
-            pass
+    with ThreadPoolExecutor(count_cores()) as pool:
+        filling = []
+        for name, tensor in payload.tensors.items():
+            if tensor.size_bytes >= ALIGNED_BYTES:  # to touch new memory costs more than what is copied into it
+                filling.append(pool.submit(_fill, copies[name], tensor))
+            else:  # to ask another thread costs more
+                _fill(copies[name], tensor)
+        for each in filling:
+            each.result()
     return _decode(payload.tree, copies)
 
 

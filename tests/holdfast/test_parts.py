@@ -347,13 +347,13 @@ def test_what_changes_is_written(run: LocalStore) -> None:
 
 
 def test_what_changes_does_not_wait_for_its_hash(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashing, hash_part = threading.Event(), saving._hash
+    hashing, hash_part = threading.Event(), saving.hash_bytes
 
     def late(*arguments: Any) -> Any:
         assert hashing.wait(90)
         return hash_part(*arguments)
 
-    monkeypatch.setattr(saving, "_hash", late)
+    monkeypatch.setattr(saving, "hash_bytes", late)
     saver = Saver(PART_BYTES, 99)
     for step in (10, 20, 30):
         state = {"model": {name: tensor + step for name, tensor in STATE["model"].items()}, "rng": STATE["rng"]}
