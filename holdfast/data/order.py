@@ -4,6 +4,7 @@ Nothing about the order is ever saved: a loader that begins at step s gives what
 with any number of ranks or workers.
 """
 
+import functools
 import hashlib
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 FEISTEL_ROUNDS = 6
+# So many positions are computed at once, at least: one costs as much as hundreds.
+BLOCK_SAMPLES = 4096
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,23 @@ class Order:
         return self.samples // (self.batch_size * self.grad_accum)
 
     def step_indices(self, step: int) -> NDArray[np.int64]:
-        """The indices that a step sees, over all ranks; shape (grad_accum, batch_size)."""
+        """The indices that a step sees, over all ranks; shape (grad_accum, batch_size), read-only."""
         number, within = divmod(step, self.steps_per_pass)
-        step_samples = self.batch_size * self.grad_accum
-        positions = np.arange(within * step_samples, (within + 1) * step_samples, dtype=np.uint64)
-        return permute(positions, self.samples, self.seed, number).reshape(self.grad_accum, self.batch_size)
+        steps = -(-BLOCK_SAMPLES // (self.batch_size * self.grad_accum))
+        first = within // steps * steps
+        stop = min(first + steps, self.steps_per_pass)
+        indices: NDArray[np.int64] = _indices(self, number, first, stop)[within - first]
+        return indices
+
+
+@functools.lru_cache(maxsize=2)
+def _indices(order: Order, number: int, start: int, stop: int) -> NDArray[np.int64]:
+    """The indices that some steps of a pass see; shape (stop - start, grad_accum, batch_size), read-only."""
+    step_samples = order.batch_size * order.grad_accum
+    positions = np.arange(start * step_samples, stop * step_samples, dtype=np.uint64)
+    indices = permute(positions, order.samples, order.seed, number)
+    indices.flags.writeable = False
+    return indices.reshape(-1, order.grad_accum, order.batch_size)
 
 
 def permute(positions: NDArray[np.uint64], size: int, seed: int, number: int) -> NDArray[np.int64]:

@@ -79,3 +79,14 @@ def test_a_pass_sees_no_sample_twice() -> None:
     assert order.steps_per_pass == 8
     seen = np.concatenate([order.step_indices(step).flatten() for step in range(8)])
     assert len(set(seen.tolist())) == 64
+
+
+@pytest.mark.parametrize(("batch_size", "grad_accum"), [(1, 1), (7, 3), (128, 1), (5000, 2)])
+def test_each_step_has_its_place_in_the_pass(batch_size: int, grad_accum: int) -> None:
+    order = Order(samples=30_001, batch_size=batch_size, grad_accum=grad_accum, seed=3)
+    steps = order.steps_per_pass
+    for number in (0, 1):
+        used = np.arange(steps * batch_size * grad_accum, dtype=np.uint64)
+        found = [order.step_indices(step) for step in range(number * steps, (number + 1) * steps)]
+        expected = permute(used, order.samples, order.seed, number).reshape(steps, grad_accum, batch_size)
+        assert np.array_equal(np.stack(found), expected)
