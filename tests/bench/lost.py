@@ -39,11 +39,11 @@ Begin = Callable[[], Callable[[], bool]]
 
 
 def run(full: bool) -> list[Row]:
-    """Every core trains, or all but one; others are measured at the smallest size, unless there is time."""
+    """Every core trains, or all but one; others only where they have the time, and the memory."""
     cores, rows = count_cores(), []
     for name in ("100 MB", "1,000 small", "1 GB", *(["3 GB"] if full else [])):
         for threads in dict.fromkeys((cores, max(1, cores - 1))):
-            with_peers = ["peers"] if full or name == "100 MB" else []
+            with_peers = ["peers"] if name == "100 MB" or (full and name != "3 GB") else []
             rows += ask("tests.bench.lost", name, str(threads), *with_peers)
     return rows
 

@@ -81,6 +81,7 @@ class _Bench:
         memory = (_resident() - before) / self.size_bytes
         self._prepare()
         self.sharing = Saver(shared_by=1000)
+        self.sharing.buffers = self.saver.buffers  # for the largest state there is no memory to spare
         for _ in range(2):
             self._save_unchanged()
         measured: dict[str, list[float]] = {}
