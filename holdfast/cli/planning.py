@@ -131,8 +131,8 @@ def _read_config(journal: Journal) -> RunConfig | None:
 def _describe(plan: Plan) -> Iterator[str]:
     measured, losses, interval = plan.measured, plan.losses, plan.interval
     yield f"measured  a step takes {_seconds(measured.step_s)}"
-    yield f"          a save stalls training for {_seconds(measured.stall_s)}"
-    yield f"          and is durable after {_seconds(measured.save_s)}"
+    yield f"          a save stalls training for {_seconds(measured.stall_s)}, for the probe and a copy of the state"
+    yield f"          and is durable {_seconds(measured.save_s)} after the copy has begun"
     if measured.restart_s:
         yield f"          an attempt trains {_seconds(measured.restart_s)} after it has begun"
     yield f"          (medians of the newest {counted(measured.count, 'commit')})"

@@ -163,7 +163,7 @@ class Commit(Record):
     created_at: str
     train_s: float = Field(0.0, ge=0, description="of its steps; 0 where nobody knows, and so with the others")
     stall_s: float = Field(0.0, ge=0, description="that training stood still for its save")
-    save_s: float = Field(0.0, ge=0, description="until it was durable")
+    save_s: float = Field(0.0, ge=0, description="from when its state was copied until it was durable")
     restart_s: float = Field(0.0, ge=0, description="that its ranks, or their attempt, took to begin")
 
     @property
