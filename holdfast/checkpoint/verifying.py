@@ -72,7 +72,8 @@ def read_payload(run: Store, commit: Commit, buffers: Buffers | None = None) -> 
         raise RunStopped(
             f"checkpoint {commit.path} has {size_bytes:,} bytes, for which this machine has no memory"
         ) from None
-    if damaged := _find(functools.partial(_fill, run, commit.path, dict(zip(parts, images, strict=True))), parts):
+    fill = functools.partial(_fill, run, commit.path, dict(zip(parts, images, strict=True)))
+    if damaged := _find(fill, parts, waits=True):  # the memory is used again
         raise _damage(commit, damaged)
     return deserialize(images)
 
@@ -168,9 +169,17 @@ def _size_damage(run: Store, path: str, file: FileRecord) -> FileDamage | None:
 
 
 def _find(
-    look: Callable[[FileRecord], FileDamage | None], files: Sequence[FileRecord], priority: Priority | None = None
+    look: Callable[[FileRecord], FileDamage | None],
+    files: Sequence[FileRecord],
+    priority: Priority | None = None,
+    *,
+    waits: bool = False,
 ) -> list[FileDamage]:
-    """What is found in each of the files, in their order; several are looked at at once, if there are many."""
+    """What is found in each of the files, in their order; several are looked at at once, if there are many.
+
+    Args:
+        waits: for those that are being looked at, where another one raises. Who is told to stop has no time for that.
+    """
     if len(files) <= FEW and priority is None:
         return [damage for damage in map(look, files) if damage is not None]
     pool = ThreadPoolExecutor(READERS, "verify", priority.lower if priority else None)
@@ -179,8 +188,7 @@ def _find(
     finally:
         if priority:
             priority.restore()
-        # Who is told to stop meanwhile doesn't wait for a read-back; but memory that is being filled is used again.
-        pool.shutdown(wait=priority is None, cancel_futures=True)
+        pool.shutdown(wait=waits, cancel_futures=True)
 
 
 def find_orphans(

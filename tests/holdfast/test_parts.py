@@ -472,7 +472,10 @@ def test_what_is_read_back_gives_way_to_training(run: LocalStore, monkeypatch: p
     assert os.getpriority(os.PRIO_PROCESS, 0) == usual
 
 
-def test_who_is_told_to_stop_does_not_wait_for_what_is_read(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_urgent", [True, False])
+def test_who_is_told_to_stop_does_not_wait_for_what_is_read(
+    run: LocalStore, monkeypatch: pytest.MonkeyPatch, is_urgent: bool
+) -> None:
     reading = threading.Event()
 
     def hash_file(run: LocalStore, path: str, name: str, watch: Any) -> Any:
@@ -484,6 +487,6 @@ def test_who_is_told_to_stop_does_not_wait_for_what_is_read(run: LocalStore, mon
     monkeypatch.setattr(verifying, "hash_file", hash_file)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.verify(run, commit, is_urgent=False)
+        checkpoint.verify(run, commit, is_urgent=is_urgent)
     reading.set()
     assert time.monotonic() - began < 45
