@@ -64,6 +64,20 @@ def in_memory(piece: Piece) -> Bytes:
     return piece if isinstance(piece, Bytes) else bytes(piece)
 
 
+def copy_pieces(pieces: Iterable[Piece], target: memoryview) -> None:
+    """Their bytes are in the target, one after the other."""
+    import numpy as np  # its copies let other threads run meanwhile, and Python's own don't
+
+    copy, position = np.frombuffer(target, np.uint8), 0
+    for piece in pieces:
+        end = position + len(piece)
+        if isinstance(piece, Bytes):
+            copy[position:end] = np.frombuffer(piece, np.uint8)
+        else:
+            piece.copy_to(target[position:end])
+        position = end
+
+
 @dataclass(frozen=True)
 class Tensor:
     """A tensor's bytes, row-major and little-endian, in one piece or in several."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.checkpoint.buffers import Buffers
 from holdfast.checkpoint.files import hash_bytes
-from holdfast.checkpoint.format import Part, Payload, cut
+from holdfast.checkpoint.format import Part, Payload, copy_pieces, cut
 from holdfast.checkpoint.metadata import Saved
 from holdfast.checkpoint.priority import Priority
 from holdfast.checkpoint.writing import File, Written, write_checkpoint
@@ -140,24 +140,11 @@ def _copy_out(parts: Sequence[Part], images: Mapping[str, memoryview]) -> None:
         copying = []
         for part in parts:
             if all(isinstance(piece, Bytes) for piece in part.pieces):
-                copying.append(pool.submit(_copy, part, images[part.name]))
+                copying.append(pool.submit(copy_pieces, part.pieces, images[part.name]))
             else:  # by the thread that has given the device its work: only so is it copied after that is done
-                _copy(part, images[part.name])
+                copy_pieces(part.pieces, images[part.name])
         for each in copying:
             each.result()
-
-
-def _copy(part: Part, image: memoryview) -> None:
-    import numpy as np  # its copies let other threads run meanwhile, and Python's own don't
-
-    copy, position = np.frombuffer(image, np.uint8), 0
-    for piece in part.pieces:
-        end = position + len(piece)
-        if isinstance(piece, Bytes):
-            copy[position:end] = np.frombuffer(piece, np.uint8)
-        else:
-            piece.copy_to(image[position:end])
-        position = end
 
 
 def count_cores() -> int:

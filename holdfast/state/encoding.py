@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.checkpoint import ALIGNED_BYTES, Payload, Tensor, count_cores, map_memory
+from holdfast.checkpoint import ALIGNED_BYTES, Payload, Tensor, copy_pieces, count_cores, map_memory
 from holdfast.errors import StateError
 from holdfast.fingerprint import MAX_EXACT_INT
 from holdfast.state.device import OnDevice
-from holdfast.store import Bytes
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,
@@ -153,11 +152,4 @@ def _new(tensor: Tensor) -> torch.Tensor:
 
 
 def _fill(copy: torch.Tensor, tensor: Tensor) -> None:
-    flat, position = copy.view(-1).view(torch.uint8).numpy(), 0
-    for piece in tensor.pieces:
-        end = position + len(piece)
-        if isinstance(piece, Bytes):
-            flat[position:end] = np.frombuffer(piece, np.uint8)
-        else:
-            piece.copy_to(flat[position:end].data)
-        position = end
+    copy_pieces(tensor.pieces, copy.view(-1).view(torch.uint8).numpy().data)
