@@ -4,7 +4,7 @@
 # make setup   only prepare .venv                            make clean   remove it
 # make bench   what it costs, as a table and bench.json      make bench ARGS="--full"
 # make soak    the search for faults, for hours: 100,000 random lives of a run on a disk, 10,000 on an object store, every
-#              combination of the resume matrix with loader workers, more races of two writers, more kills
+#              combination of the resume matrix with loader workers, more races of two writers, more kills, on pools too
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -62,7 +62,7 @@ check: .venv/ready
 soak: .venv/ready
 	HOLDFAST_EXAMPLES=100000 $(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 0 \
 		tests/holdfast/test_state_machine.py tests/holdfast/test_matrix.py tests/holdfast/test_two_writers.py \
-		tests/flows/test_killed_anywhere.py $(ARGS)
+		tests/flows/test_killed_anywhere.py tests/flows/test_pool.py::test_death $(ARGS)
 
 # With a Chromium that is installed; the pictures are in docs/.
 screenshots: .venv/ready

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from holdfast.testing.faults import fault
-from tests.conftest import Reference
+from tests.conftest import IS_SOAK, Reference
 from tests.pools import ENDS_WITHIN_S, Pool, PoolRun, pool_up, strike
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -23,6 +23,10 @@ CHUNK = 4
 MICRO_BATCHES = 2  # a step
 DELAY = "0.1"  # seconds, of each of them
 AWAY_S = 30.0
+VICTIMS = ("attempt", "ranks", "worker", "machine")
+SIGNALS = (signal.SIGTERM, signal.SIGKILL)
+# Half a minute each: those that are not here die so in test_killed_anywhere and test_main_job, without a pool.
+DEATHS = list(itertools.product(VICTIMS, SIGNALS) if IS_SOAK else zip(VICTIMS, itertools.cycle(SIGNALS), strict=False))
 names = itertools.count(1)
 
 
@@ -65,8 +69,7 @@ def test_from_the_form(run: PoolRun, reference: Reference) -> None:
     assert sorted(event["payload"]["step"] for event in events) == committed
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-@pytest.mark.parametrize("victim", ["attempt", "ranks", "worker", "machine"])
+@pytest.mark.parametrize(("victim", "number"), DEATHS, ids=lambda value: getattr(value, "name", value))
 def test_death(run: PoolRun, reference: Reference, victim: str, number: signal.Signals) -> None:
     train = run.start()
     run.await_commits(1)
