@@ -10,6 +10,7 @@ from holdfast.checkpoint.format import (
     copy_pieces,
     cut,
     deserialize,
+    in_memory,
     is_part,
     serialize,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "find_parts",
     "folder_name",
     "hash_file",
+    "in_memory",
     "is_folder_name",
     "is_part",
     "map_memory",

@@ -1,7 +1,10 @@
 """Memory for a checkpoint on its way, taken once and used again: fresh pages cost three times what a copy costs."""
 
+import ctypes
 import mmap
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 ALIGNED_BYTES = 2**21  # a huge page, where the system has them; what unbuffered writes need is less
 
@@ -11,6 +14,7 @@ class Buffers:
 
     def __init__(self) -> None:
         self._maps: dict[int, mmap.mmap] = {}
+        self._lent: dict[int, weakref.ref[Any]] = {}
         self._pinned: list[mmap.mmap] = []
 
     def take(self, part: int, size_bytes: int, pin: Callable[[memoryview], None] | None = None) -> memoryview:
@@ -23,13 +27,32 @@ class Buffers:
         Raises:
             MemoryError: there is not so much.
         """
-        found = self._maps.get(part)
-        if found is None or len(found) < size_bytes:
-            self._maps[part] = found = map_memory(size_bytes)
+        found = self._map(part, size_bytes)
         if pin is not None and all(found is not each for each in self._pinned):
             self._pinned.append(found)
             pin(memoryview(found))
         return memoryview(found)[:size_bytes]
+
+    def lend(self, part: int, size_bytes: int) -> memoryview:
+        """As `take`, but it is whoever's who refers to it, or to a slice of it: so long it is not taken again.
+
+        Raises:
+            MemoryError: there is not so much.
+        """
+        # A view of memory has no weak references of its own that slices keep alive; what it is a view of does.
+        lent = (ctypes.c_char * max(size_bytes, 1)).from_buffer(self._map(part, size_bytes))
+        self._lent[part] = weakref.ref(lent)
+        return memoryview(lent).cast("B")[:size_bytes]
+
+    def _map(self, part: int, size_bytes: int) -> mmap.mmap:
+        found = self._maps.get(part)
+        if found is None or len(found) < size_bytes or self._is_lent(part):
+            self._maps[part] = found = map_memory(size_bytes)
+        return found
+
+    def _is_lent(self, part: int) -> bool:
+        lent = self._lent.pop(part, None)
+        return lent is not None and lent() is not None
 
 
 def map_memory(size_bytes: int) -> mmap.mmap:

@@ -52,7 +52,8 @@ def read_payload(run: Store, commit: Commit, buffers: Buffers | None = None) -> 
     """The committed state, verified while it was read: these bytes hash to what the commit says.
 
     Args:
-        buffers: the memory that the bytes are put in, and that the tensors are views of; of their own without.
+        buffers: the memory that the bytes are put in, and that the tensors are views of; they keep it as long as they
+            are there. Of their own without.
 
     Raises:
         CheckpointDamaged: a file is missing or differs; ``data["files"]`` says how.
@@ -66,7 +67,7 @@ def read_payload(run: Store, commit: Commit, buffers: Buffers | None = None) -> 
         raise _damage(commit, damaged)
     buffers = buffers or Buffers()
     try:
-        images = [buffers.take(number, part.size_bytes) for number, part in enumerate(parts)]
+        images = [buffers.lend(number, part.size_bytes) for number, part in enumerate(parts)]
     except MemoryError:
         size_bytes = sum(part.size_bytes for part in parts)
         raise RunStopped(

@@ -154,7 +154,7 @@ def main(prefetch: Prefetch | None = None) -> int:
     prefetch = prefetch or Prefetch()
     run = None
     try:
-        prefetch.decode(state.from_payload)
+        prefetch.decode(state.decode)
         run = training.Training(prefetch.config)
         run.saver.buffers = prefetch.buffers
         serve(run, events, prefetch)

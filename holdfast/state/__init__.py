@@ -3,6 +3,7 @@
 from holdfast.state.captured import (
     capture,
     capture_rng,
+    decode,
     describe_built,
     digest_rng,
     load,
@@ -17,6 +18,7 @@ from holdfast.state.merging import take_over
 __all__ = [
     "capture",
     "capture_rng",
+    "decode",
     "describe_built",
     "digest_rng",
     "from_payload",

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from holdfast.checkpoint import serialize
+from holdfast.checkpoint import Payload, serialize
 from holdfast.errors import StateError
 from holdfast.schedule import Schedule
-from holdfast.state.encoding import to_payload
+from holdfast.state.encoding import from_payload, to_payload
 
 if TYPE_CHECKING:
     from holdfast.training import Training
@@ -50,6 +50,12 @@ def _of_each_rank(training: "Training", state: dict[str, Any]) -> list[Any]:
         return [state]
     digest = hashlib.sha256(b"".join(map(bytes, serialize(to_payload(state))))).hexdigest()
     return [state] if len(set(training.gather(digest))) == 1 else training.gather(state)
+
+
+def decode(payload: Payload) -> dict[str, Any]:
+    """What `capture` took, from a checkpoint. The model's tensors are views of the payload: a module copies them."""
+    state: dict[str, Any] = from_payload(payload, lent=["model"])
+    return state
 
 
 def restore(training: "Training", state: dict[str, Any]) -> None:

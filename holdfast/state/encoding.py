@@ -6,13 +6,14 @@ which a tensor is {"$tensor": name} and whatever JSON has no exact form for is m
 
 import base64
 import math
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 
-from holdfast.checkpoint import ALIGNED_BYTES, Payload, Tensor, copy_pieces, count_cores, map_memory
+from holdfast.checkpoint import ALIGNED_BYTES, Payload, Tensor, copy_pieces, count_cores, in_memory, map_memory
 from holdfast.errors import StateError
 from holdfast.fingerprint import MAX_EXACT_INT
 from holdfast.state.device import OnDevice
@@ -38,19 +39,39 @@ def to_payload(state: Any) -> Payload:
     return Payload(tensors, tree)
 
 
-def from_payload(payload: Payload) -> Any:
-    """The state that `to_payload` was given; each tensor has memory of its own, aligned as torch aligns it."""
-    copies = {name: _new(tensor) for name, tensor in payload.tensors.items()}
+def from_payload(payload: Payload, lent: Collection[str] = ()) -> Any:
+    """The state that `to_payload` was given; each tensor has memory of its own, aligned as torch aligns it.
+
+    Args:
+        lent: what of the state, by name, has views of the payload's memory instead, where a tensor is in one piece: for
+            whoever copies what it is given. New memory costs more than to read the bytes.
+    """
+    tensors = payload.tensors
+    own: dict[str, torch.Tensor] = {}
+
+    def new(name: str) -> torch.Tensor:
+        if name not in own:
+            own[name] = _new(tensors[name])
+        return own[name]
+
+    def lend(name: str) -> torch.Tensor:
+        tensor = tensors[name]
+        return _view(tensor) if tensor.size_bytes and len(tensor.pieces) == 1 else new(name)
+
+    if lent:
+        state = {name: _decode(value, lend if name in lent else new) for name, value in payload.tree.items()}
+    else:
+        state = _decode(payload.tree, new)
     with ThreadPoolExecutor(count_cores()) as pool:
         filling = []
-        for name, tensor in payload.tensors.items():
-            if tensor.size_bytes >= ALIGNED_BYTES:  # to touch new memory costs more than what is copied into it
-                filling.append(pool.submit(_fill, copies[name], tensor))
+        for name, copy in own.items():
+            if copy.nbytes >= ALIGNED_BYTES:  # to touch new memory costs more than what is copied into it
+                filling.append(pool.submit(_fill, copy, tensors[name]))
             else:  # to ask another thread costs more
-                _fill(copies[name], tensor)
+                _fill(copy, tensors[name])
         for each in filling:
             each.result()
-    return _decode(payload.tree, copies)
+    return state
 
 
 def _encode(value: Any, name: str, tensors: dict[str, Tensor], seen: dict[Any, str]) -> Any:
@@ -117,28 +138,28 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview | bytes | OnDevice:
     return flat.numpy().data if flat.is_cpu else OnDevice(flat)
 
 
-def _decode(value: Any, copies: dict[str, torch.Tensor]) -> Any:
+def _decode(value: Any, take: Callable[[str], torch.Tensor]) -> Any:
     if isinstance(value, list):
-        return [_decode(item, copies) for item in value]
+        return [_decode(item, take) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         mark, inner = next(iter(value.items()))
         if mark == "$tensor":  # what shared its memory shares it again
-            return copies[inner]
+            return take(inner)
         if mark == "$array":
-            return copies[inner].numpy()
+            return take(inner).numpy()
         if mark == "$tuple":
-            return tuple(_decode(item, copies) for item in inner)
+            return tuple(_decode(item, take) for item in inner)
         if mark == "$dict":
-            return {_decode(key, copies): _decode(item, copies) for key, item in inner}
+            return {_decode(key, take): _decode(item, take) for key, item in inner}
         if mark == "$int":
             return int(inner)
         if mark == "$float":
             return float.fromhex(inner)
         if mark == "$bytes":
             return base64.b64decode(inner)
-    return {key: _decode(item, copies) for key, item in value.items()}
+    return {key: _decode(item, take) for key, item in value.items()}
 
 
 def _new(tensor: Tensor) -> torch.Tensor:
@@ -149,6 +170,11 @@ def _new(tensor: Tensor) -> torch.Tensor:
     return torch.frombuffer(map_memory(tensor.size_bytes), dtype=dtype, count=math.prod(tensor.shape)).view(
         tensor.shape
     )
+
+
+def _view(tensor: Tensor) -> torch.Tensor:
+    """The tensor where its bytes are."""
+    return torch.frombuffer(in_memory(tensor.pieces[0]), dtype=DTYPES[tensor.dtype]).view(tensor.shape)
 
 
 def _fill(copy: torch.Tensor, tensor: Tensor) -> None:

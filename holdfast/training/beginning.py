@@ -18,7 +18,7 @@ def begin_from(training: Training, payload: Payload, metadata: Metadata, init: I
         ConfigError: a weight, or what ``init`` names, is in one of the two only, or has another shape.
         StateError: an extra doesn't fit what the recipe built.
     """
-    saved = state.from_payload(payload)
+    saved = state.decode(payload)
     model = training.accelerator.unwrap_model(training.model)
     model.load_state_dict(_weights(model.state_dict(), saved["model"], init.reset))
     if init.load_optimizer:

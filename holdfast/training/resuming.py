@@ -53,14 +53,14 @@ def resume(
 
     Args:
         watch: told how many micro-batches of how many were skipped, where a stream is read again.
-        saved: what `state.from_payload` makes of the payload, where that's done already.
+        saved: what `state.decode` makes of the payload, where that's done already.
 
     Raises:
         StateError: the state doesn't fit what the recipe built.
         ConfigDrift: the recipe builds other hyperparameters, though no setting and no code has changed.
         GateTripped: what is in this process now isn't what was saved, or isn't healthy.
     """
-    saved = state.from_payload(payload) if saved is None else saved
+    saved = state.decode(payload) if saved is None else saved
     state.restore(training, saved)
     _begin_data(training, saved, metadata, watch)
     _check_state(training, payload, saved)

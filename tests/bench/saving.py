@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from holdfast.checkpoint import Saver, read_payload
-from holdfast.state import from_payload, to_payload
+from holdfast.state import decode, to_payload
 from holdfast.store.local import LocalStore
 from tests.bench.disk import make_cold, read_raw, take_memory, write_raw
 from tests.bench.frame import Benchmark, Row, ask, compare, median_of, scratch, time_of
@@ -139,7 +139,7 @@ class _Bench:
     def _restore(self) -> None:
         """As a rank does it: into tensors that the model has."""
         payload = read_payload(self.store, commit_of(self.saved), self.saver.buffers)
-        state = from_payload(payload)["model"]
+        state = decode(payload)["model"]
         for name, tensor in self.copy.items():
             tensor.copy_(state[name])
 

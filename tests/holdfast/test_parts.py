@@ -295,6 +295,19 @@ def test_memory_is_taken_once(run: LocalStore) -> None:
     assert bytes(buffers.take(0, 4 * 2**20)[:4]) == bytes(4)  # there was too little of it
 
 
+def test_memory_that_was_lent_is_not_taken_while_someone_has_it() -> None:
+    buffers = checkpoint.Buffers()
+    lent = buffers.lend(0, 2**20)
+    lent[:4] = b"mark"
+    part = torch.frombuffer(lent[:8], dtype=torch.uint8)[:4]
+    del lent
+    assert bytes(buffers.take(0, 2**20)[:4]) == bytes(4)
+    assert bytes(part.tolist()) == b"mark"
+    buffers.lend(0, 2**20)[:4] = b"next"
+    assert bytes(buffers.take(0, 2**20)[:4]) == b"next"
+    assert len(buffers.lend(1, 0)) == 0
+
+
 # ---- what doesn't change
 
 

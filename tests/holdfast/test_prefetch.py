@@ -1,16 +1,22 @@
 """The checkpoint that a rank reads before it is asked to: the one that it is asked for, or none."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from holdfast import RunConfig
+from holdfast import RunConfig, state
 from holdfast.attempt import Line
 from holdfast.checkpoint import PAYLOAD, Payload, differences, read_payload
 from holdfast.errors import CheckpointDamaged
+from holdfast.journal import Journal
+from holdfast.rank import serving
 from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE, Prefetch
 from holdfast.store import open_store
-from tests.makers import make_line, train
+from tests.makers import commit_of, make_line, train
+from tests.trainings import make, save_step, train_to
 
 
 @pytest.fixture
@@ -65,3 +71,52 @@ def test_damage_is_told_when_it_is_asked_for(line: Line) -> None:
     with pytest.raises(CheckpointDamaged):
         prefetch.take(commit)
     assert prefetch.take(commit) is None  # who asks again reads again
+
+
+class Heard:
+    """The events of a rank."""
+
+    def __init__(self) -> None:
+        self.names = list[str]()
+
+    def send(self, event: str, **fields: Any) -> None:
+        self.names.append(event)
+
+
+@pytest.mark.usefixtures("same_process")
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_saves_use_the_memory_that_was_read_into_unless_the_model_has_kept_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_kept: bool
+) -> None:
+    training = make(tmp_path, "tests.varied:averaged")
+    journal = Journal(open_store(str(tmp_path)), training.config.run)
+    journal.begin(training.config.recipe)
+    train_to(training, 2)
+    commit = commit_of(save_step(training, journal.store))
+    journal.publish_commit(commit)
+    monkeypatch.setenv(CONFIG_VARIABLE, training.config.model_dump_json())
+    monkeypatch.setenv(COMMIT_VARIABLE, "1")
+    prefetch, heard = Prefetch(), Heard()
+    prefetch.decode(state.decode)
+    again = make(tmp_path, "tests.varied:averaged")
+    again.saver.buffers = prefetch.buffers
+    model = again.accelerator.unwrap_model(again.model)
+    load, kept, addresses = model.load_state_dict, list[Tensor](), list[int]()
+
+    def load_state(state: dict[str, Tensor]) -> Any:
+        addresses.extend(tensor.data_ptr() for tensor in state.values())
+        kept.extend(state.values() if is_kept else ())
+        return load(state)
+
+    monkeypatch.setattr(model, "load_state_dict", load_state)
+    order = {"commit": commit.model_dump(), "gate": {}}
+    serving.restore(again, journal.store, order, heard, prefetch)  # type: ignore[arg-type]
+    assert heard.names == ["restored"]
+    before = [tensor.clone() for tensor in kept]
+    train_to(again, 4)
+    saved = save_step(again, journal.store)
+    assert all(tensor.equal(was) for tensor, was in zip(kept, before, strict=True))
+    (part,) = saved.metadata.parts
+    memory = again.saver.buffers.take(0, part.size_bytes)
+    first = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    assert {first <= address < first + part.size_bytes for address in addresses} == {not is_kept}

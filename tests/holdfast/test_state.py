@@ -88,6 +88,17 @@ def test_restored_tensors_own_their_memory() -> None:
     assert state["b"].tolist() == [0.0, 0.0]
 
 
+def test_what_is_lent_lies_where_it_was_read() -> None:
+    shared = torch.ones(2)
+    state = {"model": {"w": torch.zeros(3), "tied": shared, "none": torch.ones(0)}, "average": [shared, torch.ones(2)]}
+    data = bytearray(b"".join(map(bytes, checkpoint.serialize(to_payload(state)))))
+    found = from_payload(checkpoint.deserialize([data]), lent=["model"])
+    assert found["model"]["none"].shape == (0,)
+    data[-32:] = bytes(32)  # the ends of all tensors
+    assert found["model"]["tied"].tolist() == [0.0, 0.0]
+    assert [each.tolist() for each in found["average"]] == [[1.0, 1.0], [1.0, 1.0]]
+
+
 @pytest.mark.parametrize(
     ("value", "where"),
     [({"a": {"b": [object()]}}, "a.b.0"), ({"f": len}, "f"), ({"k": {(1, 2): 3}}, "k"), ({"s": {1, 2}}, "s")],
