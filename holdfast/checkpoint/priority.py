@@ -16,18 +16,21 @@ class Priority:
         self._threads: list[int] = []
         self._usual = os.getpriority(os.PRIO_PROCESS, 0)
         self._is_low = True
+        self._lock = threading.Lock()
 
     def lower(self) -> None:
         """The thread that calls this has the lowest, until it's restored."""
-        self._threads.append(threading.get_native_id())
-        if self._is_low:
-            self._set(self._threads[-1], LOWEST_PRIORITY)
+        with self._lock:
+            self._threads.append(threading.get_native_id())
+            # One that begins has the priority of the one that began it, which may have been low then.
+            self._set(self._threads[-1], LOWEST_PRIORITY if self._is_low else self._usual)
 
     def restore(self) -> None:
         """They have the usual one again, where this process may do that."""
-        self._is_low = False
-        for thread in self._threads:
-            self._set(thread, self._usual)
+        with self._lock:
+            self._is_low = False
+            for thread in self._threads:
+                self._set(thread, self._usual)
 
     @staticmethod
     def _set(thread: int, priority: int) -> None:

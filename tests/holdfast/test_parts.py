@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rfc8785
 import safetensors.torch
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast import checkpoint, state
@@ -30,6 +31,8 @@ from holdfast.checkpoint import (
     serialize,
     verifying,
 )
+from holdfast.checkpoint.format import canonical
+from holdfast.checkpoint.priority import Priority
 from holdfast.errors import CheckpointDamaged, StoreFull
 from holdfast.state import encoding, from_payload, to_payload
 from holdfast.state.device import OnDevice
@@ -195,6 +198,21 @@ def test_rows_that_do_not_fit_together_are_refused(shape: tuple[int, ...]) -> No
         deserialize([bytearray(file) for file in files])
 
 
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.text()
+    | st.floats(allow_nan=False, allow_infinity=False).filter(lambda value: not value.is_integer())
+    | st.sampled_from([1e-5, 3.5e-7, 0.0001, "1e-5", "\U0001f600", "\ufb33", "\u2028", "\x7f"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=9,
+)  # fmt: skip
+
+
+@given(json_values)
+@example({"\U0001f600": 1, "\ufb33": 2, "lr": 1e-5, "b": [{"c": 1e-7}, "1e-7"]})  # UTF-16's order is another
+def test_json_is_written_as_rfc_8785_says(value: Any) -> None:
+    assert canonical(value).encode() == rfc8785.dumps(value)
+
+
 # ---- beside the training
 
 
@@ -284,6 +302,28 @@ def test_a_save_gives_way_to_training_until_it_is_waited_for(run: LocalStore, ga
         gate.set()
         waiting.join()
         assert os.getpriority(os.PRIO_PROCESS, 0) == usual
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or os.geteuid() != 0, reason="nobody else on Linux may")
+def test_a_thread_that_begins_while_others_are_restored_is_not_left_behind() -> None:
+    usual, priority, found = os.getpriority(os.PRIO_PROCESS, 0), Priority(), list[int]()
+
+    def begin_another() -> None:
+        priority.lower()
+        other = threading.Thread(target=end)
+        other.start()  # as low as this one
+        other.join()
+
+    def end() -> None:
+        found.append(os.getpriority(os.PRIO_PROCESS, 0))
+        priority.restore()
+        priority.lower()
+        found.append(os.getpriority(os.PRIO_PROCESS, 0))
+
+    thread = threading.Thread(target=begin_another)
+    thread.start()
+    thread.join()
+    assert found == [19, usual]
 
 
 def test_memory_is_taken_once(run: LocalStore) -> None:
