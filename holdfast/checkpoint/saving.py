@@ -24,6 +24,8 @@ from holdfast.store import Bytes, Store
 WRITERS = 4
 # More threads copy no faster than memory lets them.
 COPIERS = 4
+# Pieces of this mean size and less are copied faster by one thread than by several, which wait for the interpreter.
+SMALL_BYTES = 2**20
 
 
 class Saver:
@@ -139,7 +141,8 @@ def _copy_out(parts: Sequence[Part], images: Mapping[str, memoryview]) -> None:
     with ThreadPoolExecutor(min(count_cores(), COPIERS), "copy") as pool:
         copying = []
         for part in parts:
-            if all(isinstance(piece, Bytes) for piece in part.pieces):
+            is_in_memory = all(isinstance(piece, Bytes) for piece in part.pieces)
+            if is_in_memory and part.size_bytes > SMALL_BYTES * len(part.pieces):
                 copying.append(pool.submit(copy_pieces, part.pieces, images[part.name]))
             else:  # by the thread that has given the device its work: only so is it copied after that is done
                 copy_pieces(part.pieces, images[part.name])

@@ -1,5 +1,7 @@
 """A recipe made ready to train in this process, and where it stands."""
 
+import importlib.util
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +24,11 @@ from holdfast.errors import ConfigError, RecipeError
 from holdfast.probe import Probe
 from holdfast.recipe import Recipe, build_recipe
 from holdfast.schedule import Schedule
+
+# Accelerate looks for this optimizer's package twice a step, in every folder of sys.path, which may be a network's.
+# Where there is none, that is on record here: to import it fails as before.
+if importlib.util.find_spec("lomo_optim") is None:
+    sys.modules["lomo_optim"] = None  # type: ignore[assignment]
 
 # Losses of the last steps whose mean is the probe's "loss_window".
 WINDOW_STEPS = 20
