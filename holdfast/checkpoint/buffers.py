@@ -34,12 +34,12 @@ class Buffers:
         return memoryview(found)[:size_bytes]
 
     def lend(self, part: int, size_bytes: int) -> memoryview:
-        """As `take`, but it is whoever's who refers to it, or to a slice of it: so long it is not taken again.
+        """As `take`, but it is not taken again as long as anyone refers to it, or to a slice of it.
 
         Raises:
             MemoryError: there is not so much.
         """
-        # A view of memory has no weak references of its own that slices keep alive; what it is a view of does.
+        # Slices of a memoryview don't keep it alive, but what it is a view of.
         lent = (ctypes.c_char * max(size_bytes, 1)).from_buffer(self._map(part, size_bytes))
         self._lent[part] = weakref.ref(lent)
         return memoryview(lent).cast("B")[:size_bytes]

@@ -117,16 +117,26 @@ class Part:
 # ---- cutting
 
 
-def cut(payload: Payload, part_bytes: int = PART_BYTES) -> list[Part]:
+def cut(payload: Payload, part_bytes: int | None = PART_BYTES) -> list[Part]:
     """The payload's files. Where they are cut follows from names, dtypes and shapes, and from nothing else.
 
     A small state is one file. Of a larger one the first part has all that isn't a tensor, and the small tensors begin
     there; a tensor that is larger than a part is cut between rows, and goes on in the next part under the same name.
 
     Args:
-        part_bytes: how much of the tensors a part holds at most (but for a single row that is larger).
+        part_bytes: how much of the tensors a part holds at most (but for a single row that is larger); None for one
+            file, whatever its size.
     """
-    return _parts(payload, part_bytes)
+    tensors = payload.tensors
+    layouts = _lay_out(tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()), part_bytes)
+    parts = []
+    for number, layout in enumerate(layouts, start=1):
+        metadata = _member(HEADER_METADATA, {METADATA_KEY: canonical(payload.tree)}) if number == 1 else ""
+        text = f"{{{','.join(filter(None, (layout.before, metadata, layout.after)))}}}".encode()
+        text += b" " * (-len(text) % 8)
+        pieces = (piece for rows in layout.rows for piece in rows.pieces_of(tensors[rows.name]))
+        parts.append(Part(part_name(number, len(layouts)), (struct.pack("<Q", len(text)) + text, *pieces)))
+    return parts
 
 
 def part_name(number: int, parts: int) -> str:
@@ -141,7 +151,7 @@ def is_part(name: str) -> bool:
 
 def serialize(payload: Payload) -> Iterator[Bytes]:
     """The bytes of the payload as one file, in pieces. The same payload gives the same bytes, everywhere."""
-    (part,) = _parts(payload, None)
+    (part,) = cut(payload, None)
     return map(in_memory, part.pieces)
 
 
@@ -176,20 +186,7 @@ class _Layout:
     after: str
 
 
-def _parts(payload: Payload, part_bytes: int | None) -> list[Part]:
-    tensors = payload.tensors
-    layouts = _lay_out(tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()), part_bytes)
-    parts = []
-    for number, layout in enumerate(layouts, start=1):
-        metadata = _member(HEADER_METADATA, {METADATA_KEY: canonical(payload.tree)}) if number == 1 else ""
-        text = f"{{{','.join(filter(None, (layout.before, metadata, layout.after)))}}}".encode()
-        text += b" " * (-len(text) % 8)
-        pieces = (piece for rows in layout.rows for piece in rows.pieces_of(tensors[rows.name]))
-        parts.append(Part(part_name(number, len(layouts)), (struct.pack("<Q", len(text)) + text, *pieces)))
-    return parts
-
-
-@functools.lru_cache(maxsize=4)  # a state is laid out once: then it is asked for at every save
+@functools.lru_cache(maxsize=4)  # the same at every save of a run
 def _lay_out(tensors: tuple[tuple[str, str, tuple[int, ...]], ...], part_bytes: int | None) -> list[_Layout]:
     rows = [_Rows(*each) for each in tensors]
     total = sum(each.size_bytes for each in rows)
@@ -249,9 +246,13 @@ def _member(name: str, value: Any) -> str:
 
 
 def canonical(value: Any) -> str:
-    """As `rfc8785.dumps`, of a JSON value without numbers that are floats and whole: in a tenth of the time."""
+    """As `rfc8785.dumps` writes it, mostly in a tenth of the time.
+
+    Args:
+        value: a JSON value. Its floats are finite and not whole, its integers are below 2**53.
+    """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
-    # All that Python writes otherwise. In which order keys are counts where some aren't ASCII.
+    # The only differences: how an exponent is written, and the order of keys that aren't ASCII.
     if text.isascii() and not ("e-" in text and EXPONENT.search(text)):
         return text
     if isinstance(value, list):

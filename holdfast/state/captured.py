@@ -53,7 +53,11 @@ def _of_each_rank(training: "Training", state: dict[str, Any]) -> list[Any]:
 
 
 def decode(payload: Payload) -> dict[str, Any]:
-    """What `capture` took, from a checkpoint. The model's tensors are views of the payload: a module copies them."""
+    """What `capture` took, from a checkpoint.
+
+    The model's tensors are views of the payload, since a module copies what it is given. One that keeps some keeps
+    their memory, too; see `checkpoint.Buffers.lend`.
+    """
     state: dict[str, Any] = from_payload(payload, lent=["model"])
     return state
 
