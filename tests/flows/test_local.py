@@ -50,7 +50,11 @@ def local(tmp_path: Path) -> Iterator[Local]:
         kill_tree(pid)
 
 
-def test_up_twice_and_down_twice(local: Local) -> None:
+def ids_of_pools(url: str) -> set[str]:
+    return {pool["id"] for pool in httpx.post(f"{url}/work_pools/filter", json={}, trust_env=False).json()}
+
+
+def test_up_and_down_as_often_as_one_likes(local: Local) -> None:
     up = local.run("up")
     assert up.returncode == 0, up.stderr
     pids = local.pids()
@@ -62,29 +66,27 @@ def test_up_twice_and_down_twice(local: Local) -> None:
     assert local.pids() == pids
     automations = httpx.post(f"{url}/automations/filter", json={}, trust_env=False).json()
     assert len({each["name"] for each in automations}) == len(automations) == 2
+    pool_ids = ids_of_pools(url)
     for pid in (pids["worker-stable"], pids["worker-gpu"]):  # a shell's background ignores Ctrl-C
         ignored = int(Path(f"/proc/{pid}/status").read_text().partition("SigIgn:\t")[2].split()[0], 16)
         assert not ignored >> (signal.SIGINT - 1) & 1
     other = local.run("up", "--postgres")
     assert other.returncode == 1
     assert "keeps its data in a file" in other.stderr
+    before = local.started()
+    kill_tree(pids["server"])
+    kill_tree(pids["worker-gpu"])
+    assert local.run("up").returncode == 0  # what has died is started again, on the same data
+    after = local.started()
+    assert after["server"]["url"] == url
+    assert after["server"]["pid"] != pids["server"]
+    assert after["worker-stable"] == before["worker-stable"]
+    assert ids_of_pools(url) == pool_ids
+    pids |= local.pids()
     down = local.run("down")
     assert [line.split()[1] for line in down.stdout.splitlines()] == ["worker-stable", "worker-gpu", "server"]
     assert not [pid for pid in pids.values() if psutil.pid_exists(pid) and began_at(pid)]
     assert local.run("down").stdout == ""
-
-
-def test_what_has_died_is_started_again_on_the_same_data(local: Local) -> None:
-    assert local.run("up").returncode == 0
-    before = local.started()
-    kill_tree(before["server"]["pid"])
-    kill_tree(before["worker-gpu"]["pid"])
-    assert local.run("up").returncode == 0
-    after = local.started()
-    assert after["server"]["url"] == before["server"]["url"]
-    assert after["server"]["pid"] != before["server"]["pid"]
-    assert after["worker-stable"] == before["worker-stable"]
-    assert local.run("down").returncode == 0
 
 
 def test_with_postgres(local: Local) -> None:
