@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from holdfast.checkpoint import Payload, serialize
 from holdfast.errors import StateError
@@ -55,8 +56,8 @@ def _of_each_rank(training: "Training", state: dict[str, Any]) -> list[Any]:
 def decode(payload: Payload) -> dict[str, Any]:
     """What `capture` took, from a checkpoint.
 
-    The model's tensors are views of the payload, since a module copies what it is given. One that keeps some keeps
-    their memory, too; see `checkpoint.Buffers.lend`.
+    The model's tensors are views of the payload, since a module copies what it is given. Who keeps some keeps their
+    memory, too; see `checkpoint.Buffers.lend`.
     """
     state: dict[str, Any] = from_payload(payload, lent=["model"])
     return state
@@ -71,7 +72,10 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
         StateError: a component doesn't fit what was saved.
     """
     accelerator = training.accelerator
-    parts: dict[str, tuple[Any, Any]] = {"model": (accelerator.unwrap_model(training.model), state["model"])}
+    model = accelerator.unwrap_model(training.model)
+    # The resumed state is held against the payload, which a model of any other kind might alter.
+    weights = state["model"] if _only_copies(model) else copy.deepcopy(state["model"])
+    parts: dict[str, tuple[Any, Any]] = {"model": (model, weights)}
     if len(state["schedulers"]) != len(training.schedulers):
         raise _unfit("schedulers", f"{len(state['schedulers'])} were saved, and there are {len(training.schedulers)}")
     for number, (scheduler, saved) in enumerate(zip(training.schedulers, state["schedulers"], strict=True)):
@@ -90,6 +94,16 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
         if target is not None:
             load(name, target, saved)
     restore_rng(own_part(training, "rng", state["rng"]))
+
+
+def _only_copies(model: nn.Module) -> bool:
+    """Whether all that the model does with the tensors that it is given is known: it copies them."""
+    return getattr(model.load_state_dict, "__func__", None) is nn.Module.load_state_dict and all(
+        type(module)._load_from_state_dict is nn.Module._load_from_state_dict
+        and type(module).set_extra_state is nn.Module.set_extra_state
+        and not module._load_state_dict_pre_hooks
+        for module in model.modules()
+    )
 
 
 def load(name: str, target: Any, saved: Any) -> None:

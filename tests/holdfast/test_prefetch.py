@@ -14,6 +14,7 @@ from holdfast.errors import CheckpointDamaged
 from holdfast.journal import Journal
 from holdfast.rank import serving
 from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE, Prefetch
+from holdfast.state import captured
 from holdfast.store import open_store
 from tests.makers import commit_of, make_line, train
 from tests.trainings import make, save_step, train_to
@@ -85,10 +86,10 @@ class Heard:
 
 @pytest.mark.usefixtures("same_process")
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_saves_use_the_memory_that_was_read_into_unless_the_model_has_kept_some(
+def test_saves_use_the_memory_that_was_read_into_unless_someone_has_kept_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_kept: bool
 ) -> None:
-    training = make(tmp_path, "tests.varied:averaged")
+    training = make(tmp_path, "tests.varied:varied_language")
     journal = Journal(open_store(str(tmp_path)), training.config.run)
     journal.begin(training.config.recipe)
     train_to(training, 2)
@@ -98,17 +99,17 @@ def test_saves_use_the_memory_that_was_read_into_unless_the_model_has_kept_some(
     monkeypatch.setenv(COMMIT_VARIABLE, "1")
     prefetch, heard = Prefetch(), Heard()
     prefetch.decode(state.decode)
-    again = make(tmp_path, "tests.varied:averaged")
+    again = make(tmp_path, "tests.varied:varied_language")
     again.saver.buffers = prefetch.buffers
-    model = again.accelerator.unwrap_model(again.model)
-    load, kept, addresses = model.load_state_dict, list[Tensor](), list[int]()
+    load, kept, addresses = captured.load, list[Tensor](), list[int]()
 
-    def load_state(state: dict[str, Tensor]) -> Any:
-        addresses.extend(tensor.data_ptr() for tensor in state.values())
-        kept.extend(state.values() if is_kept else ())
-        return load(state)
+    def load_and_keep(name: str, target: Any, saved: Any) -> None:
+        if name == "model":
+            addresses.extend(tensor.data_ptr() for tensor in saved.values())
+            kept.extend(saved.values() if is_kept else ())
+        load(name, target, saved)
 
-    monkeypatch.setattr(model, "load_state_dict", load_state)
+    monkeypatch.setattr(captured, "load", load_and_keep)
     order = {"commit": commit.model_dump(), "gate": {}}
     serving.restore(again, journal.store, order, heard, prefetch)  # type: ignore[arg-type]
     assert heard.names == ["restored"]

@@ -177,6 +177,18 @@ def test_what_is_altered_while_it_is_restored_is_named(
     assert different[0] in str(caught.value)
 
 
+def test_what_a_model_alters_in_what_it_is_given_is_named(tmp_path: Path) -> None:
+    """The saved tensors are held against it, not the altered ones."""
+    before = make(tmp_path, "tests.varied:pythonic")
+    train_to(before, STEPS)
+    saved = save_state(before, tmp_path)
+    training = make(tmp_path, "tests.varied:pythonic")
+    model = training.accelerator.unwrap_model(training.model)
+    model.register_load_state_dict_pre_hook(lambda module, state, *_: next(iter(state.values())).add_(1))
+    with pytest.raises(GateTripped, match="after it was loaded, model"):
+        resume_from(training, saved, "record")
+
+
 @pytest.mark.parametrize("name", ["model", "optimizer", "schedulers", "extras", "rng", "progress"])
 def test_what_is_not_restored_is_named(
     tmp_path: Path, averaged: Saved, monkeypatch: pytest.MonkeyPatch, name: str
