@@ -4,6 +4,7 @@ from holdfast.checkpoint.buffers import ALIGNED_BYTES, Buffers, map_memory
 from holdfast.checkpoint.difference import differences, shorten
 from holdfast.checkpoint.files import hash_file
 from holdfast.checkpoint.format import (
+    HEADER_METADATA,
     PAYLOAD,
     Payload,
     Tensor,
@@ -38,6 +39,7 @@ from holdfast.checkpoint.verifying import (
 
 __all__ = [
     "ALIGNED_BYTES",
+    "HEADER_METADATA",
     "METADATA",
     "METRICS",
     "PAYLOAD",

@@ -35,7 +35,7 @@ SMALL_SHARE = 64
 
 # safetensors writes several metadata keys in random order: one key, holding canonical JSON, keeps the bytes stable.
 METADATA_KEY = "holdfast"
-HEADER_METADATA = "__metadata__"
+HEADER_METADATA = "__metadata__"  # no tensor's name
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 EXPONENT = re.compile(r"\de-\d")  # 1e-05, which is 0.00001 there
 ITEM_BYTES = {

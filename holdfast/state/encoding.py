@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.checkpoint import ALIGNED_BYTES, Payload, Tensor, copy_pieces, count_cores, in_memory, map_memory
+from holdfast.checkpoint import (
+    ALIGNED_BYTES,
+    HEADER_METADATA,
+    Payload,
+    Tensor,
+    copy_pieces,
+    count_cores,
+    in_memory,
+    map_memory,
+)
 from holdfast.errors import StateError
 from holdfast.fingerprint import MAX_EXACT_INT
 from holdfast.state.device import OnDevice
@@ -128,7 +137,7 @@ def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], see
     dtype = DTYPE_NAMES.get(tensor.dtype)
     if dtype is None or tensor.layout != torch.strided:
         raise StateError(f"{name} is a {tensor.layout} tensor of {tensor.dtype}, which safetensors has no form for")
-    while name in tensors or name == "__metadata__":  # {"a.b": x} beside {"a": {"b": y}}
+    while name in tensors or name == HEADER_METADATA:  # {"a.b": x} beside {"a": {"b": y}}
         name += "'"
     tensors[name] = Tensor(dtype, shape, (_bytes_of(tensor),))
     seen[place] = name

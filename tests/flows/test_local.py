@@ -84,6 +84,7 @@ def test_up_and_down_as_often_as_one_likes(local: Local) -> None:
     assert ids_of_pools(url) == pool_ids
     pids |= local.pids()
     down = local.run("down")
+    assert down.returncode == 0
     assert [line.split()[1] for line in down.stdout.splitlines()] == ["worker-stable", "worker-gpu", "server"]
     assert not [pid for pid in pids.values() if psutil.pid_exists(pid) and began_at(pid)]
     assert local.run("down").stdout == ""
