@@ -14,7 +14,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import rfc8785
 
@@ -81,15 +81,14 @@ def copy_pieces(pieces: Iterable[Piece], target: memoryview) -> None:
         position = end
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A tensor's bytes, row-major and little-endian, in one piece or in several."""
 
     dtype: str
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
 
-    @functools.cached_property
+    @property
     def size_bytes(self) -> int:
         return sum(len(piece) for piece in self.pieces)
 

@@ -39,6 +39,10 @@ KNOWN_TO_PYTHON = {torch.float64, torch.float32, torch.float16, torch.int64, tor
 KEY_TYPES = (str, int, float, bool, type(None))
 
 
+# The tensors that begin at an address, and their names.
+_Seen = dict[int, list[tuple[torch.Tensor, str]]]
+
+
 def to_payload(state: Any) -> Payload:
     """The state as tensors and one JSON value. Tensors that share their memory are stored once.
 
@@ -85,7 +89,7 @@ def from_payload(payload: Payload, lent: Collection[str] = ()) -> Any:
     return state
 
 
-def _encode(value: Any, name: str, tensors: dict[str, Tensor], seen: dict[Any, str]) -> Any:
+def _encode(value: Any, name: str, tensors: dict[str, Tensor], seen: _Seen) -> Any:
     if isinstance(value, torch.Tensor):
         return {"$tensor": _add_tensor(value, name, tensors, seen)}
     if isinstance(value, np.ndarray):
@@ -115,42 +119,52 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor], seen: dict[Any, s
     )
 
 
-def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, Tensor], seen: dict[Any, str]) -> Any:
-    for key in value:
-        if not isinstance(key, KEY_TYPES):
-            raise StateError(f"{name} has a key of type {type(key).__qualname__}; keys may be strings and numbers")
+def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, Tensor], seen: _Seen) -> Any:
+    kinds = set(map(type, value))
+    for kind in kinds:
+        if not issubclass(kind, KEY_TYPES):
+            raise StateError(f"{name} has a key of type {kind.__qualname__}; keys may be strings and numbers")
     prefix = f"{name}." if name else ""
     # Sorted, so that neither the name of a tied tensor nor anything else depends on the order of a dict.
-    keys = sorted(value, key=lambda key: (type(key).__name__, str(key)))
+    keys = sorted(value) if kinds == {str} else sorted(value, key=lambda key: (type(key).__name__, str(key)))
     items = {key: _encode(value[key], f"{prefix}{key}", tensors, seen) for key in keys}
-    if all(isinstance(key, str) and not key.startswith("$") for key in keys):
+    if all(issubclass(kind, str) for kind in kinds) and not any(key.startswith("$") for key in keys):
         return items
     return {"$dict": [[_encode(key, name, tensors, seen), item] for key, item in items.items()]}
 
 
-def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], seen: dict[Any, str]) -> str:
-    # Tied weights are one memory under several names; two empty tensors share a null pointer by accident.
-    shape = tuple(tensor.shape)
-    place = (tensor.data_ptr(), tensor.dtype, shape, tensor.stride(), tensor.device)
-    if place in seen and tensor.numel():
-        return seen[place]
+def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], seen: _Seen) -> str:
     dtype = DTYPE_NAMES.get(tensor.dtype)
-    if dtype is None or tensor.layout != torch.strided:
-        raise StateError(f"{name} is a {tensor.layout} tensor of {tensor.dtype}, which safetensors has no form for")
+    if dtype is None or tensor.layout is not torch.strided or tensor.is_meta:
+        kind = f"{tensor.layout} tensor of {tensor.dtype}{' without data' if tensor.is_meta else ''}"
+        raise StateError(f"{name} is a {kind}, which safetensors has no form for")
+    pointer = tensor.data_ptr()
+    for other, known in seen.get(pointer, ()):
+        if _are_tied(tensor, other):
+            return known
     while name in tensors or name == HEADER_METADATA:  # {"a.b": x} beside {"a": {"b": y}}
         name += "'"
-    tensors[name] = Tensor(dtype, shape, (_bytes_of(tensor),))
-    seen[place] = name
+    tensors[name] = Tensor(dtype, tuple(tensor.shape), (_bytes_of(tensor),))
+    if pointer:  # which all that are empty share by accident
+        seen.setdefault(pointer, []).append((tensor, name))
     return name
+
+
+def _are_tied(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors that begin at the same address are the same memory."""
+    places = [(each.dtype, each.shape, each.stride(), each.device) for each in (one, other)]
+    return places[0] == places[1] and one.numel() > 0
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview | bytes | OnDevice:
     if not tensor.numel():
         return b""
-    tensor = tensor.detach().contiguous()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    tensor = tensor.contiguous()
     if tensor.is_cpu and tensor.dtype in KNOWN_TO_PYTHON:  # half the time
         return tensor.numpy().data.cast("B")
-    flat = tensor.reshape(-1).view(torch.uint8)
+    flat = tensor.resolve_conj().reshape(-1).view(torch.uint8)
     return flat.numpy().data if flat.is_cpu else OnDevice(flat)
 
 

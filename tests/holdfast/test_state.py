@@ -76,6 +76,19 @@ def test_tied_tensors_are_stored_once() -> None:
     assert torch.equal(there_and_back({"embed": weight, "head": weight})["head"], weight)
 
 
+def test_what_only_begins_at_the_same_address_is_not_tied() -> None:
+    square = torch.arange(4.0).reshape(2, 2)
+    state = {"a": square, "transposed": square.T, "flat": square.view(4), "bits": square.view(torch.int32)}
+    assert list(to_payload(state).tensors) == sorted(state)
+    found = there_and_back(state)
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+
+
+def test_a_conjugate_is_exact() -> None:
+    numbers = torch.tensor([1 + 2j, 3 - 1j])
+    assert torch.equal(there_and_back({"a": numbers.conj()})["a"], torch.tensor([1 - 2j, 3 + 1j]))
+
+
 def test_names_do_not_collide() -> None:
     state = {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}, "__metadata__": torch.tensor([2.0])}
     found = there_and_back(state)
@@ -101,8 +114,13 @@ def test_what_is_lent_lies_where_it_was_read() -> None:
 
 @pytest.mark.parametrize(
     ("value", "where"),
-    [({"a": {"b": [object()]}}, "a.b.0"), ({"f": len}, "f"), ({"k": {(1, 2): 3}}, "k"), ({"s": {1, 2}}, "s")],
-)
+    [
+        ({"a": {"b": [object()]}}, "a.b.0"), ({"f": len}, "f"), ({"k": {(1, 2): 3}}, "k"), ({"s": {1, 2}}, "s"),
+        ({"rows": torch.eye(2).to_sparse()}, "rows is a torch.sparse_coo tensor"),
+        ({"later": torch.ones(2, device="meta")}, "later is a torch.strided tensor of torch.float32 without data"),
+        ({"wide": torch.ones(2, dtype=torch.complex128)}, "wide is a torch.strided tensor of torch.complex128"),
+    ],
+)  # fmt: skip
 def test_what_needs_a_pickle_is_refused_by_name(value: Any, where: str) -> None:
     with pytest.raises(StateError, match=where) as caught:
         to_payload(value)
