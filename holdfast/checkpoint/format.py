@@ -7,6 +7,7 @@ Source: https://huggingface.co/docs/safetensors, "Format".
 """
 
 import bisect
+import ctypes
 import functools
 import json
 import math
@@ -46,36 +47,45 @@ ITEM_BYTES = {
 }  # fmt: skip
 
 
-class Remote(Protocol):
-    """Bytes that aren't in this machine's memory, but in a device's."""
+class Source(Protocol):
+    """Bytes that are copied from where they are when they are asked for.
+
+    Attributes:
+        address: where they are in this process's memory, in one piece; 0 where that is not so.
+    """
+
+    address: int
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, piece: slice, /) -> "Remote": ...
+    def __getitem__(self, piece: slice, /) -> "Source": ...
 
-    def __bytes__(self) -> bytes: ...
+    def in_memory(self) -> Bytes: ...
 
     def copy_to(self, target: memoryview, /) -> None:
         """Return when they are there."""
 
 
-Piece = Bytes | Remote
+Piece = Bytes | Source
 
 
 def in_memory(piece: Piece) -> Bytes:
     """Its bytes, copied if need be."""
-    return piece if isinstance(piece, Bytes) else bytes(piece)
+    return piece if isinstance(piece, Bytes) else piece.in_memory()
 
 
 def copy_pieces(pieces: Iterable[Piece], target: memoryview) -> None:
-    """Their bytes are in the target, one after the other."""
-    import numpy as np  # its copies let other threads run meanwhile, and Python's own don't
+    """Their bytes are in the target, one after the other; other threads run meanwhile."""
+    import numpy as np  # Python's own copies don't let them
 
-    copy, position = np.frombuffer(target, np.uint8), 0
+    copy = np.frombuffer(target, np.uint8)
+    start, position = copy.ctypes.data, 0
     for piece in pieces:
         end = position + len(piece)
         if isinstance(piece, Bytes):
             copy[position:end] = np.frombuffer(piece, np.uint8)
+        elif piece.address:
+            ctypes.memmove(start + position, piece.address, end - position)
         else:
             piece.copy_to(target[position:end])
         position = end

@@ -1,6 +1,5 @@
 """The files of a checkpoint, written several at once. Those that didn't change are copied by the store."""
 
-import functools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -65,35 +64,55 @@ def write_checkpoint(
         if {name for name in run.list(path) if is_part(name)} - {part.name for part in parts}:
             continue  # a dead attempt has cut it otherwise
         try:
-            # The first part by itself: if it is there already and another, so are those that follow it.
-            _write_part(run, path, parts[0])
-            list(pool.map(functools.partial(_write_part, run, path), parts[1:]))
+            noted = _write_but_metadata(run, path, parts, metrics.encode(), pool)
             faults.reach("payload-durable")
             records = [part.record.result() for part in parts]
-            files = [*records, write_file(run, path, METRICS, metrics.encode())]
             complete = Metadata(
                 **metadata,
                 parts=records,
                 checkpoint_sha256=content_id(records),
                 checkpoint_size_bytes=sum(record.size_bytes for record in records),
             )
-            files.append(write_file(run, path, METADATA, complete.to_bytes()))
+            described = write_file(run, path, METADATA, complete.to_bytes())
             faults.reach("metadata-durable")
-            return Saved(path=path, files=files, metadata=complete)
+            return Saved(path=path, files=[*records, noted, described], metadata=complete)
         except NameTaken:
             continue
     raise AssertionError("there is always a next name")
 
 
-def _write_part(run: Store, path: str, part: File) -> None:
+def _write_but_metadata(
+    run: Store, path: str, parts: Sequence[File], metrics: bytes, pool: ThreadPoolExecutor
+) -> FileRecord:
+    """The parts and the metrics are on the store, durable; the metrics' record."""
+    # At once, but the first part has its name before the others have theirs: of two writers one has the folder.
+    first = pool.submit(_write_part, run, path, parts[0])
+    others = [pool.submit(_write_part, run, path, part, first) for part in parts[1:]]
     try:
-        part.is_copied = part.may_be_copied() and _copy_part(run, path, part)
-        if part.is_copied:
-            return
+        first.result()
+        noted = write_file(run, path, METRICS, metrics)
+        for each in others:
+            each.result()
+    finally:
+        for each in others:  # that have not begun, if one has failed
+            each.cancel()
+    return noted
+
+
+def _write_part(run: Store, path: str, part: File, first: "Future[None] | None" = None) -> None:
+    try:
+        if part.may_be_copied():
+            if first is not None:
+                first.result()
+            part.is_copied = _copy_part(run, path, part)
+            if part.is_copied:
+                return
         with run.creating(f"{path}/{part.name}") as writer:
             for start in range(0, len(part.image), WRITE_BYTES):
                 writer.write(part.image[start : start + WRITE_BYTES])
             faults.reach("payload-written")
+            if first is not None:
+                first.result()
     except NameTaken as taken:  # as soon as the storage knows: perhaps before a byte was written
         check_same(run, path, part.record.result(), taken)
 

@@ -11,8 +11,8 @@ from holdfast.state.captured import (
     restore,
     restore_rng,
 )
-from holdfast.state.device import pinning
 from holdfast.state.encoding import from_payload, to_payload
+from holdfast.state.memory import pinning
 from holdfast.state.merging import take_over
 
 __all__ = [

@@ -25,7 +25,7 @@ from holdfast.checkpoint import (
 )
 from holdfast.errors import StateError
 from holdfast.fingerprint import MAX_EXACT_INT
-from holdfast.state.device import OnDevice
+from holdfast.state.memory import TensorBytes
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,
@@ -35,7 +35,6 @@ DTYPES = {
     "U64": torch.uint64, "I64": torch.int64, "F64": torch.float64, "C64": torch.complex64,
 }  # fmt: skip
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-KNOWN_TO_PYTHON = {torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.uint8}
 KEY_TYPES = (str, int, float, bool, type(None))
 
 
@@ -144,7 +143,7 @@ def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], see
             return known
     while name in tensors or name == HEADER_METADATA:  # {"a.b": x} beside {"a": {"b": y}}
         name += "'"
-    tensors[name] = Tensor(dtype, tuple(tensor.shape), (_bytes_of(tensor),))
+    tensors[name] = Tensor(dtype, tuple(tensor.shape), (TensorBytes(tensor) if tensor.numel() else b"",))
     if pointer:  # which all that are empty share by accident
         seen.setdefault(pointer, []).append((tensor, name))
     return name
@@ -154,18 +153,6 @@ def _are_tied(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors that begin at the same address are the same memory."""
     places = [(each.dtype, each.shape, each.stride(), each.device) for each in (one, other)]
     return places[0] == places[1] and one.numel() > 0
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview | bytes | OnDevice:
-    if not tensor.numel():
-        return b""
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    tensor = tensor.contiguous()
-    if tensor.is_cpu and tensor.dtype in KNOWN_TO_PYTHON:  # half the time
-        return tensor.numpy().data.cast("B")
-    flat = tensor.resolve_conj().reshape(-1).view(torch.uint8)
-    return flat.numpy().data if flat.is_cpu else OnDevice(flat)
 
 
 def _decode(value: Any, take: Callable[[str], torch.Tensor]) -> Any:

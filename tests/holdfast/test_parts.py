@@ -27,6 +27,7 @@ from holdfast.checkpoint import (
     cut,
     deserialize,
     differences,
+    in_memory,
     saving,
     serialize,
     verifying,
@@ -34,8 +35,7 @@ from holdfast.checkpoint import (
 from holdfast.checkpoint.format import canonical
 from holdfast.checkpoint.priority import Priority
 from holdfast.errors import CheckpointDamaged, StoreFull
-from holdfast.state import encoding, from_payload, to_payload
-from holdfast.state.device import OnDevice
+from holdfast.state import from_payload, memory, to_payload
 from holdfast.store import Writer
 from holdfast.store.local import LocalStore
 from tests.makers import METADATA_FIELDS, commit_of
@@ -181,7 +181,7 @@ sizes = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=9)
 def test_what_is_cut_goes_together_again(shapes: list[tuple[int, int]], part_bytes: int) -> None:
     payload = to_payload([torch.rand(shape, generator=generator) for shape in shapes])
     parts = cut(payload, part_bytes)
-    files = [bytearray(b"".join(map(bytes, part.pieces))) for part in parts]
+    files = [bytearray(b"".join(map(in_memory, part.pieces))) for part in parts]
     assert [len(file) for file in files] == [part.size_bytes for part in parts]
     assert differences(deserialize(files), payload) == []
     others = to_payload([torch.rand(shape, generator=generator) for shape in shapes])
@@ -193,7 +193,7 @@ def test_rows_that_do_not_fit_together_are_refused(shape: tuple[int, ...]) -> No
     whole = Payload({"a": Tensor("F32", (4, 4), (bytes(64),))}, None)
     size_bytes = 4 * torch.zeros(shape).numel()
     other = Payload({"a": Tensor("F32" if shape != (3, 4) else "I32", shape, (bytes(size_bytes),))}, None)
-    files = [b"".join(map(bytes, cut(payload)[0].pieces)) for payload in (whole, other)]
+    files = [b"".join(map(in_memory, cut(payload)[0].pieces)) for payload in (whole, other)]
     with pytest.raises(CheckpointDamaged):
         deserialize([bytearray(file) for file in files])
 
@@ -248,6 +248,31 @@ def test_training_goes_on_while_a_save_is_on_its_way(run: LocalStore, gate: thre
     assert differences(before, checkpoint.read_payload(run, commit_of(saved))) == []
 
 
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_no_part_has_its_name_before_the_first_one(
+    run: LocalStore, monkeypatch: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    creating, there = LocalStore.creating, list[str]()
+
+    @contextlib.contextmanager
+    def slowly(store: LocalStore, name: str) -> Iterator[Writer]:
+        with creating(store, name) as writer:
+            yield writer
+            if name == f"epoch-0001/{PARTS[0]}":
+                time.sleep(0.5)
+                there.extend(store.list("epoch-0001"))
+                if is_taken:
+                    with creating(store, name) as other:
+                        other.write(b"another writer's")
+
+    monkeypatch.setattr(LocalStore, "creating", slowly)
+    saved = save(run)
+    assert there == []
+    assert saved.path == ("epoch-0001.2" if is_taken else "epoch-0001")
+    assert checkpoint.verify(run, commit_of(saved)) == []
+    assert run.list("epoch-0001") == (PARTS[:1] if is_taken else sorted([*PARTS, METADATA, "metrics.jsonl"]))
+
+
 def test_one_save_at_a_time(run: LocalStore, gate: threading.Event) -> None:
     saver, durable = Saver(), list[int]()
     for step in (10, 20):
@@ -283,16 +308,19 @@ def await_equal(found: Callable[[], object], expected: object) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="a thread has a priority of its own on Linux only")
 def test_a_save_gives_way_to_training_until_it_is_waited_for(run: LocalStore, gate: threading.Event) -> None:
-    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    usual, before = os.getpriority(os.PRIO_PROCESS, 0), set(threading.enumerate())
 
     def found() -> set[int]:
-        threads = [each for each in threading.enumerate() if each.name.startswith(("save_", "hash_", "write_"))]
+        threads = {each for each in threading.enumerate() if each.name.startswith("hash_")} - before
         return {os.getpriority(os.PRIO_PROCESS, each.native_id or 0) for each in threads}
 
-    for is_urgent in (False, True):
+    saver = Saver(PART_BYTES)
+    for step, is_urgent in ((10, False), (20, False), (30, True)):
         gate.clear()
-        saver = Saver(PART_BYTES)
-        fields = METADATA_FIELDS | {"optimizer_steps_total": 20 if is_urgent else 10}
+        if is_urgent:
+            before |= set(threading.enumerate())
+            saver = Saver(PART_BYTES)
+        fields = METADATA_FIELDS | {"optimizer_steps_total": step}
         saver.begin(run, to_payload(STATE), fields, "", is_urgent=is_urgent)
         await_equal(found, {usual} if is_urgent else {19})
         waiting = threading.Thread(target=saver.wait)
@@ -309,7 +337,7 @@ def test_a_thread_that_begins_while_others_are_restored_is_not_left_behind() -> 
     usual, priority, found = os.getpriority(os.PRIO_PROCESS, 0), Priority(), list[int]()
 
     def begin_another() -> None:
-        priority.lower()
+        priority.join()
         other = threading.Thread(target=end)
         other.start()  # as low as this one
         other.join()
@@ -317,7 +345,7 @@ def test_a_thread_that_begins_while_others_are_restored_is_not_left_behind() -> 
     def end() -> None:
         found.append(os.getpriority(os.PRIO_PROCESS, 0))
         priority.restore()
-        priority.lower()
+        priority.join()
         found.append(os.getpriority(os.PRIO_PROCESS, 0))
 
     thread = threading.Thread(target=begin_another)
@@ -452,10 +480,7 @@ def test_a_copy_that_a_dead_attempt_has_left_is_used(run: LocalStore) -> None:
 def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors are taken for a GPU's: torch copies from both alike."""
 
-    def bytes_of(tensor: torch.Tensor) -> Any:
-        return OnDevice(tensor.detach().contiguous().reshape(-1).view(torch.uint8)) if tensor.numel() else b""
-
-    monkeypatch.setattr(encoding, "_bytes_of", bytes_of)
+    monkeypatch.setattr(memory, "_address_of", lambda tensor: 0)
 
 
 @pytest.mark.usefixtures("on_device")
@@ -464,8 +489,7 @@ def test_a_device_is_copied_from_when_a_save_begins(run: LocalStore, part_bytes:
     state = STATE | {"model": {name: tensor.clone() for name, tensor in STATE["model"].items()}, "empty": torch.ones(0)}
     saver = Saver(part_bytes)
     payload = to_payload(state)
-    kinds = {type(tensor.pieces[0]) for name, tensor in payload.tensors.items() if name != "empty"}
-    assert kinds == {OnDevice}
+    assert {getattr(piece, "address", None) for piece in payload.tensors["model.norm"].pieces} == {0}
     saver.begin(run, payload, METADATA_FIELDS, "")
     for tensor in state["model"].values():
         tensor.zero_()

@@ -1,4 +1,4 @@
-"""Tensors on a GPU: their bytes, copied straight to where they are to lie, into memory that is fit for it.
+"""Where the bytes of tensors are, and memory that a GPU copies to at its full speed.
 
 Source: the CUDA runtime's documentation of cudaHostRegister; https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
 """
@@ -16,28 +16,35 @@ PORTABLE = 1  # cudaHostRegisterPortable: whichever of the process's GPUs copies
 log = logging.getLogger(__name__)
 
 
-class OnDevice:
-    """The bytes of a tensor that is not in this machine's memory. They are copied when they are asked for.
+class TensorBytes:
+    """The bytes of a tensor that isn't empty, row-major, wherever it is. See `checkpoint.Source`."""
 
-    Args:
-        flat: one-dimensional, of uint8.
-    """
+    __slots__ = ("_size_bytes", "_tensor", "address")
 
-    def __init__(self, flat: torch.Tensor) -> None:
-        self._flat = flat
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._size_bytes, self.address = tensor, tensor.nbytes, _address_of(tensor)
 
     def __len__(self) -> int:
-        return len(self._flat)
+        return self._size_bytes
 
-    def __getitem__(self, piece: slice) -> "OnDevice":
-        return OnDevice(self._flat[piece])
+    def __getitem__(self, piece: slice) -> "TensorBytes":
+        return TensorBytes(self._flat()[piece])
 
-    def __bytes__(self) -> bytes:
-        return bytes(self._flat.cpu().numpy())
+    def in_memory(self) -> memoryview:
+        """The bytes themselves, or a copy."""
+        return self._flat().cpu().numpy().data
 
     def copy_to(self, target: memoryview) -> None:
         """Return when the bytes are there."""
-        torch.frombuffer(target, dtype=torch.uint8).copy_(self._flat)
+        torch.frombuffer(target, dtype=self._tensor.dtype).view(self._tensor.shape).copy_(self._tensor.detach())
+
+    def _flat(self) -> torch.Tensor:
+        return self._tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def _address_of(tensor: torch.Tensor) -> int:
+    is_plain = tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    return tensor.data_ptr() if is_plain else 0
 
 
 def pinning(device: torch.device) -> Callable[[memoryview], None] | None:
