@@ -1,5 +1,6 @@
 """The checkpoint that a rank reads before it is asked to: the one that it is asked for, or none."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,26 @@ def test_damage_is_told_when_it_is_asked_for(line: Line) -> None:
     with pytest.raises(CheckpointDamaged):
         prefetch.take(commit)
     assert prefetch.take(commit) is None  # who asks again reads again
+
+
+@pytest.mark.usefixtures("same_process")
+def test_a_rank_collects_its_garbage_but_not_what_was_there_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make(tmp_path, "tests.varied:varied_language").config
+    monkeypatch.setenv(CONFIG_VARIABLE, config.model_dump_json())
+    monkeypatch.setattr(serving, "Events", Heard)
+    monkeypatch.setattr(serving, "serve", lambda run, events, prefetch: found.extend((gc.isenabled(), run)))
+    found = list[Any]()
+    gc.disable()
+    try:
+        assert serving.main() == 0
+        is_enabled, run = found
+        assert is_enabled
+        assert not any(run is each for each in gc.get_objects())
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 class Heard:
