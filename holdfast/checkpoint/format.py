@@ -305,7 +305,7 @@ def _split(file: memoryview) -> tuple[dict[str, Any], memoryview]:
 
 def _tensor(name: str, entry: dict[str, Any], body: memoryview) -> Tensor:
     start, end = entry["data_offsets"]
-    shape = tuple(int(size) for size in entry["shape"])
+    shape = tuple(map(int, entry["shape"]))
     size_bytes = math.prod(shape) * ITEM_BYTES[entry["dtype"]]
     if not 0 <= start <= end <= len(body) or end - start != size_bytes:
         raise ValueError(f"{name} lies outside the file")

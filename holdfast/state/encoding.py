@@ -69,8 +69,10 @@ def from_payload(payload: Payload, lent: Collection[str] = ()) -> Any:
         return own[name]
 
     def lend(name: str) -> torch.Tensor:
-        tensor = tensors[name]
-        return _view(tensor) if tensor.size_bytes and len(tensor.pieces) == 1 else new(name)
+        dtype, shape, (piece, *others) = tensors[name]
+        if others or not len(piece):
+            return new(name)
+        return torch.frombuffer(in_memory(piece), dtype=DTYPES[dtype]).view(shape)
 
     if lent:
         state = {name: _decode(value, lend if name in lent else new) for name, value in payload.tree.items()}
@@ -187,11 +189,6 @@ def _new(tensor: Tensor) -> torch.Tensor:
     return torch.frombuffer(map_memory(tensor.size_bytes), dtype=dtype, count=math.prod(tensor.shape)).view(
         tensor.shape
     )
-
-
-def _view(tensor: Tensor) -> torch.Tensor:
-    """The tensor where its bytes are."""
-    return torch.frombuffer(in_memory(tensor.pieces[0]), dtype=DTYPES[tensor.dtype]).view(tensor.shape)
 
 
 def _fill(copy: torch.Tensor, tensor: Tensor) -> None:

@@ -2,16 +2,19 @@
 
 Each state is measured in a process of its own. Steps are taken in blocks: quiet ones, and ones in which a save is
 begun, that go on until it is durable and some steps longer. What a block took longer than its steps take in the quiet
-blocks before and after it was lost. A figure is the median over the rounds; others have their turn in every fourth.
+blocks before and after it was lost. A figure is the median over the rounds, and how far it is to be trusted stands
+beside it; others have their turn in every fourth.
 """
 
+import gc
 import hashlib
 import json
+import math
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +32,10 @@ from tests.bench.frame import Benchmark, Row, ask, compare, median_of, scratch, 
 from tests.bench.workload import Loop
 from tests.makers import METADATA_FIELDS
 
-# Steps before a save is begun, and after it is durable; a quiet block has at least their sum.
-BEFORE, AFTER = 2, 4
-ROUNDS = {"tiny": 1, "100 MB": 12, "1,000 small": 8, "1 GB": 3, "3 GB": 3}
+# Steps after a save is durable, and of a quiet block at least.
+AFTER, QUIET = 2, 6
+ROUNDS = {"tiny": 2, "100 MB": 12, "1,000 small": 12, "1 GB": 4, "3 GB": 4}
+FULL_ROUNDS = {"100 MB": 40, "1,000 small": 40, "1 GB": 8}
 PEERS_EVERY = 4
 REACH = 1.3
 
@@ -43,22 +47,24 @@ def run(full: bool) -> list[Row]:
     cores, rows = count_cores(), []
     for name in ("100 MB", "1,000 small", "1 GB", *(["3 GB"] if full else [])):
         for threads in dict.fromkeys((cores, max(1, cores - 1))):
+            rounds = FULL_ROUNDS.get(name, ROUNDS[name]) if full else ROUNDS[name]
             with_peers = ["peers"] if name == "100 MB" or (full and name != "3 GB") else []
-            rows += ask("tests.bench.lost", name, str(threads), *with_peers)
+            rows += ask("tests.bench.lost", name, str(threads), str(rounds), *with_peers)
     return rows
 
 
 # ---- in the process of one state
 
 
-def measure(name: str, threads: int, *, with_peers: bool) -> list[Row]:
+def measure(name: str, threads: int, rounds: int, *, with_peers: bool) -> list[Row]:
     """All rows of one state, where so many threads train."""
     torch.set_num_threads(threads)
+    gc.freeze()  # as a rank does
     with scratch() as folder:
         bench = _Bench(Path(folder), name)
         if not with_peers:
             bench.peers = {}
-        times = bench.time_all(ROUNDS[name])
+        times = bench.time_all(rounds)
     free = count_cores() - threads
     of, limit = "memory copy", times["copy"]
     if not free:
@@ -71,6 +77,7 @@ def measure(name: str, threads: int, *, with_peers: bool) -> list[Row]:
 
     return [
         row("training lost by a save", "holdfast", of, limit, REACH),
+        compare(state, "of it, uncertain", times["uncertain"] / gb, unit="s/GB"),
         row("of it, standing still", "stall", "memory copy", times["copy"]),
         *(row(f"lost by {peer}", peer, of, limit) for peer in bench.peers),
         compare(state, "durable, beside training", times["holdfast durable"]),
@@ -116,19 +123,19 @@ class _Bench:
         for number in range(rounds):
             for key, seconds in self._limits().items():
                 add(key, seconds)
-            quiet = self._steps(BEFORE + AFTER)
+            quiet = self._steps(QUIET)
             for key, begin in savers.items():
                 if key != "holdfast" and number % PEERS_EVERY:
                     continue
                 block = self._save(begin)
-                before, quiet = quiet, self._steps(max(block.steps, BEFORE + AFTER))
+                before, quiet = quiet, self._steps(max(block.steps, QUIET))
                 step = statistics.mean((before, quiet))
                 add(key, block.elapsed - block.steps * step)
                 if key == "holdfast":
                     add("step", step)
                     add("stall", block.stall)
                     add("holdfast durable", block.durable)
-        return median_of(samples)
+        return median_of(samples) | {"uncertain": _uncertainty(samples["holdfast"])}
 
     def _steps(self, count: int) -> float:
         """Seconds of a quiet step."""
@@ -136,10 +143,7 @@ class _Bench:
 
     def _save(self, begin: Begin) -> "_Block":
         self.saves += 1
-        began, steps = time.perf_counter(), BEFORE
-        for _ in range(BEFORE):
-            self.loop.step()
-        saved = time.perf_counter()
+        steps, began = 0, time.perf_counter()
         is_done = begin()
         stood = durable = time.perf_counter()
         while not is_done():
@@ -149,7 +153,7 @@ class _Bench:
             self.loop.step()
         elapsed = time.perf_counter() - began
         self._delete(self.folder)
-        return _Block(steps + AFTER, elapsed, stood - saved, durable - saved)
+        return _Block(steps + AFTER, elapsed, stood - began, durable - began)
 
     def _delete(self, folder: Path) -> None:
         for path in sorted(folder.rglob("*"), reverse=True):
@@ -208,6 +212,12 @@ class _Bench:
             os.fsync(file.fileno())
 
 
+def _uncertainty(losses: Sequence[float]) -> float:
+    """The standard error of a median, from where the middle half of the values is."""
+    quarter, _, three_quarters = statistics.quantiles(losses, n=4)
+    return 1.253 * (three_quarters - quarter) / 1.349 / math.sqrt(len(losses))
+
+
 def _cpu_of(call: Callable[[], object]) -> float:
     """Seconds of a processor that this thread uses for a call."""
     began = time.thread_time()
@@ -244,4 +254,4 @@ BENCHMARK = Benchmark(
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]), with_peers="peers" in sys.argv[3:])))
+    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), with_peers="peers" in sys.argv[4:])))

@@ -4,6 +4,7 @@ Each state is measured in a process of its own, so that its memory is its own. A
 in turn, so that a slow minute of the machine is in all of them.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -41,6 +42,7 @@ def run(full: bool) -> list[Row]:
 def measure(name: str) -> list[Row]:
     """All figures of one state."""
     size_bytes, tensors = SIZES[name]
+    gc.freeze()  # as a rank does
     with scratch() as folder:
         bench = _Bench(Path(folder), size_bytes, tensors)
         times = bench.time_all()
