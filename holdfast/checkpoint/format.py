@@ -82,6 +82,8 @@ def copy_pieces(pieces: Iterable[Piece], target: memoryview) -> None:
     start, position = copy.ctypes.data, 0
     for piece in pieces:
         end = position + len(piece)
+        if end > len(target):
+            raise ValueError(f"{len(target)} bytes are too few")
         if isinstance(piece, Bytes):
             copy[position:end] = np.frombuffer(piece, np.uint8)
         elif piece.address:

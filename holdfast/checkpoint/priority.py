@@ -10,7 +10,7 @@ LOWEST_PRIORITY = 19
 
 
 class Priority:
-    """That of some threads: the lowest, until it is restored. Only on Linux has a thread one of its own."""
+    """That of some threads. A thread has one of its own on Linux only; elsewhere nothing is done."""
 
     def __init__(self) -> None:
         self._threads: list[int] = []
@@ -18,29 +18,22 @@ class Priority:
         self._is_low = True
         self._lock = threading.Lock()
 
-    def join(self) -> None:
-        """The thread that calls this is one of them."""
+    def lower(self) -> None:
+        """The thread that calls this has the lowest, until it's restored."""
         with self._lock:
             self._threads.append(threading.get_native_id())
             # One that begins has the priority of the one that began it, which may have been low then.
-            self._set(self._threads[-1])
-
-    def lower(self) -> None:
-        """They have the lowest."""
-        self._change(is_low=True)
+            self._set(self._threads[-1], LOWEST_PRIORITY if self._is_low else self._usual)
 
     def restore(self) -> None:
-        """They have the usual one, where this process may do that."""
-        self._change(is_low=False)
-
-    def _change(self, *, is_low: bool) -> None:
+        """They have the usual one again, where this process may do that."""
         with self._lock:
-            if is_low != self._is_low:
-                self._is_low = is_low
-                for thread in self._threads:
-                    self._set(thread)
+            self._is_low = False
+            for thread in self._threads:
+                self._set(thread, self._usual)
 
-    def _set(self, thread: int) -> None:
+    @staticmethod
+    def _set(thread: int, priority: int) -> None:
         if sys.platform == "linux":
             with contextlib.suppress(OSError):  # it may not; or the thread has ended
-                os.setpriority(os.PRIO_PROCESS, thread, LOWEST_PRIORITY if self._is_low else self._usual)
+                os.setpriority(os.PRIO_PROCESS, thread, priority)

@@ -183,7 +183,7 @@ def _find(
     """
     if len(files) <= FEW and priority is None:
         return [damage for damage in map(look, files) if damage is not None]
-    pool = ThreadPoolExecutor(READERS, "verify", priority.join if priority else None)
+    pool = ThreadPoolExecutor(READERS, "verify", priority.lower if priority else None)
     try:
         return [damage for damage in pool.map(look, files) if damage is not None]
     finally:

@@ -37,7 +37,6 @@ DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 KEY_TYPES = (str, int, float, bool, type(None))
 
-
 # The tensors that begin at an address, and their names.
 _Seen = dict[int, list[tuple[torch.Tensor, str]]]
 

@@ -308,19 +308,16 @@ def await_equal(found: Callable[[], object], expected: object) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="a thread has a priority of its own on Linux only")
 def test_a_save_gives_way_to_training_until_it_is_waited_for(run: LocalStore, gate: threading.Event) -> None:
-    usual, before = os.getpriority(os.PRIO_PROCESS, 0), set(threading.enumerate())
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
 
     def found() -> set[int]:
-        threads = {each for each in threading.enumerate() if each.name.startswith("hash_")} - before
+        threads = [each for each in threading.enumerate() if each.name.startswith(("save_", "hash_", "write_"))]
         return {os.getpriority(os.PRIO_PROCESS, each.native_id or 0) for each in threads}
 
-    saver = Saver(PART_BYTES)
-    for step, is_urgent in ((10, False), (20, False), (30, True)):
+    for is_urgent in (False, True):
         gate.clear()
-        if is_urgent:
-            before |= set(threading.enumerate())
-            saver = Saver(PART_BYTES)
-        fields = METADATA_FIELDS | {"optimizer_steps_total": step}
+        saver = Saver(PART_BYTES)
+        fields = METADATA_FIELDS | {"optimizer_steps_total": 20 if is_urgent else 10}
         saver.begin(run, to_payload(STATE), fields, "", is_urgent=is_urgent)
         await_equal(found, {usual} if is_urgent else {19})
         waiting = threading.Thread(target=saver.wait)
@@ -337,7 +334,7 @@ def test_a_thread_that_begins_while_others_are_restored_is_not_left_behind() -> 
     usual, priority, found = os.getpriority(os.PRIO_PROCESS, 0), Priority(), list[int]()
 
     def begin_another() -> None:
-        priority.join()
+        priority.lower()
         other = threading.Thread(target=end)
         other.start()  # as low as this one
         other.join()
@@ -345,7 +342,7 @@ def test_a_thread_that_begins_while_others_are_restored_is_not_left_behind() -> 
     def end() -> None:
         found.append(os.getpriority(os.PRIO_PROCESS, 0))
         priority.restore()
-        priority.join()
+        priority.lower()
         found.append(os.getpriority(os.PRIO_PROCESS, 0))
 
     thread = threading.Thread(target=begin_another)
