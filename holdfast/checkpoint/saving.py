@@ -86,8 +86,8 @@ class Saver:
         # Before the rest begins: each time that another thread has the interpreter, training would stand still longer.
         self._copy_out(parts, images)
         del parts, payload  # thousands of objects, perhaps: before another thread wants the interpreter
-        # One for all of them. If only those that hash are low, the others go on at once, and whoever trains waits for an
-        # interpreter that a low one is to have: where other processes have the cores, 0.3 s instead of 0.04.
+        # One for all of them: were only those low that hash, the others would begin at once, and training would wait
+        # for an interpreter that a low one is to have: 0.3 s instead of 0.04 where other processes want the cores.
         self._priority = Priority()
         prepare = None if is_urgent else self._priority.lower
         last = self._last if self._last_run == run.url else {}
