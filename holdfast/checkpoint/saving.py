@@ -68,7 +68,7 @@ class Saver:
         """The state is copied: what it is in may change. One that is still on its way is waited for, first.
 
         In the end a complete checkpoint is on the store, durable, and its hashes are known without reading it back.
-        The order is payload, metrics, metadata: a folder that has ``metadata.json`` is complete. Nothing that exists
+        The first part comes first, and ``metadata.json`` last: a folder that has it is complete. Nothing that exists
         is overwritten: what a dead attempt left in the folder is used if it is the same to the byte; otherwise
         (another writer's checkpoint, or a damaged one) the next free name is taken.
 
