@@ -60,7 +60,8 @@ class Source(Protocol):
 
     def __getitem__(self, piece: slice, /) -> "Source": ...
 
-    def in_memory(self) -> Bytes: ...
+    def in_memory(self) -> Bytes:
+        """They themselves, or a copy."""
 
     def copy_to(self, target: memoryview, /) -> None:
         """Return when they are there."""

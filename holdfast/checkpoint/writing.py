@@ -1,7 +1,7 @@
 """The files of a checkpoint, written several at once. Those that didn't change are copied by the store."""
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,8 +86,8 @@ def _write_but_metadata(
 ) -> FileRecord:
     """The parts and the metrics are on the store, durable; the metrics' record."""
     # At once, but the first part has its name before the others have theirs: of two writers one has the folder.
-    first = pool.submit(_write_part, run, path, parts[0])
-    others = [pool.submit(_write_part, run, path, part, first) for part in parts[1:]]
+    first = pool.submit(_write_part, run, path, parts[0], lambda: None)
+    others = [pool.submit(_write_part, run, path, part, first.result) for part in parts[1:]]
     try:
         first.result()
         noted = write_file(run, path, METRICS, metrics)
@@ -96,14 +96,15 @@ def _write_but_metadata(
     finally:
         for each in others:  # that have not begun, if one has failed
             each.cancel()
+        wait(others)  # what is left of them is not to meddle with what is written under the next name
     return noted
 
 
-def _write_part(run: Store, path: str, part: File, first: "Future[None] | None" = None) -> None:
+def _write_part(run: Store, path: str, part: File, may_be_named: Callable[[], object]) -> None:
+    """The part is on the store; ``may_be_named`` returns when it may get its name, or raises."""
     try:
         if part.may_be_copied():
-            if first is not None:
-                first.result()
+            may_be_named()
             part.is_copied = _copy_part(run, path, part)
             if part.is_copied:
                 return
@@ -111,8 +112,7 @@ def _write_part(run: Store, path: str, part: File, first: "Future[None] | None" 
             for start in range(0, len(part.image), WRITE_BYTES):
                 writer.write(part.image[start : start + WRITE_BYTES])
             faults.reach("payload-written")
-            if first is not None:
-                first.result()
+            may_be_named()
     except NameTaken as taken:  # as soon as the storage knows: perhaps before a byte was written
         check_same(run, path, part.record.result(), taken)
 

@@ -144,8 +144,9 @@ def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], see
             return known
     while name in tensors or name == HEADER_METADATA:  # {"a.b": x} beside {"a": {"b": y}}
         name += "'"
-    tensors[name] = Tensor(dtype, tuple(tensor.shape), (TensorBytes(tensor) if tensor.numel() else b"",))
-    if pointer:  # which all that are empty share by accident
+    data = TensorBytes(tensor) if tensor.numel() else b""
+    tensors[name] = Tensor(dtype, tuple(tensor.shape), (data,))
+    if data:  # empty ones share their address by accident
         seen.setdefault(pointer, []).append((tensor, name))
     return name
 
@@ -153,7 +154,7 @@ def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], see
 def _are_tied(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors that begin at the same address are the same memory."""
     places = [(each.dtype, each.shape, each.stride(), each.device) for each in (one, other)]
-    return places[0] == places[1] and one.numel() > 0
+    return places[0] == places[1]
 
 
 def _decode(value: Any, take: Callable[[str], torch.Tensor]) -> Any:
