@@ -116,7 +116,8 @@ class Saver:
             is_coarse = part.size_bytes > ONE_THREAD_BYTES * len(part.pieces)
             if is_coarse and all(isinstance(piece, Bytes) or piece.address for piece in part.pieces):
                 copying.append(self._copiers.submit(copy_pieces, part.pieces, images[part.name]))
-            else:  # what has no address, as a device's, by the thread that has given it its work: only so that is done
+            else:
+                # What a device has, by the thread that has given it its work: only so it is copied after that is done.
                 copy_pieces(part.pieces, images[part.name])
         for each in copying:
             each.result()
