@@ -505,7 +505,7 @@ def test_what_lies_in_memory_otherwise_is_saved_in_order(run: LocalStore) -> Non
         "transposed": torch.arange(64_000.0).reshape(64, 1000).T,  # of several parts
         "column": torch.arange(6.0).reshape(3, 2)[:, 1],
         "conjugate": numbers.conj(),
-        "negative": numbers.conj().imag,
+        "negative": numbers[:1].conj().imag,  # of one number, so that it is in one piece
         "trained": torch.ones(3, requires_grad=True),
         "image": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
     }
