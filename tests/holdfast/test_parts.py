@@ -125,6 +125,19 @@ def test_a_read_that_fails_fills_nothing_afterwards(run: LocalStore, monkeypatch
     assert sorted(ended) == sorted(began)
 
 
+def test_what_a_read_fails_with_is_raised(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where some of it was read, and hashed, by then."""
+    commit = commit_of(save(run))
+
+    def fill(store: LocalStore, name: str, buffer: memoryview) -> Iterator[int]:
+        yield len(buffer) // 2
+        raise StoreFull("as it was told to")
+
+    monkeypatch.setattr(LocalStore, "fill", fill)
+    with pytest.raises(StoreFull):
+        checkpoint.read_payload(run, commit)
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_damage_names_the_part(run: LocalStore, name: str) -> None:
     commit = commit_of(save(run))
@@ -285,14 +298,15 @@ def test_one_save_at_a_time(run: LocalStore, gate: threading.Event) -> None:
     assert durable == [10, 20]
 
 
+@pytest.mark.parametrize("request_", ["list", "creating"])
 def test_what_a_save_fails_with_is_raised_where_it_is_asked_for(
-    run: LocalStore, monkeypatch: pytest.MonkeyPatch
+    run: LocalStore, monkeypatch: pytest.MonkeyPatch, request_: str
 ) -> None:
     def full(store: LocalStore, name: str) -> Any:
         raise StoreFull(f"can't write {name}")
 
     saver = Saver()
-    monkeypatch.setattr(LocalStore, "creating", full)
+    monkeypatch.setattr(LocalStore, request_, full)
     saver.begin(run, to_payload({}), METADATA_FIELDS, "")
     for ask in (saver.wait, saver.check, lambda: saver.begin(run, to_payload({}), METADATA_FIELDS, "")):
         with pytest.raises(StoreFull):
