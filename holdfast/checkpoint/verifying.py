@@ -61,6 +61,11 @@ def read_payload(run: Store, commit: Commit, buffers: Buffers | None = None) -> 
         RunStopped: it is larger than this machine's memory.
     """
     parts = find_parts(commit)
+    others = [file for file in commit.files if file not in parts]
+    damaged = _find(functools.partial(_verify_file, run, commit.path), others)
+    damaged = damaged or _find(functools.partial(_size_damage, run, commit.path), parts)
+    if damaged:
+        raise _damage(commit, damaged)
     buffers = buffers or Buffers()
     try:
         images = [buffers.lend(number, part.size_bytes) for number, part in enumerate(parts)]
@@ -70,23 +75,17 @@ def read_payload(run: Store, commit: Commit, buffers: Buffers | None = None) -> 
             f"checkpoint {commit.path} has {size_bytes:,} bytes, for which this machine has no memory"
         ) from None
     with ThreadPoolExecutor(READERS, "read") as readers:
-        look = functools.partial(_fill_or_verify, run, commit.path, dict(zip(parts, images, strict=True)), readers)
-        if damaged := _find(look, commit.files, waits=True):  # the memory is used again
+        fill = functools.partial(_fill, run, commit.path, dict(zip(parts, images, strict=True)), readers)
+        if damaged := _find(fill, parts, waits=True):  # the memory is used again
             raise _damage(commit, damaged)
     return deserialize(images)
 
 
-def _fill_or_verify(
-    run: Store, path: str, images: Mapping[FileRecord, memoryview], readers: ThreadPoolExecutor, file: FileRecord
+def _fill(
+    run: Store, path: str, images: Mapping[FileRecord, memoryview], readers: ThreadPoolExecutor, part: FileRecord
 ) -> FileDamage | None:
-    """How a file is damaged, if it is; one that has an image is read into it."""
-    if file not in images:
-        return _verify_file(run, path, file)
-    return _size_damage(run, path, file) or _fill(run, path, file, images[file], readers)
-
-
-def _fill(run: Store, path: str, part: FileRecord, image: memoryview, readers: ThreadPoolExecutor) -> FileDamage | None:
     """The part's image has its bytes; or how they are damaged. They are hashed while more of them are read."""
+    image = images[part]
     ends = queue.SimpleQueue[int | None]()
 
     def read() -> None:

@@ -1,6 +1,7 @@
 """A large state: several files, cut where its shapes say, and saved while training goes on."""
 
 import contextlib
+import hashlib
 import itertools
 import os
 import subprocess
@@ -8,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,6 +125,33 @@ def test_a_read_that_fails_fills_nothing_afterwards(run: LocalStore, monkeypatch
     with pytest.raises(StoreFull):
         checkpoint.read_payload(run, commit)
     assert sorted(ended) == sorted(began)
+
+
+def test_what_is_read_does_not_wait_for_its_hash(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit, fill, ended = (
+        commit_of(checkpoint.save(run, to_payload(STATE), METADATA_FIELDS, "")),
+        LocalStore.fill,
+        list[str](),
+    )
+
+    def watched(store: LocalStore, name: str, buffer: memoryview) -> Iterator[int]:
+        yield from fill(store, name, buffer)
+        ended.append(name)
+
+    class Late:
+        def __init__(self) -> None:
+            self._digest = hashlib.sha256()
+
+        def update(self, data: memoryview) -> None:
+            await_equal(lambda: ended, [f"{commit.path}/checkpoint.safetensors"])
+            self._digest.update(data)
+
+        def hexdigest(self) -> str:
+            return self._digest.hexdigest()
+
+    monkeypatch.setattr(LocalStore, "fill", watched)
+    monkeypatch.setattr(verifying, "hashlib", SimpleNamespace(sha256=Late))
+    assert differences(to_payload(STATE), checkpoint.read_payload(run, commit)) == []
 
 
 def test_what_a_read_fails_with_is_raised(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
