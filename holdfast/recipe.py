@@ -46,7 +46,7 @@ class Recipe:
         batch_size: samples of a micro-batch over all ranks together.
         grad_accum: micro-batches whose gradients make one step.
         steps_per_epoch: where an epoch ends, if not after one pass over ``data``; iterable data needs it.
-        clip_norm: largest norm of the gradient; None for no limit.
+        clip_norm: largest norm of the gradient; None for no limit, which leaves the gradient as it is.
         schedule: a `Schedule`, or torch schedulers over ``optimizer``; stepped after every step. One that waits for a
             plateau is stepped at the end of every epoch instead, with the epoch's mean loss.
         evaluate: from the model a few numbers by name, at the end of every epoch; it disturbs no random state.
@@ -62,6 +62,9 @@ class Recipe:
         content: further content hashes by name that are part of the fingerprint: a tokenizer's, a vocabulary's.
         sources: modules whose code is the recipe's too, beside the one that it is in.
         sample_size: how many ``unit``\\ s a sample has, for the speed that is shown.
+
+    Raises:
+        RecipeError: a number is none that can be trained with.
     """
 
     model: "Module"
@@ -85,6 +88,16 @@ class Recipe:
     sources: Sequence[str] = ()
     sample_size: int = 1
     unit: str = "samples"
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "grad_accum", "steps_per_epoch", "sample_size"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and value >= 1):
+                raise RecipeError(f"the recipe's {name} = {value!r}: expected an int above 0")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise RecipeError(
+                f"the recipe's clip_norm = {self.clip_norm!r}: expected a number above 0", hint="inf is no limit"
+            )
 
 
 RecipeBuilder = Callable[..., Recipe]

@@ -46,7 +46,7 @@ def train_step(training: Training) -> Unread:
                 loss = recipe.loss(model, batch)
             accelerator.backward(loss)
             if accelerator.sync_gradients:
-                grad_norm = accelerator.clip_grad_norm_(model.parameters(), recipe.clip_norm or math.inf)
+                grad_norm = clip(training)
             optimizer.step()
             optimizer.zero_grad()
         loss_sum += loss.detach().float()
@@ -57,6 +57,18 @@ def train_step(training: Training) -> Unread:
         recipe.after_step()
     mean_loss = loss_sum / recipe.grad_accum
     return Unread(training.progress.step + 1, mean_loss, grad_norm.float(), lrs, combine(names), state.digest_rng())
+
+
+def clip(training: Training) -> torch.Tensor:
+    """The gradient is no longer than the recipe allows; the norm that it had."""
+    accelerator, limit = training.accelerator, training.recipe.clip_norm
+    parameters = list(training.model.parameters())
+    if limit is not None and limit < math.inf:
+        norm: torch.Tensor = accelerator.clip_grad_norm_(parameters, limit)
+        return norm
+    # To clip to infinity would go over all of it once more, and make all of it NaN where a single number is infinite.
+    accelerator.unscale_gradients()
+    return torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
 
 
 def end_epoch(training: Training) -> None:

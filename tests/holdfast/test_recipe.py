@@ -1,5 +1,6 @@
 """A recipe is found by name and built with checked settings, or refused in one line."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from holdfast import recipe
 from holdfast.errors import RecipeError
+from tests.toy import toy
 
 
 @pytest.fixture
@@ -65,6 +67,18 @@ def test_a_recipe_may_take_any_setting() -> None:
 def test_a_recipe_that_cannot_be_built_says_where(write_module, text: str, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(RecipeError, match=message):
         recipe.build_recipe(write_module(text), {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_size", 0), ("batch_size", 2.5), ("grad_accum", 0), ("steps_per_epoch", -1), ("sample_size", 0),
+        ("clip_norm", 0.0), ("clip_norm", -1.0), ("clip_norm", float("nan")),
+    ],
+)  # fmt: skip
+def test_a_number_that_cannot_be_trained_with_is_refused(name: str, value: float) -> None:
+    with pytest.raises(RecipeError, match=f"the recipe's {name} = {value!r}: expected"):
+        dataclasses.replace(toy(), **{name: value})  # type: ignore[arg-type]
 
 
 def test_a_missing_module_is_told_from_one_that_fails() -> None:
