@@ -16,6 +16,7 @@ from prefect.states import Cancelled
 from prefect.utilities.urls import url_for
 
 from flows.attempt import attempt
+from holdfast.attempt import start_ahead
 from holdfast.cli import EXIT_CODES, run_app
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import RunStopped
@@ -145,6 +146,8 @@ def main(
     settings = load_config(config, set_ or [])
     log_plain_lines()
     signal.signal(signal.SIGTERM, _exit_after_sigterm)
+    if settings.where == "here":
+        start_ahead(settings)  # which takes as long as Prefect's server takes to start
     with server():
         result = train(settings)
     if not isinstance(result, TrainResult) or not result.complete:

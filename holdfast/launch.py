@@ -162,6 +162,25 @@ class Ranks:
         return f" (last lines of {self.log_path}: {' | '.join(line.strip() for line in lines)})" if lines else ""
 
 
+# Ranks that nobody commands yet, and what they were started with.
+_ahead: list[tuple[tuple[RunConfig, Path, int], Ranks]] = []
+
+
+def start_ahead(config: RunConfig, log_path: Path, commit: int) -> None:
+    """Ranks are started for whoever asks for them in this process; see `start`."""
+    _ahead.append(((config, log_path, commit), Ranks(config, log_path, commit)))
+
+
+def start(config: RunConfig, log_path: Path, commit: int) -> Ranks:
+    """Ranks; those that were started ahead, if it was with the same arguments."""
+    while _ahead:
+        arguments, ranks = _ahead.pop()
+        if arguments == (config, log_path, commit):
+            return ranks
+        ranks.end()
+    return Ranks(config, log_path, commit)
+
+
 def count_oom_kills() -> int:
     """How many processes the kernel has killed for want of memory: in this container, or else on this machine."""
     for path in OOM_COUNTERS:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast import checkpoint, faults, retention
+from holdfast import checkpoint, faults, launch, retention
 from holdfast.attempt.line import Line
 from holdfast.attempt.lineage import choose_gate, describe_present, find_ancestor, judge_drift, judge_environment
 from holdfast.checkpoint import Saved
@@ -217,8 +217,7 @@ class Attempt:
     def _start_ranks(self, newest: Commit | None) -> None:
         self._began = time.monotonic()
         self._restart_s = 0.0
-        path = Path(self.config.log.folder) / self.config.run / f"attempt-{self.number:08d}.log"
-        self._ranks = Ranks(self.config, path, newest.number if newest else 0)
+        self._ranks = launch.start(self.config, *_ranks_of(self.config, self.number, newest))
         self._is_told = False
         try:
             self.description = self._ranks.expect("ready")
@@ -444,3 +443,21 @@ class Attempt:
                 self.journal.end_attempt(self.number, reason, message, self.head.step if self.head else 0)
             except HoldfastError as error:
                 log.warning("how the attempt ended is not on record: %s", error)
+
+
+def start_ahead(config: RunConfig) -> None:
+    """The ranks of the run's next attempt are started; if it is made in this process, it takes them over.
+
+    For whoever has something else to wait for until then. They end with the process.
+
+    Raises:
+        HoldfastError: the run's folder can't be read, or the ranks' output can't be written.
+    """
+    journal = Journal(open_store(config.store), config.run)
+    launch.start_ahead(config, *_ranks_of(config, journal.attempts() + 1, journal.newest()))
+
+
+def _ranks_of(config: RunConfig, number: int, newest: Commit | None) -> tuple[Path, int]:
+    """Where the output of an attempt's ranks goes, and the commit that they will probably be asked for."""
+    path = Path(config.log.folder) / config.run / f"attempt-{number:08d}.log"
+    return path, newest.number if newest else 0

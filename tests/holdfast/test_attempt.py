@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from holdfast import interval
-from holdfast.attempt import Attempt
+from holdfast.attempt import Attempt, start_ahead
 from holdfast.checkpoint import read_metadata
 from holdfast.config import Checkpoint, ChunkLength, InitFrom, Log, Parity, Retention, RunConfig
 from holdfast.errors import ConfigError, GateTripped, NoProgress, RankDied, Unhealthy, from_json
@@ -234,3 +235,34 @@ def test_damage_to_a_file_that_checkpoints_share_leaves_one_to_fall_back_on(trai
     assert list(journal.numbers("quarantine")) == [6]
     assert content_id(config) == content_id(straight)
     assert verify_run(journal).ok
+
+
+def test_an_attempt_takes_over_the_ranks_that_were_started_ahead_for_it(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "run")
+    start_ahead(config)
+    ahead = running_ranks()
+    attempt = Attempt(config)
+    try:
+        assert running_ranks() == ahead
+        train_on(attempt)
+    finally:
+        attempt.close()
+    assert attempt.is_complete
+    assert verify_run(journal_of(config)).ok
+    assert not running_ranks()
+
+
+def test_ranks_that_were_started_ahead_for_another_attempt_are_ended(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "run")
+    start_ahead(config)
+    ahead = running_ranks()
+    attempt = Attempt(config, 2)  # somebody else was faster
+    try:
+        assert len(running_ranks()) == 1
+        assert running_ranks() != ahead
+    finally:
+        attempt.close()
+
+
+def running_ranks() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "holdfast.rank" in child.cmdline()]
