@@ -65,16 +65,25 @@ def test_it_learns_and_says_where_the_run_lies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("deadly", [signal.SIGKILL, signal.SIGTERM])
-def test_no_process_is_left_behind(tmp_path: Path, deadly: signal.Signals) -> None:
+@pytest.mark.parametrize("moment", ["starting", "training"])
+def test_no_process_is_left_behind(tmp_path: Path, moment: str, deadly: signal.Signals) -> None:
     """Prefect's own temporary server would stay for ever."""
     process = start(tmp_path, "settings.width=8", "settings.heads=1", "settings.layers=1")
-    while not ranks_of(process.pid):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    started = psutil.Process(process.pid).children(recursive=True)
-    assert any("tasks.server" in child.cmdline() for child in started)
-    process.send_signal(deadly)
-    _, err = process.communicate(timeout=60)
+    claimed = tmp_path / "runs" / "language" / "attempts"
+    try:
+        while not (claimed.exists() if moment == "training" else ranks_of(process.pid)):
+            assert process.poll() is None
+            time.sleep(0.05)
+        started = psutil.Process(process.pid).children(recursive=True)
+        if moment == "training":
+            (server,) = (child for child in started if "tasks.server" in child.cmdline())
+            (rank,) = ranks_of(process.pid)
+            assert rank.create_time() <= server.create_time()  # it has started while the server did
+        process.send_signal(deadly)
+        _, err = process.communicate(timeout=60)
+    finally:
+        kill_tree(process.pid)
+        process.communicate()
     assert "Fatal Python error" not in err
     _, alive = psutil.wait_procs(started, timeout=60)
     assert not alive
