@@ -32,6 +32,9 @@ class Ranks:
 
     A signal to the attempt's process group (Ctrl-C in a terminal) doesn't reach them: they learn of it through the
     command pipe, whose end also tells them of the attempt's death.
+
+    Attributes:
+        began: when they were started, as `time.monotonic` has it.
     """
 
     def __init__(self, config: RunConfig, log_path: Path, commit: int = 0) -> None:
@@ -40,6 +43,7 @@ class Ranks:
             commit: the number of the run's commit that will probably be restored; it is read at once.
         """
         self.log_path = log_path
+        self.began = time.monotonic()
         self._oom_kills = count_oom_kills()
         with _open_log(log_path) as log:
             self._process = subprocess.Popen(

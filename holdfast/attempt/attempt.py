@@ -215,9 +215,8 @@ class Attempt:
         return f"continues from {self.head.path}, step {self.head.step} of {self.total_steps}"
 
     def _start_ranks(self, newest: Commit | None) -> None:
-        self._began = time.monotonic()
         self._restart_s = 0.0
-        self._ranks = launch.start(self.config, *_ranks_of(self.config, self.number, newest))
+        self._ranks = launch.start(*_rank_arguments(self.config, self.number, newest))
         self._is_told = False
         try:
             self.description = self._ranks.expect("ready")
@@ -292,7 +291,7 @@ class Attempt:
 
     def _await_saved(self, stop: int) -> Saved:
         assert self._ranks is not None
-        self._restart_s = self._restart_s or time.monotonic() - self._began
+        self._restart_s = self._restart_s or time.monotonic() - self._ranks.began
         self._order_steps(stop)
         if stop < self.total_steps and not self._is_told:
             self._order_steps(self._stop_after(stop))  # which is trained while this chunk is saved and committed
@@ -454,10 +453,10 @@ def start_ahead(config: RunConfig) -> None:
         HoldfastError: the run's folder can't be read, or the ranks' output can't be written.
     """
     journal = Journal(open_store(config.store), config.run)
-    launch.start_ahead(config, *_ranks_of(config, journal.attempts() + 1, journal.newest()))
+    launch.start_ahead(*_rank_arguments(config, journal.attempts() + 1, journal.newest()))
 
 
-def _ranks_of(config: RunConfig, number: int, newest: Commit | None) -> tuple[Path, int]:
-    """Where the output of an attempt's ranks goes, and the commit that they will probably be asked for."""
+def _rank_arguments(config: RunConfig, number: int, newest: Commit | None) -> tuple[RunConfig, Path, int]:
+    """What an attempt's ranks are started with; see `launch.Ranks`."""
     path = Path(config.log.folder) / config.run / f"attempt-{number:08d}.log"
-    return path, newest.number if newest else 0
+    return config, path, newest.number if newest else 0

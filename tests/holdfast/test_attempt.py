@@ -2,12 +2,13 @@
 
 import itertools
 import json
+import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from holdfast import interval
@@ -19,11 +20,15 @@ from holdfast.interval import read_losses
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from holdfast.verification import verify_run
+from tests.conftest import ranks_of
 from tests.lives import Lives
 
 Train = Callable[..., None]
 
 pytestmark = pytest.mark.slow
+
+# Longer than ranks take to start where nothing else runs.
+AHEAD_S = 4.0
 
 
 def make_config(folder: Path, run: str, recipe: str = "tests.policy:policy", **fields: object) -> RunConfig:
@@ -238,31 +243,30 @@ def test_damage_to_a_file_that_checkpoints_share_leaves_one_to_fall_back_on(trai
 
 
 def test_an_attempt_takes_over_the_ranks_that_were_started_ahead_for_it(tmp_path: Path) -> None:
-    config = make_config(tmp_path, "run")
+    config, began = make_config(tmp_path, "run"), time.monotonic()
     start_ahead(config)
-    ahead = running_ranks()
+    ahead = ranks_of(os.getpid())
+    time.sleep(AHEAD_S)
     attempt = Attempt(config)
     try:
-        assert running_ranks() == ahead
+        assert ranks_of(os.getpid()) == ahead
         train_on(attempt)
     finally:
         attempt.close()
     assert attempt.is_complete
     assert verify_run(journal_of(config)).ok
-    assert not running_ranks()
+    assert not ranks_of(os.getpid())
+    # What it took to begin counts from the start of the ranks, not from when they were taken over.
+    assert AHEAD_S <= journal_of(config).read_commit(1).restart_s <= time.monotonic() - began
 
 
 def test_ranks_that_were_started_ahead_for_another_attempt_are_ended(tmp_path: Path) -> None:
     config = make_config(tmp_path, "run")
     start_ahead(config)
-    ahead = running_ranks()
+    ahead = ranks_of(os.getpid())
     attempt = Attempt(config, 2)  # somebody else was faster
     try:
-        assert len(running_ranks()) == 1
-        assert running_ranks() != ahead
+        assert len(ranks_of(os.getpid())) == 1
+        assert ranks_of(os.getpid()) != ahead
     finally:
         attempt.close()
-
-
-def running_ranks() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "holdfast.rank" in child.cmdline()]
