@@ -128,11 +128,8 @@ def test_a_read_that_fails_fills_nothing_afterwards(run: LocalStore, monkeypatch
 
 
 def test_what_is_read_does_not_wait_for_its_hash(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit, fill, ended = (
-        commit_of(checkpoint.save(run, to_payload(STATE), METADATA_FIELDS, "")),
-        LocalStore.fill,
-        list[str](),
-    )
+    commit = commit_of(checkpoint.save(run, to_payload(STATE), METADATA_FIELDS, ""))
+    fill, ended = LocalStore.fill, list[str]()
 
     def watched(store: LocalStore, name: str, buffer: memoryview) -> Iterator[int]:
         yield from fill(store, name, buffer)
