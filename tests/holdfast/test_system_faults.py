@@ -94,23 +94,27 @@ def strike(begun: Path, folder: Path, call: str, fault: str, nth: int) -> bool:
 def test_what_gets_a_name_is_durable_before_and_the_name_after(begun: Path, tmp_path: Path) -> None:
     """A power cut is not a kill: what was not synced may be gone, or there without its content."""
     shutil.copytree(begun, tmp_path / "store")
-    trace = tmp_path / "trace"
+    traces = tmp_path / "traces"
+    traces.mkdir()
     subprocess.run(
         [
-            "strace", "--follow-forks", "--decode-fds=path", "--output", trace, "--trace", "fsync,linkat,renameat",
+            # A file for each thread: in one for all, a call that another thread's comes between is on two lines.
+            "strace", "--follow-forks", "--output-separately", "--output", traces / "thread",
+            "--decode-fds=path", "--trace", "fsync,linkat,renameat",
             sys.executable, "-m", "tests.writer", str(tmp_path / "store"), str(COMMITS),
         ],
         cwd=ROOT, check=True, timeout=60,
     )  # fmt: skip
-    calls = [line.split(maxsplit=1)[1] for line in trace.read_text().splitlines() if "EEXIST" not in line]
     named = 0
-    for index, call in enumerate(calls):
-        found = re.match(r'(?:linkat|renameat)\(\d+<(.+?)>, "(.+?)"', call)
-        if found:
-            named += 1
-            before, after = calls[index - 1], calls[index + 1]
-            assert before.startswith("fsync"), call
-            assert f"<{found[1]}/{found[2]}>" in before, call
-            assert after.startswith("fsync"), call
-            assert f"<{found[1]}>" in after, call
+    for trace in traces.iterdir():
+        calls = [line for line in trace.read_text().splitlines() if "EEXIST" not in line]
+        for index, call in enumerate(calls):
+            found = re.match(r'(?:linkat|renameat)\(\d+<(.+?)>, "(.+?)"', call)
+            if found:
+                named += 1
+                before, after = calls[index - 1], calls[index + 1]
+                assert before.startswith("fsync"), call
+                assert f"<{found[1]}/{found[2]}>" in before, call
+                assert after.startswith("fsync"), call
+                assert f"<{found[1]}>" in after, call
     assert named >= 8
