@@ -1,5 +1,6 @@
 """Does a recipe survive? The same steps once straight and once killed and resumed, before a long run is begun."""
 
+import logging
 import os
 import random
 import signal
@@ -22,6 +23,8 @@ from holdfast.replay import find_difference, read_run_trail
 from holdfast.store import open_store
 
 EXACT = {"how": "exact"}
+
+log = logging.getLogger(__name__)
 
 
 class Proof(BaseModel):
@@ -166,6 +169,7 @@ class _Run:
                     if saved is None:
                         return
                     line.commit(saved, "chunk")
+                    log.info("%s: trained to step %d of %d", self._journal.run, stop, self._chunks[-1])
         finally:
             ranks.end()
 
@@ -183,6 +187,7 @@ class _Run:
 
     def _restore(self, ranks: Ranks, commit: Commit) -> HoldfastError | None:
         self.resumed_from.append(commit.step)
+        log.info("%s: goes on from step %d", self._journal.run, commit.step)
         problem = problem_in(ranks.restore(commit, EXACT))
         # A run would fall back to the checkpoint before; here the first refusal is the answer.
         if isinstance(problem, GateTripped):
@@ -195,6 +200,7 @@ class _Run:
         while (event := ranks.next_event())["event"] != "saved":
             if kill_at and event.get("step", 0) >= kill_at:
                 os.killpg(ranks.pid, signal.SIGKILL)
+                log.info("%s: SIGKILL in step %d", self._journal.run, event["step"])
                 return None
         return Saved.model_validate(event)
 

@@ -11,6 +11,7 @@ from holdfast.config import load_config
 from holdfast.errors import WrongUse
 from holdfast.evaluation import evaluate_commit
 from holdfast.journal import Commit, Journal
+from holdfast.progress import log_plain_lines
 from holdfast.prove import prove as prove_recipe
 
 Set = Annotated[list[str] | None, Parameter(name="--set", negative="", consume_multiple=False)]
@@ -32,6 +33,7 @@ def prove(
         set_: key=value: change a setting.
         json: Print JSON.
     """
+    log_plain_lines()
     proof = prove_recipe(load_config(config, set_ or []), steps, kills, seed)
     if json:
         print_json(proof.model_dump() | {"is_proved": proof.is_proved})

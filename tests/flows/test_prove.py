@@ -71,7 +71,7 @@ def prove(driver: Driver, *options: str) -> "subprocess.CompletedProcess[str]":
     assert not Path(driver.store).exists()
     assert not (driver.folder / "logs").exists()
     assert not [rank for rank in psutil.process_iter() if is_rank(rank) and str(temporary) in _config_of(rank)]
-    assert done.stderr == ""
+    assert all(line.startswith(("straight: ", "resumed: ")) for line in done.stderr.splitlines()), done.stderr
     return done
 
 
@@ -94,6 +94,11 @@ def test_what_survives_is_proved(driver: Driver, reference: Reference) -> None:
     assert proof.config_fingerprint == reference.standing.config_fingerprint
     assert (proof.steps, proof.seed, len(proof.kills), proof.chunks[-1]) == (30, 7, 1, 30)
     assert proof.chunks[0] < proof.kills[0], "there has to be something to resume from"
+    lines = done.stderr.splitlines()
+    assert lines[0] == "straight: trained to step 30 of 30"
+    assert f"resumed: SIGKILL in step {proof.kills[0]}" in lines
+    assert f"resumed: goes on from step {proof.resumed_from[0]}" in lines
+    assert lines[-1] == "resumed: trained to step 30 of 30"
     assert str(proof).startswith("proved: 30 steps of tests.toy:toy end on the same bytes, straight and with SIGKILL")
 
 
