@@ -29,7 +29,10 @@ def prune(store: str, dry_run: bool = False) -> dict[str, PruneReport]:
     """
     reports: dict[str, PruneReport] = {}
     failed: dict[str, str] = {}
-    for journal in find_runs(open_store(store)):
+    journals = list(find_runs(open_store(store)))
+    if not journals:
+        log.warning("there are no runs in %s", store)
+    for journal in journals:
         state = prune_one(store, journal.run, dry_run, return_state=True)
         if not state.is_completed():
             failed[journal.run] = str(state.message)

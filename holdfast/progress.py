@@ -30,6 +30,7 @@ class ConsoleLines(logging.Handler):
 def log_plain_lines() -> None:
     """The engine's lines are on the terminal; Prefect's own go to its server alone."""
     lines = logging.getLogger("holdfast")
+    lines.setLevel(logging.INFO)
     lines.addHandler(ConsoleLines())
     lines.propagate = False
     logging.getLogger("prefect").propagate = False

@@ -6,6 +6,7 @@ This one watches its standard input, and so ends with its parent, however that e
 
 import contextlib
 import gc
+import logging
 import os
 import signal
 import socket
@@ -23,6 +24,10 @@ from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_STARTUP_T
 from holdfast.errors import RunStopped
 
 DRAIN_WITHIN_S = 5.0
+# Longer than it takes where the database is there already.
+USUAL_START_S = 6.0
+
+log = logging.getLogger("holdfast.server")
 
 
 @contextlib.contextmanager
@@ -56,10 +61,15 @@ def await_healthy(process: "subprocess.Popen[bytes]", url: str) -> None:
     Raises:
         RunStopped: it has ended, or its time to start is up.
     """
-    deadline = time.monotonic() + PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value() * 3
-    while process.poll() is None and time.monotonic() < deadline:
+    began = time.monotonic()
+    within_s = PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value() * 3
+    is_told = False
+    while process.poll() is None and (waited_s := time.monotonic() - began) < within_s:
         if is_healthy(url):
             return
+        if waited_s > USUAL_START_S and not is_told:
+            log.info("still waiting for Prefect's server; the first time it makes its database")
+            is_told = True
         time.sleep(0.05)
     raise RunStopped("Prefect's temporary server did not start", hint="prefect server start shows why")
 

@@ -55,3 +55,9 @@ def test_one_runs_trouble_is_not_anothers(store: Path, prefect_api: dict[str, st
     assert "error: 1 of 2 runs were not pruned: a" in done.stderr
     assert "Traceback" not in done.stderr
     assert (len(checkpoints(store, "a")), len(checkpoints(store, "b"))) == (5, 3)
+
+
+def test_a_store_without_runs_is_told_so(tmp_path: Path, prefect_api: dict[str, str]) -> None:
+    done = run_prune(tmp_path, prefect_api)
+    assert done.returncode == 0, done.stderr
+    assert f"warning: there are no runs in {tmp_path}" in done.stderr
