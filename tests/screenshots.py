@@ -101,7 +101,7 @@ def main() -> None:
         take(chromium, f"{ui}/deployments/deployment/{deployment}/run", FOLDER / "form.png", 1280, 1500)
         train, attempt = train_and_preempt(pool, Path(scratch))
         take(chromium, f"{ui}/runs/flow-run/{train}", FOLDER / "train.png", 1280, 800)
-        take(chromium, f"{ui}/runs/flow-run/{attempt}?tab=Artifacts", FOLDER / "attempt.png", 1280, 800)
+        take(chromium, f"{ui}/runs/flow-run/{attempt}", FOLDER / "attempt.png", 1280, 800)
 
 
 if __name__ == "__main__":
