@@ -12,7 +12,7 @@ from pydantic import PositiveInt
 from holdfast.audit import Audit, choose_commits
 from holdfast.cli import EXIT_CODES, run_app
 from holdfast.errors import Damage, RunStopped
-from holdfast.journal import find_runs
+from holdfast.journal import list_runs
 from holdfast.progress import log_plain_lines
 from holdfast.store import open_store
 from tasks.auditing import audit_one
@@ -37,10 +37,7 @@ def audit(store: str, commits: PositiveInt = 1, seed: int | None = None) -> dict
     audits: dict[str, list[Audit]] = {}
     damaged: list[str] = []
     failed: list[str] = []
-    journals = list(find_runs(open_store(store)))
-    if not journals:
-        log.warning("there are no runs in %s", store)
-    for journal in journals:
+    for journal in list_runs(open_store(store)):
         chosen = choose_commits(journal, commits, seed)
         if not chosen:
             log.info("run %s has no commit that can be replayed", journal.run)

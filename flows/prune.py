@@ -10,7 +10,7 @@ from prefect import flow
 from holdfast.cli import EXIT_CODES, run_app
 from holdfast.cli.keeping import summarize
 from holdfast.errors import RunStopped
-from holdfast.journal import PruneReport, find_runs
+from holdfast.journal import PruneReport, list_runs
 from holdfast.progress import log_plain_lines
 from holdfast.store import open_store
 from tasks.pruning import prune_one
@@ -29,10 +29,7 @@ def prune(store: str, dry_run: bool = False) -> dict[str, PruneReport]:
     """
     reports: dict[str, PruneReport] = {}
     failed: dict[str, str] = {}
-    journals = list(find_runs(open_store(store)))
-    if not journals:
-        log.warning("there are no runs in %s", store)
-    for journal in journals:
+    for journal in list_runs(open_store(store)):
         state = prune_one(store, journal.run, dry_run, return_state=True)
         if not state.is_completed():
             failed[journal.run] = str(state.message)

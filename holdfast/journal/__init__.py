@@ -1,6 +1,6 @@
 """Who may write a run, and which checkpoints count."""
 
-from holdfast.journal.journal import Journal, find_runs
+from holdfast.journal.journal import Journal, find_runs, list_runs
 from holdfast.journal.records import (
     FOLDER,
     MAX_RECORD_BYTES,
@@ -42,6 +42,7 @@ __all__ = [
     "Record",
     "RunRecord",
     "find_runs",
+    "list_runs",
     "metrics_name",
     "now",
     "read_record",

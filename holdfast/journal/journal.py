@@ -320,3 +320,11 @@ def find_runs(store: Store) -> Iterator[Journal]:
         journal = Journal(store, name)
         if journal.exists():
             yield journal
+
+
+def list_runs(store: Store) -> list[Journal]:
+    """The runs of a store, by name; where there are none, a warning says so."""
+    journals = list(find_runs(store))
+    if not journals:
+        log.warning("there are no runs in %s", store.url)
+    return journals
