@@ -4,6 +4,7 @@ import logging
 import os
 import random
 import signal
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -187,18 +188,21 @@ class _Run:
 
     def _restore(self, ranks: Ranks, commit: Commit) -> HoldfastError | None:
         self.resumed_from.append(commit.step)
-        log.info("%s: goes on from step %d", self._journal.run, commit.step)
         problem = problem_in(ranks.restore(commit, EXACT))
         # A run would fall back to the checkpoint before; here the first refusal is the answer.
         if isinstance(problem, GateTripped):
             raise problem
+        if problem is None:
+            log.info("%s: goes on from step %d", self._journal.run, commit.step)
         return problem
 
     def _train(self, ranks: Ranks, line: Line, stop: int, kill_at: int) -> Saved | None:
         """The chunk's checkpoint; None if the ranks were killed in it."""
-        ranks.train(stop, self.fingerprint)
+        is_fatal = 0 < kill_at <= stop
+        # However late the kill comes, they have not saved the chunk: what was saved would be adopted.
+        ranks.train(sys.maxsize if is_fatal else stop, self.fingerprint)
         while (event := ranks.next_event())["event"] != "saved":
-            if kill_at and event.get("step", 0) >= kill_at:
+            if is_fatal and event.get("step", 0) >= kill_at:
                 os.killpg(ranks.pid, signal.SIGKILL)
                 log.info("%s: SIGKILL in step %d", self._journal.run, event["step"])
                 return None

@@ -4,13 +4,17 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from holdfast.config import load_config
+from holdfast.launch import Ranks
 from holdfast.prove import Proof
+from holdfast.prove import prove as prove_recipe
 from tests.conftest import ROOT, Driver, Engine, Reference, is_rank
 
 pytestmark = pytest.mark.slow
@@ -116,6 +120,20 @@ def test_state_that_nobody_registered_is_not_proved(own: Engine) -> None:
     assert text.startswith("not proved: 8 steps of unproved:counting end on other bytes with SIGKILL in step ")
     assert f"first in step {proof.first_step}: loss, grad_norm" in text
     assert "differs from itself" not in text
+
+
+def test_ranks_are_killed_in_their_chunk_however_late(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that are faster than whoever watches them would have saved the chunk, and nothing would be resumed."""
+    next_event = Ranks.next_event
+
+    def late(ranks: Ranks, within_s: float | None = None) -> dict[str, Any]:
+        time.sleep(0.2)
+        return next_event(ranks, within_s)
+
+    monkeypatch.setattr(Ranks, "next_event", late)
+    proof = prove_recipe(load_config(engine.config), 5, 2, seed=7)
+    assert proof.is_proved
+    assert (proof.kills, proof.chunks, proof.resumed_from) == ([2, 4], [1, 3, 5], [1, 3])
 
 
 def test_what_differs_from_itself_is_told_so(own: Engine) -> None:
