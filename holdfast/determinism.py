@@ -3,6 +3,8 @@
 import os
 import random
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from holdfast.config import Determinism
 from holdfast.errors import DeterminismError
@@ -14,6 +16,16 @@ PREAMBLE = {
     "PYTHONHASHSEED": "0",
     # What torch.use_deterministic_algorithms would set; it imports torch._inductor for that, which takes two seconds.
     "TORCHINDUCTOR_DETERMINISTIC": "1",
+}
+
+# What `apply` sets in strict mode, of `read_flags`.
+STRICT = {
+    "torch.use_deterministic_algorithms": True,
+    "warn_only of torch.use_deterministic_algorithms": False,
+    "torch.backends.cudnn.benchmark": False,
+    "torch.backends.cudnn.deterministic": True,
+    "torch.backends.cudnn.allow_tf32": False,
+    "torch.set_float32_matmul_precision": "highest",
 }
 
 
@@ -54,30 +66,72 @@ def apply(settings: Determinism, seed: int) -> None:
     reseed(seed)
 
 
-def check(settings: Determinism) -> None:
-    """Return if, in strict mode, this process still is as `apply` has made it.
+def read_flags() -> dict[str, Any]:
+    """Return torch's settings that choose kernels or the order of a sum, by the name under which torch documents them.
 
-    Raises:
-        DeterminismError: it was never made so, or something has changed it back.
+    Costs some microseconds, so that it can be asked after every step.
     """
     import torch
 
-    if settings.mode != "strict":
-        return
-    wrong = {
-        "torch.use_deterministic_algorithms is off": not torch.are_deterministic_algorithms_enabled(),
-        "torch.use_deterministic_algorithms only warns": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "torch.backends.cudnn.benchmark is on": torch.backends.cudnn.benchmark,
-        "torch.backends.cudnn.deterministic is off": not torch.backends.cudnn.deterministic,
-        "torch.backends.cudnn.allow_tf32 is on": torch.backends.cudnn.allow_tf32,
-        "float32 matrices are multiplied in a lower precision": torch.get_float32_matmul_precision() != "highest",
-        f"there are {torch.get_num_threads()} threads, not {settings.threads}": torch.get_num_threads()
-        != settings.threads,
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    smallest = torch.full((), 5e-324, dtype=torch.float64)  # torch has no function that reads flush_denormal
+    return {
+        "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "warn_only of torch.use_deterministic_algorithms": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "torch.backends.cudnn.benchmark": cudnn.benchmark,
+        "torch.backends.cudnn.deterministic": cudnn.deterministic,
+        "torch.backends.cudnn.allow_tf32": cudnn.allow_tf32,
+        "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "torch.set_num_threads": torch.get_num_threads(),
+        "torch.set_default_dtype": torch.get_default_dtype(),
+        "torch.set_flush_denormal": (smallest * 1).item() == 0.0,
+        "torch.backends.mkldnn.enabled": torch.backends.mkldnn.enabled,
+        "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": (
+            cuda.matmul.allow_fp16_reduced_precision_reduction
+        ),
+        "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": (
+            cuda.matmul.allow_bf16_reduced_precision_reduction
+        ),
+        "torch.backends.cuda.enable_flash_sdp": cuda.flash_sdp_enabled(),
+        "torch.backends.cuda.enable_mem_efficient_sdp": cuda.mem_efficient_sdp_enabled(),
+        "torch.backends.cuda.enable_math_sdp": cuda.math_sdp_enabled(),
+        "torch.backends.cuda.enable_cudnn_sdp": cuda.cudnn_sdp_enabled(),
     }
-    found = [text for text, is_wrong in wrong.items() if is_wrong]
-    if found:
+
+
+def check(settings: Determinism, moment: str) -> None:
+    """Raise in strict mode if this process is not as `apply` made it.
+
+    Args:
+        moment: where the flags were found so, as the message begins: ``after the recipe was built``.
+
+    Raises:
+        DeterminismError: `apply` was not called, or something has changed a flag since.
+    """
+    if settings.mode == "strict":
+        _refuse_changed(STRICT | {"torch.set_num_threads": settings.threads}, moment)
+
+
+def check_unchanged(settings: Determinism, built: Mapping[str, Any], moment: str) -> None:
+    """Raise in strict mode if a flag has changed since the recipe was built.
+
+    Args:
+        built: what `read_flags` gave then.
+        moment: where the flags were found so, as the message begins: ``after step 12``.
+
+    Raises:
+        DeterminismError: a flag has changed; the message names it with both values.
+    """
+    if settings.mode == "strict":
+        _refuse_changed(built, moment)
+
+
+def _refuse_changed(expected: Mapping[str, Any], moment: str) -> None:
+    flags = read_flags()
+    changed = [f"{name} is {flags[name]}, not {value}" for name, value in expected.items() if flags[name] != value]
+    if changed:
         raise DeterminismError(
-            f"the model would be built, or has been, while {' and '.join(found)}",
+            f"{moment}, {' and '.join(changed)}",
             hint='leave it as it is, or --set determinism.mode="fast", which gives up bit-exactness',
         )
 

@@ -85,6 +85,7 @@ class Training:
     Attributes:
         order: the order of map-style data; None for a stream.
         schedulers: torch's, over the optimizer.
+        flags: torch's settings as the recipe left them; see `determinism.read_flags`.
         built: the hyperparameters as the recipe built them.
         parent: the content id of the last checkpoint that is durable; empty for none.
         saver: the one that is on its way, if there is one.
@@ -98,11 +99,17 @@ class Training:
         use_cuda = torch.cuda.is_available() and config.compute.device != "cpu"
         if config.compute.device == "cuda" and not use_cuda:
             raise ConfigError('compute.device = "cuda": torch sees no GPU here', hint='device = "auto" or "cpu"')
+        if config.compute.mixed_precision == "fp16" and not use_cuda:
+            raise ConfigError(
+                'compute.mixed_precision = "fp16": torch trains in fp16 on a GPU only, and this is a CPU',
+                hint='mixed_precision = "bf16" or "no"',
+            )
         determinism.apply(config.determinism, config.seed)
         self.config = config
-        determinism.check(config.determinism)
+        determinism.check(config.determinism, "before the recipe is built")
         self.recipe, self.settings = build_recipe(config.recipe, config.settings)
-        determinism.check(config.determinism)  # once more: a recipe can set flags, too
+        determinism.check(config.determinism, "after the recipe was built")
+        self.flags = determinism.read_flags()
         self.accelerator = Accelerator(
             cpu=not use_cuda,
             mixed_precision=config.compute.mixed_precision,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from holdfast import state
+from holdfast import determinism, state
 from holdfast.data import combine
 from holdfast.training.build import Training, Unread, waits_for_plateau
 
@@ -23,6 +23,7 @@ def train(training: Training, stop: int, is_stopping: Callable[[], bool], report
         step = training.progress.step
         if step % training.steps_per_epoch == 0:
             end_epoch(training)
+        determinism.check_unchanged(training.config.determinism, training.flags, f"after step {step}")
         if step % training.config.log.every == 0 or step == stop:
             last = training.read_metrics()[-1]
             speed = (step - first) / (time.monotonic() - began)

@@ -4,26 +4,43 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.config import Determinism
+from holdfast.config import ChunkLength, Compute, Determinism, RunConfig
 from holdfast.determinism import PREAMBLE, preamble
+from holdfast.errors import ConfigError
+from holdfast.journal import Journal
+from holdfast.store import open_store
+from holdfast.training import Training
 from tests.conftest import ROOT
+from tests.lives import Lives
 
 WITHIN_S = 120
 
-# What a recipe may do to torch, and what is said of it.
-CHANGES = {
-    "torch.use_deterministic_algorithms(False)": "torch.use_deterministic_algorithms is off",
-    "torch.use_deterministic_algorithms(True, warn_only=True)": "torch.use_deterministic_algorithms only warns",
-    "torch.backends.cudnn.benchmark = True": "torch.backends.cudnn.benchmark is on",
-    "torch.backends.cudnn.deterministic = False": "torch.backends.cudnn.deterministic is off",
-    "torch.set_float32_matmul_precision('high')": "float32 matrices are multiplied in a lower precision",
-    "torch.backends.cuda.matmul.allow_tf32 = True": "float32 matrices are multiplied in a lower precision",
-    "torch.set_num_threads(1)": "there are 1 threads, not 2",
+# A recipe's change of torch's settings, and the message about it: first what strict mode demands, then what it leaves
+# to the recipe, as long as that stays.
+DEMANDED = {
+    "torch.use_deterministic_algorithms(False)": "torch.use_deterministic_algorithms is False, not True",
+    "torch.use_deterministic_algorithms(True, warn_only=True)": (
+        "warn_only of torch.use_deterministic_algorithms is True, not False"
+    ),
+    "torch.backends.cudnn.benchmark = True": "torch.backends.cudnn.benchmark is True, not False",
+    "torch.backends.cudnn.deterministic = False": "torch.backends.cudnn.deterministic is False, not True",
+    "torch.set_float32_matmul_precision('high')": "torch.set_float32_matmul_precision is high, not highest",
+    "torch.backends.cuda.matmul.allow_tf32 = True": "torch.set_float32_matmul_precision is high, not highest",
+    "torch.set_num_threads(1)": "torch.set_num_threads is 1, not 2",
 }
+CHOSEN = {
+    "torch.set_default_dtype(torch.float64)": "torch.set_default_dtype is torch.float64, not torch.float32",
+    "torch.set_flush_denormal(True)": "torch.set_flush_denormal is True, not False",
+    "torch.backends.cuda.enable_math_sdp(False)": "torch.backends.cuda.enable_math_sdp is False, not True",
+}
+CHANGES = DEMANDED | CHOSEN
+RESET = "torch.set_default_dtype(torch.float32); torch.set_flush_denormal(False); "
+RESET += "torch.backends.cuda.enable_math_sdp(True)"
 
 
 def run(program: str, environment: dict[str, str], *arguments: str) -> Any:
@@ -54,12 +71,15 @@ from holdfast.errors import DeterminismError
 
 settings, said = Determinism(threads=2), {}
 
-def check(settings):
+def told(check, *arguments):
     try:
-        determinism.check(settings)
+        check(*arguments, "after step 3")
     except DeterminismError as error:
         return str(error)
     return ""
+
+def check(settings):
+    return told(determinism.check, settings)
 
 def draw():
     return [random.random(), numpy.random.random(), torch.rand(()).item()]
@@ -68,13 +88,17 @@ said["never made so"] = check(settings)
 determinism.apply(settings, 2**62 + 5)
 drawn = draw()
 said["made so"] = check(settings)
+flags = determinism.read_flags()
 said["loaded"] = sorted({"torch._inductor", "torch._dynamo"} & sys.modules.keys())
 for change in json.loads(sys.argv[1]):
     exec(change)
     said[change] = check(settings)
-    said["fast: " + change] = check(Determinism(mode="fast", threads=2))
+    said["since: " + change] = told(determinism.check_unchanged, settings, flags)
+    fast = Determinism(mode="fast", threads=2)
+    said["fast: " + change] = check(fast) + told(determinism.check_unchanged, fast, flags)
+    exec(sys.argv[2])
     determinism.apply(settings, 2**62 + 5)
-    said["again"] = check(settings)
+    said["again"] = check(settings) + told(determinism.check_unchanged, settings, flags)
 said["refuses"] = ""
 try:
     torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))  # which of the two is last is anyone's guess
@@ -100,17 +124,29 @@ print(json.dumps([said, drawn, again, refused, hash("a")]))
 
 @pytest.fixture(scope="module")
 def found() -> Any:
-    return run(CHECKED, preamble(Determinism(threads=2)), json.dumps(list(CHANGES)))
+    return run(CHECKED, preamble(Determinism(threads=2)), json.dumps(list(CHANGES)), RESET)
 
 
 @pytest.mark.slow
 def test_every_change_back_is_noticed(found: Any) -> None:
     said, *_ = found
-    assert "torch.use_deterministic_algorithms is off and " in said["never made so"]
+    assert "torch.use_deterministic_algorithms is False, not True and " in said["never made so"]
     assert (said["made so"], said["again"]) == ("", "")
     for change, expected in CHANGES.items():
-        assert said[change] == f"the model would be built, or has been, while {expected}"
+        assert said[change] == (f"after step 3, {expected}" if change in DEMANDED else "")
+        assert said[f"since: {change}"] == f"after step 3, {expected}"
         assert said[f"fast: {change}"] == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["torch.set_num_threads(3)", "torch.backends.cudnn.deterministic = False"])
+def test_a_loss_that_changes_a_flag_ends_the_run_in_that_step(nursery: Lives, tmp_path: Path, change: str) -> None:
+    (tmp_path / "unruly.py").write_text(UNRULY.format(change=change))
+    config = RunConfig(recipe="unruly:build", run="a", store=str(tmp_path / "runs"), chunk=ChunkLength(steps=2))
+    done = nursery.call("tests.lives:live", config.model_dump(mode="json"), 0, 0, PYTHONPATH=str(tmp_path))
+    assert "DeterminismError: after step 3, torch." in done.stderr
+    journal = Journal(open_store(config.store), config.run)
+    assert [commit.step for commit in journal.candidates()] == [2]
 
 
 @pytest.mark.slow
@@ -141,6 +177,28 @@ def test_a_process_without_the_preamble_is_refused(found: Any) -> None:
 
 
 # ---- recipes
+
+UNRULY = """
+import torch
+from torch import nn
+from holdfast import Recipe
+
+calls = []
+
+def build() -> Recipe:
+    model = nn.Linear(2, 1)
+
+    def loss(model, x):
+        calls.append(x)
+        if len(calls) == 4:  # the gate calls it once, after the chunk of two steps
+            {change}
+        return model(x).sum()
+
+    return Recipe(
+        model=model, data=list(torch.eye(2)), optimizer=torch.optim.SGD(model.parameters(), 0.1), batch_size=1,
+        steps_per_epoch=8, loss=loss,
+    )
+"""
 
 RECIPE = """
 import torch
@@ -216,7 +274,7 @@ def test_a_recipe_that_leaves_the_process_alone_is_built(trained: dict[str, Any]
 @pytest.mark.parametrize("place", ["before", "within"])
 def test_a_recipe_that_changes_the_process_is_refused(trained: dict[str, Any], place: str) -> None:
     kind, message, _ = trained[place]
-    assert (kind, "torch.backends.cudnn.benchmark is on" in message) == ("DeterminismError", True)
+    assert (kind, "torch.backends.cudnn.benchmark is True, not False" in message) == ("DeterminismError", True)
 
 
 @pytest.mark.slow
@@ -225,9 +283,21 @@ def test_a_process_that_would_be_made_deterministic_after_the_model_was_built_is
 ) -> None:
     """Its weights would have been drawn, and its kernels chosen, before."""
     kind, message, is_built = trained["late"]
-    assert (kind, "torch.use_deterministic_algorithms is off" in message, is_built) == ("DeterminismError", True, False)
+    assert (kind, "torch.use_deterministic_algorithms is False, not True" in message, is_built) == (
+        "DeterminismError",
+        True,
+        False,
+    )
 
 
 @pytest.mark.slow
 def test_a_training_that_was_not_started_as_a_rank_is_refused(trained: dict[str, Any]) -> None:
     assert trained["stray"] == ["DeterminismError", "this process was started without PYTHONHASHSEED", False]
+
+
+def test_fp16_on_a_cpu_is_refused(tmp_path: Path) -> None:
+    """torch would train in float32 there, under another fingerprint."""
+    compute = Compute(device="cpu", mixed_precision="fp16")
+    config = RunConfig(recipe="tests.toy:toy", run="a", store=str(tmp_path), compute=compute)
+    with pytest.raises(ConfigError, match=r'compute.mixed_precision = "fp16": .* this is a CPU'):
+        Training(config)
