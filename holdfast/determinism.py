@@ -1,9 +1,11 @@
 """What has to be true of a process before the same step gives the same bits."""
 
+import functools
 import os
 import random
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.config import Determinism
@@ -17,6 +19,8 @@ PREAMBLE = {
     # What torch.use_deterministic_algorithms would set; it imports torch._inductor for that, which takes two seconds.
     "TORCHINDUCTOR_DETERMINISTIC": "1",
 }
+
+SDP_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 
 # What `apply` sets in strict mode, of `read_flags`.
 STRICT = {
@@ -92,10 +96,7 @@ def read_flags() -> dict[str, Any]:
         "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": (
             cuda.matmul.allow_bf16_reduced_precision_reduction
         ),
-        "torch.backends.cuda.enable_flash_sdp": cuda.flash_sdp_enabled(),
-        "torch.backends.cuda.enable_mem_efficient_sdp": cuda.mem_efficient_sdp_enabled(),
-        "torch.backends.cuda.enable_math_sdp": cuda.math_sdp_enabled(),
-        "torch.backends.cuda.enable_cudnn_sdp": cuda.cudnn_sdp_enabled(),
+        **{f"torch.backends.cuda.enable_{kind}_sdp": getattr(cuda, f"{kind}_sdp_enabled")() for kind in SDP_KERNELS},
     }
 
 
@@ -144,3 +145,26 @@ def reseed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def separate_threads() -> None:
+    """Give the threads that Python starts another generator of Python's; this thread keeps the global one.
+
+    torch's own threads keep the global one, too: on a GPU a backward pass, which may call the recipe, runs in one.
+
+    Call it before another module imports functions of `random` by name: such a name would still draw from the global
+    generator in every thread.
+    """
+    own, other = threading.get_ident(), random.Random()
+    for name, function in list(vars(random).items()):
+        if getattr(function, "__self__", None) is random._inst:
+            setattr(random, name, _by_thread(own, function, getattr(other, name)))
+
+
+def _by_thread(own: int, function: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        is_own = threading.get_ident() == own or isinstance(threading.current_thread(), threading._DummyThread)
+        return (function if is_own else others)(*arguments, **options)
+
+    return call

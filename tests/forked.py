@@ -25,6 +25,7 @@ from holdfast import errors, launch, load_config
 from holdfast.attempt import Attempt, Chunk
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
+from holdfast.determinism import separate_threads
 from holdfast.errors import HoldfastError
 from holdfast.progress import log_plain_lines
 from holdfast.prove import prove
@@ -54,6 +55,7 @@ class Rank:
                 os.close(descriptor)
             os.environ.clear()
             os.environ.update(env)
+            separate_threads()
             leave(self.main)
         os.close(orders)
         os.close(events_in)

@@ -43,9 +43,9 @@ def forget_one_rng() -> None:
     import numpy as np
 
     def restore(training: Any, saved: dict[str, Any], right: Callable[..., None]) -> None:
-        kept = np.random.get_state()
         right(training, saved)
-        np.random.set_state(kept)
+        states = training.generators.state_dict()
+        training.generators.load_state_dict(states | {"numpy": np.random.get_state(legacy=False)})
 
     _restoring(restore)
 

@@ -19,6 +19,10 @@ if __name__ == "__main__":
     gc.disable()  # until all is built: what is imported stays, and to look through it meanwhile takes 0.4 s
     atexit.register(leave)  # before torch is imported: what is registered first is called last
 
+    from holdfast.determinism import separate_threads
+
+    separate_threads()  # before what names `random`'s functions
+
     from holdfast.rank.prefetch import Prefetch
 
     prefetch = Prefetch()

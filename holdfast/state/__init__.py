@@ -2,20 +2,19 @@
 
 from holdfast.state.captured import (
     capture,
-    capture_rng,
     decode,
     describe_built,
-    digest_rng,
     load,
     own_part,
     restore,
-    restore_rng,
 )
 from holdfast.state.encoding import from_payload, to_payload
+from holdfast.state.generators import Generators, capture_rng, digest_rng, restore_rng
 from holdfast.state.memory import pinning
 from holdfast.state.merging import take_over
 
 __all__ = [
+    "Generators",
     "capture",
     "capture_rng",
     "decode",

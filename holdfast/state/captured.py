@@ -1,15 +1,11 @@
 """What the next step depends on: where it is taken from, and in which order it is put back."""
 
-import array
 import copy
 import dataclasses
 import hashlib
-import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from torch import nn
 
 from holdfast.checkpoint import Payload, serialize
@@ -33,7 +29,7 @@ def capture(training: "Training") -> dict[str, Any]:
         "schedulers": [scheduler.state_dict() for scheduler in training.schedulers],
         "scaler": scaler.state_dict() if scaler else None,
         "extras": _of_each_rank(training, capture_extras(training)),
-        "rng": training.gather(capture_rng()),
+        "rng": training.gather(training.generators.state_dict()),
         "data": training.gather(training.batches.state_dict()),
         "progress": training.progress.state_dict(),
         "built": training.built,
@@ -93,7 +89,7 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
             raise _unfit(name, "one of the two is missing")
         if target is not None:
             load(name, target, saved)
-    restore_rng(own_part(training, "rng", state["rng"]))
+    training.generators.load_state_dict(own_part(training, "rng", state["rng"]))
 
 
 def _only_copies(model: nn.Module) -> bool:
@@ -152,38 +148,3 @@ def describe_built(training: "Training") -> dict[str, Any]:
 def without_params(group: Mapping[str, Any]) -> dict[str, Any]:
     """A parameter group's hyperparameters."""
     return {key: value for key, value in group.items() if key != "params"}
-
-
-# ---- random numbers
-
-
-def capture_rng() -> dict[str, Any]:
-    """The state of Python's, NumPy's and torch's generators, every CUDA device's among them."""
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(legacy=False),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def restore_rng(rng: dict[str, Any]) -> None:
-    """Put back what `capture_rng` took. On a machine with other GPUs, theirs stay as seeded."""
-    random.setstate(rng["python"])
-    np.random.set_state(rng["numpy"])
-    torch.set_rng_state(rng["torch"])
-    if torch.cuda.is_available() and len(rng["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(rng["cuda"])
-
-
-def digest_rng() -> str:
-    """16 hex characters that name where the generators are; some microseconds, so that each step can have it."""
-    _, words, gauss = random.getstate()
-    numpy = np.random.get_state(legacy=False)
-    sha256 = hashlib.sha256(array.array("Q", words).tobytes())
-    sha256.update(repr((gauss, numpy["state"]["pos"], numpy["has_gauss"], numpy["gauss"])).encode())
-    sha256.update(numpy["state"]["key"].tobytes())
-    sha256.update(torch.get_rng_state().numpy().tobytes())
-    if torch.cuda.is_available():
-        sha256.update(torch.cuda.get_rng_state().numpy().tobytes())
-    return sha256.hexdigest()[:16]

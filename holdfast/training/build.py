@@ -76,7 +76,6 @@ class Unread:
     grad_norm: torch.Tensor
     lrs: list[float]
     samples: str
-    rng: str
 
 
 class Training:
@@ -85,6 +84,7 @@ class Training:
     Attributes:
         order: the order of map-style data; None for a stream.
         schedulers: torch's, over the optimizer.
+        generators: what training draws from.
         flags: torch's settings as the recipe left them; see `determinism.read_flags`.
         built: the hyperparameters as the recipe built them.
         parent: the content id of the last checkpoint that is durable; empty for none.
@@ -144,8 +144,9 @@ class Training:
         self.probe: Probe | None = None  # of the last checkpoint
         self.replayed: dict[str, float] | None = None  # what it cost to read a stream again, the last time
         self.metrics: list[dict[str, Any]] = []  # since the last checkpoint
-        self._unread: list[Unread] = []
+        self._unread: list[tuple[Unread, str]] = []  # with what names the generators after the step
         self._has_begun = False
+        self.generators = state.Generators()
 
     def _order(self) -> Order | None:
         recipe: Recipe = self.recipe
@@ -216,17 +217,17 @@ class Training:
     def record_step(self, unread: Unread) -> None:
         """One more step is done. Its numbers stay on the device until they are read."""
         self.progress.step = unread.step
-        self._unread.append(unread)
+        self._unread.append((unread, self.generators.digest()))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """A line for each step since the last checkpoint, with what has been waiting on the device."""
         if self._unread:
-            numbers = torch.stack([torch.stack([each.loss, each.grad_norm]) for each in self._unread])
-            for each, (loss, norm) in zip(self._unread, self._mean(numbers).tolist(), strict=True):
+            numbers = torch.stack([torch.stack([each.loss, each.grad_norm]) for each, _ in self._unread])
+            for (each, rng), (loss, norm) in zip(self._unread, self._mean(numbers).tolist(), strict=True):
                 self.progress.add_loss(loss)
                 epoch = (each.step - 1) // self.steps_per_epoch + 1
                 line = {"step": each.step, "epoch": epoch, "loss": loss, "grad_norm": norm, "lrs": each.lrs}
-                self.metrics.append(line | {"samples": each.samples, "rng": each.rng})
+                self.metrics.append(line | {"samples": each.samples, "rng": rng})
             self._unread.clear()
         return self.metrics
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from holdfast import determinism, state
+from holdfast import determinism
 from holdfast.data import combine
 from holdfast.training.build import Training, Unread, waits_for_plateau
 
@@ -19,7 +19,9 @@ def train(training: Training, stop: int, is_stopping: Callable[[], bool], report
     began, first = time.monotonic(), training.progress.step
     while training.progress.step < stop and not is_stopping():
         training.set_anneals()
-        training.record_step(train_step(training))
+        with training.generators.training():
+            unread = train_step(training)
+        training.record_step(unread)
         step = training.progress.step
         if step % training.steps_per_epoch == 0:
             end_epoch(training)
@@ -57,7 +59,7 @@ def train_step(training: Training) -> Unread:
     if recipe.after_step is not None:
         recipe.after_step()
     mean_loss = loss_sum / recipe.grad_accum
-    return Unread(training.progress.step + 1, mean_loss, grad_norm.float(), lrs, combine(names), state.digest_rng())
+    return Unread(training.progress.step + 1, mean_loss, grad_norm.float(), lrs, combine(names))
 
 
 def clip(training: Training) -> torch.Tensor:
@@ -90,10 +92,8 @@ def evaluate(training: Training) -> dict[str, float]:
     """What the recipe's evaluation gives, with the anneals of the next step; no random state is disturbed."""
     if training.recipe.evaluate is None:
         return {}
-    rng = state.capture_rng()
     model = training.accelerator.unwrap_model(training.model).eval()
-    with torch.no_grad():
+    with training.generators.borrowed(), torch.no_grad():
         metrics = {name: float(value) for name, value in training.recipe.evaluate(model).items()}
     model.train()
-    state.restore_rng(rng)
     return metrics

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from holdfast import determinism, state
+from holdfast import state
 from holdfast.checkpoint import serialize
 from holdfast.config import did_you_mean
 from holdfast.errors import RecipeError
@@ -31,7 +31,7 @@ def measure(training: "Training") -> Probe:
     values = {"loss_window": math.fsum(losses) / len(losses)} if losses else {}
     found: dict[str, Any] = {}
     if outputs is not None:
-        with _undisturbed(training) as model:
+        with training.generators.borrowed(training.config.seed), _undisturbed(training) as model:
             found = dict(outputs(model))
     numbers = {name: float(value) for name, value in found.items() if _is_number(value)}
     if unknown := sorted(training.recipe.health.keys() - numbers.keys() - {"loss_window"}):
@@ -43,7 +43,7 @@ def measure(training: "Training") -> Probe:
 
 
 class _undisturbed:  # noqa: N801, a context manager
-    """The model in evaluation, with the generators at the run's seed; afterwards all is as it was."""
+    """The model in evaluation; afterwards all is as it was."""
 
     def __init__(self, training: "Training") -> None:
         self._training = training
@@ -51,9 +51,7 @@ class _undisturbed:  # noqa: N801, a context manager
         self._no_grad = torch.no_grad()
 
     def __enter__(self) -> nn.Module:
-        self._rng = state.capture_rng()
         self._modes = [(module, module.training) for module in self._model.modules()]
-        determinism.reseed(self._training.config.seed)
         self._no_grad.__enter__()
         return self._model.eval()
 
@@ -61,7 +59,6 @@ class _undisturbed:  # noqa: N801, a context manager
         self._no_grad.__exit__(*error)
         for module, mode in self._modes:
             module.training = mode
-        state.restore_rng(self._rng)
 
 
 def _default_probe(training: "Training") -> Outputs | None:

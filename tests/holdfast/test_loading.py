@@ -121,9 +121,9 @@ def test_the_first_micro_batch_is_the_main_ranks_whatever_the_step_and_disturbs_
         batches.begin(3, STEPS)
         following = plain(take(batches, 4))
         batches.begin(3, STEPS)
-        before = state.digest_rng()
+        before = state.digest_rng(state.capture_rng())
         found = [plain([("", batches.first())])]
-        assert state.digest_rng() == before
+        assert state.digest_rng(state.capture_rng()) == before
         take(batches, 2)
         found.append(plain([("", batches.first())]))
         assert plain(take(batches, 2)) == following[2:]
@@ -143,15 +143,15 @@ def test_the_first_micro_batch_is_the_main_ranks_whatever_the_step_and_disturbs_
     ],
 )
 def test_the_process_keeps_its_random_numbers(make: Any) -> None:
-    before = state.digest_rng()
+    before = state.digest_rng(state.capture_rng())
     batches = make()
     batches.begin(0, STEPS)
     take(batches, 5 * GRAD_ACCUM)
     saved = batches.state_dict()
-    assert state.digest_rng() == before
+    assert state.digest_rng(state.capture_rng()) == before
     batches.begin(5, STEPS, saved)
     take(batches, 3)
-    assert state.digest_rng() == before
+    assert state.digest_rng(state.capture_rng()) == before
 
 
 def test_what_raises_leaves_them_as_they_were() -> None:
@@ -160,11 +160,11 @@ def test_what_raises_leaves_them_as_they_were() -> None:
         raise ZeroDivisionError
 
     for batches in (of_points(collate=fail), of_stream(Numbers(), collate=fail)):
-        before = state.digest_rng()
+        before = state.digest_rng(state.capture_rng())
         batches.begin(0, STEPS)
         with pytest.raises(ZeroDivisionError):
             next(batches)
-        assert state.digest_rng() == before
+        assert state.digest_rng(state.capture_rng()) == before
 
 
 # ---- streams

@@ -187,7 +187,7 @@ def everything(training: Training) -> Any:
         state.to_payload(copy.deepcopy(state.capture(training))),
         [module.training for module in training.model.modules()],
         [parameter.grad is None for parameter in training.model.parameters()],
-        state.digest_rng(),
+        training.generators.digest(),
         torch.is_grad_enabled(),
     )
 

@@ -132,6 +132,11 @@ def count_step(training: Training) -> None:
     training.progress.step += 1
 
 
+def advance(training: Training, draw: Callable[..., Any], *arguments: Any) -> None:
+    with training.generators.training():
+        draw(*arguments)
+
+
 @pytest.mark.parametrize(
     ("alter", "named"),
     [
@@ -143,9 +148,9 @@ def count_step(training: Training) -> None:
         (forget_best, "schedulers.1.best"),
         (make_scaler, "scaler"),
         (grow_average, "extras.0.average.0.bias"),
-        (lambda training: random.random(), "rng.0.python.1"),
-        (lambda training: np.random.random(), "rng.0.numpy.state.pos"),
-        (lambda training: torch.rand(()), "rng.0.torch"),
+        (lambda training: advance(training, random.random), "rng.0.python.1"),
+        (lambda training: advance(training, np.random.random), "rng.0.numpy.state.pos"),
+        (lambda training: advance(training, torch.rand, ()), "rng.0.torch"),
         (forget_losses, "progress.recent_losses"),
         (count_step, "progress.step"),
     ],

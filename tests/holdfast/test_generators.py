@@ -1,0 +1,139 @@
+"""Nothing but training draws from training's generators."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from holdfast import state
+from holdfast.checkpoint import differences
+from holdfast.config import ChunkLength, RunConfig
+from holdfast.journal import Journal
+from holdfast.store import open_store
+from holdfast.training import Training, train
+from tests.conftest import ROOT
+from tests.lives import Lives
+from tests.trainings import make, train_to
+
+STEPS = 8
+
+# Draws from the global generator in other threads, if NOISE says so, while the loss draws from it too.
+NOISY = """
+import os, random, threading
+import torch
+from torch import nn
+from holdfast import Recipe
+
+def draw() -> None:
+    while True:
+        random.random(), random.gauss(), random.shuffle([1, 2, 3])
+
+def build() -> Recipe:
+    model = nn.Linear(2, 1)
+    for _ in range(2 if os.environ.get("NOISE") else 0):
+        threading.Thread(target=draw, daemon=True).start()
+
+    def loss(model, x):
+        return (model(x) * random.gauss() * sum(random.random() for _ in range(10_000))).sum()
+
+    return Recipe(
+        model=model, data=list(torch.eye(2)), optimizer=torch.optim.SGD(model.parameters(), 0.1), batch_size=1,
+        steps_per_epoch=20, loss=loss,
+    )
+"""
+
+SEPARATED = """
+import _thread, json, sys
+import holdfast.rank
+import random
+from holdfast.determinism import separate_threads
+
+named = [
+    f"{module.__name__}.{name}"
+    for module in list(sys.modules.values()) if module is not random
+    for name, value in list(vars(module).items()) if getattr(value, "__self__", None) is random._inst
+]
+random.seed(3)
+before = [random.random(), random.getstate(), random.gauss(), random.choices("abc", k=3), random.getrandbits(40)]
+separate_threads()
+separate_threads()
+random.seed(3)
+after = [random.random(), random.getstate(), random.gauss(), random.choices("abc", k=3), random.getrandbits(40)]
+
+random.seed(3)
+drawn, done = [], _thread.allocate_lock()
+done.acquire()
+_thread.start_new_thread(lambda: (drawn.append(random.random()), done.release()), ())  # as torch starts its own
+done.acquire()
+print(json.dumps([named, before == after, drawn == before[:1]]))
+"""
+
+
+def draw() -> None:
+    """Advance every global generator."""
+    random.random(), np.random.random(), torch.rand(3), np.random.normal()
+
+
+def trained(folder: Path, recipe: str, disturb: Any) -> Training:
+    """A run whose generators are disturbed wherever the engine is between two steps."""
+    training = make(folder, recipe)
+
+    def report(fields: dict[str, Any]) -> None:
+        disturb()
+
+    def is_stopping() -> bool:
+        disturb()
+        return False
+
+    for stop in (1, 4, STEPS):
+        train(training, stop, is_stopping, report)
+        disturb()
+    return training
+
+
+@pytest.mark.parametrize("recipe", ["tests.varied:pythonic", "tests.varied:averaged", "tests.varied:streamed"])
+def test_draws_between_two_steps_leave_no_trace(tmp_path: Path, recipe: str) -> None:
+    quiet, disturbed = trained(tmp_path, recipe, lambda: None), trained(tmp_path, recipe, draw)
+    assert differences(*(state.to_payload(state.capture(each)) for each in (quiet, disturbed))) == []
+    assert quiet.read_metrics() == disturbed.read_metrics()
+
+
+def test_an_evaluation_draws_from_where_training_stands(tmp_path: Path) -> None:
+    training = make(tmp_path, "tests.varied:pythonic")
+    train_to(training, 2)
+    before = training.generators.digest()
+    with training.generators.borrowed():
+        first = random.random(), np.random.random(), torch.rand(())
+        draw()
+    with training.generators.borrowed():
+        assert first == (random.random(), np.random.random(), torch.rand(()))
+    with training.generators.borrowed(7):
+        draw()
+    assert training.generators.digest() == before
+
+
+def test_separated_threads_leave_the_numbers_of_the_thread_that_trains_as_they_are() -> None:
+    done = subprocess.run([sys.executable, "-c", SEPARATED], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [[], True, True]
+
+
+@pytest.mark.slow
+def test_threads_that_draw_beside_the_steps_change_no_byte(nursery: Lives, tmp_path: Path) -> None:
+    (tmp_path / "noisy.py").write_text(NOISY)
+    ends = []
+    for noise in ("", "yes"):
+        config = RunConfig(recipe="noisy:build", run=f"noise{noise}", store=str(tmp_path), chunk=ChunkLength(steps=4))
+        settings, environment = config.model_dump(mode="json"), {"PYTHONPATH": str(tmp_path), "NOISE": noise}
+        done = nursery.call("tests.forked:train_chunks", settings, 2, **environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        newest = Journal(open_store(config.store), config.run).newest()
+        assert newest is not None
+        ends.append((newest.step, newest.checkpoint_sha256))
+    assert ends[0] == ends[1]
+    assert ends[0][0] == STEPS
