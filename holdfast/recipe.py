@@ -49,13 +49,14 @@ class Recipe:
         clip_norm: largest norm of the gradient; None for no limit, which leaves the gradient as it is.
         schedule: a `Schedule`, or torch schedulers over ``optimizer``; stepped after every step. One that waits for a
             plateau is stepped at the end of every epoch instead, with the epoch's mean loss.
-        evaluate: from the model a few numbers by name, at the end of every epoch; it disturbs no random state.
+        evaluate: from the model, in ``eval()``, a few numbers by name, at the end of every epoch. What it does to the
+            model's buffers and attributes, and to random numbers, is undone; what it does to ``extras`` stays.
         after_step: called after every step, when the optimizer has changed the weights: an average follows them here.
         extras: further objects with state, by name, saved and restored with the rest.
         anneals: values that follow the step, by name; ``loss`` reads their ``value``.
         probe: from the model, in ``eval()``, tensors and numbers by name that show that a resumed model is the one that
-            was saved; it may change nothing. Without one it is the model's output on the first micro-batch of map-style
-            data.
+            was saved. What it does to the model's buffers and attributes is undone. The default is the model's output
+            on the first micro-batch of map-style data.
         health: what the probe's numbers, and the built-in ``loss_window``, have to stay within; see `holdfast.probe`.
         collate: from a list of samples to a batch, if not torch's default.
         data_sha256: content hash of the data, part of the fingerprint.

@@ -10,6 +10,7 @@ import torch
 from holdfast import determinism
 from holdfast.data import combine
 from holdfast.training.build import Training, Unread, waits_for_plateau
+from holdfast.training.undisturbed import undisturbed
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -89,11 +90,16 @@ def end_epoch(training: Training) -> None:
 
 
 def evaluate(training: Training) -> dict[str, float]:
-    """What the recipe's evaluation gives, with the anneals of the next step; no random state is disturbed."""
+    """Return what the recipe's evaluation gives, with the anneals of the next step in force.
+
+    The model and the generators are afterwards as they were. What the evaluation does to an extra stays: that is how a
+    recipe keeps its best score.
+
+    Raises:
+        RecipeError: the evaluation changes a parameter.
+    """
     if training.recipe.evaluate is None:
         return {}
-    model = training.accelerator.unwrap_model(training.model).eval()
-    with training.generators.borrowed(), torch.no_grad():
-        metrics = {name: float(value) for name, value in training.recipe.evaluate(model).items()}
-    model.train()
-    return metrics
+    model = training.accelerator.unwrap_model(training.model)
+    with undisturbed(model), training.generators.borrowed(), torch.no_grad():
+        return {name: float(value) for name, value in training.recipe.evaluate(model).items()}

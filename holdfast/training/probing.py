@@ -14,6 +14,7 @@ from holdfast.checkpoint import serialize
 from holdfast.config import did_you_mean
 from holdfast.errors import RecipeError
 from holdfast.probe import Probe
+from holdfast.training.undisturbed import undisturbed
 
 if TYPE_CHECKING:
     from holdfast.training.build import Training
@@ -24,15 +25,16 @@ Outputs = Callable[[nn.Module], Mapping[str, Any]]
 
 
 def measure(training: "Training") -> Probe:
-    """What the probe gives now. Nothing that the next step depends on has changed."""
+    """Return what the probe gives now. Nothing that the next step depends on is changed.
+
+    Raises:
+        RecipeError: the probe changes a parameter, or a limit is set for a number that it does not give.
+    """
     training.set_anneals()
     outputs = training.recipe.probe or _default_probe(training)
     losses = training.progress.recent_losses
     values = {"loss_window": math.fsum(losses) / len(losses)} if losses else {}
-    found: dict[str, Any] = {}
-    if outputs is not None:
-        with training.generators.borrowed(training.config.seed), _undisturbed(training) as model:
-            found = dict(outputs(model))
+    found = {} if outputs is None else _look(training, outputs)
     numbers = {name: float(value) for name, value in found.items() if _is_number(value)}
     if unknown := sorted(training.recipe.health.keys() - numbers.keys() - {"loss_window"}):
         raise RecipeError(
@@ -42,23 +44,23 @@ def measure(training: "Training") -> Probe:
     return Probe(sha256=_digest(found) if found else "", values=_finite(values | numbers), sample=_sample(found))
 
 
-class _undisturbed:  # noqa: N801, a context manager
-    """The model in evaluation; afterwards all is as it was."""
+def _look(training: "Training", outputs: Outputs) -> dict[str, Any]:
+    """Return what a probe gives for the model in evaluation mode; the model is afterwards as it was.
 
-    def __init__(self, training: "Training") -> None:
-        self._training = training
-        self._model: nn.Module = training.accelerator.unwrap_model(training.model)
-        self._no_grad = torch.no_grad()
-
-    def __enter__(self) -> nn.Module:
-        self._modes = [(module, module.training) for module in self._model.modules()]
-        self._no_grad.__enter__()
-        return self._model.eval()
-
-    def __exit__(self, *error: Any) -> None:
-        self._no_grad.__exit__(*error)
-        for module, mode in self._modes:
-            module.training = mode
+    No graph is recorded, unless the probe itself takes gradients.
+    """
+    model: nn.Module = training.accelerator.unwrap_model(training.model)
+    with undisturbed(model) as kept:
+        try:
+            with training.generators.borrowed(training.config.seed), torch.no_grad():
+                return dict(outputs(model))
+        except RuntimeError as error:
+            if "require grad" not in str(error):
+                raise
+        kept.put_back()
+        with training.generators.borrowed(training.config.seed), torch.enable_grad():
+            found = outputs(model.eval())
+            return {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
 
 
 def _default_probe(training: "Training") -> Outputs | None:

@@ -1,0 +1,100 @@
+"""A model that is looked at, and afterwards is what it was: what a forward pass may change is put back."""
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from holdfast.errors import RecipeError
+
+# Attributes of this many items are copied, so that what was added or taken away is put back; longer ones are not.
+MOST_ITEMS = 1000
+
+
+@contextlib.contextmanager
+def undisturbed(model: nn.Module) -> Iterator["Kept"]:
+    """Set the model to evaluation mode for the block, and put it back to what it was afterwards.
+
+    Put back are, of each module: buffers and other tensors, with their values; its training mode; its attributes,
+    submodules and hooks (lists, dicts, sets and deques of up to `MOST_ITEMS` items with what is in them); and of each
+    parameter its gradient and ``requires_grad``. Costs memory and a copy for all buffers.
+
+    Yields:
+        Kept: its `put_back` undoes what happened so far.
+
+    Raises:
+        RecipeError: a parameter has changed in the block.
+    """
+    kept = Kept(model)
+    model.eval()
+    try:
+        yield kept
+        kept.check_parameters()
+    finally:
+        kept.put_back()
+
+
+class Kept:
+    """What a model was."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [(module, {**vars(module)}, _copy_items(module)) for module in model.modules()]
+        self._parameters = [
+            (name, each, each.grad, each.requires_grad, _version_of(each)) for name, each in model.named_parameters()
+        ]
+        self._tensors = {
+            id(value): (value, value.detach().clone()) for value in self._list_tensors() if not is_lazy(value)
+        }
+        for _, parameter, *_ in self._parameters:
+            parameter.grad = None  # what the block adds up goes nowhere
+
+    def _list_tensors(self) -> Iterator[torch.Tensor]:
+        for module, attributes, _ in self._modules:
+            yield from (value for value in module._buffers.values() if value is not None)
+            yield from (value for value in attributes.values() if isinstance(value, torch.Tensor))
+
+    def put_back(self) -> None:
+        """Undo what has happened to the model."""
+        for module, attributes, copies in self._modules:
+            for container, items in [(vars(module), attributes), *copies]:
+                if not _has_items(container, items):  # compiled code is compiled again where a dict was touched
+                    container.clear()
+                    (container.update if isinstance(container, dict | set) else container.extend)(items)
+        with torch.no_grad():
+            for value, copied in self._tensors.values():
+                value.detach().copy_(copied)
+        for _, parameter, grad, requires_grad, _ in self._parameters:
+            parameter.requires_grad_(requires_grad)
+            parameter.grad = grad
+
+    def check_parameters(self) -> None:
+        """Raise RecipeError if a parameter has changed: copies of all of them would take as much memory again."""
+        for name, parameter, *_, version in self._parameters:
+            if _version_of(parameter) != version:
+                raise RecipeError(
+                    f"the parameter {name} changed while the model was only looked at",
+                    hint="probe, and loss where there is no probe, may not change weights",
+                )
+
+
+def _version_of(parameter: torch.Tensor) -> int:
+    return 0 if is_lazy(parameter) else parameter._version
+
+
+def _copy_items(module: nn.Module) -> list[tuple[Any, Any]]:
+    """Return the module's containers, each with a copy of it."""
+    containers = (value for value in vars(module).values() if isinstance(value, list | dict | set | deque))
+    return [(value, value.copy()) for value in containers if len(value) <= MOST_ITEMS]
+
+
+def _has_items(container: Any, items: Any) -> bool:
+    """Whether a container has the very objects that it had, in their order."""
+    if len(container) != len(items):
+        return False
+    if isinstance(container, dict):
+        container, items = [*container.keys(), *container.values()], [*items.keys(), *items.values()]
+    return all(one is other for one, other in zip(container, items, strict=True))
