@@ -5,6 +5,7 @@ from holdfast.state.captured import (
     decode,
     describe_built,
     load,
+    load_optimizer,
     own_part,
     restore,
 )
@@ -12,6 +13,7 @@ from holdfast.state.encoding import from_payload, to_payload
 from holdfast.state.generators import Generators, capture_rng, digest_rng, restore_rng
 from holdfast.state.memory import pinning
 from holdfast.state.merging import take_over
+from holdfast.state.naming import has_names, name_parameters, numbered_state
 
 __all__ = [
     "Generators",
@@ -21,7 +23,11 @@ __all__ = [
     "describe_built",
     "digest_rng",
     "from_payload",
+    "has_names",
     "load",
+    "load_optimizer",
+    "name_parameters",
+    "numbered_state",
     "own_part",
     "pinning",
     "restore",

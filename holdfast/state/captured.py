@@ -12,6 +12,7 @@ from holdfast.checkpoint import Payload, serialize
 from holdfast.errors import StateError
 from holdfast.schedule import Schedule
 from holdfast.state.encoding import from_payload, to_payload
+from holdfast.state.naming import numbered_state, optimizer_state
 
 if TYPE_CHECKING:
     from holdfast.training import Training
@@ -25,7 +26,7 @@ def capture(training: "Training") -> dict[str, Any]:
     scaler = training.accelerator.scaler
     return {
         "model": training.accelerator.unwrap_model(training.model).state_dict(),
-        "optimizer": training.optimizer.state_dict(),
+        "optimizer": optimizer_state(training),
         "schedulers": [scheduler.state_dict() for scheduler in training.schedulers],
         "scaler": scaler.state_dict() if scaler else None,
         "extras": _of_each_rank(training, capture_extras(training)),
@@ -83,12 +84,12 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
     for name, extra in training.recipe.extras.items():
         parts[f"extra {name}"] = (extra, extras.get(name))
     parts["progress"] = (training.progress, state["progress"])
-    parts["optimizer"] = (training.optimizer, state["optimizer"])
     for name, (target, saved) in parts.items():
         if (target is None) != (saved is None):
             raise _unfit(name, "one of the two is missing")
         if target is not None:
             load(name, target, saved)
+    load_optimizer(training, state["optimizer"])
     training.generators.load_state_dict(own_part(training, "rng", state["rng"]))
 
 
@@ -112,6 +113,19 @@ def load(name: str, target: Any, saved: Any) -> None:
         target.load_state_dict(saved)
     except (KeyError, IndexError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         raise _unfit(name, f"{type(error).__name__}: {error}") from error
+
+
+def load_optimizer(training: "Training", saved: dict[str, Any]) -> None:
+    """Give the optimizer its saved state, each parameter what was saved under its name.
+
+    Raises:
+        StateError: it doesn't fit.
+    """
+    try:
+        numbered = numbered_state(training, saved)
+    except ValueError as error:
+        raise _unfit("optimizer", str(error)) from None
+    load("optimizer", training.optimizer, numbered)
 
 
 def own_part(training: "Training", name: str, parts: list[Any]) -> Any:

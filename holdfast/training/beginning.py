@@ -22,7 +22,7 @@ def begin_from(training: Training, payload: Payload, metadata: Metadata, init: I
     model = training.accelerator.unwrap_model(training.model)
     model.load_state_dict(_weights(model.state_dict(), saved["model"], init.reset))
     if init.load_optimizer:
-        training.optimizer.load_state_dict(_moments(training, model, saved["optimizer"], init.reset))
+        training.optimizer.load_state_dict(_moments(training, saved["optimizer"], init.reset))
     extras = state.own_part(training, "extras", saved["extras"]) if init.extras else {}
     for name in init.extras:
         if name not in extras or name not in training.recipe.extras:
@@ -52,8 +52,8 @@ def _weights(own: dict[str, Any], saved: dict[str, Any], reset: tuple[str, ...])
     return {**own, **taken}
 
 
-def _moments(training: Training, model: Any, saved: dict[str, Any], reset: tuple[str, ...]) -> dict[str, Any]:
-    """The new optimizer's state: the saved moments under the hyperparameters that were built."""
+def _moments(training: Training, saved: dict[str, Any], reset: tuple[str, ...]) -> dict[str, Any]:
+    """Return the new optimizer's state: the saved moments under the hyperparameters that were built."""
     own = training.optimizer.state_dict()
     own_sizes, saved_sizes = ([len(group["params"]) for group in each["param_groups"]] for each in (own, saved))
     if own_sizes != saved_sizes:
@@ -66,14 +66,17 @@ def _moments(training: Training, model: Any, saved: dict[str, Any], reset: tuple
             "init_from.load_optimizer: the optimizer is of another kind than the saved one",
             hint="load_optimizer = false begins with a fresh one",
         )
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    parameters = [parameter for group in training.optimizer.param_groups for parameter in group["params"]]
-    moments = {
-        index: value
-        for index, value in saved["state"].items()
-        if not any(_is_below(names.get(id(parameters[index]), ""), prefix) for prefix in reset)
-    }
-    return {**own, "state": moments}
+    names = state.name_parameters(training)
+    moments = saved["state"]
+    if not state.has_names(saved):  # earlier versions have the parameters' numbers
+        moments = {names[number]: value for number, value in moments.items()}
+    moments = {name: value for name, value in moments.items() if not any(_is_below(name, each) for each in reset)}
+    if unknown := sorted(moments.keys() - set(names)):
+        raise ConfigError(
+            f"init_from.load_optimizer: the optimizer has no parameter {unknown[0]}",
+            hint=f'reset = ["{unknown[0]}"] leaves it out; load_optimizer = false begins with a fresh one',
+        )
+    return {**own, "state": {number: moments[name] for number, name in enumerate(names) if name in moments}}
 
 
 def _is_below(name: str, prefix: str) -> bool:

@@ -97,7 +97,7 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
     has_same_gpus = all(len(rng["cuda"]) == gpus for rng in saved["rng"])
     different = [
         name
-        for name in differences(payload, state.to_payload(state.capture(training)))
+        for name in differences(payload, state.to_payload(_capture_as(training, saved)))
         # What the recipe builds is looked at by itself; many a stream knows its position only when it is read; other
         # GPUs keep random numbers of their own.
         if not name.startswith(("built.", "data.")) and (has_same_gpus or not re.match(r"rng\.\d+\.cuda", name))
@@ -105,6 +105,14 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
     if different:
         some = shorten(different, SHOWN_NAMES)
         raise GateTripped(f"after it was loaded, {some} differ from what was saved", different=different)
+
+
+def _capture_as(training: Training, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of this process in the form of a saved one: earlier versions numbered the parameters."""
+    captured = state.capture(training)
+    if not state.has_names(saved["optimizer"]):
+        captured["optimizer"] = training.optimizer.state_dict()
+    return captured
 
 
 def _check_built(training: Training, payload: Payload) -> None:

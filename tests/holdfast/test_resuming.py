@@ -100,7 +100,7 @@ def grow_buffer(training: Training) -> None:
 
 
 def grow_moment(training: Training) -> None:
-    next(iter(training.optimizer.state.values()))["exp_avg_sq"][0, 0] += 1e-6
+    training.optimizer.state[next(training.model.parameters())]["exp_avg_sq"][0, 0] += 1e-6
 
 
 def grow_rate(training: Training) -> None:
@@ -142,7 +142,7 @@ def advance(training: Training, draw: Callable[..., Any], *arguments: Any) -> No
     [
         (grow_weight, "model.0.weight"),
         (grow_buffer, "model.1.num_batches_tracked"),
-        (grow_moment, "optimizer.state.0.exp_avg_sq"),
+        (grow_moment, "optimizer.state.0.weight.exp_avg_sq"),
         (grow_rate, "optimizer.param_groups.1.lr"),
         (step_warmup, "schedulers.0.last_epoch"),
         (forget_best, "schedulers.1.best"),

@@ -1,0 +1,96 @@
+"""An optimizer's state under the names of its parameters.
+
+torch numbers the parameters in the order in which the optimizer was given them. A recipe may build them in another
+order when it resumes; moments of equal shapes would then be loaded into each other's place without a word.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from holdfast.training import Training
+
+
+def optimizer_state(training: "Training") -> dict[str, Any]:
+    """Return the optimizer's ``state_dict`` with names in place of numbers.
+
+    Each group lists the names of its parameters, sorted. L-BFGS keeps one state for a whole list of parameters, whose
+    order counts, and so its list keeps its order.
+    """
+    state: dict[str, Any] = training.optimizer.state_dict()
+    if not _has_numbers(state):
+        return state
+    names = name_parameters(training)
+    keeps_order = isinstance(training.recipe.optimizer, torch.optim.LBFGS)
+    groups = [[names[number] for number in group["params"]] for group in state["param_groups"]]
+    return state | {
+        "state": {names[key] if isinstance(key, int) else key: value for key, value in state["state"].items()},
+        "param_groups": [
+            group | {"params": members if keeps_order else sorted(members)}
+            for group, members in zip(state["param_groups"], groups, strict=True)
+        ],
+    }
+
+
+def numbered_state(training: "Training", saved: dict[str, Any]) -> dict[str, Any]:
+    """Return what `optimizer_state` returned in the form that the optimizer loads: numbered as it is built now.
+
+    A state of an earlier version, which has numbers, is returned as it is.
+
+    Raises:
+        ValueError: a parameter, or a group, is in one of the two only.
+    """
+    if not has_names(saved):
+        return saved
+    own: dict[str, Any] = training.optimizer.state_dict()
+    names = name_parameters(training)
+    members = {name for group in saved["param_groups"] for name in group["params"]}
+    for name in sorted(members ^ set(names)):
+        lacks = "the checkpoint" if name in names else "the recipe's optimizer"
+        raise ValueError(f"{lacks} has no parameter {name}")
+    if len(own["param_groups"]) != len(saved["param_groups"]):
+        raise ValueError(f"{len(saved['param_groups'])} groups were saved, and there are {len(own['param_groups'])}")
+    numbers = {name: number for number, name in enumerate(names)}
+    return saved | {
+        "state": {numbers.get(key, key): value for key, value in saved["state"].items()},
+        # The gate sees it if a parameter is in another group than it was.
+        "param_groups": [
+            group | {"params": built["params"]}
+            for group, built in zip(saved["param_groups"], own["param_groups"], strict=True)
+        ],
+    }
+
+
+def has_names(saved: dict[str, Any]) -> bool:
+    """Whether a saved optimizer state has names, and not the numbers of earlier versions."""
+    return "state" in saved and any(isinstance(each, str) for each in _list_members(saved))
+
+
+def _has_numbers(state: dict[str, Any]) -> bool:
+    return "state" in state and any(isinstance(each, int) for each in _list_members(state))
+
+
+def _list_members(state: dict[str, Any]) -> list[Any]:
+    return [each for group in state.get("param_groups", ()) for each in group.get("params", ())]
+
+
+def name_parameters(training: "Training") -> list[str]:
+    """Return the name of each parameter of the optimizer, in its order.
+
+    ``layer.weight`` in the model, ``extras.critic.weight`` in a module that is registered, or else ``0.3``: the fourth
+    parameter of the first group.
+    """
+    modules = {"": training.accelerator.unwrap_model(training.model)}
+    modules |= {f"extras.{name}.": each for name, each in sorted(training.recipe.extras.items())}
+    known: dict[int, str] = {}
+    for prefix, module in modules.items():
+        if isinstance(module, nn.Module):
+            for name, parameter in module.named_parameters():
+                known.setdefault(id(parameter), f"{prefix}{name}")
+    return [
+        known.get(id(parameter), f"{number}.{place}")
+        for number, group in enumerate(training.optimizer.param_groups)
+        for place, parameter in enumerate(group["params"])
+    ]
