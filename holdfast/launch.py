@@ -131,13 +131,14 @@ class Ranks:
         self.order("begin", store=ancestor["store"], run=run, commit=ancestor["record"])
         return self.next_event()
 
-    def train(self, stop: int, fingerprint: str, into: str = "") -> None:
+    def train(self, stop: int, fingerprint: str, into: str = "", *, is_detailed: bool = False) -> None:
         """Order the steps until ``stop``, and a checkpoint of it.
 
         Args:
             into: the folder to save it in, if not the run's own.
+            is_detailed: whether the trail has the checksums of all components and tensors, step by step.
         """
-        self.order("train", stop=stop, fingerprint=fingerprint, into=into)
+        self.order("train", stop=stop, fingerprint=fingerprint, into=into, is_detailed=is_detailed)
 
     def stop(self, within_s: float | None = None) -> None:
         """Order a checkpoint and the end: after the step in hand, or in the last moment that is safe."""

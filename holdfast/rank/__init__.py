@@ -11,8 +11,8 @@ order                                      event
 ``restore``: commit, gate                  ``restored``: see `Resumed`; or ``damaged``, or ``tripped``; ``skipped`` now
                                            and then while a stream is read again
 ``begin``: commit, store, run              ``begun``: the weights are another run's; or ``damaged``
-``train``: stop, fingerprint, into         ``progress`` now and then, and ``saved`` when the checkpoint of the end
-                                           is durable; the next order is obeyed meanwhile
+``train``: stop, fingerprint, into,        ``progress`` now and then, and ``saved`` when the checkpoint of the end
+is_detailed                                is durable; the next order is obeyed meanwhile
 ``save``: may come at any time             ``saved`` once the step in hand is done, and training goes on
 ``evaluate``                               ``evaluated``: metrics, anneals, probe
 ``stop``: within_s; may come at any time   ``saved`` once the step in hand is done, and the rank ends; where there is

@@ -50,6 +50,7 @@ def obey(run: training.Training, orders: Orders, events: Events, prefetch: Prefe
                 "evaluated", metrics=metrics, anneals=run.set_anneals(), probe=training.measure(run).model_dump()
             )
         elif order["do"] == "train":
+            run.is_detailed = order["is_detailed"]
             into = open_store(order["into"]) if order["into"] else folder
             save = functools.partial(training.begin_save, run, into, order["fingerprint"], ran_on)
             while run.progress.step < order["stop"]:

@@ -2,6 +2,7 @@
 
 from holdfast.state.captured import (
     capture,
+    capture_own,
     decode,
     describe_built,
     load,
@@ -18,6 +19,7 @@ from holdfast.state.naming import has_names, name_parameters, numbered_state
 __all__ = [
     "Generators",
     "capture",
+    "capture_own",
     "capture_rng",
     "decode",
     "describe_built",

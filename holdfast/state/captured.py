@@ -23,17 +23,25 @@ def capture(training: "Training") -> dict[str, Any]:
 
     To be called by all ranks together.
     """
+    own = capture_own(training)
+    return own | {
+        "extras": _of_each_rank(training, own["extras"]),
+        "rng": training.gather(training.generators.state_dict()),
+        "data": training.gather(training.batches.state_dict()),
+        "progress": training.progress.state_dict(),
+        "built": training.built,
+    }
+
+
+def capture_own(training: "Training") -> dict[str, Any]:
+    """Return what a step changes in this rank, by component, without asking the other ranks."""
     scaler = training.accelerator.scaler
     return {
         "model": training.accelerator.unwrap_model(training.model).state_dict(),
         "optimizer": optimizer_state(training),
         "schedulers": [scheduler.state_dict() for scheduler in training.schedulers],
         "scaler": scaler.state_dict() if scaler else None,
-        "extras": _of_each_rank(training, capture_extras(training)),
-        "rng": training.gather(training.generators.state_dict()),
-        "data": training.gather(training.batches.state_dict()),
-        "progress": training.progress.state_dict(),
-        "built": training.built,
+        "extras": capture_extras(training),
     }
 
 

@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 class TensorBytes:
     """The bytes of a tensor that isn't empty, row-major, wherever it is. See `checkpoint.Source`."""
 
-    __slots__ = ("_size_bytes", "_tensor", "address")
+    __slots__ = ("_size_bytes", "address", "tensor")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor, self._size_bytes, self.address = tensor, tensor.nbytes, _address_of(tensor)
+        self.tensor, self._size_bytes, self.address = tensor, tensor.nbytes, _address_of(tensor)
 
     def __len__(self) -> int:
         return self._size_bytes
@@ -36,10 +36,10 @@ class TensorBytes:
 
     def copy_to(self, target: memoryview) -> None:
         """Return when the bytes are there."""
-        torch.frombuffer(target, dtype=self._tensor.dtype).view(self._tensor.shape).copy_(self._tensor.detach())
+        torch.frombuffer(target, dtype=self.tensor.dtype).view(self.tensor.shape).copy_(self.tensor.detach())
 
     def _flat(self) -> torch.Tensor:
-        return self._tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+        return self.tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 def _address_of(tensor: torch.Tensor) -> int:

@@ -24,6 +24,7 @@ from holdfast.errors import ConfigError, RecipeError
 from holdfast.probe import Probe
 from holdfast.recipe import Recipe, build_recipe
 from holdfast.schedule import Schedule
+from holdfast.training.trail import choose_every, describe_components
 
 # Accelerate looks for this optimizer's package twice a step, in every folder of sys.path, which may be a network's.
 # Where there is none, that is on record here: to import it fails as before.
@@ -90,6 +91,7 @@ class Training:
         parent: the content id of the last checkpoint that is durable; empty for none.
         saver: the one that is on its way, if there is one.
         metrics: a line for each step since the last checkpoint: its trail.
+        is_detailed: whether each step's line has the checksums of all components and tensors, as proofs want them.
 
     Raises:
         RecipeError, ConfigError: the recipe can't be built, or doesn't fit the configuration.
@@ -144,8 +146,10 @@ class Training:
         self.probe: Probe | None = None  # of the last checkpoint
         self.replayed: dict[str, float] | None = None  # what it cost to read a stream again, the last time
         self.metrics: list[dict[str, Any]] = []  # since the last checkpoint
-        self._unread: list[tuple[Unread, str]] = []  # with what names the generators after the step
+        self._unread: list[tuple[Unread, dict[str, Any]]] = []  # with what is known after the step
         self._has_begun = False
+        self.is_detailed = False
+        self._checksum_every = choose_every(self)
         self.generators = state.Generators()
 
     def _order(self) -> Order | None:
@@ -217,17 +221,20 @@ class Training:
     def record_step(self, unread: Unread) -> None:
         """One more step is done. Its numbers stay on the device until they are read."""
         self.progress.step = unread.step
-        self._unread.append((unread, self.generators.digest()))
+        facts: dict[str, Any] = {"rng": self.generators.digest()}
+        if self.is_detailed or unread.step % self._checksum_every == 0:
+            facts["state"] = describe_components(self, in_detail=self.is_detailed)
+        self._unread.append((unread, facts))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """A line for each step since the last checkpoint, with what has been waiting on the device."""
         if self._unread:
             numbers = torch.stack([torch.stack([each.loss, each.grad_norm]) for each, _ in self._unread])
-            for (each, rng), (loss, norm) in zip(self._unread, self._mean(numbers).tolist(), strict=True):
+            for (each, facts), (loss, norm) in zip(self._unread, self._mean(numbers).tolist(), strict=True):
                 self.progress.add_loss(loss)
                 epoch = (each.step - 1) // self.steps_per_epoch + 1
                 line = {"step": each.step, "epoch": epoch, "loss": loss, "grad_norm": norm, "lrs": each.lrs}
-                self.metrics.append(line | {"samples": each.samples, "rng": rng})
+                self.metrics.append(line | {"samples": each.samples, **facts})
             self._unread.clear()
         return self.metrics
 
