@@ -134,6 +134,11 @@ class Resume(Section):
     tolerance: float = Field(
         1e-3, ge=0, description="How far the probe may differ there, relative to its largest number."
     )
+    training_probe: bool = Field(
+        True,
+        description="Compare also the gradient of one micro-batch in training mode, taken at each save and before the "
+        "first resumed step. It costs one micro-batch a chunk.",
+    )
 
 
 class Preemption(Section):

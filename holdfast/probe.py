@@ -57,6 +57,7 @@ class Probe(BaseModel):
 
     Attributes:
         sha256: of all outputs, to the bit; empty where the recipe has nothing to probe.
+        gradient: checksum of a micro-batch's gradient in training mode; empty where it was not taken.
         values: numbers by name, ``loss_window`` among them; None for one that isn't finite.
         sample: up to 32 numbers of the outputs, evenly spaced, for a comparison within a tolerance.
     """
@@ -64,6 +65,7 @@ class Probe(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     sha256: str = ""
+    gradient: str = ""
     values: dict[str, float | None] = {}
     sample: list[float | None] = []
 
@@ -83,11 +85,25 @@ def check_health(probe: Probe, limits: Mapping[str, Limits], before: Probe | Non
 
 
 def compare(saved: Probe, found: Probe, tolerance: float) -> str:
-    """How the resumed model differs from the saved one; empty if it doesn't.
+    """Return how the resumed model differs from the saved one; empty if it does not.
 
     Args:
-        tolerance: largest difference, relative to the largest number; 0 for equality to the bit.
+        tolerance: largest difference, relative to the largest number; 0 for equality to the bit, which alone compares
+            gradients.
     """
+    return _compare_outputs(saved, found, tolerance) or ("" if tolerance else _compare_gradients(saved, found))
+
+
+def _compare_gradients(saved: Probe, found: Probe) -> str:
+    if not saved.gradient or not found.gradient or saved.gradient == found.gradient:
+        return ""
+    return (
+        f"the gradient of a micro-batch in training mode is {found.gradient}, and was {saved.gradient} when it was "
+        "saved: training reads something that is not saved"
+    )
+
+
+def _compare_outputs(saved: Probe, found: Probe, tolerance: float) -> str:
     if saved.sha256 == found.sha256:
         return ""
     if not saved.sha256 or not found.sha256:

@@ -1,9 +1,10 @@
 """The probe, measured on the model that is in this process."""
 
+import contextlib
 import copy
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from holdfast.checkpoint import serialize
 from holdfast.config import did_you_mean
 from holdfast.errors import RecipeError
 from holdfast.probe import Probe
+from holdfast.state.checksum import checksum_together
 from holdfast.training.undisturbed import undisturbed
 
 if TYPE_CHECKING:
@@ -41,7 +43,12 @@ def measure(training: "Training") -> Probe:
             f"health has limits for {unknown[0]!r}, which the probe doesn't give",
             hint=did_you_mean(unknown[0], numbers),
         )
-    return Probe(sha256=_digest(found) if found else "", values=_finite(values | numbers), sample=_sample(found))
+    return Probe(
+        sha256=_digest(found) if found else "",
+        gradient=_take_gradient(training),
+        values=_finite(values | numbers),
+        sample=_sample(found),
+    )
 
 
 def _look(training: "Training", outputs: Outputs) -> dict[str, Any]:
@@ -64,25 +71,64 @@ def _look(training: "Training", outputs: Outputs) -> dict[str, Any]:
 
 
 def _default_probe(training: "Training") -> Outputs | None:
-    """The loss on the first micro-batch of map-style data, and what the model gave for it."""
+    """Return a probe that gives the loss on the first micro-batch of map-style data, and the model's output for it."""
     if training.order is None:
         return None
 
     def outputs(model: nn.Module) -> dict[str, Any]:
-        # A loss may change what the recipe has registered: an average, a counter, a normaliser.
-        extras = {name: copy.deepcopy(extra.state_dict()) for name, extra in training.recipe.extras.items()}
         seen: list[Any] = []
         hook = model.register_forward_hook(lambda module, given, output: seen.append(output))
         try:
-            with training.accelerator.autocast():
-                loss = training.recipe.loss(model, training.probe_batch())
+            with _kept_extras(training):
+                loss = _take_loss(training, model)
         finally:
             hook.remove()
-            for name, extra in training.recipe.extras.items():
-                extra.load_state_dict(extras[name])
         return {"loss": loss, **{f"output.{number}": tensor for number, tensor in enumerate(_tensors(seen))}}
 
     return outputs
+
+
+def _take_loss(training: "Training", model: nn.Module) -> Tensor:
+    """Return the loss on the first micro-batch of map-style data."""
+    with training.accelerator.autocast():
+        return training.recipe.loss(model, training.probe_batch())
+
+
+@contextlib.contextmanager
+def _kept_extras(training: "Training") -> Iterator[None]:
+    """Put back whatever a loss does to what the recipe has registered: an average, a counter, a normaliser."""
+    extras = {name: copy.deepcopy(extra.state_dict()) for name, extra in training.recipe.extras.items()}
+    try:
+        yield
+    finally:
+        for name, extra in training.recipe.extras.items():
+            extra.load_state_dict(extras[name])
+
+
+def _take_gradient(training: "Training") -> str:
+    """Return a checksum of the gradient of the first micro-batch in training mode, and of its loss.
+
+    It sees what a model in evaluation mode does not: dropout rates, statistics of the batch, whatever only training
+    reads. Empty for a stream, which has no first micro-batch, and where the configuration switches it off.
+    """
+    if training.order is None or not training.config.resume.training_probe:
+        return ""
+    model: nn.Module = training.accelerator.unwrap_model(training.model)
+    parameters = [each for group in training.optimizer.param_groups for each in group["params"] if each.requires_grad]
+    with undisturbed(model) as kept, _kept_extras(training), torch.enable_grad():
+        try:
+            with training.generators.borrowed(training.config.seed):
+                loss = _take_loss(training, model.train())
+                gradient = torch.autograd.grad(loss, parameters, allow_unused=True)
+        except RuntimeError as error:
+            if "use_reentrant" not in str(error):
+                raise
+            kept.put_back()  # reentrant checkpointing allows backward() alone
+            with training.generators.borrowed(training.config.seed):
+                loss = _take_loss(training, model.train())
+                loss.backward()  # type: ignore[no-untyped-call]
+                gradient = tuple(each.grad for each in parameters)
+        return f"{checksum_together([loss, *(each for each in gradient if each is not None)]):016x}"
 
 
 def _tensors(value: Any) -> list[Tensor]:

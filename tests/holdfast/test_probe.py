@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint as checkpointing
 
 from holdfast import Anneal, Limits, Recipe, checkpoint, state
+from holdfast.config import Resume
 from holdfast.errors import ConfigError, GateTripped, RecipeError, Unhealthy
 from holdfast.probe import Probe, check_health, compare
 from holdfast.store.local import LocalStore
@@ -411,6 +413,68 @@ def test_a_stream_has_no_batch_to_probe_with(tmp_path: Path) -> None:
     found = measure(training)
     assert (found.sha256, list(found.values), found.sample) == ("", ["loss_window"], [])
     assert measure(make(tmp_path, stream=True, own=True)).sha256
+
+
+class Warming(nn.Module):
+    """Has noise that grows in every step, and in training alone: an attribute that no state_dict has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.noise = nn.Linear(8, 1), 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x)
+        return found + self.noise * torch.randn_like(found) if self.training else found
+
+
+def warming(reentrant: bool = False) -> Recipe:
+    model = Warming()
+
+    def grow() -> None:
+        model.noise += 0.1
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x, y = batch
+        output = checkpointing(model, x.requires_grad_(), use_reentrant=True) if reentrant else model(x)
+        return F.mse_loss(output, y)
+
+    return Recipe(
+        model=model, data=Points(noise=False), optimizer=torch.optim.SGD(model.parameters(), 0.01), batch_size=16,
+        loss=loss, after_step=grow,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_only_training_reads_and_nothing_saves_trips_the_gate(tmp_path: Path, reentrant: bool) -> None:
+    before = make(tmp_path, "warming", reentrant=reentrant)
+    train_to(before, 2)
+    saved = trainings.save_state(before, tmp_path)
+    again = make(tmp_path, "warming", reentrant=reentrant)
+    with pytest.raises(GateTripped, match=r"the gradient of a micro-batch in training mode is .* is not saved"):
+        resume(again, *saved, Gate(), lambda done, total: None)
+    resume(again, *saved, Gate("tolerance", 1e-6), lambda done, total: None)
+    assert resume(again, *saved, Gate("record"), lambda done, total: None).note.startswith("the gradient of")
+    again.recipe.model.noise = before.recipe.model.noise
+    resume(again, *saved, Gate(), lambda done, total: None)
+
+
+def test_the_training_probe_can_be_switched_off(tmp_path: Path) -> None:
+    training = make(tmp_path, "warming")
+    saved = trainings.save_state(training, tmp_path)
+    assert saved[1].probe.gradient
+    training.config = training.config.model_copy(update={"resume": Resume(training_probe=False)})
+    training.recipe.model.noise = 9.0  # type: ignore[assignment]
+    assert measure(training).gradient == ""
+    resume(training, *saved, Gate(), lambda done, total: None)
+
+
+def test_a_dropout_rate_counts_in_the_gradient_alone(tmp_path: Path) -> None:
+    training = make(tmp_path)
+    first = measure(training)
+    training.model[2].p = 0.4
+    found = measure(training)
+    assert found.sha256 == first.sha256
+    assert found.gradient != first.gradient
 
 
 # ---- health, when a checkpoint is saved and when it is resumed
