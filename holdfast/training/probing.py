@@ -33,7 +33,10 @@ def measure(training: "Training") -> Probe:
         RecipeError: the probe changes a parameter, or a limit is set for a number that it does not give.
     """
     training.set_anneals()
-    outputs = training.recipe.probe or _default_probe(training)
+    takes_gradient = training.config.resume.training_probe
+    needs_batch = training.order is not None and (takes_gradient or training.recipe.probe is None)
+    batch = training.probe_batch() if needs_batch else None
+    outputs = training.recipe.probe or _default_probe(training, batch)
     losses = training.progress.recent_losses
     values = {"loss_window": math.fsum(losses) / len(losses)} if losses else {}
     found = {} if outputs is None else _look(training, outputs)
@@ -45,7 +48,7 @@ def measure(training: "Training") -> Probe:
         )
     return Probe(
         sha256=_digest(found) if found else "",
-        gradient=_take_gradient(training),
+        gradient=_take_gradient(training, batch) if takes_gradient else "",
         values=_finite(values | numbers),
         sample=_sample(found),
     )
@@ -70,7 +73,7 @@ def _look(training: "Training", outputs: Outputs) -> dict[str, Any]:
             return {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
 
 
-def _default_probe(training: "Training") -> Outputs | None:
+def _default_probe(training: "Training", batch: Any) -> Outputs | None:
     """Return a probe that gives the loss on the first micro-batch of map-style data, and the model's output for it."""
     if training.order is None:
         return None
@@ -80,7 +83,7 @@ def _default_probe(training: "Training") -> Outputs | None:
         hook = model.register_forward_hook(lambda module, given, output: seen.append(output))
         try:
             with _kept_extras(training):
-                loss = _take_loss(training, model)
+                loss = _take_loss(training, model, batch)
         finally:
             hook.remove()
         return {"loss": loss, **{f"output.{number}": tensor for number, tensor in enumerate(_tensors(seen))}}
@@ -88,10 +91,10 @@ def _default_probe(training: "Training") -> Outputs | None:
     return outputs
 
 
-def _take_loss(training: "Training", model: nn.Module) -> Tensor:
-    """Return the loss on the first micro-batch of map-style data."""
+def _take_loss(training: "Training", model: nn.Module, batch: Any) -> Tensor:
+    """Return the loss on a copy of the batch, which a loss may change."""
     with training.accelerator.autocast():
-        return training.recipe.loss(model, training.probe_batch())
+        return training.recipe.loss(model, copy.deepcopy(batch))
 
 
 @contextlib.contextmanager
@@ -105,27 +108,27 @@ def _kept_extras(training: "Training") -> Iterator[None]:
             extra.load_state_dict(extras[name])
 
 
-def _take_gradient(training: "Training") -> str:
+def _take_gradient(training: "Training", batch: Any) -> str:
     """Return a checksum of the gradient of the first micro-batch in training mode, and of its loss.
 
     It sees what a model in evaluation mode does not: dropout rates, statistics of the batch, whatever only training
-    reads. Empty for a stream, which has no first micro-batch, and where the configuration switches it off.
+    reads. Empty for a stream, which has no first micro-batch.
     """
-    if training.order is None or not training.config.resume.training_probe:
+    if training.order is None:
         return ""
     model: nn.Module = training.accelerator.unwrap_model(training.model)
     parameters = [each for group in training.optimizer.param_groups for each in group["params"] if each.requires_grad]
     with undisturbed(model) as kept, _kept_extras(training), torch.enable_grad():
         try:
             with training.generators.borrowed(training.config.seed):
-                loss = _take_loss(training, model.train())
+                loss = _take_loss(training, model.train(), batch)
                 gradient = torch.autograd.grad(loss, parameters, allow_unused=True)
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
             kept.put_back()  # reentrant checkpointing allows backward() alone
             with training.generators.borrowed(training.config.seed):
-                loss = _take_loss(training, model.train())
+                loss = _take_loss(training, model.train(), batch)
                 loss.backward()  # type: ignore[no-untyped-call]
                 gradient = tuple(each.grad for each in parameters)
         return f"{checksum_together([loss, *(each for each in gradient if each is not None)]):016x}"
