@@ -27,9 +27,6 @@ from tests.lives import Lives, lives
 # A shell that runs the tests in the background ignores Ctrl-C for them, and so for all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# As the Makefile has it: a training machine sends nothing home, and no test waits for an answer from there.
-os.environ.setdefault("DO_NOT_TRACK", "1")
-
 ROOT = Path(__file__).parent.parent
 # make soak looks further than make test.
 IS_SOAK = "HOLDFAST_EXAMPLES" in os.environ

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from holdfast import state
@@ -94,7 +94,6 @@ def alter(value: Any) -> list[Any]:
     return [0, {"$tensor": "a"}, [value]]
 
 
-@settings(deadline=None)
 @given(states)
 def test_equal_states_have_none(value: Any) -> None:
     payload = state.to_payload(value)
@@ -103,7 +102,6 @@ def test_equal_states_have_none(value: Any) -> None:
     assert differences(read, payload) == differences(payload, read) == []
 
 
-@settings(deadline=None)
 @given(states, st.data())
 def test_whatever_is_changed_is_named_and_nothing_else(value: Any, data: st.DataObject) -> None:
     known = list(places(value))
@@ -118,7 +116,6 @@ def test_whatever_is_changed_is_named_and_nothing_else(value: Any, data: st.Data
     assert named(value, changed) == named(changed, value) == [name]
 
 
-@settings(deadline=None)
 @given(states, st.data())
 def test_whatever_is_missing_is_named(value: Any, data: st.DataObject) -> None:
     dicts = [path for path in places(value) if isinstance(at(value, path[:-1]), dict)]
