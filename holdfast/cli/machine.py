@@ -111,14 +111,20 @@ def _print_rest(examination: Examination) -> None:
 
 
 def _print_columns(rows: Iterable[tuple[str, ...]]) -> None:
-    """Indented, each column as wide as it needs, and the last one wrapped at the edge of the terminal."""
+    """Print the rows indented, each column as wide as it needs; wrap the last one at the terminal's edge.
+
+    Lines break between words only: a part of a name can't be searched for or copied.
+    """
     rows = list(rows)
     *widths, _ = (min(VALUE_CHARS, max(map(len, column))) for column in zip(*rows, strict=True))
     line_chars = min(shutil.get_terminal_size((LINE_CHARS, 0)).columns, 120)
     widths.append(max(line_chars - sum(width + 2 for width in widths) - 2, 20))
     for row in rows:
         texts = [cell if cell.isprintable() else repr(cell) for cell in row]
-        cells = [textwrap.wrap(text, width) for text, width in zip(texts, widths, strict=True)]
+        cells = [
+            textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+            for text, width in zip(texts, widths, strict=True)
+        ]
         for line in zip_longest(*cells, fillvalue=""):
             print("  " + "  ".join(part.ljust(width) for part, width in zip(line, widths, strict=True)).rstrip())
 

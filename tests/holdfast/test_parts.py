@@ -75,8 +75,8 @@ def test_bytes_never_change(run: LocalStore) -> None:
 
 def test_the_content_id_is_that_of_the_listing(run: LocalStore) -> None:
     saved = save(run)
-    listed = f"cd {run.root / saved.path} && sha256sum checkpoint*.safetensors | sha256sum"
-    printed = subprocess.run(["sh", "-c", listed], capture_output=True, text=True, check=True).stdout
+    listed, folder = "sha256sum checkpoint*.safetensors | sha256sum", run.root / saved.path
+    printed = subprocess.run(["sh", "-c", listed], cwd=folder, capture_output=True, text=True, check=True).stdout
     assert printed.split()[0] == saved.metadata.checkpoint_sha256
     assert saved.metadata.checkpoint_size_bytes == sum(part.size_bytes for part in saved.metadata.parts)
 

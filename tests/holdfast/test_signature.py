@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
@@ -294,13 +294,11 @@ def test_every_flipped_bit_is_refused_or_changes_nothing() -> None:
             same_or_refused(GOOD[:place] + bytes([GOOD[place] ^ 1 << bit]) + GOOD[place + 1 :])
 
 
-@settings(deadline=None)
 @given(place=st.integers(0, len(GOOD) - 1), byte=st.integers(0, 255), cut=st.integers(0, 2))
 def test_a_byte_put_in_replaced_or_taken_out_is_refused_or_changes_nothing(place: int, byte: int, cut: int) -> None:
     same_or_refused(GOOD[:place] + bytes([byte]) * (cut < 2) + GOOD[place + (cut > 0) :])
 
 
-@settings(deadline=None)
 @given(st.binary())
 @example(b"")
 @example(b"{}")
@@ -330,7 +328,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.sampled_from(["payload", "payloadType", "signatures", "keyid", "sig"]), JSON)
 def test_a_value_of_another_type_is_refused_or_changes_nothing(name: str, value: object) -> None:
     fields = json.loads(GOOD)
@@ -338,7 +335,6 @@ def test_a_value_of_another_type_is_refused_or_changes_nothing(name: str, value:
     same_or_refused(json.dumps(fields).encode())
 
 
-@settings(deadline=None)
 @given(st.sampled_from([*STATEMENT, "run", "subject.0", "name", "digest", "sha256"]), JSON)
 def test_a_signed_statement_with_a_value_of_another_type_is_refused(name: str, value: object) -> None:
     statement = json.loads(json.dumps(STATEMENT))
@@ -371,10 +367,15 @@ def test_what_can_be_signed_can_be_verified() -> None:
 # ---- keys
 
 
-def test_a_new_key_is_two_files(tmp_path: Path) -> None:
-    key_id = generate_key(tmp_path / "signing.key")
+@pytest.mark.parametrize(("mask", "modes"), [(0o022, [0o600, 0o644]), (0o077, [0o600, 0o600])])
+def test_a_new_key_is_two_files(tmp_path: Path, mask: int, modes: list[int]) -> None:
+    usual = os.umask(mask)
+    try:
+        key_id = generate_key(tmp_path / "signing.key")
+    finally:
+        os.umask(usual)
     private, public = tmp_path / "signing.key", tmp_path / "signing.key.pub"
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (private, public)] == [0o600, 0o644]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (private, public)] == modes
     assert private.read_bytes().startswith(b"-----BEGIN PRIVATE KEY-----\n")
     assert public.read_bytes().startswith(b"-----BEGIN PUBLIC KEY-----\n")
     assert load_signing_key(str(private)).key_id == load_trusted_key(str(public)).key_id == key_id
