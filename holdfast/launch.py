@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +24,13 @@ log = logging.getLogger(__name__)
 
 LAST_LINES = 3
 END_WITHIN_S = 5.0
+# How torchrun, accelerate, MPI and Slurm tell a process its place among others. Inherited, as in a pod of a training
+# operator, they would make a rank of ours wait for processes that never come, or choose another precision.
+LAUNCHER_VARIABLES = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_*",
+    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_*", "PET_*", "ACCELERATE_*", "FSDP_*", "FORK_LAUNCHED", "PMI_*",
+    "PMIX_*", "MPI_LOCAL*", "OMPI_COMM_WORLD_*", "MV2_COMM_WORLD_*",
+)  # fmt: skip
 # The container's own by cgroup 2 and 1, then the machine's.
 OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat")
 
@@ -52,7 +60,7 @@ class Ranks:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                text=True,
+                encoding="utf-8",
                 bufsize=1,
                 start_new_session=True,
             )
@@ -163,7 +171,7 @@ class Ranks:
         return not self.is_alive()
 
     def _last_lines(self) -> str:
-        lines = self.log_path.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        lines = self.log_path.read_text("utf-8", errors="replace").splitlines()[-LAST_LINES:]
         return f" (last lines of {self.log_path}: {' | '.join(line.strip() for line in lines)})" if lines else ""
 
 
@@ -191,7 +199,9 @@ def count_oom_kills() -> int:
     for path in OOM_COUNTERS:
         with contextlib.suppress(OSError, ValueError):
             return sum(
-                int(line.split()[1]) for line in Path(path).read_text().splitlines() if line.startswith("oom_kill ")
+                int(line.split()[1])
+                for line in Path(path).read_text("utf-8").splitlines()
+                if line.startswith("oom_kill ")
             )
     return 0
 
@@ -219,12 +229,19 @@ def _command(config: RunConfig) -> list[str]:
     return [sys.executable, *torchrun, *rank]
 
 
+def is_launchers(name: str) -> bool:
+    """Return whether another launcher tells a process its place by the environment variable of this name."""
+    return any(fnmatchcase(name, pattern) for pattern in LAUNCHER_VARIABLES)
+
+
 def _environment(config: RunConfig, commit: int) -> dict[str, str]:
     # The recipe is imported by the ranks: what the attempt can import, they can.
     paths = [str(Path(path).absolute()) for path in sys.path]
+    kept = {name: value for name, value in os.environ.items() if not is_launchers(name)}
     return {
-        **os.environ,
+        **kept,
         **determinism.preamble(config.determinism),
+        "PYTHONUTF8": "1",  # a recipe's open() reads the same text on every machine, whatever the locale
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         CONFIG_VARIABLE: config.model_dump_json(),
         COMMIT_VARIABLE: str(commit),

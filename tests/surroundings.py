@@ -1,8 +1,8 @@
-"""What the tests take from the machine that they run on, and what not. pytest loads this first; see ``pyproject.toml``.
+"""Hide the user's own settings from the tests. pytest loads this module first; see ``pyproject.toml``.
 
-A user's server, cloud, proxy and colours are for the user's runs: no test may reach them or depend on them, so their
-variables and the home folder that configures them are out of sight. Everything else stays as it is, because Holdfast
-has to work there: locale, time zone, width of the terminal, umask, temporary folder, user, number of cores.
+A user's server, cloud, proxy, launcher and colours are for the user's runs: no test may reach them or depend on them.
+Their variables are removed, and the home folder, which configures them too, is an empty one. Everything else stays,
+because Holdfast has to work there: locale, time zone, width of the terminal, umask, temporary folder, user, cores.
 """
 
 import atexit
@@ -10,6 +10,8 @@ import os
 import tempfile
 
 from hypothesis import HealthCheck, settings
+
+from holdfast.launch import is_launchers
 
 HIDDEN = ("COLORTERM", "FORCE_COLOR", "NO_COLOR", "STORAGE_EMULATOR_HOST", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 HIDDEN_PREFIXES = ("AWS_", "AZURE_", "CLOUDSDK_", "FSSPEC_", "GCSFS_", "GOOGLE_", "HOLDFAST_", "PREFECT_", "TOY_")
@@ -19,7 +21,7 @@ KEPT = ("HOLDFAST_EXAMPLES",)
 def is_hidden(name: str) -> bool:
     """Return whether no test sees the environment variable of this name."""
     name = name.upper()  # http_proxy is the usual way to write it
-    is_known = name in HIDDEN or name.startswith(HIDDEN_PREFIXES) or name.endswith("_PROXY")
+    is_known = name in HIDDEN or name.startswith(HIDDEN_PREFIXES) or name.endswith("_PROXY") or is_launchers(name)
     return is_known and name not in KEPT
 
 
