@@ -32,7 +32,7 @@ from prefect.workers.process import ProcessWorker
 from deployments.automations import make_automations
 from holdfast.cli import run_app
 from holdfast.errors import ConfigError, RunStopped
-from tasks.server import free_port, is_healthy
+from tasks.server import bypass_proxy, free_port, is_healthy
 
 ROOT = Path(__file__).parent.parent
 STATE = Path(os.environ.get("HOLDFAST_STATE") or Path.home() / ".local" / "state" / "holdfast")
@@ -62,7 +62,7 @@ class Ledger:
         self.known: dict[str, dict[str, Any]] = {}
         self.processes: list[subprocess.Popen[bytes]] = []
         with contextlib.suppress(OSError, ValueError):
-            self.known = json.loads(self._path.read_text())
+            self.known = json.loads(self._path.read_text("utf-8"))
 
     def is_alive(self, name: str) -> bool:
         """Whether the process that was started under this name lives."""
@@ -78,12 +78,17 @@ class Ledger:
         self._write()
 
     def _write(self) -> None:
-        self._path.write_text(json.dumps(self.known, indent=2) + "\n")
+        self._path.write_text(json.dumps(self.known, indent=2) + "\n", "utf-8")
 
 
 def began_at(pid: int) -> str:
     """When a process began; empty for none, and for one that has ended and waits to be noticed."""
-    shown = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    shown = subprocess.run(
+        ["ps", "-o", "stat=,lstart=", "-p", str(pid)],
+        # It is compared with what another shell saw: its words and hours are those of the locale and the time zone.
+        env=os.environ | {"LC_ALL": "C", "TZ": "UTC0"},
+        capture_output=True, encoding="utf-8", check=False,
+    )  # fmt: skip
     stat, _, began = shown.stdout.strip().partition(" ")
     return "" if stat.startswith("Z") else began.strip()
 
@@ -145,7 +150,7 @@ def end(ledger: Ledger, name: str) -> bool:
 
 def children_of(pid: int) -> list[int]:
     """The processes that a process has started, and that live."""
-    shown = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
+    shown = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, encoding="utf-8", check=True)
     rows = [line.split() for line in shown.stdout.splitlines()]
     return [int(child) for child, parent, stat in rows if int(parent) == pid and not stat.startswith("Z")]
 
@@ -173,23 +178,25 @@ def start_postgres(ledger: Ledger) -> str:
     password_file = folder.with_suffix(".password")
     if not password_file.exists():
         password_file.touch(mode=0o600)
-        password_file.write_text(secrets.token_hex(16))
+        password_file.write_text(secrets.token_hex(16), "utf-8")
         if user:
             shutil.chown(password_file, POSTGRES_USER)
-        options = ["--pgdata", str(folder), "--username", "holdfast", "--auth", "scram-sha-256", "--encoding", "UTF8"]
+        options = ["--pgdata", str(folder), "--username", "holdfast", "--auth", "scram-sha-256"]
+        options += ["--encoding", "UTF8", "--no-locale"]  # the user's may be of another encoding, or not installed
         made = subprocess.run(
             [str(programs / "initdb"), *options, "--pwfile", str(password_file)],
-            capture_output=True, text=True, check=False, cwd="/", **user,
+            capture_output=True, encoding="utf-8", errors="replace", check=False, cwd="/", **user,
         )  # fmt: skip
         if made.returncode:
             password_file.unlink()
             raise RunStopped(f"initdb failed: {made.stderr.strip()}")
     port = ledger.known.get("postgres", {}).get("port") or free_port()
     if not ledger.is_alive("postgres"):
-        options = ["-D", str(folder), "-h", "127.0.0.1", "-p", str(port), "-k", str(folder)]
+        # No socket in a folder: its address may have 107 bytes only.
+        options = ["-D", str(folder), "-h", "127.0.0.1", "-p", str(port), "-k", ""]
         start(ledger, "postgres", [str(programs / "postgres"), *options], {}, user, port=port)
         _await("Postgres", lambda: _is_ready(programs, port), ledger.folder / "postgres.log")
-    return f"postgresql+asyncpg://holdfast:{password_file.read_text()}@127.0.0.1:{port}/postgres"
+    return f"postgresql+asyncpg://holdfast:{password_file.read_text('utf-8')}@127.0.0.1:{port}/postgres"
 
 
 def _choose_postgres_user(state: Path) -> tuple[dict[str, Any], Path]:
@@ -318,7 +325,7 @@ def deploy(url: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "prefect", *command],
         env=os.environ | {"PREFECT_API_URL": url, "DO_NOT_TRACK": "1"},
-        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", check=False,
     )  # fmt: skip
     if done.returncode:
         raise RunStopped(f"prefect deploy failed:\n{done.stdout}{done.stderr}".rstrip())
@@ -335,6 +342,7 @@ def up(*, postgres: bool = False) -> None:
     Args:
         postgres: with a Postgres database, instead of a file.
     """
+    bypass_proxy()
     STATE.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(STATE)
     if ledger.is_alive("server") and ledger.known["server"]["postgres"] != postgres:

@@ -26,6 +26,7 @@ from holdfast.errors import RunStopped
 DRAIN_WITHIN_S = 5.0
 # Longer than it takes where the database is there already.
 USUAL_START_S = 6.0
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 log = logging.getLogger("holdfast.server")
 
@@ -37,6 +38,7 @@ def server() -> Iterator[str]:
     Raises:
         RunStopped: the temporary server didn't start.
     """
+    bypass_proxy()
     configured = PREFECT_API_URL.value()
     if configured:
         yield configured
@@ -80,6 +82,17 @@ def is_healthy(url: str) -> bool:
         # To read the certificates that nobody needs here takes 20 ms, each time.
         return httpx.get(f"{url}/health", trust_env=False, verify=False).is_success
     return False
+
+
+def bypass_proxy() -> None:
+    """Exempt servers of this machine from the user's HTTP proxy, in this process and in those that it starts.
+
+    A proxy can't reach the loopback interface, and Prefect's clients ask it all the same.
+    """
+    exempt = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+    if exempt.strip() != "*":
+        hosts = dict.fromkeys([*filter(None, map(str.strip, exempt.split(","))), *LOOPBACK])
+        os.environ.update(dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(hosts)))
 
 
 def _send_what_is_left() -> None:
