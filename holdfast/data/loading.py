@@ -8,8 +8,11 @@ interruption changes a sample.
 import contextlib
 import hashlib
 import itertools
+import multiprocessing.util
+import os
 import random
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +27,9 @@ from holdfast.data.order import Order, digest
 from holdfast.errors import RecipeError, StateError
 
 SAY_EVERY_S = 5.0
+# Source: unix(7): 107 bytes are a socket's path. multiprocessing adds /pymp-12345678/listener-12345678 to the folder.
+SOCKET_FOLDER_BYTES = 107 - 32
+SHORT_FOLDER = "/tmp"
 
 Collate = Callable[[list[Any]], Any]
 Watch = Callable[[int, int], None]
@@ -98,6 +104,8 @@ class Batches:
         sampler = None
         if self._order is not None:
             sampler = _StepSampler(self._order, self._share, step, stop)
+        if self._workers:
+            shorten_socket_paths()
         self._loader = StatefulDataLoader(
             data,
             batch_size=None if sampler is None else 1,
@@ -269,6 +277,21 @@ def _add_content(value: Any, sha256: Any) -> None:
             _add_content(item, sha256)
     else:
         sha256.update(repr(value).encode())
+
+
+def shorten_socket_paths() -> None:
+    """Put the sockets of loader workers into a short folder if TMPDIR is too long for their paths.
+
+    Otherwise a worker can't send its first batch, and the rank waits for it for ever. multiprocessing uses the folder
+    in this process and in those that it starts, and removes it at the end; other temporary files stay in TMPDIR.
+    """
+    usual = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > SOCKET_FOLDER_BYTES:
+        tempfile.tempdir = SHORT_FOLDER
+        try:
+            multiprocessing.util.get_temp_dir()
+        finally:
+            tempfile.tempdir = usual
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -1,8 +1,13 @@
 """A step's samples, and the random numbers in them, are the same wherever one begins, and cost the process none."""
 
 import itertools
+import multiprocessing
+import os
 import random
+import tempfile
 from collections.abc import Iterator
+from multiprocessing.connection import Listener
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +17,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from holdfast import state
 from holdfast.data import Batches, Order, Share, combine, is_stream
+from holdfast.data.loading import shorten_socket_paths
 from holdfast.errors import RecipeError, StateError
 from tests.varied import Counted, Numbers, Points
 
@@ -47,6 +53,17 @@ def plain(found: list[tuple[str, Any]]) -> list[Any]:
         (name, [tensor.tolist() for tensor in (batch if isinstance(batch, list | tuple) else [batch])])
         for name, batch in found
     ]
+
+
+def test_sockets_of_loader_workers_fit_into_a_long_tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {})
+    shorten_socket_paths()
+    with Listener() as listener:
+        assert len(os.fsencode(listener.address)) <= 107
+    assert tempfile.gettempdir() == str(long)
 
 
 # ---- map-style data
