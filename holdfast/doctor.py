@@ -101,7 +101,9 @@ def _start(settings: Determinism, device: DeviceChoice) -> list[dict[str, Any]]:
     try:
         for _ in range(PROCESSES):
             pipe = subprocess.PIPE
-            started.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
+            started.append(
+                subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace")
+            )
         return [_read_report(process) for process in started]
     finally:
         for process in started:

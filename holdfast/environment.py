@@ -126,6 +126,6 @@ def _find(pattern: str, text: str) -> str | None:
 def _read(path: Path) -> str:
     """What the system says of itself; nothing where it doesn't."""
     try:
-        return path.read_text().strip()
+        return path.read_text("utf-8", errors="replace").strip()
     except OSError:
         return ""

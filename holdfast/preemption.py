@@ -142,15 +142,15 @@ def find_cloud(firmware: Path = FIRMWARE) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
+        return path.read_text("utf-8", errors="replace").strip()
+    except OSError:
         return ""
 
 
 def read_drain_file(path: Path) -> Notice | None:
     """What a drain file says: the seconds that are left; nothing in it means none."""
     try:
-        text = path.read_text().strip()
+        text = path.read_text("utf-8", errors="replace").strip()
     except OSError:
         return None
     try:

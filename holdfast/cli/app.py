@@ -1,6 +1,7 @@
 """The command and its manners: one clear line for an error, and documented exit codes."""
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -79,6 +80,7 @@ def print_json(value: Any) -> None:
 
 def run_app(app: App, arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code. An error is one clear line and, where there is one, a hint."""
+    _escape_unknown_characters()
     try:
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
@@ -92,6 +94,13 @@ def run_app(app: App, arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return result if isinstance(result, int) else 0
+
+
+def _escape_unknown_characters() -> None:
+    """Print characters that the locale's encoding lacks as escapes, instead of raising UnicodeEncodeError."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _complain(message: str, hint: str, exit_code: int) -> int:

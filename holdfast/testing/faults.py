@@ -40,7 +40,7 @@ def _other_side() -> list[int]:
     """The process across the command pipe: of a rank its parent, of an attempt its ranks."""
     if _is_rank(os.getpid()):
         return [os.getppid()]
-    lines = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+    lines = [path.read_text("utf-8") for path in Path("/proc/self/task").glob("*/children")]
     return [pid for line in lines for pid in map(int, line.split()) if _is_rank(pid)]
 
 

@@ -1,6 +1,7 @@
 """The command ``holdfast``, on a store that was made by hand."""
 
 import hashlib
+import io
 import json
 import re
 from pathlib import Path
@@ -309,6 +310,14 @@ def test_wrong_use_is_one_line_and_exit_code_1(
     assert "Traceback" not in err
 
 
+def test_a_terminal_that_lacks_a_character_gets_an_escape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    store = f"{tmp_path}/gr\u00f6\u00dfe"
+    assert run_app(app, ["runs", store]) == 0
+    assert shown.getvalue() == f"no runs in {store}\n".encode("ascii", "backslashreplace")
+
+
 def test_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["--help"]) == 0
     out = " ".join(capsys.readouterr().out.split())
@@ -318,7 +327,8 @@ def test_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_of_pack_shows_how_it_is_called(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["pack", "--help"]) == 0
-    assert capsys.readouterr().out.startswith("Usage: holdfast pack RUN [COMMIT] OUT.tar\n")
+    usage, _, _ = capsys.readouterr().out.partition("\n\n")
+    assert " ".join(usage.split()) == "Usage: holdfast pack RUN [COMMIT] OUT.tar"
 
 
 def test_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -224,7 +224,7 @@ def test_what_a_stranger_wrote_into_a_record_does_not_reach_the_terminal(
     here: Examination, asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hostile = {"cpu_vector": "\x1b[2J avx", "cpu": "\x1b[2J", "variables": {"ONEDNN_\x1b[2J_ISA": "\x1b[2J"}}
-    out = say(capsys, make_run(tmp_path, here.environment | hostile))
+    out = words(say(capsys, make_run(tmp_path, here.environment | hostile)))
     assert "\x1b" not in out
     assert "cpu: saved '\\x1b[2J'" in out
 

@@ -16,7 +16,7 @@ from holdfast.journal import Journal
 from holdfast.store import open_store
 from tests.conftest import ROOT
 
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text("utf-8")
 
 
 def blocks(language: str) -> list[str]:
