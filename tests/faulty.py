@@ -13,8 +13,10 @@ import collections
 import contextlib
 import http.client
 import random
+import re
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +25,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-import s3fs
 
 from tests import servers
 
@@ -59,11 +60,11 @@ class Faulty:
         self.faults: collections.Counter[str] = collections.Counter()
         self.requests = 0
         self.lock = threading.Lock()
-        upstream = urlsplit(direct[variable])
+        upstream = urlsplit(re.search("http://[^/;]+", direct[variable])[0])  # type: ignore[index]
         self.upstream = (upstream.hostname or "", upstream.port or 80)
         self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self.environment = direct | {variable: self.url}
+        self.environment = direct | {variable: direct[variable].replace(upstream.geturl(), self.url)}
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self._thread.start()
 
@@ -90,12 +91,13 @@ def at_random(rate: float, seed: int, kinds: tuple[str, ...] = KINDS) -> Choose:
 
 def lose_each_write_once() -> Choose:
     """Lose the answer to the first try of every write."""
-    seen: set[tuple[str, str]] = set()
+    seen: set[tuple[str, ...]] = set()
 
     def choose(method: str, path: str, headers: Any) -> str:
-        if method not in ("PUT", "POST") or (method, path) in seen:
+        request = (method, path, headers.get("Content-Range", ""))  # GCS sends all parts to one path
+        if method not in ("PUT", "POST") or request in seen:
             return ""
-        seen.add((method, path))
+        seen.add(request)
         return LOST
 
     return choose
@@ -113,21 +115,42 @@ def faulty_s3(
         kinds: what may happen to them.
         choose: chooses the faults instead.
     """
-    with servers.s3_server() as direct:
-        proxy = Faulty(direct, "AWS_ENDPOINT_URL", choose or at_random(rate, seed, kinds))
-        s3fs.S3FileSystem.clear_instance_cache()  # an instance keeps the endpoint that it was made with
-        try:
-            yield proxy
-        finally:
-            s3fs.S3FileSystem.clear_instance_cache()
-            proxy.close()
+    with (
+        servers.s3_server() as direct,
+        behind_faults(direct, "AWS_ENDPOINT_URL", choose or at_random(rate, seed, kinds)) as proxy,
+    ):
+        yield proxy
 
 
-def use(proxy: Faulty, monkeypatch: pytest.MonkeyPatch) -> str:
+@contextlib.contextmanager
+def behind_faults(direct: dict[str, str], variable: str, choose: Choose) -> Iterator[Faulty]:
+    """Start a faulty way to a server, for the block.
+
+    Args:
+        direct: the environment in which a program uses the server.
+        variable: which of it holds the server's URL.
+    """
+    proxy = Faulty(direct, variable, choose)
+    _forget_endpoints()
+    try:
+        yield proxy
+    finally:
+        _forget_endpoints()
+        proxy.close()
+
+
+def _forget_endpoints() -> None:
+    """Drop fsspec's file systems, each of which keeps the endpoint that it was made with."""
+    for module, cls in (("s3fs", "S3FileSystem"), ("gcsfs", "GCSFileSystem"), ("adlfs", "AzureBlobFileSystem")):
+        if module in sys.modules:  # gcsfs reads its settings as it is imported, and holdfast.store.gcs makes them
+            getattr(sys.modules[module], cls).clear_instance_cache()
+
+
+def use(proxy: Faulty, monkeypatch: pytest.MonkeyPatch, make_bucket: Callable[[], str] = servers.make_s3_bucket) -> str:
     """Make this process use the proxy; return the URL of an empty bucket, which is made without faults."""
     for name, value in proxy.direct.items():
         monkeypatch.setenv(name, value)
-    bucket = servers.make_s3_bucket()
+    bucket = make_bucket()
     for name, value in proxy.environment.items():
         monkeypatch.setenv(name, value)
     return bucket

@@ -34,7 +34,7 @@ class Buckets:
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, tuple[dict[str, Any], bytes]]] = {}
-        self.uploads: dict[str, tuple[str, str, bool, bytearray]] = {}
+        self.uploads: dict[str, tuple[str, str, bool, bytearray, dict[str, str]]] = {}
         self.lock = threading.RLock()
         self.generation = 0
 
@@ -51,7 +51,9 @@ class Buckets:
         except KeyError:
             raise Answer(404, f"No such object: {bucket}/{name}") from None
 
-    def insert(self, bucket: str, name: str, data: bytes, *, once: bool) -> dict[str, Any]:
+    def insert(
+        self, bucket: str, name: str, data: bytes, *, once: bool, metadata: dict[str, str] | None = None
+    ) -> dict[str, Any]:
         with self.lock:
             self.check_once(bucket, name, once)
             self.generation += 1
@@ -60,7 +62,7 @@ class Buckets:
                 "kind": "storage#object", "bucket": bucket, "name": name, "size": str(len(data)),
                 "generation": str(self.generation), "timeCreated": now, "updated": now,
                 "contentType": "application/octet-stream",
-                "md5Hash": base64.b64encode(hashlib.md5(data).digest()).decode(),
+                "md5Hash": base64.b64encode(hashlib.md5(data).digest()).decode(), "metadata": metadata or {},
             }  # fmt: skip
             self.objects[bucket][name] = (found, data)
             return found
@@ -128,7 +130,7 @@ class Handler(BaseHTTPRequestHandler):
         elif not name and method == "GET":
             raise Answer(200, self.buckets.page(bucket, query))
         elif method == "POST" and (rewrite := re.fullmatch(r"(.+)/rewriteTo/b/([^/]+)/o/(.+)", found[4])):
-            self.rewrite(bucket, *map(unquote, rewrite.groups()), query)
+            self.rewrite(bucket, *map(unquote, rewrite.groups()), query, metadata_in(data))
         elif method == "DELETE":
             self.buckets.object(bucket, name)
             del self.buckets.bucket(bucket)[name]
@@ -139,14 +141,16 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_media(content)
             raise Answer(200, metadata)
 
-    def rewrite(self, bucket: str, name: str, to: str, new_name: str, query: dict[str, str]) -> None:
+    def rewrite(
+        self, bucket: str, name: str, to: str, new_name: str, query: dict[str, str], metadata: dict[str, str]
+    ) -> None:
         """A large object is copied in two requests, as some are by Google."""
         _, content = self.buckets.object(bucket, name)
         once = query.get("ifGenerationMatch") == "0"
         if len(content) >= LARGE and "rewriteToken" not in query:
             self.buckets.check_once(to, new_name, once)
             raise Answer(200, {"kind": "storage#rewriteResponse", "done": False, "rewriteToken": secrets.token_hex(8)})
-        found = self.buckets.insert(to, new_name, content, once=once)
+        found = self.buckets.insert(to, new_name, content, once=once, metadata=metadata)
         raise Answer(200, {"kind": "storage#rewriteResponse", "done": True, "resource": found})
 
     def send_media(self, content: bytes) -> None:
@@ -169,7 +173,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Answer(200, self.buckets.insert(bucket, query["name"], data, once=once))
         self.buckets.check_once(bucket, query["name"], once)
         upload_id = secrets.token_hex(8)
-        self.buckets.uploads[upload_id] = (bucket, query["name"], once, bytearray())
+        self.buckets.uploads[upload_id] = (bucket, query["name"], once, bytearray(), metadata_in(data))
         host, condition = self.headers["Host"], "&ifGenerationMatch=0" if once else ""
         path = f"/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={upload_id}{condition}"
         raise Answer(200, b"", Location=f"http://{host}{path}")
@@ -182,7 +186,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def upload_part(self, upload_id: str, data: bytes) -> None:
         try:
-            bucket, name, once, content = self.buckets.uploads[upload_id]
+            bucket, name, once, content, metadata = self.buckets.uploads[upload_id]
         except KeyError:
             raise Answer(404, "no such upload") from None
         if self.command == "DELETE":
@@ -199,11 +203,18 @@ class Handler(BaseHTTPRequestHandler):
             content[start:stop] = data
         if bounds[3] == "*" or int(bounds[3]) > len(content):
             raise Answer(308, b"", Range=f"bytes=0-{len(content) - 1}")
+        found = self.buckets.insert(bucket, name, bytes(content), once=once, metadata=metadata)
         del self.buckets.uploads[upload_id]
-        raise Answer(200, self.buckets.insert(bucket, name, bytes(content), once=once))
+        raise Answer(200, found)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
+
+
+def metadata_in(data: bytes) -> dict[str, str]:
+    """The metadata that a request gives an object."""
+    found: dict[str, str] = json.loads(data).get("metadata", {}) if data else {}
+    return found
 
 
 class Server(ThreadingHTTPServer):

@@ -20,6 +20,7 @@ class Metadata(Record):
 
     epoch: int
     created_at: str
+    writer: str = Field("", description="a random token of the save: of two that save equal states one has the folder")
     optimizer_steps_total: int
     optimizer_steps_epoch: int
     steps_per_epoch: int

@@ -1,5 +1,6 @@
 """The files of a checkpoint, written several at once. Those that didn't change are copied by the store."""
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ def write_checkpoint(
             records = [part.record.result() for part in parts]
             complete = Metadata(
                 **metadata,
+                writer=secrets.token_hex(16),
                 parts=records,
                 checkpoint_sha256=content_id(records),
                 checkpoint_size_bytes=sum(record.size_bytes for record in records),

@@ -9,6 +9,7 @@ begin to read them, so that finding the newest costs the same however many there
 import contextlib
 import hashlib
 import logging
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,7 +66,9 @@ class Journal(RunFolder):
         environment: dict[str, Any],
         lineage: dict[str, Any] | None = None,
     ) -> AttemptRecord:
-        """This process, and no other, is attempt ``number``; every lower one is superseded.
+        """Claim attempt ``number`` for this process, and for no other; every lower one is superseded.
+
+        The record has a token of its writer: a claim whose answer was lost is then known as our own.
 
         Raises:
             Superseded: the number is taken.
@@ -76,6 +79,7 @@ class Journal(RunFolder):
             created_at=now(),
             host=host,
             pid=pid,
+            writer=secrets.token_hex(16),
             environment=environment,
             lineage=lineage or {},
         )

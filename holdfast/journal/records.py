@@ -116,6 +116,7 @@ class AttemptRecord(Record):
     created_at: str
     host: str
     pid: int
+    writer: str = Field("", description="a random token; attempts from before it was added have none")
     environment: dict[str, Any]
     lineage: dict[str, Any] = Field(
         default_factory=dict, description="what is not as it was: drift that was let through, the machine, an ancestor"

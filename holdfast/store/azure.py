@@ -10,7 +10,7 @@ from azure.storage.blob import BlobBlock
 from fsspec.asyn import sync
 
 from holdfast.store.objects import ObjectStore
-from holdfast.store.uploads import AT_ONCE
+from holdfast.store.uploads import AT_ONCE, WRITER
 
 
 class AzureStore(ObjectStore):
@@ -50,12 +50,16 @@ class AzureUpload:
     def complete(self) -> None:
         blocks = [BlobBlock(self._block_id(number)) for number in sorted(self._numbers)]
         try:
-            self._call("commit_block_list", blocks, match_condition=MatchConditions.IfMissing)
+            metadata = {WRITER: self._token}
+            self._call("commit_block_list", blocks, metadata=metadata, match_condition=MatchConditions.IfMissing)
         except HttpResponseError as error:
             # Who commits a blob first ends the blocks of all others.
             if getattr(error, "error_code", "") in ("BlobAlreadyExists", "InvalidBlockList"):
                 raise FileExistsError(self._key) from None
             raise
+
+    def has_won(self) -> bool:
+        return bool(self._call("get_blob_properties").metadata.get(WRITER) == self._token)
 
     def abort(self) -> None:
         """Nothing: blocks can't be taken back."""
@@ -63,9 +67,9 @@ class AzureUpload:
     def _block_id(self, number: int) -> str:
         return f"{self._token}-{number:06d}"
 
-    def _call(self, method: str, *arguments: Any, **options: Any) -> None:
-        async def call() -> None:
+    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        async def call() -> Any:
             async with self._fs.service_client.get_blob_client(self._container, self._key) as blob:
-                await getattr(blob, method)(*arguments, **options)
+                return await getattr(blob, method)(*arguments, **options)
 
-        sync(self._fs.loop, call)
+        return sync(self._fs.loop, call)

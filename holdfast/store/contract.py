@@ -33,6 +33,10 @@ class Store(abc.ABC):
     Names are ``/``-separated and relative to the folder. Only `create` needs atomicity: of all who create one name
     exactly one succeeds, and a name that exists is complete. What a verb has done is durable when it returns.
 
+    A network may lose the answer to a write that was done. A writer that then finds its own file under the name has
+    won. `create` on an object store knows its own file by its bytes, so that writers of equal bytes may all succeed:
+    whoever must be the only one writes bytes that nobody else writes.
+
     Every verb raises `StoreDenied` where permission is lacking, `StoreFull` where there is no room, and `StoreError`
     where the storage fails otherwise, after bounded retries of what may pass.
 

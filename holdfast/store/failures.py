@@ -16,6 +16,9 @@ LONGEST_PAUSE_S = 5.0
 
 T = TypeVar("T")
 
+# Training draws from Python's global generator: a retry must not.
+_chance = random.SystemRandom()
+
 _LASTING = (
     HoldfastError, FileExistsError, FileNotFoundError, PermissionError, IsADirectoryError,
     ValueError, TypeError, KeyError,
@@ -43,7 +46,7 @@ def retried(request: Callable[[], T], where: str) -> T:
             if not _may_pass(error) or time.monotonic() + pause_s > deadline:
                 with explained(where):
                     raise
-        time.sleep(pause_s * random.uniform(0.5, 1.0))
+        time.sleep(pause_s * _chance.uniform(0.5, 1.0))
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 

@@ -37,14 +37,15 @@ class LocalStore(Store):
     def creating(self, name: str) -> Iterator[Writer]:
         """As the contract says.
 
-        Source: link(2) fails if the name exists, where rename(2) would replace it.
+        Source: link(2) fails if the name exists, where rename(2) would replace it. On NFS it may also say so of a
+        link that it has made, when the answer was lost: open(2), O_EXCL.
         """
         action = f"write {name} in {self.url}"
         with self._writing(name, action) as (folder, temp, target, file):
             yield _Writer(file, action)
             with explained(action):
                 os.fsync(file)
-                os.link(temp, target, src_dir_fd=folder, dst_dir_fd=folder)
+                _link(temp, folder, target, folder)
                 os.fsync(folder)
 
     def copy(self, source: str, name: str) -> bool:
@@ -55,9 +56,10 @@ class LocalStore(Store):
             self._folder(name, make=True) as (here, new),
         ):
             folders.look_at_file(there, old, self.root / source)
-            folders.look(here, new, self.root / name)
+            if folders.look(here, new, self.root / name):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
             try:
-                os.link(old, new, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
+                _link(old, there, new, here)
             except OSError as error:
                 if error.errno in NO_LINKS:
                     return False
@@ -181,6 +183,16 @@ class _Writer:
             view = memoryview(data).cast("B")
             direct.write(self._file, self._written, view)
             self._written += len(view)
+
+
+def _link(source: str, there: int, name: str, here: int) -> None:
+    """Give a file a second name, if nobody has the name; `link(2)`."""
+    try:
+        os.link(source, name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
+    except FileExistsError:
+        ours, found = os.lstat(source, dir_fd=there), os.lstat(name, dir_fd=here)
+        if (ours.st_dev, ours.st_ino) != (found.st_dev, found.st_ino):
+            raise
 
 
 def _unlink(name: str, folder: int) -> None:

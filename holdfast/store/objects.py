@@ -16,7 +16,7 @@ from fsspec.core import url_to_fs
 from holdfast.errors import NameMissing, NameTaken, StoreDenied
 from holdfast.store.contract import PIECE_BYTES, TEMP_MARK, Bytes, Store, Writer, checked
 from holdfast.store.failures import retried, status_of
-from holdfast.store.uploads import PartsWriter, Upload
+from holdfast.store.uploads import PART_BYTES, PartsWriter, Upload
 
 T = TypeVar("T")
 
@@ -33,19 +33,17 @@ class ObjectStore(Store):
 
     def create(self, name: str, data: Bytes) -> None:
         path, data = self._path(name), bytes(data)
-        tries = 0
-
-        def write() -> None:
-            nonlocal tries
-            tries += 1
-            try:
-                self._fs.pipe_file(path, data, mode="create")
-            except FileExistsError:
-                # A first try whose answer was lost may have written it.
-                if tries == 1 or self._fs.cat_file(path) != data:
-                    raise
-
-        self._ask(f"write {name}", write)
+        if len(data) > PART_BYTES:  # the cloud's library would cut it in parts that it can't tell from another's
+            with self.creating(name) as writer:
+                writer.write(data)
+            return
+        try:
+            self._ask(f"write {name}", lambda: self._fs.pipe_file(path, data, mode="create"))
+        except NameTaken:
+            # The cloud's library tries again by itself: even the first refusal may come after a write of ours that
+            # was done and whose answer was lost.
+            if self.read(name, 0, len(data) + 1) != data:
+                raise
 
     @contextlib.contextmanager
     def creating(self, name: str) -> Iterator[Writer]:

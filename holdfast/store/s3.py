@@ -2,13 +2,14 @@
 
 import contextlib
 import functools
+import secrets
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
 from holdfast.errors import NameMissing, StoreError
 from holdfast.store.objects import ObjectStore
-from holdfast.store.uploads import AT_ONCE, PART_BYTES
+from holdfast.store.uploads import AT_ONCE, PART_BYTES, WRITER, complete
 
 # S3 copies at most 5 GiB in one request, and takes its time.
 COPIED_BYTES = 2**30
@@ -31,7 +32,7 @@ class S3Store(ObjectStore):
             for number, start in enumerate(range(0, size_bytes, COPIED_BYTES), start=1):
                 stop = min(start + COPIED_BYTES, size_bytes)
                 ask(functools.partial(upload.copy, number, *self._split(self._path(source)), start, stop))
-            ask(upload.complete)
+            complete(upload, ask)
         except BaseException:
             with contextlib.suppress(Exception):  # what ended it is what matters; remains are swept
                 upload.abort()
@@ -88,7 +89,9 @@ class S3Upload:
 
     def __init__(self, fs: Any, bucket: str, key: str) -> None:
         self._fs, self._which = fs, {"Bucket": bucket, "Key": key}
-        self._which["UploadId"] = fs.call_s3("create_multipart_upload", **self._which)["UploadId"]
+        self._token = secrets.token_hex(16)
+        begun = fs.call_s3("create_multipart_upload", **self._which, Metadata={WRITER: self._token})
+        self._which["UploadId"] = begun["UploadId"]
         self._etags: dict[int, str] = {}
 
     def part(self, number: int, data: bytes) -> None:
@@ -102,6 +105,13 @@ class S3Upload:
     def complete(self) -> None:
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in sorted(self._etags.items())]
         self._call("complete_multipart_upload", MultipartUpload={"Parts": parts}, IfNoneMatch="*")
+
+    def has_won(self) -> bool:
+        try:
+            found = self._fs.call_s3("head_object", Bucket=self._which["Bucket"], Key=self._which["Key"])
+        except FileNotFoundError:
+            return False
+        return bool(found["Metadata"].get(WRITER) == self._token)
 
     def abort(self) -> None:
         self._call("abort_multipart_upload")

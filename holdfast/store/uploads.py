@@ -9,12 +9,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Protocol
 
+from holdfast.errors import StoreError
 from holdfast.store.contract import Bytes
 
 PART_BYTES = 16 * 2**20
 # Clouds take 10 000 parts or more: after each thousand, parts grow by the first size, and a file may have 800 GiB.
 GROW_EVERY = 1000
 AT_ONCE = 4
+# The key of an object's metadata that holds the token of the upload which made it. Azure allows no hyphen.
+WRITER = "holdfast_writer"
+
+Ask = Callable[[Callable[[], Any]], Any]
 
 
 class Upload(Protocol):
@@ -32,8 +37,26 @@ class Upload(Protocol):
     def complete(self) -> None:
         """Make the file of its parts, unless its name exists."""
 
+    def has_won(self) -> bool:
+        """Return whether the name has the file of this very upload."""
+
     def abort(self) -> None:
         """Make the parts be gone."""
+
+
+def complete(upload: Upload, ask: Ask) -> None:
+    """Complete an upload, also where the answer to a try that did it was lost.
+
+    Args:
+        ask: does a request, again if need be.
+    """
+    try:
+        ask(upload.complete)
+    except StoreError:
+        with contextlib.suppress(StoreError):  # the first error says more
+            if ask(upload.has_won):
+                return
+        raise
 
 
 class PartsWriter:
@@ -46,7 +69,7 @@ class PartsWriter:
         self,
         put: Callable[[bytes], None],
         begin: Callable[[], Upload],
-        ask: Callable[[Callable[[], Any]], Any],
+        ask: Ask,
     ) -> None:
         """
         Args:
@@ -79,7 +102,7 @@ class PartsWriter:
             self._send()
         while self._running:
             self._running.popleft().result()
-        self._ask(self._upload.complete)
+        complete(self._upload, self._ask)
         self._upload = None
 
     def __enter__(self) -> "PartsWriter":

@@ -1,19 +1,160 @@
 """A store behind a network that fails: what the server has done counts, whether its answer arrived or not."""
 
+import contextlib
+import os
+import random
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.store import open_store
-from tests.faulty import KINDS, faulty_s3, use
+from holdfast.errors import NameTaken, Superseded
+from holdfast.journal import Journal
+from holdfast.store import Store, open_store, uploads
+from holdfast.store.local import LocalStore
+from holdfast.testing.stores import StoreTests
+from holdfast.verification import verify_run
+from tests import servers
+from tests.conftest import AZURITE
+from tests.faulty import KINDS, LOST, Faulty, behind_faults, faulty_s3, lose_each_write_once, use
+from tests.makers import make_line, train
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+CLOUDS = ["s3", "gs", pytest.param("az", marks=pytest.mark.skipif(not AZURITE.exists(), reason="no Azurite here"))]
+
+
+@pytest.fixture
+def network(request: pytest.FixtureRequest) -> Iterator[Faulty]:
+    """A cloud whose answer to the first try of each write is lost; S3, unless a test names another."""
+    with contextlib.ExitStack() as stack:
+        cloud, choose = getattr(request, "param", "s3"), lose_each_write_once()
+        if cloud == "s3":
+            yield stack.enter_context(faulty_s3(choose=choose))
+        elif cloud == "gs":
+            direct = stack.enter_context(servers.gcs_server())
+            yield stack.enter_context(behind_faults(direct, "STORAGE_EMULATOR_HOST", choose))
+        else:
+            variable = "AZURE_STORAGE_CONNECTION_STRING"
+            direct = {variable: request.getfixturevalue("azure_server")}
+            yield stack.enter_context(behind_faults(direct, variable, choose))
+
+
+@pytest.fixture
+def store(network: Faulty, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
+    makers: dict[str, Callable[[], str]] = {
+        "AWS_ENDPOINT_URL": servers.make_s3_bucket,
+        "STORAGE_EMULATOR_HOST": servers.make_gcs_bucket,
+        "AZURE_STORAGE_CONNECTION_STRING": lambda: str(request.getfixturevalue("container")),
+    }
+    (make_bucket,) = (make for name, make in makers.items() if name in network.direct)
+    return open_store(f"{use(network, monkeypatch, make_bucket)}/runs")
 
 
 def test_every_kind_of_fault_strikes_and_the_bytes_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_s3(0.3, seed=3) as proxy:
         store = open_store(f"{use(proxy, monkeypatch)}/runs")
-        names = [f"commits/{number:08d}.json" for number in range(40)]
+        names = [f"commits/{number:08d}.json" for number in range(20)]
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda name: store.replace(name, name.encode()), names))
             assert list(pool.map(store.read, names)) == [name.encode() for name in names]
         assert store.list("commits") == [name.rpartition("/")[2] for name in names]
         assert set(proxy.faults) == set(KINDS)
+
+
+@pytest.mark.parametrize("network", CLOUDS, indirect=True)
+def test_a_write_whose_answer_was_lost_has_won(store: Store, network: Faulty) -> None:
+    store.create("attempts/00000001.json", b"mine")
+    assert network.faults == {LOST: 1}
+    with pytest.raises(NameTaken):
+        store.create("attempts/00000001.json", b"other")
+    assert store.read("attempts/00000001.json") == b"mine"
+
+
+@pytest.mark.parametrize("network", CLOUDS, indirect=True)
+def test_an_upload_in_parts_whose_answers_were_lost_has_won(
+    store: Store, network: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "PART_BYTES", 5 * 2**20)
+    data = random.Random(0).randbytes(2 * uploads.PART_BYTES + 1)
+    StoreTests._create_in_pieces(store, "payload", [data])
+    assert network.faults[LOST] >= 2  # the parts, and the end
+    assert store.read("payload") == data
+
+
+@pytest.mark.parametrize("network", CLOUDS, indirect=True)
+def test_of_two_uploads_of_equal_bytes_one_has_won(store: Store, network: Faulty) -> None:
+    """The bytes don't tell who wrote them; the upload's token does."""
+    data = bytes(uploads.PART_BYTES + 1)
+    with contextlib.ExitStack() as last, contextlib.ExitStack() as first:
+        for stack in (first, last):
+            stack.enter_context(store.creating("payload")).write(data)
+        first.close()
+        with pytest.raises(NameTaken):
+            last.close()
+
+
+@pytest.mark.parametrize("network", CLOUDS[:2], indirect=True)
+def test_a_copy_whose_answer_was_lost_has_won(store: Store, network: Faulty) -> None:
+    data = random.Random(0).randbytes(uploads.PART_BYTES + 1)
+    store.create("first", data)
+    before = network.faults[LOST]
+    assert store.copy("first", "second")
+    assert network.faults[LOST] > before
+    assert store.read("second") == data
+    with pytest.raises(NameTaken):
+        store.copy("first", "second")
+
+
+def test_a_run_whose_every_write_is_answered_only_the_second_time(store: Store, network: Faulty) -> None:
+    """The claim, the configuration, the payload's parts, the metadata, the commit, the ending."""
+    line = make_line(store)
+    commits = [train(line, size_bytes=64), train(line, size_bytes=uploads.PART_BYTES + 64)]
+    line.journal.end_attempt(1, "completed", "")
+    line.journal.pin(1)
+    line.journal.quarantine(2, "damaged", 1)
+    assert [commit.path for commit in commits] == ["epoch-0001", "epoch-0002"]  # no name was lost to ourselves
+    assert network.faults[LOST] >= 15
+    report = verify_run(Journal(store, "run"), everything=True, deep=True)
+    assert (report.problems, report.notes) == ([], [])
+
+
+def test_of_two_claims_in_one_second_by_one_process_one_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host, process and second don't tell two writers apart: processes of two containers may share them all."""
+    monkeypatch.setattr("holdfast.journal.journal.now", lambda: "2026-01-01T00:00:00+00:00")
+    store = open_store("memory://claims")
+    first, second = Journal(store, "run"), Journal(store, "run")
+    records = [first.claim_attempt(1, "fresh", "host", 1, {})]
+    with pytest.raises(Superseded):
+        second.claim_attempt(1, "fresh", "host", 1, {})
+    records.append(second.claim_attempt(2, "fresh", "host", 1, {}))
+    assert records[0].writer != records[1].writer
+    assert first.read_attempt(1) == records[0]
+
+
+# ---- NFS: the answer to link(2) is lost
+
+
+@pytest.fixture
+def nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
+    """A folder on a server that has always lost its first answer to a link: what is there is there."""
+    link = os.link
+
+    def linked_twice(*names: str, **options: Any) -> None:
+        with contextlib.suppress(FileExistsError):
+            link(*names, **options)
+        link(*names, **options)
+
+    monkeypatch.setattr(os, "link", linked_twice)
+    return LocalStore(str(tmp_path))
+
+
+def test_a_link_whose_answer_was_lost_has_won(nfs: LocalStore) -> None:
+    nfs.create("a", b"mine")
+    with pytest.raises(NameTaken):
+        nfs.create("a", b"mine")  # equal bytes, and another file
+    assert nfs.copy("a", "b")
+    with pytest.raises(NameTaken):
+        nfs.copy("a", "b")
+    assert nfs.read("a") == nfs.read("b") == b"mine"
