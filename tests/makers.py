@@ -32,7 +32,8 @@ def make_commit(number: int, attempt: int = 1, step: int | None = None, **fields
         "number": number, "parent": number - 1, "attempt": attempt, "step": step or number * STEPS_PER_EPOCH,
         "epoch": number, "path": f"epoch-{number:04d}", "metrics": {"avg_loss": 1 / number},
         "files": [FileRecord(name="checkpoint.safetensors", size_bytes=1, sha256=sha256)],
-        "checkpoint_sha256": sha256, "previous_checkpoint_sha256": "", "previous_record_sha256": "",
+        "checkpoint_sha256": sha256, "previous_checkpoint_sha256": f"{number - 1:064x}" if number > 1 else "",
+        "previous_record_sha256": "",
         "config_fingerprint": SETTINGS, "why": "chunk", "created_at": now(),
     }  # fmt: skip
     return Commit(**known | fields)
@@ -92,7 +93,7 @@ def load(run: Store, commit: Commit) -> CheckpointDamaged | None:
 def save_next(line: Line, steps: int = STEPS_PER_EPOCH, **options: Any) -> Saved:
     """The next chunk is saved, and not committed."""
     step, parent = (line.head.step, line.head.checkpoint_sha256) if line.head else (0, "")
-    return save(line.journal.store, step + steps, parent, **options)
+    return save(line.journal.store, step + steps, parent, **{"steps": steps} | options)
 
 
 def train(line: Line, steps: int = STEPS_PER_EPOCH, **options: Any) -> Commit:
@@ -104,8 +105,14 @@ def claim(journal: Journal, number: int) -> None:
     journal.claim_attempt(number, "fresh", "host", 1, {})
 
 
-def save(run: Store, step: int, parent: str = "", size_bytes: int = 64, **fields: Any) -> Saved:
-    """A complete checkpoint of a step. Its bytes follow from its parent's: one wrong step changes all that come."""
+def save(
+    run: Store, step: int, parent: str = "", size_bytes: int = 64, steps: int = STEPS_PER_EPOCH, **fields: Any
+) -> Saved:
+    """A complete checkpoint of a step. Its bytes follow from its parent's: one wrong step changes all that come.
+
+    Args:
+        steps: how many its trail has.
+    """
     data = hashlib.sha256(f"{parent} {step}".encode()).digest() * (size_bytes // 32)
     epoch, within = divmod(step, STEPS_PER_EPOCH)
     known: dict[str, Any] = {
@@ -116,4 +123,5 @@ def save(run: Store, step: int, parent: str = "", size_bytes: int = 64, **fields
         "config_fingerprint": SETTINGS,
     }  # fmt: skip
     payload = Payload({"weight": Tensor("U8", (size_bytes,), (data,))}, {"step": step})
-    return checkpoint.save(run, payload, known | fields, f'{{"step": {step}}}\n')
+    trail = "".join(f'{{"step": {each}}}\n' for each in range(step - steps + 1, step + 1))
+    return checkpoint.save(run, payload, known | fields, trail)

@@ -160,7 +160,8 @@ class Attempt:
         lineage: dict[str, Any] = {}
         if newest is not None:
             lineage["drift"] = judge_drift(self.journal, newest, present, self.config)
-            if newest.step >= self.total_steps and not checkpoint.verify(self.journal.store, newest):
+            is_last = newest.step >= self.total_steps and not self.line.find_break(newest)
+            if is_last and not checkpoint.verify(self.journal.store, newest):
                 self.line.check_trusted(newest)
                 self.line.head = newest
                 self.line.renew_latest()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast import checkpoint
 from holdfast.checkpoint import Saved
-from holdfast.errors import GateTripped, HoldfastError, NameMissing, NameTaken, NoVerifiedCheckpoint
+from holdfast.errors import GateTripped, HoldfastError, NameMissing, NameTaken, NoVerifiedCheckpoint, RecordDamaged
 from holdfast.journal import Commit, Journal, Latest, metrics_name, now
 from holdfast.journal.signing import check_signed, sign_commit
 from holdfast.signature import SigningKey, TrustedKey
@@ -19,6 +19,8 @@ from holdfast.signature import SigningKey, TrustedKey
 READS = 2
 # One checkpoint may be bad; if the one before it doesn't pass either, it is something else.
 TRIPS = 2
+# How far back the chain is checked where latest.json is lost, or names none of its last commits.
+ANCESTORS = 8
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +75,10 @@ class Line:
             self.head = next((commit for commit in candidates if commit.number not in self._tripped), None)
             self.next_number = self.journal.next_number()
             if self.head is not None:
+                self.check_trusted(self.head)
+                if problem := self.find_break(self.head):
+                    self.journal.quarantine(self.head.number, problem, self.attempt)
+                    continue
                 self._mend_metrics(self.head)
             if self._adopt():
                 continue
@@ -83,6 +89,28 @@ class Line:
             self.renew_latest()
         elif self.journal.has_committed():
             raise self._nothing_verified()
+
+    def find_break(self, commit: Commit) -> str:
+        """Return why a commit is none of this line; empty if nothing speaks against it.
+
+        The rules are those of `holdfast.verification`. They hold for the commit, and for its ancestors back to the one
+        that latest.json names: this run itself has committed that. Without it, a few ancestors are checked.
+        """
+        latest = self.journal.read_latest()
+        each: Commit | None = commit
+        for _ in range(ANCESTORS):
+            if each is None:
+                break
+            if problems := self.journal.broken_links(each):
+                whose = "" if each == commit else f", and commit {commit.number} descends from it"
+                return f"it breaks the chain: {'; '.join(problems)}{whose}"
+            if latest and (latest.commit, latest.checkpoint_sha256) == (each.number, each.checkpoint_sha256):
+                break
+            each = self.journal.find_commit(each.parent)
+        with contextlib.suppress(RecordDamaged):  # restoring it finds that
+            metadata = checkpoint.read_metadata(self.journal.store, commit.path)
+            return "; ".join(checkpoint.find_disagreements(commit, metadata)) if metadata else ""
+        return ""
 
     def commit(self, saved: Saved, why: str) -> Commit:
         """The checkpoint counts, and is the head. Doing it again, after it was interrupted, finishes it.
@@ -178,7 +206,6 @@ class Line:
 
     def _restore(self, commit: Commit, restore: Restore) -> bool:
         """Whether the commit is restored; if it is damaged it is quarantined."""
-        self.check_trusted(commit)
         for _ in range(READS):
             problem = restore(commit)
             if problem is None:

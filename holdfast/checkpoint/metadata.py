@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from holdfast.config import PART_BYTES
-from holdfast.journal import FOLDER, FileRecord, Record
+from holdfast.journal import FOLDER, Commit, FileRecord, Record
 from holdfast.probe import Probe
 
 METADATA = "metadata.json"
@@ -45,6 +45,22 @@ class Metadata(Record):
     environment: dict[str, Any] = Field(
         default_factory=dict, description="what it was trained on, and the hashes of the recipe's code"
     )
+
+
+def find_disagreements(commit: Commit, metadata: Metadata) -> list[str]:
+    """Return a line for each field in which a commit says something else than its checkpoint does."""
+    pairs = {
+        "step": (commit.step, metadata.optimizer_steps_total),
+        "epoch": (commit.epoch, metadata.epoch),
+        "checkpoint_sha256": (commit.checkpoint_sha256, metadata.checkpoint_sha256),
+        "previous_checkpoint_sha256": (commit.previous_checkpoint_sha256, metadata.previous_checkpoint_sha256),
+        "config_fingerprint": (commit.config_fingerprint, metadata.config_fingerprint),
+    }
+    return [
+        f"{commit.path}: {name} was saved as {saved} but committed as {committed}"
+        for name, (committed, saved) in pairs.items()
+        if committed != saved
+    ]
 
 
 class Saved(Record):

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import logging
 import queue
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from holdfast.checkpoint.files import hash_file
 from holdfast.checkpoint.format import PAYLOAD, Payload, deserialize, is_part, part_name
 from holdfast.checkpoint.metadata import METADATA, METRICS, Metadata, Saved, content_id, is_folder_name, step_of
 from holdfast.checkpoint.priority import Priority
+from holdfast.checkpoint.trail import Trail, continues, read_known_trail, read_trail
 from holdfast.errors import CheckpointDamaged, NameMissing, RecordDamaged, RunStopped
 from holdfast.journal import Commit, FileRecord, read_record
 from holdfast.store import Store
@@ -22,6 +24,8 @@ READERS = 8
 FEW = 3
 
 Watch = Callable[[int], None]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -214,7 +218,9 @@ def find_orphans(
     steps_per_epoch: int,
     given_up: Callable[[], set[str]] = set,
 ) -> Iterator[Saved]:
-    """Complete checkpoints that were trained from ``head``, the newest commit, furthest first, verified.
+    """Find the complete checkpoints that were trained from ``head``, the newest commit; furthest first, verified.
+
+    What a checkpoint says of its parent can be rewritten; its trail must go on where the parent's ends, too.
 
     Args:
         head: the commit that they must have been trained from; None for the very beginning.
@@ -237,16 +243,30 @@ def find_orphans(
         ):
             found.append((metadata.optimizer_steps_total, path, metadata))
     excluded = given_up() if found else set()
+    before: Trail | None = None
     for _, path, metadata in sorted(found, key=lambda entry: entry[:2], reverse=True):
         if path in excluded:
             continue
+        before = before or (read_known_trail(run, head.path, head.step) if head else Trail(0))
         try:
-            others = [hash_file(run, path, name) for name in (METRICS, METADATA)]
+            trail = read_trail(run, path)
+            if problem := continues(before, trail) or _misses_the_end(trail, metadata):
+                raise RecordDamaged(problem)
+            described = hash_file(run, path, METADATA)
             damaged = _find(functools.partial(_verify_file, run, path), metadata.parts)
         except NameMissing:
             continue
+        except RecordDamaged as error:
+            log.warning("%s is not adopted: %s", path, error)
+            continue
         if not damaged and content_id(metadata.parts) == metadata.checkpoint_sha256:
-            yield Saved(path=path, files=[*metadata.parts, *others], metadata=metadata)
+            assert trail.file is not None
+            yield Saved(path=path, files=[*metadata.parts, trail.file, described], metadata=metadata)
+
+
+def _misses_the_end(trail: Trail, metadata: Metadata) -> str:
+    last = metadata.optimizer_steps_total
+    return "" if trail.step == last else f"its trail ends with step {trail.step} and not with step {last}"
 
 
 def _damage(commit: Commit, damaged: list[FileDamage]) -> CheckpointDamaged:

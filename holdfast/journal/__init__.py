@@ -1,6 +1,7 @@
 """Who may write a run, and which checkpoints count."""
 
 from holdfast.journal.journal import Journal, find_runs, list_runs
+from holdfast.journal.links import broken_links
 from holdfast.journal.records import (
     FOLDER,
     MAX_RECORD_BYTES,
@@ -41,6 +42,7 @@ __all__ = [
     "Quarantine",
     "Record",
     "RunRecord",
+    "broken_links",
     "find_runs",
     "list_runs",
     "metrics_name",

@@ -16,6 +16,7 @@ from typing import Any
 from holdfast import faults
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, Superseded, WrongUse
 from holdfast.journal.folder import RunFolder
+from holdfast.journal.links import broken_links
 from holdfast.journal.records import (
     MAX_RECORD_BYTES,
     AttemptRecord,
@@ -184,12 +185,16 @@ class Journal(RunFolder):
             self._commits[number] = commit
         return self._commits[number]
 
+    def find_commit(self, number: int) -> Commit | None:
+        """Return one commit; None where there is none of this number, or its record can't be read."""
+        with contextlib.suppress(NameMissing, RecordDamaged):
+            return self.read_commit(number) if number else None
+        return None
+
     def path_of(self, number: int) -> str:
-        """The folder that a commit names; empty where its record is lost."""
-        try:
-            return self.read_commit(number).path
-        except (NameMissing, RecordDamaged):
-            return ""
+        """Return the folder that a commit names; empty where its record is lost."""
+        commit = self.find_commit(number)
+        return commit.path if commit else ""
 
     def is_pruned(self, number: int) -> bool:
         """Whether retention has given up this commit's checkpoint."""
@@ -269,6 +274,23 @@ class Journal(RunFolder):
         except NameMissing:
             return ""
         return hashlib.sha256(data).hexdigest() if data else ""
+
+    def broken_links(self, commit: Commit) -> list[str]:
+        """Return a line for each broken link between a commit and what came before it; see `links.broken_links`."""
+        before, sha256 = self._read_hashed(commit.number - 1)
+        parent = before if commit.parent == commit.number - 1 else self.find_commit(commit.parent)
+        return broken_links(commit, before, sha256, parent)
+
+    def _read_hashed(self, number: int) -> tuple[Commit | None, str]:
+        """Return a commit, and SHA-256 of its record's bytes; None where it can't be read."""
+        name = record_name("commits", number)
+        with contextlib.suppress(NameMissing, RecordDamaged):
+            data = self.store.read(name, 0, MAX_RECORD_BYTES + 1) if number else b""
+            commit = Commit.from_bytes(data, name) if data else None
+            if commit is not None and commit.number == number:
+                self._commits[number] = commit
+                return commit, hashlib.sha256(data).hexdigest()
+        return None, ""
 
     # ---- quarantine and pins
 

@@ -47,16 +47,7 @@ def _look_into(journal: Journal, commit: Commit) -> Iterator[str]:
         return
     if metadata is None:
         return
-    pairs = {
-        "step": (commit.step, metadata.optimizer_steps_total),
-        "epoch": (commit.epoch, metadata.epoch),
-        "checkpoint_sha256": (commit.checkpoint_sha256, metadata.checkpoint_sha256),
-        "previous_checkpoint_sha256": (commit.previous_checkpoint_sha256, metadata.previous_checkpoint_sha256),
-        "config_fingerprint": (commit.config_fingerprint, metadata.config_fingerprint),
-    }
-    for name, (committed, saved) in pairs.items():
-        if committed != saved:
-            yield f"{commit.path}: {name} was saved as {saved} but committed as {committed}"
+    yield from checkpoint.find_disagreements(commit, metadata)
     if journal.read_config(commit.config_fingerprint) is None:
         yield f"commit {commit.number}: configs/{commit.config_fingerprint}.json is lost"
 

@@ -21,6 +21,7 @@ from holdfast.journal import (
     PruneReport,
     Quarantine,
     Record,
+    broken_links,
     metrics_name,
     read_record,
     record_name,
@@ -155,20 +156,18 @@ def _check_numbers(first: int, there: Collection[int], named: Collection[int]) -
 def _check_links(
     found: dict[int, Commit | HoldfastError], sha256: dict[int, str], quarantined: set[int]
 ) -> Iterator[str]:
-    """Each commit is linked to the record before it, and to the checkpoint that it was trained from."""
+    """Check that each commit is linked to the record before it, and to the checkpoint that it was trained from."""
     for number, commit in found.items():
         if isinstance(commit, HoldfastError):
             if number not in quarantined:
                 yield str(commit)
             continue
-        name = record_name("commits", number)
-        if isinstance(found.get(number - 1), Commit) and commit.previous_record_sha256 != sha256[number - 1]:
-            yield f"{name} was made after another {record_name('commits', number - 1)}"
-        parent = found.get(commit.parent)
-        if commit.parent >= number:
-            yield f"{name} was trained from commit {commit.parent}, which is later"
-        elif isinstance(parent, Commit) and parent.checkpoint_sha256 != commit.previous_checkpoint_sha256:
-            yield f"{name} was trained from another checkpoint than that of commit {parent.number}"
+        if number in quarantined:  # it was found, and nobody goes on from it
+            continue
+        before, parent = (
+            each if isinstance(each, Commit) else None for each in map(found.get, (number - 1, commit.parent))
+        )
+        yield from broken_links(commit, before, sha256.get(number - 1, ""), parent)
 
 
 def _check_latest(journal: Journal, newest: int) -> tuple[list[str], list[str]]:

@@ -95,8 +95,8 @@ class History:
         """What the next commit writes but for its checkpoint, which is on the store."""
         self.commits += 1
         number, attempt = self.commits, self.commits // COMMITS_PER_ATTEMPT + 1
-        parent = self._saved.metadata.checkpoint_sha256 if self._saved else ""
         commit = make_commit(number, attempt, previous_record_sha256=_sha256(self._previous))
+        parent = self._saved.metadata.checkpoint_sha256 if self._saved else commit.previous_checkpoint_sha256
         records: dict[str, bytes] = {}
         if with_folder:
             saved = self._saved = save(self.store, commit.step, parent)

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,16 @@ import pytest
 
 from holdfast.attempt import Line
 from holdfast.attempt import line as line_module
-from holdfast.checkpoint import METRICS, PAYLOAD, Saved
+from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Saved
+from holdfast.config import Retention
 from holdfast.errors import CheckpointDamaged, NameTaken, NotTrusted, NoVerifiedCheckpoint, Superseded
 from holdfast.journal import Commit, Journal, signature_name
 from holdfast.journal.signing import check_signed
+from holdfast.retention import prune
 from holdfast.signature import SigningKey, TrustedKey, generate_key, load_signing_key, load_trusted_key
 from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
-from tests.makers import claim, load, make_latest, make_line, resume, save, save_next, train
+from tests.makers import STEPS_PER_EPOCH, claim, load, make_latest, make_line, resume, save, save_next, train
 
 Keys = list[tuple[SigningKey, TrustedKey]]
 
@@ -58,12 +61,12 @@ def damage(line: Line, path: str, name: str = PAYLOAD) -> None:
 
 def save_after(line: Line, saved: Saved, steps: int = 10) -> Saved:
     """What ranks save next while the chunk before is not committed yet."""
-    return save(line.journal.store, saved.step + steps, saved.metadata.checkpoint_sha256)
+    return save(line.journal.store, saved.step + steps, saved.metadata.checkpoint_sha256, steps=steps)
 
 
-def assert_good(store: LocalStore, *trusted: TrustedKey) -> None:
+def assert_good(store: LocalStore, *trusted: TrustedKey, notes: tuple[str, ...] = ()) -> None:
     report = verify_run(Journal(store, "run"), everything=True, deep=True, trusted_keys=trusted)
-    assert (report.problems, report.notes) == ([], [])
+    assert (report.problems, report.notes) == ([], [*notes])
 
 
 # ---- what can't be loaded
@@ -230,6 +233,123 @@ def test_who_is_superseded_adopts_nothing(line: Line) -> None:
     assert line.journal.newest_number() == 2
 
 
+@pytest.mark.parametrize(
+    ("trail", "said"),
+    [
+        (range(1, 31), "its trail begins with step 1 and not with step 21"),
+        (range(22, 31), "its trail begins with step 22 and not with step 21"),
+        (range(21, 30), "its trail ends with step 29 and not with step 30"),
+        ([21, 22, 24, *range(25, 31)], "has step 24 after step 22"),
+        ([*range(21, 30), 29, 30], "has step 29 after step 29"),
+        ([], "its trail has no step"),
+        (["x"], "has a line that is no step"),
+    ],
+)
+def test_an_orphan_goes_on_where_its_parents_trail_ends(
+    line: Line, store: LocalStore, trail: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it says of its parent can be rewritten, and sealed again; its steps must be there, too."""
+    saved = save_next(line)
+    (root(line) / saved.path / METRICS).write_text("".join(f'{{"step": {step}}}\n' for step in trail))
+    head = make_line(store).head
+    assert head
+    assert head.number == 2
+    assert f"{saved.path} is not adopted: " in caplog.text
+    assert said in caplog.text
+
+
+def test_an_orphan_of_another_run_is_not_adopted_under_a_new_seal(line: Line, store: LocalStore) -> None:
+    """It was trained as far as here in another run with equal settings, and now says that it comes from here."""
+    other = make_line(store, "other")
+    saved = save(other.journal.store, 30, "f" * 64, steps=30)
+    assert line.head
+    forged = saved.metadata.model_copy(update={"previous_checkpoint_sha256": line.head.checkpoint_sha256})
+    shutil.copytree(store.root / "other" / saved.path, root(line) / saved.path)
+    (root(line) / saved.path / METADATA).write_bytes(forged.to_bytes())
+    head = make_line(store).head
+    assert head
+    assert head.number == 2
+
+
+# ---- a commit of another run
+
+
+@pytest.fixture
+def other(store: LocalStore) -> Line:
+    """Another run with equal settings, and other data: four commits."""
+    line = make_line(store, "other")
+    for steps in (11, 9, 10, 10):
+        train(line, steps)
+    return line
+
+
+def bring(line: Line, other: Line, *numbers: int) -> None:
+    """Commits and checkpoints of the other run lie among those of this one."""
+    for number in numbers:
+        commit = other.journal.read_commit(number)
+        name = f"commits/{number:08d}.json"
+        shutil.copy(root(other) / name, root(line) / name)
+        shutil.copytree(root(other) / commit.path, root(line) / commit.path, dirs_exist_ok=True)
+
+
+@pytest.mark.parametrize("numbers", [(3,), (3, 4), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("latest", ["as it was", "lost"])
+def test_resume_refuses_the_commits_of_another_run(
+    line: Line, other: Line, store: LocalStore, numbers: tuple[int, ...], latest: str
+) -> None:
+    bring(line, other, *numbers)
+    if latest == "lost":
+        (root(line) / "latest.json").unlink()
+    assert not verify_run(Journal(store, "run")).ok
+    after = make_line(store)
+    assert after.head
+    assert after.head.number == numbers[0] - 1
+    assert after.journal.numbers("quarantine") == [*numbers]
+    assert "it breaks the chain" in after.journal.quarantine_reasons()[0]
+    assert train(after).number == numbers[-1] + 1
+    assert_good(store)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"previous_record_sha256": "f" * 64}, "commits/00000002.json was made after another commits/00000001.json"),
+        ({"previous_checkpoint_sha256": "f" * 64}, "was trained from another checkpoint than that of commit 1"),
+        ({"parent": 2}, "was trained from commit 2, which is later"),
+        ({"step": 21}, "epoch-0002: step was saved as 20 but committed as 21"),
+        ({"epoch": 7}, "epoch-0002: epoch was saved as 2 but committed as 7"),
+        ({"config_fingerprint": "f" * 64}, "epoch-0002: config_fingerprint was saved as"),
+    ],
+)
+def test_resume_refuses_what_verify_calls_broken(
+    line: Line, store: LocalStore, fields: dict[str, Any], said: str
+) -> None:
+    forged = line.journal.read_commit(2).model_copy(update=fields)
+    line.journal.store.replace("commits/00000002.json", forged.to_bytes())
+    assert any(said in problem for problem in verify_run(Journal(store, "run"), deep=True).problems)
+    after = make_line(store)
+    assert after.head
+    assert (after.head.number, after.journal.numbers("quarantine")) == (1, [2])
+    assert said in after.journal.quarantine_reasons()[0]
+
+
+@pytest.mark.parametrize("change", ["lost", "damaged", "quarantined", "pruned"])
+def test_resume_goes_on_over_what_verify_accepts(line: Line, store: LocalStore, change: str) -> None:
+    train(line)
+    path = root(line) / "commits/00000002.json"
+    if change == "lost":
+        path.unlink()
+    elif change == "damaged":
+        path.write_bytes(b"{")
+    elif change == "quarantined":
+        line.journal.quarantine(2, "by hand", 1)
+    else:
+        prune(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
+    after = make_line(store)
+    assert after.head
+    assert (after.head.number, after.journal.numbers("quarantine")) == (3, [2] if change == "quarantined" else [])
+
+
 # ---- another attempt that was still alive
 
 
@@ -286,8 +406,10 @@ def test_nobody_vouches_for_orphans(store: LocalStore, keys: Keys) -> None:
     saved = save_next(line)
     after = make_line(store, signing_key=mine, trusted_keys=[trusted])
     assert after.head == line.head
-    assert train(after).checkpoint_sha256 == saved.metadata.checkpoint_sha256  # trained again
-    assert_good(store, trusted)
+    again = train(after)
+    assert again.checkpoint_sha256 == saved.metadata.checkpoint_sha256  # trained again
+    assert (saved.path, again.path) == ("epoch-0002", "epoch-0002.2")  # equal, but for who has saved it
+    assert_good(store, trusted, notes=("epoch-0002 is named by no commit",))
 
 
 def test_what_was_damaged_falls_back_to_what_is_signed(store: LocalStore, keys: Keys) -> None:

@@ -1,0 +1,102 @@
+"""The trail of a checkpoint: a line for each of its steps, in ``metrics.jsonl``."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.checkpoint.metadata import METRICS
+from holdfast.errors import NameMissing, RecordDamaged
+from holdfast.journal import FileRecord
+from holdfast.store import Store
+
+# A longer line was not written by us, and is not read into memory.
+MAX_LINE_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Trail:
+    """What is needed of a trail to tell whether another one continues it.
+
+    Attributes:
+        step: the last step.
+        first, last: the lines of the first and the last step; None where the trail is lost.
+        file: the file that was read, with its hash; None where it is lost.
+    """
+
+    step: int
+    first: dict[str, Any] | None = None
+    last: dict[str, Any] | None = None
+    file: FileRecord | None = None
+
+
+def read_trail(run: Store, path: str) -> Trail:
+    """Read the trail of a checkpoint.
+
+    Raises:
+        NameMissing: it has none.
+        RecordDamaged: a line is no JSON object with a step, or a step is missing in between.
+    """
+    name = f"{path}/{METRICS}"
+    digest, size_bytes = hashlib.sha256(), 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal size_bytes
+        for piece in run.pieces(name):
+            digest.update(piece)
+            size_bytes += len(piece)
+            yield piece
+
+    first = last = None
+    for line in _lines(pieces(), name):
+        read = _parse(line, name)
+        if last is not None and read["step"] != last["step"] + 1:
+            raise RecordDamaged(f"{name} has step {read['step']} after step {last['step']}")
+        first, last = first or read, read
+    file = FileRecord(name=METRICS, size_bytes=size_bytes, sha256=digest.hexdigest())
+    return Trail(last["step"] if last else 0, first, last, file)
+
+
+def read_known_trail(run: Store, path: str, step: int) -> Trail:
+    """Read the trail of a checkpoint; where it is lost or damaged, only the step that it ends with is known."""
+    try:
+        trail = read_trail(run, path)
+    except (NameMissing, RecordDamaged):
+        return Trail(step)
+    return trail if trail.step == step else Trail(step)
+
+
+def continues(parent: Trail, child: Trail) -> str:
+    """Return why a checkpoint can't have been trained from its parent; empty if nothing speaks against it.
+
+    Args:
+        parent: the trail of the checkpoint that the other names as its parent; ``Trail(0)`` at the very beginning.
+        child: the trail of the steps after it.
+    """
+    if child.first is None:
+        return "its trail has no step"
+    if child.first["step"] != parent.step + 1:
+        return f"its trail begins with step {child.first['step']} and not with step {parent.step + 1}"
+    return ""
+
+
+def _lines(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:
+    rest = b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from whole
+        if len(rest) > MAX_LINE_BYTES:
+            raise RecordDamaged(f"{name} has a line of more than {MAX_LINE_BYTES} bytes")
+    if rest:
+        yield rest
+
+
+def _parse(line: bytes, name: str) -> dict[str, Any]:
+    try:
+        read = json.loads(line)
+        if type(read["step"]) is int:
+            return dict(read)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise RecordDamaged(f"{name} has a line that is no step: {line[:40]!r}")
