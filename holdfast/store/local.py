@@ -11,9 +11,7 @@ from typing import BinaryIO
 
 from holdfast.store import direct, folders
 from holdfast.store.contract import PIECE_BYTES, TEMP_MARK, Bytes, Store, Writer, checked, explained, temporary
-
-# What link(2) says where the file system, or a rule of the machine, knows no hard links, or no more of them.
-NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
+from holdfast.store.naming import NO_LINKS, link_once, name_once
 
 
 class LocalStore(Store):
@@ -35,17 +33,13 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def creating(self, name: str) -> Iterator[Writer]:
-        """As the contract says.
-
-        Source: link(2) fails if the name exists, where rename(2) would replace it. On NFS it may also say so of a
-        link that it has made, when the answer was lost: open(2), O_EXCL.
-        """
+        """As the contract says."""
         action = f"write {name} in {self.url}"
         with self._writing(name, action) as (folder, temp, target, file):
             yield _Writer(file, action)
             with explained(action):
                 os.fsync(file)
-                _link(temp, folder, target, folder)
+                name_once(file, temp, target, folder, str((self.root / name).parent))
                 os.fsync(folder)
 
     def copy(self, source: str, name: str) -> bool:
@@ -59,7 +53,7 @@ class LocalStore(Store):
             if folders.look(here, new, self.root / name):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
             try:
-                _link(old, there, new, here)
+                link_once(old, there, new, here)
             except OSError as error:
                 if error.errno in NO_LINKS:
                     return False
@@ -183,16 +177,6 @@ class _Writer:
             view = memoryview(data).cast("B")
             direct.write(self._file, self._written, view)
             self._written += len(view)
-
-
-def _link(source: str, there: int, name: str, here: int) -> None:
-    """Give a file a second name, if nobody has the name; `link(2)`."""
-    try:
-        os.link(source, name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
-    except FileExistsError:
-        ours, found = os.lstat(source, dir_fd=there), os.lstat(name, dir_fd=here)
-        if (ours.st_dev, ours.st_ino) != (found.st_dev, found.st_ino):
-            raise
 
 
 def _unlink(name: str, folder: int) -> None:

@@ -1,0 +1,79 @@
+"""Giving a file its name, once: by link(2), or by a rename that replaces nothing, where a file system has no links."""
+
+import ctypes
+import errno
+import os
+
+from holdfast.errors import StoreDenied
+
+# What link(2) says where the file system, or a rule of the machine, knows no hard links, or no more of them.
+NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
+# What renameat2(2) says where the file system can't promise to replace nothing.
+NO_EXCLUSIVE_RENAME = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+RENAME_NOREPLACE = 1
+
+
+def name_once(file: int, temp: str, name: str, folder: int, where: str) -> None:
+    """Give a temporary file its name, if nobody has the name.
+
+    Args:
+        file: the open file.
+        temp: its name now, in the same folder.
+        where: the folder's path, for the message.
+
+    Raises:
+        FileExistsError: another file has the name.
+        StoreDenied: the file system can do neither.
+
+    Source: link(2) and renameat2(2) with RENAME_NOREPLACE fail if the name exists, where rename(2) would replace it.
+    """
+    try:
+        link_once(temp, folder, name, folder)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        _rename_once(file, temp, name, folder, where)
+
+
+def link_once(source: str, there: int, name: str, here: int) -> None:
+    """Give a file a second name, if nobody has the name.
+
+    On NFS link(2) may say that the name exists when it has made it itself and the answer was lost: see open(2), O_EXCL.
+    """
+    try:
+        os.link(source, name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
+    except FileExistsError:
+        if not _is_same(os.lstat(source, dir_fd=there), os.lstat(name, dir_fd=here)):
+            raise
+
+
+def _rename_once(file: int, temp: str, name: str, folder: int, where: str) -> None:
+    try:
+        _renameat2(folder, temp, name)
+    except FileExistsError:
+        if not _is_same(os.fstat(file), os.lstat(name, dir_fd=folder)):
+            raise
+    except OSError as error:
+        if error.errno not in NO_EXCLUSIVE_RENAME:
+            raise
+        raise StoreDenied(
+            f"can't write {name} in {where}: its file system has neither hard links nor a rename that replaces "
+            "nothing, and so can't create a name once",
+            hint="give a folder on a file system that has one of them (ext4, xfs, tmpfs, NFS, vfat), or a bucket",
+        ) from None
+
+
+def _renameat2(folder: int, old: str, new: str) -> None:
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:  # not Linux, or a C library from before 2018
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), new) from None
+    if call(folder, os.fsencode(old), folder, os.fsencode(new), RENAME_NOREPLACE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), new)
+
+
+def _is_same(ours: os.stat_result, found: os.stat_result) -> bool:
+    return (ours.st_dev, ours.st_ino) == (found.st_dev, found.st_ino)
