@@ -51,7 +51,6 @@ def evaluate_commit(journal: Journal, commit: Commit) -> Evaluation:
         RunStopped: the ranks ended early.
     """
     metadata = checkpoint.read_metadata(journal.store, commit.path)
-    at_epoch_end = metadata is not None and metadata.optimizer_steps_epoch == 0
     with ranks_at(journal, commit, commit) as (ranks, _):
         ranks.order("evaluate")
         event = ranks.next_event()
@@ -67,5 +66,5 @@ def evaluate_commit(journal: Journal, commit: Commit) -> Evaluation:
         metrics=event["metrics"],
         anneals=event["anneals"],
         probe=event["probe"],
-        recorded=metadata.metrics if metadata and at_epoch_end else {},
+        recorded=metadata.metrics if metadata and metadata.is_at_epoch_end else {},
     )

@@ -19,7 +19,7 @@ from holdfast.store import Store, open_store
 Trail = list[dict[str, Any]]
 
 # In the order of cause and effect within a step.
-TRAIL = ("samples", "lrs", "loss", "grad_norm", "rng", "anneals", "metrics")
+TRAIL = ("samples", "anneals", "lrs", "loss", "grad_norm", "rng", "metrics")
 
 
 def read_run_config(journal: Journal, commit: Commit, scratch: Path) -> RunConfig:
@@ -147,7 +147,8 @@ def find_difference(trails: tuple[Trail, Trail], ends: tuple[Payload, Payload] |
     """
     found: dict[str, Any] = {}
     for one, other in zip(*trails, strict=False):
-        if names := [name for name in TRAIL if one.get(name) != other.get(name)]:
+        shared = one.keys() & other.keys()  # an earlier version's lines have anneals at an epoch's end only
+        if names := [name for name in TRAIL if name in shared and one[name] != other[name]]:
             found = {"first_step": int(one["step"]), "first_differs_in": names}
             break
     if ends is not None:

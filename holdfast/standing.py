@@ -88,7 +88,7 @@ class TrainResult(BaseModel):
         checkpoint_sha256_last: the content id of the run's newest checkpoint.
         previous_checkpoint_sha256: the content id of the one that it was trained from; empty for the first.
         resumed_from_epoch: epochs that were complete when this call began to train; None for a fresh start.
-        learning_rate_history: a list of the groups' rates an epoch, as its last step used them.
+        learning_rate_history: a list of the groups' rates an epoch, as its first step used them.
         retention: the last prune's report: ``kept`` and ``pruned``.
     """
 

@@ -239,6 +239,7 @@ class Attempt:
         event = self._ranks.restore(commit, gate)
         if problem := problem_in(event):
             return problem
+        log.info("restored: %s", event["summary"])
         for name in event["taken_over"]:
             log.info("the changed %s is in force from step %d on", name, event["step"])
         if event["note"]:

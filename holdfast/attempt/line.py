@@ -133,7 +133,6 @@ class Line:
 
     def _describe(self, saved: Saved, why: str) -> Commit:
         metadata = saved.metadata
-        at_epoch_end = metadata.optimizer_steps_epoch == 0
         return Commit(
             number=self.next_number,
             parent=self.head.number if self.head else 0,
@@ -142,7 +141,7 @@ class Line:
             epoch=metadata.epoch,
             path=saved.path,
             files=saved.files,
-            metrics={"avg_loss": metadata.avg_loss, **(metadata.metrics if at_epoch_end else {})},
+            metrics={"avg_loss": metadata.avg_loss, **(metadata.metrics if metadata.is_at_epoch_end else {})},
             checkpoint_sha256=metadata.checkpoint_sha256,
             previous_checkpoint_sha256=metadata.previous_checkpoint_sha256,
             previous_record_sha256=self.journal.record_sha256(self.next_number - 1),

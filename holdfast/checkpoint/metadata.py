@@ -16,7 +16,17 @@ METRICS = "metrics.jsonl"
 
 
 class Metadata(Record):
-    """``metadata.json``: what a person or a program wants to know without reading the payload."""
+    """``metadata.json``: facts about a checkpoint that can be read without its payload.
+
+    Attributes:
+        optimizer_steps_epoch: steps done in the newest epoch; ``steps_per_epoch`` at its end. Earlier versions wrote 0
+            there, so ask `is_at_epoch_end`.
+        learning_rate_history: for each completed epoch, the rates (one a parameter group) of its first step. Earlier
+            versions wrote those of its last step.
+        epoch_first_lrs: the same of the epoch in progress; empty at an epoch's end; None where an earlier version wrote
+            the checkpoint.
+        anneals: their values for the next step.
+    """
 
     epoch: int
     created_at: str
@@ -30,6 +40,7 @@ class Metadata(Record):
     current_lrs: list[float]
     learning_rate_history: list[list[float]]
     learning_rate_history_len: int
+    epoch_first_lrs: list[float] | None = None
     metrics: dict[str, float | None]
     anneals: dict[str, float] = Field(default_factory=dict)
     anneal_offset: int = 0
@@ -45,6 +56,11 @@ class Metadata(Record):
     environment: dict[str, Any] = Field(
         default_factory=dict, description="what it was trained on, and the hashes of the recipe's code"
     )
+
+    @property
+    def is_at_epoch_end(self) -> bool:
+        """Whether the checkpoint was made after an epoch's last step."""
+        return self.optimizer_steps_total % self.steps_per_epoch == 0
 
 
 def find_disagreements(commit: Commit, metadata: Metadata) -> list[str]:

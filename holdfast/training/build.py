@@ -45,7 +45,8 @@ class Progress:
     recent_losses: list[float] = field(default_factory=list)
     # What anneals count as done before step 0, where the run began from another run's checkpoint.
     anneal_offset: int = 0
-    # One entry a completed epoch: avg_loss, lrs (of its last step, one a parameter group), metrics and anneals.
+    # One entry a completed epoch: avg_loss, lrs (of its last step, one a parameter group), metrics, and the anneals of
+    # the step after it.
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,6 +77,7 @@ class Unread:
     loss: torch.Tensor
     grad_norm: torch.Tensor
     lrs: list[float]
+    anneals: dict[str, float]
     samples: str
 
 
@@ -91,6 +93,7 @@ class Training:
         parent: the content id of the last checkpoint that is durable; empty for none.
         saver: the one that is on its way, if there is one.
         metrics: a line for each step since the last checkpoint: its trail.
+        first_lrs: the rates of the first step of each epoch that has begun. Not part of the state: metadata keeps them.
         is_detailed: whether each step's line has the checksums of all components and tensors, as proofs want them.
 
     Raises:
@@ -146,6 +149,7 @@ class Training:
         self.probe: Probe | None = None  # of the last checkpoint
         self.replayed: dict[str, float] | None = None  # what it cost to read a stream again, the last time
         self.metrics: list[dict[str, Any]] = []  # since the last checkpoint
+        self.first_lrs: list[list[float]] = []
         self._unread: list[tuple[Unread, dict[str, Any]]] = []  # with what is known after the step
         self._has_begun = False
         self.is_detailed = False
@@ -190,6 +194,16 @@ class Training:
         """The learning rate of each parameter group, as the next step will use it."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
+    def describe_schedulers(self) -> list[str]:
+        """Return each scheduler's name and how far it has come, such as ``linear at step 40``."""
+        names = [type(scheduler).__name__ for scheduler in self.schedulers]
+        if isinstance(self.recipe.schedule, Schedule):
+            names = [self.recipe.schedule.name]
+        units = ["epoch" if waits_for_plateau(scheduler) else "step" for scheduler in self.schedulers]
+        counts = [getattr(scheduler, "last_epoch", None) for scheduler in self.schedulers]  # torch's name of a count
+        described = zip(names, units, counts, strict=True)
+        return [name if count is None else f"{name} at {unit} {count}" for name, unit, count in described]
+
     def gather(self, value: Any) -> list[Any]:
         """The value of every rank, by rank."""
         return gather_object([value]) if self.accelerator.num_processes > 1 else [value]
@@ -212,15 +226,22 @@ class Training:
         return send_to_device(self.batches.first(), self.accelerator.device)
 
     def set_anneals(self) -> dict[str, float]:
-        """Every anneal has its value for the next step; the values."""
+        """Set every anneal to its value for the next step. Return the values by name."""
         step = self.progress.step + self.progress.anneal_offset
         for anneal in self.recipe.anneals.values():
             anneal.value = anneal.at(step, self.steps_per_epoch)
+        return self.anneals
+
+    @property
+    def anneals(self) -> dict[str, float]:
+        """The value of each anneal as it was last set, by name."""
         return {name: anneal.value for name, anneal in self.recipe.anneals.items()}
 
     def record_step(self, unread: Unread) -> None:
-        """One more step is done. Its numbers stay on the device until they are read."""
+        """Record a step that is done. Its numbers stay on the device until they are read."""
         self.progress.step = unread.step
+        if (unread.step - 1) % self.steps_per_epoch == 0:
+            self.first_lrs.append(unread.lrs)
         facts: dict[str, Any] = {"rng": self.generators.digest()}
         if self.is_detailed or unread.step % self._checksum_every == 0:
             facts["state"] = describe_components(self, in_detail=self.is_detailed)
@@ -234,7 +255,8 @@ class Training:
                 self.progress.add_loss(loss)
                 epoch = (each.step - 1) // self.steps_per_epoch + 1
                 line = {"step": each.step, "epoch": epoch, "loss": loss, "grad_norm": norm, "lrs": each.lrs}
-                self.metrics.append(line | {"samples": each.samples, **facts})
+                anneals = {"anneals": each.anneals} if each.anneals else {}
+                self.metrics.append(line | anneals | {"samples": each.samples, **facts})
             self._unread.clear()
         return self.metrics
 

@@ -38,7 +38,7 @@ def train_step(training: Training) -> Unread:
     accelerator, recipe = training.accelerator, training.recipe
     model, optimizer = training.model, training.optimizer
     model.train()
-    lrs = training.lrs
+    lrs, anneals = training.lrs, training.anneals
     loss_sum = torch.zeros((), device=accelerator.device)
     grad_norm = torch.zeros((), device=accelerator.device)
     names = []
@@ -60,7 +60,7 @@ def train_step(training: Training) -> Unread:
     if recipe.after_step is not None:
         recipe.after_step()
     mean_loss = loss_sum / recipe.grad_accum
-    return Unread(training.progress.step + 1, mean_loss, grad_norm.float(), lrs, combine(names))
+    return Unread(training.progress.step + 1, mean_loss, grad_norm.float(), lrs, anneals, combine(names))
 
 
 def clip(training: Training) -> torch.Tensor:
@@ -76,11 +76,12 @@ def clip(training: Training) -> torch.Tensor:
 
 
 def end_epoch(training: Training) -> None:
-    """The epoch's mean loss, rates, anneals and evaluation are on record, and what waits for its end has it."""
+    """Evaluate the model, add the epoch to the history and step the schedulers that wait for an epoch's loss."""
     progress = training.progress
     last = training.read_metrics()[-1]
     anneals, metrics = training.set_anneals(), evaluate(training)
-    last |= {name: value for name, value in (("metrics", metrics), ("anneals", anneals)) if value}
+    if metrics:
+        last["metrics"] = metrics
     for scheduler in training.schedulers:
         if waits_for_plateau(scheduler):
             scheduler.step(progress.avg_loss)

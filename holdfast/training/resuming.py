@@ -12,7 +12,9 @@ from holdfast import state
 from holdfast.checkpoint import Metadata, Payload, differences, shorten
 from holdfast.errors import ConfigDrift, GateTripped
 from holdfast.probe import How, check_health, compare
+from holdfast.store import open_store
 from holdfast.training.build import Training
+from holdfast.training.history import read_first_lrs
 from holdfast.training.probing import measure
 
 SHOWN_NAMES = 3
@@ -37,11 +39,13 @@ class Resumed:
     """What a resume did.
 
     Attributes:
+        summary: the rates, the schedulers and the anneal offset that are now in force, for a person.
         taken_over: hyperparameters that a changed setting has put in force.
         note: how the probe differs, where that is only recorded.
     """
 
     step: int
+    summary: str = ""
     taken_over: list[str] = field(default_factory=list)
     note: str = ""
 
@@ -69,6 +73,8 @@ def resume(
         resumed.taken_over = state.take_over(training, saved["built"])
     else:
         _check_built(training, payload)
+    resumed.summary = summarize(training)
+    training.first_lrs = read_first_lrs(metadata, open_store(training.config.store).inside(training.config.run))
     training.parent = metadata.checkpoint_sha256
     training.probe = metadata.probe
     probe = measure(training)
@@ -81,6 +87,15 @@ def resume(
     if complaints:
         raise GateTripped("; ".join(complaints), step=training.progress.step)
     return resumed
+
+
+def summarize(training: Training) -> str:
+    """Describe where rates, schedulers and anneals go on from, for a person; equal rates are named once."""
+    rates = list(dict.fromkeys(f"{rate:.6g}" for rate in training.lrs))
+    more = f" and {len(rates) - SHOWN_NAMES} more" if len(rates) > SHOWN_NAMES else ""
+    schedulers = f"scheduler {', '.join(training.describe_schedulers())}" if training.schedulers else "no scheduler"
+    offset = training.progress.anneal_offset
+    return f"lr {', '.join(rates[:SHOWN_NAMES])}{more}, {schedulers}, anneal offset {offset}"
 
 
 def _begin_data(training: Training, saved: Mapping[str, Any], metadata: Metadata, watch: Any) -> None:

@@ -77,12 +77,12 @@ def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
     """The fields of `checkpoint.Metadata` that are about what was trained."""
     progress = training.progress
     epoch, within = divmod(progress.step, training.steps_per_epoch)
-    rates = [entry["lrs"] for entry in progress.history]
+    rates, in_progress = training.first_lrs[:epoch], training.first_lrs[epoch:]
     return {
         "epoch": epoch,
         "created_at": now(),
         "optimizer_steps_total": progress.step,
-        "optimizer_steps_epoch": within,
+        "optimizer_steps_epoch": within or training.steps_per_epoch,
         "steps_per_epoch": training.steps_per_epoch,
         "grad_accum": training.recipe.grad_accum,
         "avg_loss": progress.avg_loss,
@@ -90,6 +90,7 @@ def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
         "current_lrs": training.lrs,
         "learning_rate_history": rates,
         "learning_rate_history_len": len(rates),
+        "epoch_first_lrs": in_progress[0] if in_progress else [],
         "metrics": progress.history[-1]["metrics"] if progress.history else {},
         "anneals": training.set_anneals(),
         "anneal_offset": progress.anneal_offset,
