@@ -5,6 +5,8 @@ let through by ``accept_drift``, would have no effect, silently. So a checkpoint
 were built*; where what is built now differs from that, it is what the person wants. Nothing else is touched.
 """
 
+import copy
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +34,7 @@ def take_over(training: "Training", saved_built: dict[str, Any]) -> list[str]:
     """
     built = from_payload(to_payload(training.built))  # as it would be read back: a Counter as a dict
     changed = []
+    rates = _rates(training)
     for number, group in enumerate(training.optimizer.param_groups):
         old, new = saved_built["optimizer"][number], built["optimizer"][number]
         changed += [f"optimizer.{number}.{name}" for name in _merge_group(group, old, new)]
@@ -43,6 +46,7 @@ def take_over(training: "Training", saved_built: dict[str, Any]) -> list[str]:
         changed.append("schedule")
     if changed:
         _recompute(training)
+        _scale_last_rates(training.schedulers, rates, _rates(training))
     return changed
 
 
@@ -82,6 +86,19 @@ def _recompute(training: "Training") -> None:
         groups = training.optimizer.param_groups
         for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
             group["lr"] = base * factor(scheduler.last_epoch)
+
+
+def _rates(training: "Training") -> list[Any]:
+    return copy.deepcopy([group["lr"] for group in training.optimizer.param_groups])
+
+
+def _scale_last_rates(schedulers: Iterable[Any], old: list[Any], new: list[Any]) -> None:
+    """Change the rates that schedulers report as their last as the groups' rates have changed."""
+    for scheduler in schedulers:
+        if len(last := getattr(scheduler, "_last_lr", ())) == len(old):
+            each = zip(last, old, new, strict=True)
+            scheduler._last_lr = [now if rate == was or not was else rate * (now / was) for rate, was, now in each]
+        _scale_last_rates(getattr(scheduler, "_schedulers", ()), old, new)
 
 
 def _same(a: Any, b: Any) -> bool:

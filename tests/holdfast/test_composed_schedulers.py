@@ -95,6 +95,26 @@ def test_a_rate(kind: str) -> None:
     assert found == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_report_the_rate_that_is_in_force(kind: str) -> None:
+    after, always = make(kind=kind, lr=0.01), make(kind=kind, lr=0.01)
+    train_to(before := make(kind=kind), STEPS)
+    train_to(always, STEPS)
+    saved = state.from_payload(state.to_payload(copy.deepcopy(state.capture(before))))
+    state.restore(after, saved)
+    state.take_over(after, saved["built"])
+    assert after.schedulers[0].get_last_lr() == after.lrs
+    assert last_rates(after.schedulers) == pytest.approx(last_rates(always.schedulers))
+
+
+def last_rates(schedulers: Any) -> list[float]:
+    """What schedulers, and those that they are made of, report as their last rate."""
+    found = []
+    for scheduler in schedulers:
+        found += [*scheduler.get_last_lr(), *last_rates(getattr(scheduler, "_schedulers", ()))]
+    return found
+
+
 @pytest.mark.parametrize("kind", ["sequential", "chained", "polynomial"])
 def test_a_length(kind: str) -> None:
     """The rate goes on from where it is, in the shape of the new schedule."""
