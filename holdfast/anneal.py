@@ -1,9 +1,25 @@
 """Values that are functions of the step: a temperature, an entropy coefficient, a teacher's share."""
 
 import math
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Self
 
+from holdfast.config import did_you_mean
 from holdfast.errors import ConfigError
+
+# A setting's ending after `<name>_`, and the field that it sets.
+ENDINGS = {
+    "initial": "initial",
+    "final": "final",
+    "anneal_start_frac": "start_frac",
+    "anneal_end_frac": "end_frac",
+    "anneal_start_step": "start_step",
+    "anneal_end_step": "end_step",
+}
+# The setting that says how many epochs a recipe's schedules, and so its anneals, are long.
+LENGTH = "schedule_epochs"
 
 
 @dataclass
@@ -49,6 +65,47 @@ class Anneal:
             if end < start:
                 raise ConfigError(f"an anneal ends at {end:g}, before it begins at {start:g}")
 
+    @classmethod
+    def from_settings(cls, name: str, settings: Mapping[str, Any], epochs: float | None = None) -> Self:
+        """Build the anneal that a recipe's settings describe.
+
+        It reads ``<name>_initial``, ``<name>_final``, ``<name>_anneal_start_frac`` (0 if it is missing),
+        ``<name>_anneal_end_frac`` (1), ``<name>_anneal_start_step`` and ``<name>_anneal_end_step``. A step overrides
+        its fraction. A setting that is None counts as missing. Every other setting that begins with ``<name>_`` is
+        refused, unless it is of an anneal with a longer name.
+
+        Args:
+            settings: the recipe's settings; those of other names are ignored.
+            epochs: the length of the whole training, which fractions are of; by default the setting
+                ``schedule_epochs``. It isn't the run's own ``epochs``, so training further changes no value.
+
+        Raises:
+            ConfigError: a setting is missing, unknown or out of range; the message names it.
+        """
+        known = {f"{name}_{ending}": field for ending, field in ENDINGS.items()}
+        for key in settings:
+            if key.startswith(f"{name}_") and key not in known and not _is_of_longer_name(key, name):
+                raise ConfigError(f"unknown setting settings.{key}", hint=did_you_mean(key, known))
+        found = {key: settings[key] for key in known if settings.get(key) is not None}
+        for key in (f"{name}_initial", f"{name}_final"):
+            if key not in found:
+                raise ConfigError(f"settings.{key} is missing", hint=f"anneal {name!r} needs a first and a last value")
+        for key, value in found.items():
+            _check(f"settings.{key}", value, known[key])
+        length = settings.get(LENGTH) if epochs is None else epochs
+        if length is not None:
+            _check(f"settings.{LENGTH}" if epochs is None else "epochs", length, "epochs")
+        elif not {f"{name}_anneal_start_step", f"{name}_anneal_end_step"} <= found.keys():
+            raise ConfigError(
+                f"anneal {name!r}: how long the training is isn't known",
+                hint=f"settings.{LENGTH}, or both {name}_anneal_start_step and {name}_anneal_end_step",
+            )
+        try:
+            return cls(**{known[key]: value for key, value in found.items()}, epochs=length)
+        except ConfigError:
+            line = ", ".join(f"settings.{key} = {found[key]!r}" for key in known if key in found and "_anneal_" in key)
+            raise ConfigError(f"anneal {name!r} ends before it begins: {line}") from None
+
     def bounds(self, steps_per_epoch: int) -> tuple[float, float]:
         """The steps between which the value moves."""
         length = (self.epochs or 0.0) * steps_per_epoch
@@ -65,3 +122,24 @@ class Anneal:
             return self.initial
         done = (step - start) / (end - start)
         return self.initial + (self.final - self.initial) * done
+
+
+def _is_of_longer_name(key: str, name: str) -> bool:
+    """Whether a setting that begins with ``<name>_`` is of an anneal such as ``<name>_scale``."""
+    rest = key.removeprefix(f"{name}_")
+    return not rest.startswith("anneal_") and any(rest.endswith(f"_{ending}") for ending in ENDINGS)
+
+
+def _check(key: str, value: Any, field: str) -> None:
+    """Raise ConfigError if a setting has no value that its field can have."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    if field.endswith("_step"):
+        expected, is_good = "a whole number from 0", is_number and isinstance(value, int) and value >= 0
+    elif field.endswith("_frac"):
+        expected, is_good = "0 to 1", is_number and 0 <= value <= 1
+    elif field == "epochs":
+        expected, is_good = "a number above 0", is_number and value > 0
+    else:
+        expected, is_good = "a finite number", is_number
+    if not is_good:
+        raise ConfigError(f"{key} = {value!r}: expected {expected}")

@@ -1,5 +1,6 @@
 """An annealed value is a function of the step: the same however the run came there, and however long it goes on."""
 
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from holdfast import Anneal
 from holdfast.errors import ConfigError
 
 STEPS_PER_EPOCH = 10
+
+MOVES = {"temperature_initial": 1.2, "temperature_final": 0.2}
 
 numbers = st.floats(-1e6, 1e6)
 fractions = st.floats(0, 1)
@@ -119,3 +122,58 @@ def test_what_has_no_length_or_ends_before_it_begins_is_refused(fields: dict[str
 def test_an_endless_length_is_refused() -> None:
     with pytest.raises(ConfigError, match="epochs = inf"):
         Anneal(1.0, 0.0, epochs=float("inf"))
+
+
+# ---- from a recipe's settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "bounds"),
+    [
+        ({}, (0.0, 20.0)),
+        ({"temperature_anneal_start_frac": 0.25, "temperature_anneal_end_frac": 0.5}, (5.0, 10.0)),
+        ({"temperature_anneal_start_frac": 0.25, "temperature_anneal_start_step": 7}, (7.0, 20.0)),
+        ({"temperature_anneal_end_frac": 0.5, "temperature_anneal_end_step": 3}, (0.0, 3.0)),
+        ({"temperature_anneal_start_step": None, "temperature_anneal_end_step": None}, (0.0, 20.0)),
+        ({"temperature_anneal_start_step": 0, "temperature_anneal_end_step": 8, "schedule_epochs": None}, (0.0, 8.0)),
+        ({"lr": 0.1, "temperature_scale_initial": 9.0, "temperature_scale_anneal_end_step": 9, "tem": 1}, (0.0, 20.0)),
+    ],
+)
+def test_it_is_read_from_settings(settings: dict[str, Any], bounds: tuple[float, float]) -> None:
+    anneal = Anneal.from_settings("temperature", {**MOVES, "schedule_epochs": 2, **settings})
+    assert (anneal.initial, anneal.final, anneal.value) == (1.2, 0.2, 1.2)
+    assert anneal.bounds(10) == bounds
+
+
+def test_the_length_of_the_training_can_be_given() -> None:
+    assert Anneal.from_settings("temperature", MOVES, epochs=3).bounds(10) == (0.0, 30.0)
+    assert Anneal.from_settings("temperature", {**MOVES, "schedule_epochs": 2}, epochs=3).bounds(10) == (0.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "hint"),
+    [
+        ({"temperature_initial": None}, "settings.temperature_initial is missing", "'temperature'"),
+        ({"temperature_final": None}, "settings.temperature_final is missing", "'temperature'"),
+        ({"temperature_finall": 1}, "unknown setting settings.temperature_finall", "did you mean temperature_final?"),
+        ({"temperature_anneal_strat_frac": 0}, "temperature_anneal_strat_frac", "mean temperature_anneal_start_frac?"),
+        ({"temperature_anneal_initial": 1}, "unknown setting settings.temperature_anneal_initial", "did you mean "),
+        ({"temperature_initial": True}, "settings.temperature_initial = True: expected a finite number", ""),
+        ({"temperature_initial": "hot"}, "settings.temperature_initial = 'hot': expected a finite number", ""),
+        ({"temperature_final": math.nan}, "settings.temperature_final = nan: expected a finite number", ""),
+        ({"temperature_final": 10**400}, "settings.temperature_final = 1000", ""),
+        ({"temperature_anneal_end_frac": 1.5}, "settings.temperature_anneal_end_frac = 1.5: expected 0 to 1", ""),
+        ({"temperature_anneal_end_step": 1.5}, "anneal_end_step = 1.5: expected a whole number from 0", ""),
+        ({"temperature_anneal_start_step": -1}, "anneal_start_step = -1: expected a whole number from 0", ""),
+        ({"temperature_anneal_start_frac": 0.7, "temperature_anneal_end_frac": 0.5}, "anneal_end_frac = 0.5", ""),
+        ({"temperature_anneal_start_step": 7, "temperature_anneal_end_step": 5}, "ends before it begins: ", ""),
+        ({"schedule_epochs": None}, "how long the training is isn't known", "settings.schedule_epochs, or both"),
+        ({"schedule_epochs": 0}, "settings.schedule_epochs = 0: expected a number above 0", ""),
+        ({"schedule_epochs": "2"}, "settings.schedule_epochs = '2': expected a number above 0", ""),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, Any], said: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Anneal.from_settings("temperature", {**MOVES, "schedule_epochs": 2, **settings})
+    assert said in str(caught.value)
+    assert hint in caught.value.hint
