@@ -18,6 +18,7 @@ from prefect.utilities.urls import url_for
 from flows.attempt import attempt
 from holdfast.attempt import start_ahead
 from holdfast.cli import EXIT_CODES, run_app
+from holdfast.columns import align
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import RunStopped
 from holdfast.journal import Journal
@@ -158,13 +159,11 @@ def main(
 def show(result: TrainResult, config: RunConfig) -> None:
     """The result, as a person reads it."""
     lies_in = f"{config.store.rstrip('/')}/{result.run}/{result.path}"
-    rows: dict[str, Any] = {"final loss": result.avg_loss, **result.metrics}
+    measured = {"final loss": result.avg_loss, **result.metrics}
+    rows = {name.replace("_", " "): f"{value:.4f}" for name, value in measured.items() if value is not None}
+    rows |= {"checkpoint": result.checkpoint_sha256_last, "lies in": lies_in}
     print(f"run {result.run} is complete: step {result.steps}, epoch {result.epochs}")
-    for name, value in rows.items():
-        if value is not None:
-            print(f"  {name.replace('_', ' '):14}  {value:.4f}")
-    print(f"  {'checkpoint':14}  {result.checkpoint_sha256_last}")
-    print(f"  {'lies in':14}  {lies_in}")
+    print("\n".join(align(rows, indent="  ")))
 
 
 def _exit_after_sigterm(signum: int, frame: object) -> None:

@@ -1,9 +1,13 @@
 """What a checkpoint is worth: loaded, checked and measured as training does it."""
 
+import math
+
 from pydantic import BaseModel, ConfigDict
 
 from holdfast import checkpoint
+from holdfast.columns import align
 from holdfast.errors import RunStopped
+from holdfast.fingerprint import ABSENT
 from holdfast.journal import Commit, Journal
 from holdfast.probe import Probe
 from holdfast.replay import ranks_at
@@ -34,11 +38,16 @@ class Evaluation(BaseModel):
 
     def __str__(self) -> str:
         lines = [f"commit {self.commit} of run {self.run} ({self.path}), step {self.step}: {self.checkpoint_sha256}"]
-        for name, value in (self.metrics | self.anneals | self.probe.values).items():
-            lines.append(f"  {name.replace('_', ' '):16}{'not finite' if value is None else f'{value:.6g}'}")
-        if self.recorded:
-            is_same = self.recorded == self.metrics
-            lines.append("  the metrics are those of training" if is_same else f"  in training: {self.recorded}")
+        values = self.metrics | self.anneals | self.probe.values
+        rows = {name: "not finite" if value is None else f"{value:.6g}" for name, value in values.items()}
+        metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
+        names = sorted(metrics.keys() | self.recorded.keys()) if self.recorded else []
+        different = [name for name in names if metrics.get(name, ABSENT) != self.recorded.get(name, ABSENT)]
+        for name in different:
+            rows[name] = f"{metrics.get(name, ABSENT)}, in training {self.recorded.get(name, ABSENT)}"
+        lines += align({name.replace("_", " "): value for name, value in rows.items()}, indent="  ")
+        if self.recorded and not different:
+            lines.append("  the metrics are those of training")
         return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
 from holdfast.cli.app import Flag, Json, app, counted, open_journal, print_json
+from holdfast.columns import align
 from holdfast.errors import Damage
 from holdfast.journal import find_runs
 from holdfast.signature import load_trusted_key
@@ -80,10 +81,8 @@ def show(run: str, /, *, json: Json = False) -> None:
     if json:
         print_json(standing.model_dump())
         return
-    rows = _rows(standing)
-    width = max(14, *map(len, rows))
-    for name, value in rows.items():
-        print(f"{name:{width}}  {f'{value:.6g}' if isinstance(value, float) else value}")
+    rows = {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in _rows(standing).items()}
+    print("\n".join(align(rows)))
 
 
 @app.command
