@@ -38,7 +38,8 @@ class Evaluation(BaseModel):
 
     def __str__(self) -> str:
         lines = [f"commit {self.commit} of run {self.run} ({self.path}), step {self.step}: {self.checkpoint_sha256}"]
-        values = self.metrics | self.anneals | self.probe.values
+        probe = {f"probe {name}": value for name, value in self.probe.values.items()}  # a metric may be a loss, too
+        values = self.metrics | self.anneals | probe
         rows = {name: "not finite" if value is None else f"{value:.6g}" for name, value in values.items()}
         metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
         names = sorted(metrics.keys() | self.recorded.keys()) if self.recorded else []

@@ -10,12 +10,15 @@ from holdfast.probe import Probe
 
 
 def evaluation(
-    metrics: dict[str, float], recorded: dict[str, float | None] | None = None, anneals: dict[str, float] | None = None
+    metrics: dict[str, float],
+    recorded: dict[str, float | None] | None = None,
+    anneals: dict[str, float] | None = None,
+    probe: dict[str, float | None] | None = None,
 ) -> list[str]:
     """The lines of an evaluation, but for the first."""
     found = Evaluation(
         run="a", commit=1, path="epoch-0001", step=10, epoch=1, checkpoint_sha256="0" * 64, metrics=metrics,
-        anneals=anneals or {}, probe=Probe(), recorded=recorded or {},
+        anneals=anneals or {}, probe=Probe(values=probe or {}), recorded=recorded or {},
     )  # fmt: skip
     return str(found).splitlines()[1:]
 
@@ -38,6 +41,10 @@ def test_an_evaluations_values_are_apart_from_their_names(name: str) -> None:
     assert first.removeprefix(f"  {shown}").strip() == "0.5"
     if len(name) <= 40:
         assert first.index("0.5") == second.index("0.25")
+
+
+def test_a_metric_is_not_taken_for_what_the_probe_measured() -> None:
+    assert evaluation({"loss": 1.0}, probe={"loss": None}) == ["  loss            1", "  probe loss      not finite"]
 
 
 def test_metrics_that_are_those_of_training_are_said_to_be() -> None:
