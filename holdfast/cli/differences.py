@@ -265,7 +265,8 @@ def _list_lives(journal: Journal) -> Iterator[tuple[AttemptRecord, list[Change]]
 
 def _find_fingerprints(journal: Journal) -> dict[int, str]:
     """Which settings each attempt trained with, as far as its commits tell."""
-    if len(journal.store.list("configs")) < 2:  # then there is no need to read every commit
+    known = {name.partition(".")[0].partition("-")[0] for name in journal.store.list("configs")}
+    if len(known) < 2:  # then there is no need to read every commit
         return {}
     fingerprints = {}
     for number in journal.numbers("commits"):

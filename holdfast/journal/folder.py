@@ -1,5 +1,6 @@
 """A run's folder: that there is such a run, and the settings that it was trained with."""
 
+import contextlib
 import logging
 from typing import Any
 
@@ -78,13 +79,22 @@ class RunFolder:
         return record
 
     def record_config(self, fingerprint: str, identity: dict[str, Any], config: dict[str, Any]) -> None:
-        """The settings in force are on the store, under their fingerprint and as the snapshot."""
-        data = ConfigRecord(fingerprint=fingerprint, identity=to_plain(identity), config=config).to_bytes()
+        """Keep the settings in force: under their fingerprint, in a file of their own, and as the newest snapshot.
+
+        ``configs/<fingerprint>.json`` has them as they were first used. Where they differ from those, which only
+        operational settings can, ``configs/<fingerprint>-<hash>.json`` is added.
+        """
+        record = ConfigRecord(fingerprint=fingerprint, identity=to_plain(identity), config=config)
+        data = record.to_bytes()
         try:
-            self.store.create(f"configs/{fingerprint}.json", data)
+            self.store.create(record.name, data)
         except NameTaken:
-            if self.read_config(fingerprint) is None:
-                self.store.replace(f"configs/{fingerprint}.json", data)
+            first = self.read_config(fingerprint)
+            if first is None:
+                self.store.replace(record.name, data)
+            elif first != record:
+                with contextlib.suppress(NameTaken):
+                    self.store.create(record.snapshot_name, data)
         self.store.replace("config.snapshot.json", data)
 
     def read_config(self, fingerprint: str) -> ConfigRecord | None:

@@ -101,11 +101,21 @@ class RunRecord(Record):
 
 
 class ConfigRecord(Record):
-    """``config.snapshot.json`` and ``configs/<fingerprint>.json``: the settings that a fingerprint stands for."""
+    """``config.snapshot.json`` and the files in ``configs/``: the settings that a fingerprint stands for."""
 
     fingerprint: str = Field(pattern=SHA256)
     identity: dict[str, Any]
     config: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """``configs/<fingerprint>.json``, for the settings as they were first used."""
+        return f"configs/{self.fingerprint}.json"
+
+    @property
+    def snapshot_name(self) -> str:
+        """``configs/<fingerprint>-<hash>.json``, for the same with other operational settings."""
+        return f"configs/{self.fingerprint}-{_hash_fields(json.loads(self.model_dump_json()))[:16]}.json"
 
 
 class AttemptRecord(Record):

@@ -107,7 +107,7 @@ def _list_others(journal: Journal) -> Iterator[tuple[str, type[Record], str, Any
     if journal.store.exists("config.snapshot.json"):
         yield "config.snapshot.json", ConfigRecord, "", None
     for name in journal.store.list("configs"):
-        yield f"configs/{name}", ConfigRecord, "fingerprint", name.removesuffix(".json")
+        yield f"configs/{name}", ConfigRecord, "", None
     for folder, (cls, field) in NUMBERED.items():
         for number in journal.numbers(folder):
             yield record_name(folder, number), cls, field, number
@@ -122,6 +122,8 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
         return None
     if field and getattr(record, field) != expected:
         return f"{name} says that it is of {getattr(record, field)}"
+    if isinstance(record, ConfigRecord) and name not in ("config.snapshot.json", record.name, record.snapshot_name):
+        return f"{name} says that it is of {record.fingerprint}"
     if isinstance(record, ConfigRecord) and fingerprint(record.identity) != record.fingerprint:
         return f"{name}: its settings don't have its fingerprint"
     return None

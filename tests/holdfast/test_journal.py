@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import NameTaken, RecordDamaged, RunUnknown, Superseded, WrongUse
-from holdfast.journal import Commit, Journal
+from holdfast.journal import Commit, ConfigRecord, Journal
 from holdfast.store.local import LocalStore
 from tests.makers import claim, make_commit, make_latest, publish
 
@@ -178,6 +178,23 @@ def test_settings_are_kept_and_mended(journal: Journal, root: Path) -> None:
     saved = journal.read_config("0" * 64)
     assert saved
     assert saved.identity == {"lr": 0.1}
+
+
+def test_every_snapshot_of_the_settings_is_kept(journal: Journal) -> None:
+    """Also those whose changes are operational, which have the same fingerprint."""
+    snapshots = [{"epochs": 3, "log": {"every": every}} for every in (1, 2, 1, 3, 2)]
+    for config in snapshots:
+        journal.record_config("0" * 64, {"lr": 0.1}, config)
+    names = journal.store.list("configs")
+    assert len(names) == 3
+    kept = [ConfigRecord.from_bytes(journal.store.read(f"configs/{name}"), name) for name in names]
+    assert sorted(record.config["log"]["every"] for record in kept) == [1, 2, 3]
+    first = journal.read_config("0" * 64)
+    assert first
+    assert first.config == snapshots[0]
+    snapshot = journal.read_snapshot()
+    assert snapshot
+    assert snapshot.config == snapshots[-1]
 
 
 def test_a_lost_commits_number_is_not_used_again(journal: Journal, root: Path) -> None:

@@ -231,6 +231,20 @@ def test_settings_under_a_wrong_fingerprint_are_damage(line: Line, says: str) ->
     assert check(line).problems == [f"{name}: its settings don't have its fingerprint"]
 
 
+def test_each_snapshot_of_the_settings_is_checked(line: Line) -> None:
+    line.journal.record_config(SETTINGS, IDENTITY, {"epochs": 5})
+    (name,) = (name for name in line.journal.store.list("configs") if name != f"{SETTINGS}.json")
+    assert check(line).ok
+    path = root(line) / "configs" / name
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'"epochs": 5', b'"epochs": 6'))
+    assert check(line).problems == [f"configs/{name} can't be read: its content doesn't hash to its record_sha256"]
+    path.write_bytes(data)
+    other = f"{SETTINGS}-{'0' * 16}.json"
+    path.rename(path.with_name(other))
+    assert check(line).problems == [f"configs/{other} says that it is of {SETTINGS}"]
+
+
 def test_latest_that_is_stale_or_missing_mends_itself(line: Line) -> None:
     line.journal.publish_latest(make_latest(line.journal.read_commit(6)))
     report = check(line)
