@@ -15,7 +15,14 @@ from typing import Any
 
 from holdfast import checkpoint, faults, launch, retention
 from holdfast.attempt.line import Line
-from holdfast.attempt.lineage import choose_gate, describe_present, find_ancestor, judge_drift, judge_environment
+from holdfast.attempt.lineage import (
+    choose_gate,
+    describe_present,
+    explain_unfit,
+    find_ancestor,
+    judge_drift,
+    judge_environment,
+)
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
 from holdfast.errors import (
@@ -25,6 +32,7 @@ from holdfast.errors import (
     OutOfMemory,
     RankDied,
     RecipeFailed,
+    StateError,
     Unhealthy,
 )
 from holdfast.interval import FIRST_STEPS, History
@@ -236,7 +244,10 @@ class Attempt:
         """The ranks now hold the commit's state; or how it is damaged, or what has tripped the gate."""
         assert self._ranks is not None
         gate = choose_gate(self.journal, commit, self._present, self.config.resume)
-        event = self._ranks.restore(commit, gate)
+        try:
+            event = self._ranks.restore(commit, gate)
+        except StateError as error:
+            raise explain_unfit(error, self.journal, commit, self._present, self.config.resume) from error
         if problem := problem_in(event):
             return problem
         log.info("restored: %s", event["summary"])

@@ -8,7 +8,7 @@ from holdfast import checkpoint
 from holdfast.config import InitFrom, Resume, RunConfig
 from holdfast.contract import Verdict, judge
 from holdfast.drift import Change, check_drift, compare, compare_sources, find_defaults, is_harmless, to_lineage
-from holdfast.errors import ConfigError, DeterminismError, NameMissing, RecordDamaged
+from holdfast.errors import ConfigDrift, ConfigError, DeterminismError, NameMissing, RecordDamaged, StateError
 from holdfast.fingerprint import fingerprint, validate_fingerprint
 from holdfast.journal import Commit, Journal
 from holdfast.store import open_store
@@ -134,6 +134,28 @@ def choose_gate(journal: Journal, commit: Commit, present: Present, resume: Resu
     if promise_for(journal, commit, present).promise == "identical":
         return {"how": "exact"}
     return {"how": "tolerance", "tolerance": resume.tolerance}
+
+
+def explain_unfit(
+    error: StateError, journal: Journal, commit: Commit, present: Present, resume: Resume
+) -> StateError | ConfigDrift:
+    """Return the error for a checkpoint that doesn't fit what the ranks built.
+
+    Where changes were let through, the person has asked for something impossible: the error is one of wrong use and
+    names the changes. Otherwise it is the ranks' own.
+    """
+    changed = [change for change in changes_since(journal, commit, present) if not is_harmless(change)]
+    names = [change.name for change in changed] or [name for name in resume.accept_drift if name == BUILT]
+    if not names:
+        return error
+    first = " ".join(line.strip() for line in error.message.splitlines()[:2])  # torch lists every tensor
+    lines = [f"{commit.path} can't be resumed with the accepted {', '.join(names)}: {first}"]
+    return ConfigDrift(
+        "\n".join([*lines, *(f"  {change}" for change in changed)]),
+        hint="put the saved values back, or train as a run of another name (--set run=...), which can begin with the "
+        "weights that fit (init_from, reset)",
+        fields={change.name: [change.saved, change.current] for change in changed},
+    )
 
 
 def environment_of(journal: Journal, commit: Commit) -> dict[str, Any]:

@@ -111,6 +111,20 @@ def test_settings_and_machine(engine: Engine) -> None:
     assert [reason.split(":")[0] for reason in lineage["environment"]["reasons"]] == ["cpu", "cpu_vector"]
 
 
+def test_an_accepted_change_that_the_checkpoint_does_not_fit_is_wrong_use(engine: Engine) -> None:
+    engine.finish("epochs=1")
+    before = engine.standing()
+    done = engine.run("epochs=2", "settings.width=32", 'resume.accept_drift=["width"]')
+    assert done.returncode == 1, done.stderr
+    assert "error: epoch-0001 can't be resumed with the accepted settings.width: the saved model doesn't" in done.stderr
+    assert "size mismatch for 0.weight" in done.stderr
+    assert "\n  settings.width: saved 16, now 32\n" in done.stderr
+    assert "hint: put the saved values back, or train as a run of another name (--set run=...)" in done.stderr
+    assert "code has changed" not in done.stderr
+    assert engine.standing().commit == before.commit
+    assert engine.finish("epochs=2").step == 20
+
+
 def test_code_and_what_it_reads(engine: Engine) -> None:
     source = engine.folder / "drifting.py"
     engine.environment = engine.environment | {"PYTHONPATH": str(engine.folder)}
