@@ -6,7 +6,6 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
-from prefect import flow
 from pydantic import PositiveInt
 
 from holdfast.audit import Audit, choose_commits
@@ -16,12 +15,13 @@ from holdfast.journal import list_runs
 from holdfast.progress import log_plain_lines
 from holdfast.store import open_store
 from tasks.auditing import audit_one
+from tasks.served import served_flow
 from tasks.server import server
 
 log = logging.getLogger("holdfast.audit")
 
 
-@flow(name="audit", flow_run_name="audit {store}", retries=0)
+@served_flow(name="audit", flow_run_name="audit {store}", retries=0)
 def audit(store: str, commits: PositiveInt = 1, seed: int | None = None) -> dict[str, list[Audit]]:
     """Train chunks of each run again, and compare the bytes. Nothing on the store is changed.
 

@@ -4,7 +4,6 @@ import sys
 from typing import Annotated
 
 from cyclopts import App, Parameter
-from prefect import flow
 
 from holdfast.cli import EXIT_CODES, run_app
 from holdfast.cli.app import find_commit, open_journal
@@ -12,10 +11,11 @@ from holdfast.evaluation import Evaluation, evaluate_commit
 from holdfast.journal import Journal
 from holdfast.progress import log_plain_lines
 from holdfast.store import open_store
+from tasks.served import served_flow
 from tasks.server import server
 
 
-@flow(name="evaluate", flow_run_name="evaluate {run}", retries=0)
+@served_flow(name="evaluate", flow_run_name="evaluate {run}", retries=0)
 def evaluate(store: str, run: str, commit: str = "") -> Evaluation:
     """Restore a checkpoint as training does, through the gate, and evaluate it. Nothing on the store is changed.
 

@@ -5,7 +5,6 @@ import sys
 from typing import Annotated
 
 from cyclopts import App, Parameter
-from prefect import flow
 
 from holdfast.cli import EXIT_CODES, run_app
 from holdfast.cli.keeping import summarize
@@ -14,12 +13,13 @@ from holdfast.journal import PruneReport, list_runs
 from holdfast.progress import log_plain_lines
 from holdfast.store import open_store
 from tasks.pruning import prune_one
+from tasks.served import served_flow
 from tasks.server import server
 
 log = logging.getLogger("holdfast.prune")
 
 
-@flow(name="prune", flow_run_name="prune {store}", retries=0)
+@served_flow(name="prune", flow_run_name="prune {store}", retries=0)
 def prune(store: str, dry_run: bool = False) -> dict[str, PruneReport]:
     """Delete what each run's own retention doesn't keep. Runs that train meanwhile are not disturbed.
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
-from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.exceptions import Pause, TerminationSignal
 from prefect.states import Cancelled
@@ -30,12 +29,13 @@ from holdfast.supervision import End, judge
 from tasks import pool
 from tasks.heartbeat import heartbeat
 from tasks.reporting import summarize
+from tasks.served import served_flow
 from tasks.server import server
 
 log = logging.getLogger("holdfast.train")
 
 
-@flow(name="train", flow_run_name="{config.run}", retries=0)
+@served_flow(name="train", flow_run_name="{config.run}", retries=0)
 def train(config: RunConfig) -> TrainResult | State[Any]:
     """Train a run until its journal says that it is complete.
 

@@ -1,0 +1,61 @@
+"""A flow that is called from Python has the temporary server of the commands, where no API is configured."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.journal import Journal
+from holdfast.store import open_store
+from tests.conftest import ROOT, Driver, kill_tree
+
+pytestmark = pytest.mark.slow
+
+TRAINED_WITHIN_S = 240
+
+CALL = """
+from flows.train import train
+from holdfast.config import load_config
+result = train(load_config({path!r}))
+print("complete:", result.complete, result.steps)
+"""
+
+
+def start(folder: Path, **environment: str) -> "tuple[Driver, subprocess.Popen[str]]":
+    """A Python program that trains the toy, as for a new user."""
+    driver = Driver(folder, {})
+    known = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    known |= {"HOME": str(folder), "PREFECT_HOME": str(folder / "prefect"), "PYTHONPATH": str(ROOT), **environment}
+    process = subprocess.Popen(
+        [sys.executable, "-c", CALL.format(path=str(driver.config))],
+        env=known, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    return driver, process
+
+
+def test_killed_it_leaves_no_process_behind_and_called_again_it_trains_to_the_end(tmp_path: Path) -> None:
+    driver, process = start(tmp_path, TOY_DELAY_S="0.2")
+    journal = Journal(open_store(driver.store), "toy")
+    started: list[psutil.Process] = []
+    try:
+        deadline = time.monotonic() + TRAINED_WITHIN_S
+        while not journal.newest_number():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.communicate()
+        _, alive = psutil.wait_procs(started, timeout=60)
+        assert not alive
+        _, process = start(tmp_path)
+        out, err = process.communicate(timeout=TRAINED_WITHIN_S)
+        assert (process.returncode, out) == (0, "complete: True 30\n"), err
+    finally:
+        for each in [*started, process]:
+            kill_tree(each.pid)
+        process.communicate()
