@@ -142,9 +142,23 @@ def judge(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Verdict:
     ):
         if missing:
             reasons.append(f"{', '.join(dict.fromkeys(missing))}: {where}")
+    reasons += _changed_packages(saved.get("packages"), current.get("packages"))
     if not terms:
         reasons.append(f"device: nothing is promised on {device!r}" if device else "device: not recorded")
     return Verdict("not promised", tuple(reasons)) if reasons else Verdict("identical")
+
+
+def _changed_packages(saved: Any, current: Any) -> list[str]:
+    """Return a line for each package that the recipe imported and that has another version here, or none.
+
+    Records from before packages were recorded have nothing to compare.
+    """
+    if not isinstance(saved, Mapping) or not isinstance(current, Mapping):
+        return []
+    changed = {name: version for name, version in sorted(saved.items()) if current.get(name) != version}
+    return [
+        f"{name}: saved {version!r}, here {current.get(name, 'not installed')!r}" for name, version in changed.items()
+    ]
 
 
 def terms_on(device: str | None) -> tuple[Term, ...]:

@@ -1,6 +1,7 @@
-"""What differs between what a run was trained with and what it is to go on with, and what of that is let through.
+"""Compare what a run was trained with with what it is to go on with, and decide which changes are allowed.
 
-Pure: identities, as `holdfast.fingerprint` hashes them, and hashes of sources go in; a list of changes comes out.
+Pure: identities, as `holdfast.fingerprint` hashes them, and records of code, hyperparameters, files and packages go in;
+a list of changes comes out.
 """
 
 import difflib
@@ -15,7 +16,7 @@ from holdfast.errors import ConfigDrift
 from holdfast.fingerprint import ABSENT, SHOWN_HASH_CHARS, canonical_json, to_plain
 
 FieldClass = Literal["identity", "schedule", "operational"]
-Kind = Literal["value", "added", "removed", "renamed", "source"]
+Kind = Literal["value", "added", "removed", "renamed", "source", "built", "file", "package"]
 
 # Identity changes the mathematics, schedule says how long to train, operational is all else. A table whose fields
 # differ is listed field by field.
@@ -50,7 +51,15 @@ GROUPS: dict[Kind, str] = {
     "removed": "changed schema",
     "renamed": "changed schema",
     "source": "changed code",
+    "built": "changed hyperparameters",
+    "file": "changed files",
+    "package": "changed packages",
 }
+
+# These are no settings: what names them, and how a message calls them.
+PREFIXES: dict[Kind, str] = {"source": "sources.", "built": "built.", "file": "files.", "package": "packages."}
+CALLED: dict[Kind, str] = {"source": "code", "built": "values", "file": "files"}
+SHOWN_CHANGES = 12
 
 
 def classify(name: str) -> FieldClass:
@@ -88,9 +97,12 @@ class Change:
             return f"no longer a setting; saved {show(self.saved)}"
         if self.kind == "renamed":
             return f"was {self.was}, same value {show(self.current)}"
+        if self.kind in ("built", "package"):
+            return f"saved {show(self.saved)}, now {show(self.current)}"
+        among = "sources" if self.kind == "source" else "files that are read"
         if ABSENT in (self.saved, self.current):
-            return "not among the sources before" if self.saved == ABSENT else "no longer among the sources"
-        return "its code has changed"
+            return f"not among the {among} before" if self.saved == ABSENT else f"no longer among the {among}"
+        return "its code has changed" if self.kind == "source" else "its content has changed"
 
 
 def show(value: Any) -> str:
@@ -132,20 +144,6 @@ def compare(saved: Mapping[str, Any], current: Mapping[str, Any], defaults: Mapp
     return sorted(_join_renamed(changes), key=lambda change: change.name)
 
 
-def compare_sources(saved: Mapping[str, str], current: Mapping[str, str]) -> list[Change]:
-    """The modules whose code changed, and those that are new or gone, as ``sources.<module>``."""
-    return [
-        Change(
-            name=f"sources.{module}",
-            kind="source",
-            saved=saved.get(module, ABSENT),
-            current=current.get(module, ABSENT),
-        )
-        for module in sorted(saved.keys() | current.keys())
-        if saved.get(module) != current.get(module)
-    ]
-
-
 def _walk(saved: dict[str, Any], current: dict[str, Any], table: str, defaults: Mapping[str, Any]) -> Iterator[Change]:
     for key in saved.keys() | current.keys():
         name = f"{table}.{key}" if table else key
@@ -155,7 +153,7 @@ def _walk(saved: dict[str, Any], current: dict[str, Any], table: str, defaults: 
             yield Change(name=name, kind="removed", saved=saved[key])
         elif _is_table(saved[key]) and _is_table(current[key]):
             yield from _walk(saved[key], current[key], name, defaults)
-        elif not _is_same(saved[key], current[key]):
+        elif not is_same(saved[key], current[key]):
             yield Change(name=name, kind="value", saved=saved[key], current=current[key])
 
 
@@ -165,7 +163,7 @@ def _walk_added(name: str, value: Any, defaults: Mapping[str, Any]) -> Iterator[
         for key, inner in value.items():
             yield from _walk_added(f"{name}.{key}", inner, defaults)
         return
-    is_default = name in defaults and _is_same(value, defaults[name])
+    is_default = name in defaults and is_same(value, defaults[name])
     yield Change(name=name, kind="added", current=value, is_default=is_default)
 
 
@@ -182,7 +180,7 @@ def _join_renamed(changes: Sequence[Change]) -> list[Change]:
 
 
 def _fits(old: Change, new: Change) -> bool:
-    return old.name.rpartition(".")[0] == new.name.rpartition(".")[0] and _is_same(old.saved, new.current)
+    return old.name.rpartition(".")[0] == new.name.rpartition(".")[0] and is_same(old.saved, new.current)
 
 
 def _closest(change: Change, others: Sequence[Change]) -> Change | None:
@@ -193,7 +191,7 @@ def _closest(change: Change, others: Sequence[Change]) -> Change | None:
     return by_key[near[0]] if near else None
 
 
-def _is_same(a: Any, b: Any) -> bool:
+def is_same(a: Any, b: Any) -> bool:
     return canonical_json([a]) == canonical_json([b])  # as the fingerprint sees them: 1 is 1.0, and not true
 
 
@@ -212,44 +210,63 @@ def _tables(name: str) -> list[str]:
 
 
 def is_harmless(change: Change) -> bool:
-    """Whether it is a new field with its default, as an upgrade of the recipe or of Holdfast brings: never refused."""
-    return change.kind == "added" and change.is_default
+    """Return whether a change is never refused.
+
+    Such are a new field with its default, as an upgrade brings it; a package's version, on which the promise depends
+    and nothing else; a module or a file that is read only now; and a file that is no longer read.
+    """
+    if change.kind == "package":
+        return True
+    if change.kind == "file" and ABSENT in (change.saved, change.current):
+        return True
+    return (change.kind == "source" and change.saved == ABSENT) or (change.kind == "added" and change.is_default)
 
 
 def is_accepted(change: Change, accept: Sequence[str]) -> bool:
-    """Whether the change is named: by its name, by a table that it is in, or by the last part of its name.
+    """Return whether the change is named: by its name, by a table that it is in, or by the last part of its name.
 
-    A renamed field may be named by either name. Of a module's name the last part is not enough, since settings have
-    such names too: ``model`` doesn't accept ``sources.my_package.model``, ``my_package.model`` does.
+    A renamed field may be named by either name. Of a module, a file or a built value the last part is not enough, since
+    settings have such names too: ``model`` doesn't accept ``sources.my_package.model``, ``my_package.model`` does.
     """
     own = [name for name in (change.name, change.was) if name]
-    last = "sources." if change.kind == "source" else None
-    short = [name.removeprefix(last) if last else name.rpartition(".")[2] for name in own]
+    prefix = PREFIXES.get(change.kind)
+    short = [name.removeprefix(prefix) if prefix else name.rpartition(".")[2] for name in own]
     return not {*short, *(table for name in own for table in _tables(name))}.isdisjoint(accept)
+
+
+def find_refused(changes: Sequence[Change], accept: Sequence[str]) -> list[Change]:
+    """Return the changes that stop a run.
+
+    Values that are built otherwise follow from an accepted change of settings, code or files: they stop a run only
+    where nothing else has changed.
+    """
+    others = [change for change in changes if change.kind != "built" and not is_harmless(change)]
+    judged = others or changes
+    return [change for change in judged if not is_harmless(change) and not is_accepted(change, accept)]
 
 
 def check_drift(
     changes: Sequence[Change], accept: Sequence[str], saved_fingerprint: str, current_fingerprint: str
 ) -> list[Change]:
-    """The changes, all of which are let through; for the lineage.
+    """Return the changes, all of which are allowed, for the lineage.
 
     Args:
-        changes: what `compare` and `compare_sources` found.
+        changes: what `compare` and `holdfast.recorded` found.
         accept: the names that the person has accepted; those that match nothing don't matter.
-        saved_fingerprint: empty where none was saved. Where it is the current one, only sources can have changed.
+        saved_fingerprint: empty where none was saved. Where it is the current one, no setting can have changed.
 
     Raises:
         ConfigDrift: some are neither harmless nor accepted, and every one of these is named; or the fingerprints
             differ and no change of a setting says why.
     """
-    is_same = saved_fingerprint in ("", current_fingerprint)
-    changes = [change for change in changes if change.kind == "source" or not is_same]
-    refused = [change for change in changes if not is_harmless(change) and not is_accepted(change, accept)]
-    is_unexplained = not is_same and all(change.kind == "source" for change in changes)
+    has_same_settings = saved_fingerprint in ("", current_fingerprint)
+    changes = [change for change in changes if change.kind in PREFIXES or not has_same_settings]
+    refused = find_refused(changes, accept)
+    is_unexplained = not has_same_settings and all(change.kind in PREFIXES for change in changes)
     if not refused and not is_unexplained:
         return changes
-    first = "the recipe's code is not what the run was trained with"
-    if is_unexplained or any(change.kind != "source" for change in refused):
+    first = _head(refused)
+    if is_unexplained or any(change.kind not in PREFIXES for change in refused):
         saved, current = saved_fingerprint[:SHOWN_HASH_CHARS], current_fingerprint[:SHOWN_HASH_CHARS]
         first = f"settings differ: saved {saved}, now {current}"
     if is_unexplained:
@@ -263,24 +280,43 @@ def check_drift(
     )
 
 
+def _head(refused: Sequence[Change]) -> str:
+    """Return an error's first line, where no setting is refused."""
+    kinds = {change.kind for change in refused}
+    if kinds == {"built"}:
+        return "the recipe builds other values than when it was saved, though no setting, code or file has changed"
+    what = {"source": "the recipe's code is", "file": "the files that the recipe reads are"}
+    return f"{what['source' if 'source' in kinds else 'file']} not what the run was trained with"
+
+
 def _list_grouped(changes: Iterable[Change]) -> Iterator[str]:
     rows: dict[str, list[str]] = {title: [] for title in GROUPS.values()}
     for change in changes:
         rows[GROUPS[change.kind]].append(f"  {change}")
     for title, lines in rows.items():
         if lines:
-            yield from (f"{title}:", *lines)
+            more = len(lines) - SHOWN_CHANGES
+            yield from (f"{title}:", *lines[:SHOWN_CHANGES], *([f"  and {more} more"] if more > 0 else []))
 
 
 def _hint(refused: Sequence[Change], changes: Sequence[Change], is_unexplained: bool) -> str:
-    what = ["values"] if is_unexplained or any(change.kind == "value" for change in refused) else []
-    what += ["code"] if any(change.kind != "value" for change in refused) else []
+    kinds = dict.fromkeys(CALLED.get(change.kind, "values" if change.kind == "value" else "code") for change in refused)
+    what = sorted({*kinds, *(["values"] if is_unexplained else [])}, key=["values", "code", "files"].index)
     put_back, go_apart = f"put the saved {' and '.join(what)} back", "train as a run of another name (--set run=...)"
+    if {change.kind for change in refused} == {"built"}:
+        put_back = "an environment variable? a file? " + put_back
     if is_unexplained:
         return f"{put_back}, or {go_apart}"
     # Those accepted before stay in the list, which the option replaces.
-    names = json.dumps([change.name for change in changes if not is_harmless(change)])
-    return f"{put_back}, let this through with --set 'resume.accept_drift={names}', or {go_apart}"
+    is_built_only = all(change.kind == "built" for change in changes if not is_harmless(change))
+    named = [change for change in changes if not is_harmless(change) and (is_built_only or change.kind != "built")]
+    names = [change.name for change in named] if len(named) <= SHOWN_CHANGES else _shorten_names(named)
+    return f"{put_back}, let this through with --set 'resume.accept_drift={json.dumps(names)}', or {go_apart}"
+
+
+def _shorten_names(changes: Iterable[Change]) -> list[str]:
+    """Return names that accept the changes, where there are many: of built values and files, and of code, the table."""
+    return list(dict.fromkeys(PREFIXES.get(change.kind, change.name).removesuffix(".") for change in changes))
 
 
 # ---- the lineage

@@ -5,6 +5,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ConfigDict, ValidationError, create_model
@@ -61,7 +62,8 @@ class Recipe:
         collate: from a list of samples to a batch, if not torch's default.
         data_sha256: content hash of the data, part of the fingerprint.
         content: further content hashes by name that are part of the fingerprint: a tokenizer's, a vocabulary's.
-        sources: modules whose code is the recipe's too, beside the one that it is in.
+        sources: what belongs to the recipe's code beside the modules that it imports, which count by themselves:
+            modules, and files or folders by path, relative to the recipe's module (a header, a JSON file).
         sample_size: how many ``unit``\\ s a sample has, for the speed that is shown.
 
     Raises:
@@ -86,7 +88,7 @@ class Recipe:
     collate: Callable[[list[Any]], Any] | None = None
     data_sha256: str = ""
     content: Mapping[str, str] = field(default_factory=dict)
-    sources: Sequence[str] = ()
+    sources: "Sequence[str | PathLike[str]]" = ()
     sample_size: int = 1
     unit: str = "samples"
 

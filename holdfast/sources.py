@@ -2,23 +2,84 @@
 
 import hashlib
 import io
-import sys
 import tokenize
 from collections.abc import Iterable
+from os import PathLike
 from pathlib import Path
 
+from holdfast.errors import RecipeError
+from holdfast.imports import find_file, read_module
 
-def hash_sources(modules: Iterable[str]) -> dict[str, str]:
-    """SHA-256, by module, of its code as `strip_source` leaves it: the same on every machine, in every checkout.
 
-    A package stands for its ``__init__.py`` alone. A module that isn't imported, or has no ``.py`` file, is left out.
+def hash_sources(names: Iterable[str], folder: Path = Path()) -> dict[str, str]:
+    """Return the SHA-256 of each source's code, by name: the same on every machine, in every checkout.
+
+    Comments and blank lines don't count; of a file that isn't Python's, an extension's say, all bytes do. A module that
+    isn't loaded is hashed as it would be. A package stands for its ``__init__.py`` alone. What has no file is left out.
+
+    Args:
+        folder: the one of the recipe's module, which paths are relative to.
     """
-    files = {module: getattr(sys.modules.get(module), "__file__", None) or "" for module in sorted(set(modules))}
+    found = {name: read_source(name, folder) for name in sorted(set(names)) if name}
     return {
-        module: hash_source(Path(file).read_bytes())
-        for module, file in files.items()
-        if file.endswith(".py") and Path(file).is_file()
+        name: hash_source(each[0]) if each[1] else hashlib.sha256(each[0]).hexdigest()
+        for name, each in found.items()
+        if each is not None
     }
+
+
+def read_source(name: str, folder: Path) -> tuple[bytes, bool] | None:
+    """Return the bytes of a source that is on record, a module or a file, and whether it is Python; None if it is gone.
+
+    Args:
+        folder: the one of the recipe's module.
+    """
+    if (data := read_module(name)) is not None:
+        return data, find_file(name).endswith(".py")
+    path = folder / name
+    return (path.read_bytes(), path.suffix == ".py") if path.is_file() else None
+
+
+def find_listed(sources: "Iterable[str | PathLike[str]]", folder: Path) -> tuple[list[str], dict[str, Path]]:
+    """Return the modules that a recipe lists as its sources, and the files, by name; of a folder all that is in it.
+
+    Args:
+        folder: the one of the recipe's module, which relative paths begin at.
+
+    Raises:
+        RecipeError: there is neither a module nor a file of a name.
+    """
+    modules: list[str] = []
+    files: dict[str, Path] = {}
+    for source in sources:
+        path = folder / source
+        is_path = not isinstance(source, str) or "/" in source
+        if not is_path and find_file(str(source)):
+            modules.append(str(source))
+        elif path.is_dir():
+            inside = (each for each in sorted(path.rglob("*")) if each.is_file() and not _is_hidden(each, path))
+            files |= {_name(each, folder): each for each in inside}
+        elif path.is_file():
+            files[_name(path, folder)] = path
+        else:
+            what = "no file" if is_path else "no module and no file"
+            raise RecipeError(
+                f"the recipe's sources: there is {what} {str(source)!r}",
+                hint=f"a path is looked up in {folder}, where the recipe's module is",
+            )
+    return modules, files
+
+
+def _name(path: Path, folder: Path) -> str:
+    """Name a file relative to the recipe's folder; one that lies elsewhere by its folder's name and its own."""
+    inner = path.resolve()
+    if inner.is_relative_to(folder):
+        return inner.relative_to(folder).as_posix()
+    return "/".join(inner.parts[-2:])
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(folder).parts)
 
 
 def hash_source(data: bytes) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from holdfast import checkpoint, faults, launch, retention
 from holdfast.attempt.line import Line
 from holdfast.attempt.lineage import (
+    check_same,
     choose_gate,
     describe_present,
     explain_unfit,
@@ -180,9 +181,8 @@ class Attempt:
             lineage["ancestor"] = {name: value for name, value in self._ancestor.items() if name != "record"}
         why = self._why(newest)
         self.journal.begin(self.config.recipe)  # refuses a later format
-        environment = {"sources": present.sources, **present.environment}
         lineage = {name: value for name, value in lineage.items() if value}
-        self.journal.claim_attempt(self.number, why, platform.node(), os.getpid(), environment, lineage)
+        self.journal.claim_attempt(self.number, why, platform.node(), os.getpid(), present.environment, lineage)
         self._is_claimed = True
         self._record_lost_attempts()
         self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
@@ -233,6 +233,16 @@ class Attempt:
             self.close()
             raise
 
+    def _check_ranks(self) -> None:
+        """Raise if new ranks have built something else than this attempt's first ones: code may have been edited.
+
+        Raises:
+            ConfigDrift: they have, and it is not accepted.
+        """
+        present = describe_present(self.config, self.description, self._ancestor)
+        check_same(self._present, present, self.config.resume.accept_drift)
+        self._present = present
+
     def _resume(self) -> None:
         """The ranks hold the state of the head; nothing that was saved is left uncommitted."""
         self._uncommitted.clear()
@@ -280,6 +290,7 @@ class Attempt:
         try:
             if self._ranks is None:
                 self._start_ranks(self.head)
+                self._check_ranks()
                 self._resume()
             if self.step >= chunk.stop:
                 return None

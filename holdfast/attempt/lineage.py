@@ -1,16 +1,18 @@
-"""What is not as it was when a run goes on: settings, code, machine. Whether that may be, and what is then promised."""
+"""On resume: what changed in settings, code and machine, whether it is allowed, and what is still promised."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast import checkpoint
 from holdfast.config import InitFrom, Resume, RunConfig
 from holdfast.contract import Verdict, judge
-from holdfast.drift import Change, check_drift, compare, compare_sources, find_defaults, is_harmless, to_lineage
+from holdfast.drift import SHOWN_CHANGES, Change, check_drift, compare, find_defaults, is_harmless, to_lineage
 from holdfast.errors import ConfigDrift, ConfigError, DeterminismError, NameMissing, RecordDamaged, StateError
 from holdfast.fingerprint import fingerprint, validate_fingerprint
 from holdfast.journal import Commit, Journal
+from holdfast.recorded import compare_records
 from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
@@ -25,13 +27,12 @@ class Present:
     Args:
         identity: what the fingerprint is computed from.
         defaults: what a field of it is by itself, by dotted name.
-        sources: hashes of the recipe's code, by module.
-        environment: what a rank runs on.
+        environment: what a rank runs on, and what it has on record of code, packages, files and built values; see
+            `holdfast.rank.record`.
     """
 
     identity: dict[str, Any]
     defaults: dict[str, Any]
-    sources: dict[str, str]
     environment: dict[str, Any]
 
     @property
@@ -47,7 +48,7 @@ def describe_present(config: RunConfig, built: dict[str, Any], ancestor: dict[st
         ancestor: what `find_ancestor` gave.
     """
     identity, defaults = identify(config, built["settings"], built["defaults"], ancestor)
-    return Present(identity | {"data": built["data"]}, defaults, built["sources"], built["environment"])
+    return Present(identity | {"data": built["data"]}, defaults, built["environment"])
 
 
 def identify(
@@ -67,7 +68,7 @@ def identify(
 
 
 def changes_since(journal: Journal, commit: Commit, present: Present) -> list[Change]:
-    """How settings and code differ from those that the commit was trained with.
+    """Return how settings, code, packages, files and built values differ from those of the commit's training.
 
     Raises:
         ConfigDrift: the settings differ, and those that it was trained with were lost.
@@ -79,12 +80,11 @@ def changes_since(journal: Journal, commit: Commit, present: Present) -> list[Ch
             validate_fingerprint(present.identity, commit.config_fingerprint)
         else:
             changes += compare(saved.identity, present.identity, present.defaults)
-    sources = environment_of(journal, commit).get("sources")
-    return changes + (compare_sources(sources, present.sources) if sources else [])
+    return changes + compare_records(environment_of(journal, commit), present.environment)
 
 
 def judge_drift(journal: Journal, newest: Commit, present: Present, config: RunConfig) -> dict[str, Any]:
-    """What has changed and is let through, for the lineage.
+    """Return what has changed and is allowed, for the lineage.
 
     Raises:
         ConfigDrift: something has changed that was not accepted.
@@ -92,12 +92,31 @@ def judge_drift(journal: Journal, newest: Commit, present: Present, config: RunC
     changes = changes_since(journal, newest, present)
     accept = config.resume.accept_drift
     let_through = check_drift(changes, accept, newest.config_fingerprint, present.fingerprint)
-    for change in let_through:
-        log.warning("drift: %s; it goes into the lineage", change)
+    _warn_of(let_through)
     epochs = journal.read_epochs()
     if epochs not in (None, config.epochs):
         let_through.append(Change(name="epochs", kind="value", saved=epochs, current=config.epochs))
     return to_lineage(let_through)
+
+
+def check_same(before: Present, present: Present, accept: Sequence[str]) -> None:
+    """Return if ranks that were started again in an attempt have built what its first ones did.
+
+    Raises:
+        ConfigDrift: a setting has changed, or something else that is not accepted: a file was edited meanwhile.
+    """
+    if before.fingerprint != present.fingerprint:
+        accept = ()  # the attempt's commits have the one fingerprint that it began with
+    changes = compare(before.identity, present.identity, present.defaults)
+    changes += compare_records(before.environment, present.environment)
+    _warn_of(check_drift(changes, accept, before.fingerprint, present.fingerprint))
+
+
+def _warn_of(changes: Sequence[Change]) -> None:
+    for change in changes[:SHOWN_CHANGES]:
+        log.warning("drift: %s; it goes into the lineage", change)
+    if len(changes) > SHOWN_CHANGES:
+        log.warning("drift: and %d more changes; they go into the lineage", len(changes) - SHOWN_CHANGES)
 
 
 def promise_for(journal: Journal, commit: Commit, present: Present) -> Verdict:

@@ -10,14 +10,15 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from holdfast.attempt.lineage import environment_of, find_ancestor, identify
+from holdfast.checkpoint import shorten
 from holdfast.cli.app import Json, app, open_journal, print_json
 from holdfast.config import RunConfig, load_config
 from holdfast.drift import (
     Change,
+    Kind,
     check_drift,
     classify,
     compare,
-    compare_sources,
     find_defaults,
     from_lineage,
     is_accepted,
@@ -27,13 +28,20 @@ from holdfast.drift import (
 )
 from holdfast.errors import ConfigDrift, ConfigError, NameMissing, RecordDamaged, WrongUse
 from holdfast.fingerprint import fingerprint
+from holdfast.imports import find_file
 from holdfast.journal import AttemptRecord, Commit, ConfigRecord, Journal
+from holdfast.opened import describe_file
+from holdfast.packages import describe_holdfast, find_versions
 from holdfast.recipe import default_settings, find_recipe, resolve_settings
+from holdfast.recorded import compare_records, compare_sources
 from holdfast.sources import hash_sources
 from holdfast.store import open_store
 
 Outcome = Literal["refused", "let through", "needs nothing"]
+# Of what is no setting.
+CLASSES: dict[Kind, str] = {"source": "code", "built": "built", "file": "data", "package": "package"}
 WORST_FIRST: tuple[Outcome, ...] = ("refused", "let through", "needs nothing")
+SHOWN_FILES = 3
 NOTHING_COMMITTED = "nothing is committed: with any settings, training begins with step 0"
 
 
@@ -108,11 +116,11 @@ def _judge(journal: Journal, config: RunConfig) -> Judged:
         identity, defaults = _identify(journal, newest, saved, config)
     current = fingerprint(identity)
     changes = compare(saved.identity, identity, defaults) if current != saved.fingerprint else []
-    sources, notes = _compare_sources(journal, newest, config) if newest else ([], [NOTHING_COMMITTED])
+    sources, notes = _compare_recorded(journal, newest, config) if newest else ([], [NOTHING_COMMITTED])
     hint = _find_hint([*changes, *sources], config, saved.fingerprint, current) if newest else ""
     rows = [
         *(("identity", change) for change in changes),
-        *(("code", change) for change in sources),
+        *((CLASSES[change.kind], change) for change in sources),
         *_compare_others(journal.read_snapshot() or saved, config),
     ]
     accept = config.resume.accept_drift
@@ -122,8 +130,8 @@ def _judge(journal: Journal, config: RunConfig) -> Judged:
 
 
 def _judge_one(cls: str, change: Change, accept: Sequence[str]) -> Outcome:
-    if cls not in ("identity", "code"):
-        return "let through" if cls == "schedule" else "needs nothing"
+    if cls not in ("identity", "code", "data"):
+        return "let through" if cls in ("schedule", "package") else "needs nothing"
     return "let through" if is_harmless(change) or is_accepted(change, accept) else "refused"
 
 
@@ -164,16 +172,31 @@ def _identify(
     return identity, defaults
 
 
-def _compare_sources(journal: Journal, newest: Commit, config: RunConfig) -> tuple[list[Change], list[str]]:
-    """The code that is imported here against what the commit was trained with; and notes on what isn't compared."""
-    notes = ["the data and the machine aren't compared: they are known when training starts"]
-    saved: dict[str, str] = environment_of(journal, newest).get("sources", {})
-    if not saved:
+def _compare_recorded(journal: Journal, newest: Commit, config: RunConfig) -> tuple[list[Change], list[str]]:
+    """Compare code, files and packages here with those on record; and note what isn't compared."""
+    notes = ["what the recipe builds and the machine aren't compared: they are known when training starts"]
+    saved = environment_of(journal, newest)
+    names: dict[str, str] = saved.get("sources", {})
+    if not names:
         return [], [*notes, "the code isn't compared: there is none on record"]
-    current = hash_sources([config.recipe.partition(":")[0], *saved])
-    if missing := sorted(saved.keys() - current.keys()):
-        notes.append(f"the code of {', '.join(missing)} isn't compared: the recipe's module doesn't import it")
-    return compare_sources({module: saved[module] for module in saved.keys() & current.keys()}, current), notes
+    folder = Path(find_file(config.recipe.partition(":")[0])).resolve().parent
+    listed: dict[str, Any] = saved.get("files", {})
+    files = {name: entry for name in listed if (entry := _describe_recorded_file(name, folder))}
+    if missing := sorted(listed.keys() - files.keys()):
+        notes.append(f"not compared, since they aren't found from here: {shorten(missing, SHOWN_FILES)}")
+    current = {
+        "sources": hash_sources(names, folder),
+        "packages": find_versions(saved.get("packages", {})),
+        "holdfast": describe_holdfast(),
+        "files": files,
+    }
+    compared = {"built": {}, "files": {name: listed[name] for name in files}}
+    return compare_records(saved | compared, current), notes
+
+
+def _describe_recorded_file(name: str, folder: Path) -> dict[str, Any] | None:
+    path = next((path for path in (folder / name, Path(name)) if path.is_file()), None)
+    return describe_file(path) if path else None
 
 
 def _note_place(journal: Journal, config: RunConfig) -> Iterator[str]:

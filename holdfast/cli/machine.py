@@ -17,6 +17,7 @@ from holdfast.contract import LIMITS, TERMS, Verdict, judge, part_of, terms_on
 from holdfast.doctor import DeviceChoice, Examination, examine
 from holdfast.errors import WrongUse
 from holdfast.journal import AttemptRecord, Journal
+from holdfast.packages import find_versions
 
 MARKS = {True: "good", False: "wrong", None: "seen"}
 SHOWN_WORDS = 3
@@ -35,7 +36,7 @@ def doctor(run: Annotated[str, Parameter(show_default=False)] = "", /, *, json: 
     journal = open_journal(run) if run else None
     attempt = _newest_attempt(journal) if journal else None
     examination = examine(*(_read_settings(journal) if journal else (Determinism(), "auto")))
-    verdict = judge(attempt.environment, examination.environment) if attempt else None
+    verdict = judge(attempt.environment, _with_packages(attempt, examination)) if attempt else None
     if json:
         print_json(_to_json(examination, attempt, verdict))
     else:
@@ -45,6 +46,11 @@ def doctor(run: Annotated[str, Parameter(show_default=False)] = "", /, *, json: 
             _print_contract(examination.environment)
         _print_rest(examination)
     return 0 if examination.is_good else 2
+
+
+def _with_packages(attempt: AttemptRecord, examination: Examination) -> dict[str, Any]:
+    """Return the machine's environment, with the versions here of the packages that the attempt's recipe imported."""
+    return {**examination.environment, "packages": find_versions(attempt.environment.get("packages", {}))}
 
 
 def _newest_attempt(journal: Journal) -> AttemptRecord:

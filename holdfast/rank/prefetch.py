@@ -8,9 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from holdfast.checkpoint import Buffers, Payload, read_payload
+from holdfast.checkpoint import Buffers, Payload, read_metadata, read_payload
 from holdfast.config import RunConfig
-from holdfast.errors import CheckpointDamaged, HoldfastError
+from holdfast.errors import CheckpointDamaged, HoldfastError, NameMissing, RecordDamaged
 from holdfast.journal import Commit, Journal
 from holdfast.store import open_store
 
@@ -34,6 +34,7 @@ class Prefetch:
         self.buffers = Buffers()
         self._pool = ThreadPoolExecutor(1, "prefetch")
         number = int(os.environ.get(COMMIT_VARIABLE, "0"))
+        self._described = ThreadPoolExecutor(1, "prefetch").submit(self._read_environment, number)
         self._reading = self._pool.submit(self._read, number) if number else None
         self._decoding: Future[Any] | None = None
 
@@ -44,6 +45,20 @@ class Prefetch:
             return commit, read_payload(journal.store, commit, self.buffers)
         except CheckpointDamaged as error:
             return commit, error
+
+    def _read_environment(self, number: int) -> dict[str, Any]:
+        if not number:
+            return {}
+        journal = Journal(open_store(self.config.store), self.config.run)
+        try:
+            metadata = read_metadata(journal.store, journal.read_commit(number).path)
+        except (RecordDamaged, NameMissing):
+            return {}  # nothing is compared with what can't be read; a resume says what is wrong with it
+        return metadata.environment if metadata else {}
+
+    def read_environment(self) -> dict[str, Any]:
+        """Return what the commit was trained on, and with which code; empty if there is no commit, or no record."""
+        return self._described.result()
 
     def decode(self, decode: Callable[[Payload], Any]) -> None:
         """What is read is decoded as soon as it is there, while the recipe is being built."""

@@ -2,13 +2,14 @@
 
 import functools
 import gc
+import sys
 import time
 import traceback
 from typing import Any
 
 import torch
 
-from holdfast import checkpoint, errors, state, training
+from holdfast import checkpoint, errors, opened, state, training
 from holdfast.checkpoint import Metadata, Payload
 from holdfast.environment import describe_environment
 from holdfast.errors import CheckpointDamaged, GateTripped, HoldfastError, OutOfMemory, RecipeFailed
@@ -17,27 +18,39 @@ from holdfast.journal import Commit
 from holdfast.rank.events import Events
 from holdfast.rank.orders import Orders
 from holdfast.rank.prefetch import Prefetch
+from holdfast.rank.record import Record
 from holdfast.recipe import default_settings
-from holdfast.sources import hash_sources
 from holdfast.store import Store, open_store
 
 # What torch says, in a RuntimeError, where the CPU's memory ends.
 CPU_OUT_OF_MEMORY = "can't allocate memory"
 
 
-def serve(run: training.Training, events: Events, prefetch: Prefetch) -> None:
-    """Do as ordered until told to end, or to stop."""
+def serve(run: training.Training, events: Events, prefetch: Prefetch, record: Record | None) -> None:
+    """Obey orders until told to end, or to stop."""
     orders = Orders(run, lambda saved: events.send("saved", **saved.model_dump()))
-    described = describe(run)
+    described = describe(run, record)
     events.send("ready", **described)
     try:
-        obey(run, orders, events, prefetch, {"sources": described["sources"], **described["environment"]})
+        obey(run, orders, events, prefetch, record, described["environment"])
     finally:
         run.saver.wait()
 
 
-def obey(run: training.Training, orders: Orders, events: Events, prefetch: Prefetch, ran_on: dict[str, Any]) -> None:
-    """One order after the other."""
+def obey(
+    run: training.Training,
+    orders: Orders,
+    events: Events,
+    prefetch: Prefetch,
+    record: Record | None,
+    ran_on: dict[str, Any],
+) -> None:
+    """Obey one order after the other.
+
+    Args:
+        record: None in all ranks but the main one.
+        ran_on: what each checkpoint has on record as its ``environment``.
+    """
     folder = open_store(run.config.store).inside(run.config.run)
     for order in orders:
         if order["do"] == "restore":
@@ -57,6 +70,8 @@ def obey(run: training.Training, orders: Orders, events: Events, prefetch: Prefe
                 first, began = run.progress.step, time.monotonic()
                 training.train(run, order["stop"], orders.is_pausing, lambda fields: events.send("progress", **fields))
                 train_s = time.monotonic() - began
+                if record is not None:
+                    record.complete(ran_on)  # by what the steps have imported
                 is_stopping = orders.is_stopping()
                 if run.progress.step > first:
                     orders.begin_save(functools.partial(save, train_s=train_s), is_urgent=is_stopping)
@@ -123,8 +138,8 @@ def begin(run: training.Training, order: dict[str, Any], events: Events) -> None
         events.send("begun", anneal_offset=run.progress.anneal_offset)
 
 
-def describe(run: training.Training) -> dict[str, Any]:
-    """What an attempt has to know of what was built: for the fingerprint, the journal and the person."""
+def describe(run: training.Training, record: Record | None) -> dict[str, Any]:
+    """Return what an attempt has to know of what was built: for the fingerprint, the journal and the person."""
     return {
         "settings": run.settings,
         "defaults": {name: to_plain(value) for name, value in default_settings(run.config.recipe).items()},
@@ -135,8 +150,7 @@ def describe(run: training.Training) -> dict[str, Any]:
         "unit": run.recipe.unit,
         "model_params": training.count_params(run),
         "device": str(run.accelerator.device),
-        "sources": hash_sources([run.config.recipe.partition(":")[0], *run.recipe.sources]),
-        "environment": describe_environment(run.accelerator.device.type),
+        "environment": (record.describe() if record else {}) | describe_environment(run.accelerator.device.type),
     }
 
 
@@ -157,11 +171,15 @@ def main(prefetch: Prefetch | None = None) -> int:
     run = None
     try:
         prefetch.decode(state.decode)
-        run = training.Training(prefetch.config)
+        before = {*sys.modules}
+        with opened.watch() as files:
+            run = training.Training(prefetch.config)
+        is_main = run.accelerator.is_main_process
+        record = Record(run, before, files, prefetch.read_environment()) if is_main else None
         run.saver.buffers = prefetch.buffers
         gc.freeze()  # all that is there by now: to look through it would hold up a step by 0.2 s, now and then
         gc.enable()
-        serve(run, events, prefetch)
+        serve(run, events, prefetch, record)
     except HoldfastError as error:
         traceback.print_exc()
         events.send("error", **errors.to_json(error))

@@ -37,7 +37,7 @@ epochs = 2
 lr = 0.1
 """
 DATA = {"sha256": "d" * 64, "samples": 64}
-NOT_COMPARED = "note: the data and the machine aren't compared: they are known when training starts"
+NOT_COMPARED = "note: what the recipe builds and the machine aren't compared: they are known when training starts"
 
 
 @pytest.fixture
@@ -65,7 +65,8 @@ def describe(path: Path) -> Present:
     builder = find_recipe(config.recipe)
     identity = config.identity | {"settings": resolve_settings(builder, config.settings), "data": DATA}
     of_recipe = {f"settings.{name}": default for name, default in default_settings(config.recipe).items()}
-    return Present(identity, find_defaults() | of_recipe, hash_sources(["diff_recipe", "diff_layers"]), {})
+    sources = hash_sources(["diff_recipe", "diff_layers"])
+    return Present(identity, find_defaults() | of_recipe, {"sources": sources})
 
 
 def begin_attempt(path: Path, why: str = "fresh", **lineage: Any) -> tuple[Journal, str]:
@@ -73,7 +74,7 @@ def begin_attempt(path: Path, why: str = "fresh", **lineage: Any) -> tuple[Journ
     config, present = load_config(path), describe(path)
     journal = Journal(open_store(str(path.parent / config.store)), config.run)
     journal.begin(config.recipe)
-    journal.claim_attempt(journal.attempts() + 1, why, "host", 1, {"sources": present.sources}, lineage)
+    journal.claim_attempt(journal.attempts() + 1, why, "host", 1, present.environment, lineage)
     journal.record_config(present.fingerprint, present.identity, config.model_dump(mode="json"))
     return journal, present.fingerprint
 
@@ -82,7 +83,7 @@ def begin_attempt(path: Path, why: str = "fresh", **lineage: Any) -> tuple[Journ
 def run(folder: Path) -> str:
     """A run that one attempt has trained with the configuration, and committed."""
     journal, sha256 = begin_attempt(folder / "a.toml")
-    saved = save(journal.store, 10, environment={"sources": describe(folder / "a.toml").sources})
+    saved = save(journal.store, 10, environment=describe(folder / "a.toml").environment)
     publish(journal, make_commit(1, path=saved.path, config_fingerprint=sha256))
     return f"{folder}/runs/a"
 
@@ -223,7 +224,7 @@ def test_neither_time_nor_comment_of_a_source_is_a_change(
     assert ask(capsys, run, "a.toml", exit_code=1)[0].split()[:3] == ["refused", "code", "sources.diff_recipe:"]
 
 
-def test_other_modules_of_the_recipe_are_compared_if_it_imports_them(
+def test_other_modules_of_the_recipe_are_compared_loaded_or_not(
     run: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_recipe(folder, "layers = 2\n", "diff_layers")
@@ -232,8 +233,11 @@ def test_other_modules_of_the_recipe_are_compared_if_it_imports_them(
     sys.modules.pop("diff_layers")
     write_recipe(folder, RECIPE.replace("import diff_layers", ""))
     lines = ask(capsys, run, "a.toml", exit_code=1)
-    assert lines[0].endswith("sources.diff_recipe: its code has changed")
-    assert lines[2] == "note: the code of diff_layers isn't compared: the recipe's module doesn't import it"
+    assert lines[0].endswith("sources.diff_layers: its code has changed")
+    assert lines[1].endswith("sources.diff_recipe: its code has changed")
+    (folder / "diff_layers.py").unlink()
+    importlib.invalidate_caches()
+    assert "no longer among the sources" in ask(capsys, run, "a.toml", exit_code=1)[0]
 
 
 @pytest.mark.parametrize("accept", [[], ["lr"], ["sources"], ["lr", "sources"], ["settings.hidden", "lr", "sources"]])
@@ -273,10 +277,10 @@ def test_it_is_the_newest_commit_that_a_resume_goes_on_from(
 def test_code_is_held_against_the_attempt_that_trained_and_not_the_one_that_adopted(
     run: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained_with = describe(folder / "a.toml").sources
+    trained_with = describe(folder / "a.toml").environment
     write_recipe(folder, RECIPE.replace("return None", "return 0"))
     journal, sha256 = begin_attempt(folder / "a.toml", "continued")
-    saved = save(journal.store, 20, environment={"sources": trained_with})
+    saved = save(journal.store, 20, environment=trained_with)
     publish(journal, make_commit(2, attempt=2, path=saved.path, config_fingerprint=sha256))
     assert "its code has changed" in ask(capsys, run, "a.toml", exit_code=1)[0]
     write_recipe(folder, RECIPE)

@@ -20,7 +20,6 @@ from holdfast.drift import (
     check_drift,
     classify,
     compare,
-    compare_sources,
     find_defaults,
     from_lineage,
     is_accepted,
@@ -30,6 +29,7 @@ from holdfast.drift import (
 )
 from holdfast.errors import ConfigDrift, from_json, to_json
 from holdfast.fingerprint import ABSENT, fingerprint
+from holdfast.recorded import compare_sources
 
 SAVED = {
     "recipe": "m:f",

@@ -7,6 +7,7 @@ import os
 import sys
 import textwrap
 import types
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.sources import hash_source, hash_sources, strip_source
+from holdfast.errors import RecipeError
+from holdfast.sources import find_listed, hash_source, hash_sources, strip_source
 from tests.conftest import ROOT
 
 Write = Callable[[str, str], Path]
@@ -159,8 +161,40 @@ def test_modules_by_name(write: Write) -> None:
     assert found == {
         "my_pack": hashlib.sha256(b"pack = 1").hexdigest(),
         "my_pack.layers": hashlib.sha256(b"layers = 1").hexdigest(),
+        "my_pack.unused": hashlib.sha256(b"unused = 1").hexdigest(),
     }
-    assert list(found) == ["my_pack", "my_pack.layers"]
+    assert list(found) == ["my_pack", "my_pack.layers", "my_pack.unused"]
+    assert "my_pack.unused" not in sys.modules
+
+
+def test_an_extension_is_hashed_by_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = types.ModuleType("my_compiled")
+    compiled.__file__ = str(tmp_path / "my_compiled.so")
+    Path(compiled.__file__).write_bytes(b"\x7fELF # not a comment")
+    monkeypatch.setitem(sys.modules, "my_compiled", compiled)
+    assert hash_sources(["my_compiled"]) == {"my_compiled": hashlib.sha256(b"\x7fELF # not a comment").hexdigest()}
+
+
+def test_a_module_in_a_zip_file_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(tmp_path / "my.zip", "w") as archive:
+        archive.writestr("my_zipped.py", "x = 1  # one\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "my.zip"))
+    assert hash_sources(["my_zipped"]) == {"my_zipped": hashlib.sha256(b"x = 1").hexdigest()}
+
+
+def test_listed_sources_are_modules_files_and_folders(write: Write, tmp_path: Path) -> None:
+    write("my_pack.__init__", "")
+    for name in ("settings.json", "kernels/a.cu", "kernels/deep/b.h", "kernels/.hidden", "kernels/__pycache__/c.pyc"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    modules, files = find_listed(["my_pack", "settings.json", Path("kernels")], tmp_path)
+    assert modules == ["my_pack"]
+    assert files.keys() == {"settings.json", "kernels/a.cu", "kernels/deep/b.h"}
+    elsewhere = tmp_path / "recipes"
+    assert find_listed([tmp_path / "settings.json"], elsewhere)[1].keys() == {f"{tmp_path.name}/settings.json"}
+    for missing in ("no.such", "kernels/none.h", tmp_path / "none"):
+        with pytest.raises(RecipeError, match=f"the recipe's sources: there is no .*'{missing}'"):
+            find_listed([missing], tmp_path)
 
 
 def test_modules_without_source_are_left_out(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,12 +202,8 @@ def test_modules_without_source_are_left_out(write: Write, monkeypatch: pytest.M
     gone.unlink()
     (gone.parent / "my_namespace").mkdir()
     importlib.import_module("my_namespace")
-    compiled = types.ModuleType("my_compiled")
-    compiled.__file__ = str(gone.with_suffix(".so"))
-    Path(compiled.__file__).write_text("x = 1\n")
-    monkeypatch.setitem(sys.modules, "my_compiled", compiled)
     monkeypatch.setitem(sys.modules, "my_none", None)
-    assert hash_sources(["my_gone", "my_namespace", "my_compiled", "my_none", "sys", ""]) == {}
+    assert hash_sources(["my_gone", "my_namespace", "my_none", "sys", ""]) == {}
 
 
 def test_neither_time_nor_place_of_a_file_counts(write: Write, tmp_path: Path) -> None:

@@ -1,0 +1,215 @@
+"""What a recipe has built, as names and plain values: its own numbers, its optimizer, schedule, functions and modules.
+
+All of it is taken before the first step. What a step changes (counters, rates) is then as the recipe begins it, in
+every process alike. Values that belong to a process or a machine (paths, times, ids, devices) are left out.
+"""
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import inspect
+import re
+import sys
+import time
+import types
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from holdfast.fingerprint import canonical_json, to_plain
+from holdfast.imports import SITE_FOLDERS, STDLIB
+
+if TYPE_CHECKING:
+    from holdfast.training import Training
+
+Values = Iterator[tuple[str, Any]]
+
+LISTED_ITEMS = 64
+A_DAY_S = 86_400.0
+# As seconds, milliseconds, microseconds and nanoseconds.
+CLOCKS = (1, 1e3, 1e6, 1e9)
+LATEST = 1e19
+OF_A_PROCESS = re.compile(
+    r"[/~]|[A-Za-z]:[\\/]|\w+://|.* at 0x[0-9a-f]+"  # a path, a URL, an object's address
+    r"|\{?[0-9a-fA-F]{8}-?([0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}\}?$"  # a UUID
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d"  # a time
+    r"|(cpu|cuda|mps|xpu)(:\d+)?$"
+)
+LEFT_OUT = object()
+# Set by torch and accelerate on modules and schedulers, and no hyperparameters.
+SKIPPED = {"training", "forward", "optimizer", "call_super_init", "dump_patches"}
+# A scheduler's parts, which torch keeps in private attributes.
+INNER = {"_schedulers", "_milestones", "_scale_fn_custom"}
+
+
+def describe_built(training: "Training") -> dict[str, Any]:
+    """Return what the recipe has built, by dotted name, as plain JSON. To be called before the first step."""
+    recipe = training.recipe
+    found: dict[str, Any] = {
+        name: to_plain(getattr(recipe, name)) for name in ("batch_size", "grad_accum", "clip_norm")
+    } | {"steps_per_epoch": training.steps_per_epoch}
+    # What is described below by its own name is not described as what a function has captured.
+    seen = {id(each) for each in (recipe.optimizer, *recipe.model.modules(), *recipe.extras.values())}
+    for name in ("loss", "after_step", "collate"):
+        found |= _walk(name, getattr(recipe, name), seen)
+    found |= _describe_optimizer(recipe.optimizer)
+    if dataclasses.is_dataclass(recipe.schedule):
+        found |= _walk("schedule", recipe.schedule, seen)
+    for number, scheduler in enumerate(training.schedulers):
+        found |= _describe_object(f"scheduler.{number}", scheduler, seen)
+    found |= _describe_model("model", recipe.model, seen)
+    for name, extra in sorted(recipe.extras.items()):
+        if isinstance(extra, nn.Module):
+            found |= _describe_model(f"extras.{name}", extra, seen)
+        else:
+            found |= _describe_object(f"extras.{name}", extra, seen)
+    for name, anneal in sorted(recipe.anneals.items()):
+        found |= {key: value for key, value in _walk(f"anneals.{name}", anneal, seen) if not key.endswith(".value")}
+    return found
+
+
+def _describe_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    found: dict[str, Any] = {"optimizer": type(optimizer).__qualname__}
+    for number, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key != "params" and (plain := _plain(value)) is not LEFT_OUT:
+                found[f"optimizer.{number}.{key}"] = plain
+    return found
+
+
+def _describe_model(name: str, model: nn.Module, seen: set[int]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for inner, module in model.named_modules():
+        found |= _describe_object(f"{name}.{inner}" if inner else name, module, seen)
+    for inner, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            found[f"{name}.{inner}.requires_grad"] = False
+    return found
+
+
+def _describe_object(name: str, thing: Any, seen: set[int]) -> dict[str, Any]:
+    """Return an object's class and its public attributes."""
+    found: dict[str, Any] = {name: type(thing).__qualname__}
+    for key, value in sorted(getattr(thing, "__dict__", {}).items()):
+        if (not key.startswith("_") or key in INNER) and key not in SKIPPED:
+            found |= _walk(f"{name}.{key}", value, seen)
+    return found
+
+
+def _walk(name: str, value: Any, seen: set[int]) -> Values:
+    plain = _plain(value)
+    if plain is not LEFT_OUT:
+        yield name, plain
+    elif isinstance(value, torch.Tensor):
+        return
+    elif isinstance(value, nn.Module):
+        if id(value) not in seen:
+            seen.update(map(id, value.modules()))
+            yield from _describe_model(name, value, seen).items()
+    elif isinstance(value, functools.partial):
+        yield from _walk(name, value.func, seen)
+        yield from _walk(f"{name}.args", list(value.args), seen)
+        yield from _walk(f"{name}.keywords", value.keywords, seen)
+    elif isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+        yield from _describe_object(name, value, seen).items()
+    elif callable(value):
+        yield from _describe_function(name, value, seen)
+    elif id(value) not in seen:
+        yield from _walk_inside(name, value, seen)
+
+
+def _walk_inside(name: str, value: Any, seen: set[int]) -> Values:
+    """Walk into what has fields: a settings object, a mapping, a list of functions or schedulers."""
+    if dataclasses.is_dataclass(value) or isinstance(value, types.SimpleNamespace | Namespace):
+        seen.add(id(value))
+        value = {key: each for key, each in vars(value).items() if not key.startswith("_")}
+    if isinstance(value, Mapping) and len(value) <= LISTED_ITEMS:
+        for key, each in value.items():
+            if isinstance(key, str | int):
+                yield from _walk(f"{name}.{key}", each, seen)
+    elif isinstance(value, list | tuple) and len(value) <= LISTED_ITEMS:
+        for number, each in enumerate(value):
+            yield from _walk(f"{name}.{number}", each, seen)
+
+
+def _describe_function(name: str, function: Any, seen: set[int]) -> Values:
+    """Walk a function: its name, its code if it is the user's, its defaults, and the values that it has captured."""
+    inner = inspect.unwrap(getattr(function, "__func__", function))
+    code = getattr(inner, "__code__", None)
+    yield name, getattr(inner, "__qualname__", None) or type(inner).__qualname__
+    if id(inner) in seen:
+        return
+    seen.add(id(inner))
+    if code is None:
+        if not inspect.isbuiltin(inner) and not inspect.isclass(inner):
+            yield from list(_describe_object(name, inner, seen).items())[1:]
+        return
+    if SITE_FOLDERS & {*Path(code.co_filename).parts} or code.co_filename.startswith(STDLIB):
+        return
+    # Another Python compiles to other code, which is then another name, and not a changed value.
+    yield f"{name}.code.{sys.implementation.cache_tag}", _digest_code(code)
+    values = _find_captured(inner)
+    defaults = {**dict(enumerate(inner.__defaults__ or ())), **(inner.__kwdefaults__ or {})}
+    for kind, each in (("captured", values), ("defaults", defaults)):
+        for key, value in sorted(each.items(), key=str):
+            # A path or None, as a file is there or not: neither is a number that the function computes with.
+            if value is not None and not isinstance(value, types.ModuleType | type):
+                yield from _walk(f"{name}.{kind}.{key}", value, seen)
+
+
+def _find_captured(function: Any) -> dict[str, Any]:
+    """Return the values outside of a function that its code names."""
+    try:
+        captured = inspect.getclosurevars(function)
+    except (TypeError, ValueError):  # no plain function, or one that names what isn't there yet
+        return {}
+    return {**captured.globals, **captured.nonlocals}
+
+
+def _digest_code(code: types.CodeType) -> str:
+    sha256 = hashlib.sha256(code.co_code)
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            sha256.update(_digest_code(const).encode())
+        else:  # in a set's own order, which differs between processes
+            sha256.update(repr(sorted(map(repr, const)) if isinstance(const, frozenset) else const).encode())
+    sha256.update(repr((code.co_names, code.co_varnames, code.co_freevars)).encode())
+    return sha256.hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON, or LEFT_OUT if it is none, or belongs to a process or a machine."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not isinstance(value, nn.Parameter):
+        return LEFT_OUT if value.device.type != "cpu" or value.requires_grad else to_plain(value.item())
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, torch.dtype | torch.Size):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return LEFT_OUT if _is_of_a_process(value) else to_plain(value)
+    if isinstance(value, list | tuple | set | frozenset) and value and all(_is_number_or_text(each) for each in value):
+        items = to_plain(value)
+        if len(items) <= LISTED_ITEMS:
+            return items
+        return hashlib.sha256(canonical_json(items)).hexdigest()
+    return LEFT_OUT
+
+
+def _is_number_or_text(value: Any) -> bool:
+    return (value is None or isinstance(value, bool | int | float | str)) and not _is_of_a_process(value)
+
+
+def _is_of_a_process(value: Any) -> bool:
+    if isinstance(value, str):
+        return OF_A_PROCESS.match(value) is not None
+    if isinstance(value, bool) or value is None or abs(value) > LATEST:
+        return False
+    return any(abs(value / clock - time.time()) < A_DAY_S for clock in CLOCKS)

@@ -1,0 +1,155 @@
+"""Which modules of a process are the user's own code, and where their files are. Nothing is imported to find out."""
+
+import ast
+import functools
+import sys
+import sysconfig
+from collections.abc import Collection, Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import holdfast
+
+SITE_FOLDERS = {"site-packages", "dist-packages"}
+STDLIB = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")})
+ENGINE = str(Path(holdfast.__file__).resolve().parent)
+# An IDE puts its debugger's folder on the path; a process has these modules or not, whatever the recipe does.
+INJECTED = ("pydev", "_pydev", "sitecustomize", "usercustomize")
+
+
+def find_file(name: str) -> str:
+    """Return the file of a module: of the loaded one, or of the one that an import would load; empty if it has none."""
+    module = sys.modules.get(name)
+    if module is not None:
+        return str(getattr(module, "__file__", None) or "")
+    spec = find_spec(name)
+    return spec.origin or "" if spec is not None and spec.has_location else ""
+
+
+def find_spec(name: str) -> ModuleSpec | None:
+    """Return what an import of the module would load. Unlike importlib's, it doesn't import the module's parents."""
+    spec: ModuleSpec | None = None
+    path: list[str] | None = None
+    for part in _prefixes(name):
+        if spec is not None:
+            if spec.submodule_search_locations is None:
+                return None
+            path = list(spec.submodule_search_locations)
+        try:
+            found = (finder.find_spec(part, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+            spec = next((each for each in found if each is not None), None)
+        except (ImportError, ValueError, AttributeError):
+            spec = None
+        if spec is None:
+            return None
+    return spec
+
+
+def read_module(name: str) -> bytes | None:
+    """Return the bytes of a module's file, also from a zip file; None if it has none that can be read."""
+    file = find_file(name)
+    if not file:
+        return None
+    try:
+        return Path(file).read_bytes()
+    except OSError:
+        spec = getattr(sys.modules.get(name), "__spec__", None) or find_spec(name)
+        get_data = getattr(getattr(spec, "loader", None), "get_data", None)
+    try:
+        return bytes(get_data(file)) if get_data else None
+    except OSError:
+        return None
+
+
+def find_code(roots: Collection[str], before: Collection[str]) -> list[str]:
+    """Return the user's modules that are loaded, by name: those that the recipe imports, and those it loaded otherwise.
+
+    Args:
+        roots: modules that are the recipe's, wherever they are installed; so is the rest of their packages.
+        before: modules that were loaded before the recipe was; they count only where the recipe's code imports them.
+    """
+    own = {root.partition(".")[0] for root in roots} - {"holdfast"}
+    # A name that no import finds is no module of the user's: torch.compile loads what it has compiled under such.
+    new = [name for name in list(sys.modules) if name not in before and is_users(name, own) and _is_found(name)]
+    waiting = [*(root for root in roots if find_file(root)), *new]
+    found: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            imported = (each for each in list_imports(name) if each in sys.modules)
+            waiting += [each for each in imported if each not in found and is_users(each, own)]
+    return sorted(found)
+
+
+def is_users(name: str, own: Collection[str] = ()) -> bool:
+    """Return whether a module is the user's code: not Python's, not installed, not the engine's.
+
+    Args:
+        own: top-level packages that are the user's even where they are installed.
+    """
+    top = name.partition(".")[0]
+    file = find_file(name)
+    if not file or name == "__main__" or top.startswith(INJECTED):
+        return False
+    return top in own or not any(_is_installed(each) for each in {file, find_file(top)} if each)
+
+
+@functools.cache
+def _is_installed(file: str) -> bool:
+    path = Path(file).resolve()
+    if SITE_FOLDERS & {*path.parts, *Path(file).parts} or path.is_relative_to(ENGINE):
+        return True
+    if any(path.is_relative_to(folder) for folder in STDLIB):
+        return True
+    # pip install --target, and the folders of pex and Bazel: a record of the file lies beside its package.
+    return any(path.is_relative_to(folder) and _is_recorded(path, folder) for folder in map(Path, sys.path))
+
+
+def _is_recorded(path: Path, folder: Path) -> bool:
+    line = f"{path.relative_to(folder).as_posix()},"
+    return any(line in _read_text(record) for record in folder.glob("*.dist-info/RECORD"))
+
+
+@functools.cache
+def _read_text(path: Path) -> str:
+    return path.read_text(errors="replace")
+
+
+def _is_found(name: str) -> bool:
+    spec = find_spec(name)
+    return spec is not None and spec.origin == find_file(name)
+
+
+def list_imports(name: str) -> set[str]:
+    """Return the modules that a module's import statements name, functions' bodies included; empty if it is no Python.
+
+    ``from a import b`` names ``a`` and ``a.b``.
+    """
+    file = find_file(name)
+    data = read_module(name) if file.endswith(".py") else None
+    try:
+        tree = ast.parse(data) if data else None
+    except (SyntaxError, ValueError):
+        return set()
+    package = name if Path(file).name == "__init__.py" else name.rpartition(".")[0]
+    nodes = ast.walk(tree) if tree else ()
+    return {part for node in nodes for target in _targets(node, package) for part in _prefixes(target)}
+
+
+def _targets(node: ast.AST, package: str) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        parents = package.split(".")
+        base = parents[: len(parents) + 1 - node.level] if node.level else []
+        module = ".".join([*base, *([node.module] if node.module else [])])
+        if module:
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names if alias.name != "*")
+
+
+def _prefixes(name: str) -> list[str]:
+    """``a``, ``a.b``, ``a.b.c``"""
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]

@@ -1,0 +1,69 @@
+"""The installed packages that a recipe's code imports, with their versions; and Holdfast's own."""
+
+import functools
+import hashlib
+import sys
+from collections.abc import Collection, Iterable
+from importlib.metadata import Distribution, PackageNotFoundError, PathDistribution, version
+from pathlib import Path
+
+import holdfast
+from holdfast.imports import ENGINE, SITE_FOLDERS, find_file, list_imports
+
+# The environment has their versions, and the contract judges them.
+JUDGED_ELSEWHERE = {"torch", "numpy", "accelerate", "torchdata", "holdfast"}
+
+
+def describe_holdfast() -> str:
+    """Return Holdfast's version, and a digest of its code: a checkout's code changes and its version doesn't."""
+    sha256 = hashlib.sha256()
+    for path in sorted(Path(ENGINE).rglob("*.py")):
+        sha256.update(path.relative_to(ENGINE).as_posix().encode() + b"\0" + path.read_bytes())
+    return f"{holdfast.__version__} ({sha256.hexdigest()[:12]})"
+
+
+def find_packages(modules: Collection[str]) -> dict[str, str]:
+    """Return the version of each installed package that these modules import and that is loaded, by its name."""
+    imported = {name for module in modules for name in list_imports(module)} - {*modules}
+    owners = (find_owner(find_file(name)) for name in imported if sys.modules.get(name) is not None)
+    found = {owner.name: owner.version for owner in owners if owner is not None}
+    return {name: found[name] for name in sorted(found) if name.lower() not in JUDGED_ELSEWHERE}
+
+
+def find_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of packages that are installed here, loaded or not; one that isn't installed is left out."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def find_owner(file: str) -> Distribution | None:
+    """Return the installed package that a file belongs to; None if no record beside it names the file."""
+    path = Path(file)
+    sites = [parent for parent in path.parents if parent.name in SITE_FOLDERS]
+    for folder in sites or [Path(each) for each in sys.path if path.is_relative_to(each)]:
+        inner = path.relative_to(folder)
+        # Most packages are named as their module is: then no other record has to be read.
+        records = sorted(_list_records(folder), key=lambda record: not _is_named(record, inner.parts[0]))
+        line = f"{inner.as_posix()},"
+        if owner := next((record.parent for record in records if line in _read(record)), None):
+            return PathDistribution(owner)
+    return None
+
+
+def _is_named(record: Path, module: str) -> bool:
+    return record.parent.name.partition("-")[0].lower() == module.partition(".")[0].lower()
+
+
+@functools.cache
+def _list_records(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.dist-info/RECORD"))
+
+
+@functools.cache
+def _read(path: Path) -> str:
+    return path.read_text(errors="replace")

@@ -1,0 +1,114 @@
+"""What a rank puts on record of the code, the packages, the files and the values that it trains with."""
+
+import hashlib
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.built import describe_built
+from holdfast.errors import ConfigDrift
+from holdfast.imports import find_code, find_file, read_module
+from holdfast.opened import Opened, describe_files
+from holdfast.packages import describe_holdfast, find_packages, find_versions
+from holdfast.sources import find_listed, hash_source, read_source
+from holdfast.training import Training
+
+
+class Record:
+    """The record of one rank. A module is hashed once, as soon as it is found: its file may be edited while it runs."""
+
+    def __init__(
+        self, run: Training, before: Collection[str], opened: Opened, recorded: Mapping[str, Any] | None = None
+    ) -> None:
+        """
+        Args:
+            run: just built; no step is trained.
+            before: the modules that were loaded before the recipe was.
+            opened: the files that were opened while it was built.
+            recorded: the ``environment`` of the checkpoint that the run goes on from; what is named there is looked up
+                here, loaded or not.
+        """
+        self._before = {*before}
+        self._recorded = recorded or {}
+        self._root = run.config.recipe.partition(":")[0]
+        folder = Path(find_file(self._root)).resolve().parent
+        modules, self._listed = find_listed(run.recipe.sources, folder)
+        self._roots = [self._root, *modules]
+        self._packages: dict[str, str] = {}
+        self._sources: dict[str, str] = {}
+        self._bytes: dict[str, str] = {}
+        self._loaded: set[str] = set()
+        self._count = -1
+        self._note_files()
+        self._note_modules()
+        self._note_recorded(folder)
+        self._files = describe_files(opened, _list_module_files(), folder, _list_folders(run))
+        self._built = describe_built(run)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the record, as a checkpoint's ``environment`` has it."""
+        return {
+            "sources": dict(sorted(self._sources.items())),
+            "source_bytes": dict(sorted(self._bytes.items())),
+            "packages": dict(sorted(self._packages.items())),
+            "holdfast": describe_holdfast(),
+            "files": self._files,
+            "built": self._built,
+        }
+
+    def complete(self, environment: dict[str, Any]) -> None:
+        """Add the modules and packages that were loaded while training to the record.
+
+        Raises:
+            ConfigDrift: one of them was loaded from another file than the one that was compared before the first step.
+        """
+        if len(sys.modules) != self._count:
+            self._note_modules()
+            sources = {name: self._sources[name] for name in sorted({*environment["sources"], *self._loaded})}
+            environment |= {"sources": sources, "source_bytes": dict(self._bytes)}
+            environment["packages"] = {**environment["packages"], **self._packages}
+
+    def _note_files(self) -> None:
+        for name, path in self._listed.items():
+            self._add(name, path.read_bytes(), is_python=path.suffix == ".py")
+
+    def _note_modules(self) -> None:
+        self._count = len(sys.modules)
+        found = find_code(self._roots, self._before)
+        for name in found:
+            if name not in self._loaded and (data := read_module(name)) is not None:
+                known = self._bytes.get(name)
+                self._loaded.add(name)
+                if known is not None and known != hashlib.sha256(data).hexdigest():
+                    raise ConfigDrift(
+                        f"{name} was loaded from {find_file(name)}, which is not the code that was found for it before "
+                        "the first step",
+                        hint="it changed meanwhile, or another folder came first on sys.path: start again",
+                    )
+                self._add(name, data, is_python=find_file(name).endswith(".py"))
+        self._packages |= find_packages(found)
+
+    def _note_recorded(self, folder: Path) -> None:
+        """Look up what the checkpoint has on record and the recipe hasn't loaded (yet)."""
+        for name in self._recorded.get("sources", {}).keys() - self._sources.keys():
+            if (found := read_source(name, folder)) is not None:
+                self._add(name, found[0], is_python=found[1])
+        self._packages |= find_versions(self._recorded.get("packages", {}).keys() - self._packages.keys())
+
+    def _add(self, name: str, data: bytes, *, is_python: bool) -> None:
+        self._bytes[name] = hashlib.sha256(data).hexdigest()
+        # Equal bytes are equal code; to strip a megabyte of comments takes 0.8 s.
+        if self._bytes[name] == self._recorded.get("source_bytes", {}).get(name) and name in self._recorded["sources"]:
+            self._sources[name] = self._recorded["sources"][name]
+        else:
+            self._sources[name] = hash_source(data) if is_python else self._bytes[name]
+
+
+def _list_module_files() -> set[str]:
+    return {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
+
+
+def _list_folders(run: Training) -> list[str]:
+    """The folders that Holdfast itself reads and writes."""
+    return [run.config.store.removeprefix("file://"), run.config.log.folder]

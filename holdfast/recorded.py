@@ -1,0 +1,90 @@
+"""Compare what a checkpoint has on record of the code, the files, the packages and the built values that it was trained
+with against what there is now.
+
+Pure. A record that an older checkpoint doesn't have is not compared.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.contract import PARTS
+from holdfast.drift import Change, is_same
+from holdfast.fingerprint import ABSENT
+from holdfast.opened import is_same_file
+
+# Where one of these differs, libraries may describe the same thing by other names.
+VERSIONS = ("python", "torch", "numpy", "accelerate", "torchdata", "holdfast")
+
+
+def compare_records(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Change]:
+    """Return everything that two environments have on record beside the machine, and that differs.
+
+    Args:
+        saved: a checkpoint's ``environment``.
+        current: the same as it is now.
+    """
+    packages = compare_packages(saved.get("packages") or {}, current.get("packages") or {})
+    is_upgraded = bool(packages) or any(_version(saved, name) != _version(current, name) for name in VERSIONS)
+    changes = []
+    if saved.get("sources"):
+        changes += compare_sources(saved["sources"], current.get("sources") or {})
+    if saved.get("built"):
+        changes += compare_built(saved["built"], current.get("built") or {}, is_upgraded=is_upgraded)
+    if "files" in saved:
+        changes += compare_files(saved["files"], current.get("files") or {})
+    if "holdfast" in saved and saved["holdfast"] != current.get("holdfast"):
+        now = current.get("holdfast", ABSENT)
+        changes.append(Change(name="holdfast", kind="package", saved=saved["holdfast"], current=now))
+    return changes + packages
+
+
+def _version(environment: Mapping[str, Any], name: str) -> Any:
+    value = environment.get(name)
+    return PARTS["major.minor"](value) if name == "python" and isinstance(value, str) else value
+
+
+def compare_sources(saved: Mapping[str, str], current: Mapping[str, str]) -> list[Change]:
+    """Return the modules whose code changed, and those that are new or gone, as ``sources.<module>``."""
+    return [
+        Change(
+            name=f"sources.{module}",
+            kind="source",
+            saved=saved.get(module, ABSENT),
+            current=current.get(module, ABSENT),
+        )
+        for module in sorted(saved.keys() | current.keys())
+        if saved.get(module) != current.get(module)
+    ]
+
+
+def compare_files(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Change]:
+    """Return the files whose content changed, and those that are read only now or no longer, as ``files.<path>``."""
+    return [
+        Change(name=f"files.{name}", kind="file", saved=saved.get(name, ABSENT), current=current.get(name, ABSENT))
+        for name in sorted(saved.keys() | current.keys())
+        if name not in saved or name not in current or not is_same_file(saved[name], current[name])
+    ]
+
+
+def compare_built(saved: Mapping[str, Any], current: Mapping[str, Any], *, is_upgraded: bool) -> list[Change]:
+    """Return the values that are built otherwise, as ``built.<name>``.
+
+    Args:
+        is_upgraded: whether versions differ: then a name that only one of the two has is no change, since libraries
+            and Holdfast describe the same thing by more names than before.
+    """
+    return [
+        Change(name=f"built.{name}", kind="built", saved=saved.get(name, ABSENT), current=current.get(name, ABSENT))
+        for name in sorted(saved.keys() | current.keys())
+        if not (is_upgraded and (name not in saved or name not in current))
+        and not is_same(saved.get(name, ABSENT), current.get(name, ABSENT))
+    ]
+
+
+def compare_packages(saved: Mapping[str, str], current: Mapping[str, str]) -> list[Change]:
+    """Return the packages on record that have another version, or are gone, as ``packages.<name>``."""
+    return [
+        Change(name=f"packages.{name}", kind="package", saved=version, current=current.get(name, ABSENT))
+        for name, version in sorted(saved.items())
+        if current.get(name, ABSENT) != version
+    ]
