@@ -28,14 +28,17 @@ def compare_records(saved: Mapping[str, Any], current: Mapping[str, Any]) -> lis
     changes = []
     if saved.get("sources"):
         changes += compare_sources(saved["sources"], current.get("sources") or {})
-    if saved.get("built"):
-        changes += compare_built(saved["built"], current.get("built") or {}, is_upgraded=is_upgraded)
     if "files" in saved:
         changes += compare_files(saved["files"], current.get("files") or {})
     if "holdfast" in saved and saved["holdfast"] != current.get("holdfast"):
         now = current.get("holdfast", ABSENT)
         changes.append(Change(name="holdfast", kind="package", saved=saved["holdfast"], current=now))
-    return changes + packages
+    changes += packages
+    if saved.get("built"):
+        changes += compare_built(
+            saved["built"], current.get("built") or {}, is_upgraded=is_upgraded
+        )  # last: these are many
+    return changes
 
 
 def _version(environment: Mapping[str, Any], name: str) -> Any:

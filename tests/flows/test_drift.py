@@ -91,7 +91,11 @@ def test_settings_and_machine(engine: Engine) -> None:
     assert "warning: drift: settings.lr: saved 0.05, now 0.5; it goes into the lineage" in done.stderr
     epochs, lr = lineage["drift"].pop("epochs"), lineage["drift"].pop("settings.lr")
     assert lr == {"kind": "value", "saved": 0.05, "now": 0.5, "was": "", "default": False}
-    assert (epochs["saved"], epochs["now"], lineage["drift"]) == (1, 2, {})
+    assert (epochs["saved"], epochs["now"]) == (1, 2)
+    # What is built otherwise because of it needs no leave of its own.
+    assert {change["kind"] for change in lineage["drift"].values()} == {"built"}
+    base_lrs = [lineage["drift"][f"built.optimizer.{number}.initial_lr"]["now"] for number in (0, 1)]
+    assert base_lrs == [0.5, 0.25]
     assert lineage["environment"]["promise"] == "identical"
     assert (engine.folder / "other-logs").exists()
     # The schedule is where it would have been, at ten times the height; the groups keep their ratio.
@@ -136,8 +140,9 @@ def test_code_and_what_it_reads(engine: Engine) -> None:
     source.write_text(f"# A comment.\n\n{RECIPE}")
     os.utime(source, (0, 0))
     done = engine.run(own, "epochs=4", OWN_LR="0.5")
-    assert_refused(done, "the recipe builds ", "optimizer.0.lr", 'accept_drift=["built"]')
-    assert engine.journal().read_attempt(2).lineage.get("drift", {}).keys() <= {"epochs"}
+    named = "built.optimizer.0.lr: saved 0.01, now 0.5"
+    assert_refused(done, "the recipe builds ", named, 'accept_drift=["built.optimizer.0.lr"]')
+    assert engine.standing().attempts == 1
 
     # A new setting with its default is an upgrade, but the code that has it has to be let through.
     source.write_text(RECIPE.replace("momentum: float = 0.5", "momentum: float = 0.5, bias: bool = True"))

@@ -82,7 +82,7 @@ def test_a_rank_collects_its_garbage_but_not_what_was_there_before(
     config = make(tmp_path, "tests.varied:varied_language").config
     monkeypatch.setenv(CONFIG_VARIABLE, config.model_dump_json())
     monkeypatch.setattr(serving, "Events", Heard)
-    monkeypatch.setattr(serving, "serve", lambda run, events, prefetch: found.extend((gc.isenabled(), run)))
+    monkeypatch.setattr(serving, "serve", lambda run, *rest: found.extend((gc.isenabled(), run)))
     found = list[Any]()
     gc.disable()
     try:
