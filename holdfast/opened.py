@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from holdfast.imports import ENGINE, SITE_FOLDERS, STDLIB
+from holdfast.imports import INSTALLED, is_below
 
 WHOLE_BYTES = 64 * 2**20
 TOTAL_BYTES = 256 * 2**20
@@ -92,8 +92,9 @@ def describe_files(opened: Opened, own: Collection[str], home: Path, ours: Itera
     """
     folders = [os.path.abspath(folder) for folder in ours]  # noqa: PTH100
     bases = (home, Path.cwd())
-    found = map(Path, sorted(opened.read - opened.written - {*own}))
-    names = _name([path for path in found if _is_data(path, bases, folders)], bases)
+    left_out = (*INSTALLED, *SYSTEM, *folders)
+    found = [Path(path) for path in sorted(opened.read - opened.written - {*own}) if not is_below(path, left_out)]
+    names = _name([path for path in found if _is_data(path, bases)], bases)
     left = TOTAL_BYTES
     entries: dict[str, Entry] = {}
     for path in sorted(names, key=names.__getitem__):
@@ -104,12 +105,10 @@ def describe_files(opened: Opened, own: Collection[str], home: Path, ours: Itera
     return _fold(entries)
 
 
-def _is_data(path: Path, bases: Iterable[Path], ours: Iterable[str]) -> bool:
+def _is_data(path: Path, bases: Iterable[Path]) -> bool:
     inner = next((path.relative_to(base) for base in bases if path.is_relative_to(base)), path)
     # Hidden folders have caches and what other tools are set to; they differ between machines.
-    if SITE_FOLDERS & {*path.parts} or any(part.startswith(".") for part in inner.parts[:-1]):
-        return False
-    if path.suffix in COMPILED or any(path.is_relative_to(folder) for folder in (ENGINE, *STDLIB, *SYSTEM, *ours)):
+    if path.suffix in COMPILED or any(part.startswith(".") for part in inner.parts[:-1]):
         return False
     try:
         return stat.S_ISREG(path.stat().st_mode)
