@@ -1,6 +1,7 @@
 """What a step sees: its samples, and the random numbers that they are made with, as functions of the step."""
 
-from holdfast.data.loading import Batches, Share, combine, is_stream
+from holdfast.data.content import combine, digest_content
+from holdfast.data.loading import Batches, Share, is_stream
 from holdfast.data.order import Order, digest, permute
 
-__all__ = ["Batches", "Order", "Share", "combine", "digest", "is_stream", "permute"]
+__all__ = ["Batches", "Order", "Share", "combine", "digest", "digest_content", "is_stream", "permute"]

@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from holdfast.data.content import digest_content
 from holdfast.data.order import Order, digest
 from holdfast.errors import RecipeError, StateError
 
@@ -132,7 +133,7 @@ class Batches:
         return True
 
     def __next__(self) -> tuple[str, Any]:
-        """The next micro-batch, and 16 hex characters that name what is in it."""
+        """Return what names the next micro-batch, ``indices-content`` or a stream's ``content``, and the batch."""
         assert self._batches is not None
         return next(self._batches)
 
@@ -184,7 +185,8 @@ class _Samples:
         with seeded(self._seed, asked.number, self._rank):
             fetch = getattr(self._data, "__getitems__", None)
             samples = fetch(asked.indices) if fetch else [self._data[index] for index in asked.indices]
-            return digest(np.array(asked.indices, dtype=np.int64)), self._collate(samples)
+            batch = self._collate(samples)
+        return f"{digest(np.array(asked.indices, dtype=np.int64))}-{digest_content(batch)}", batch
 
 
 class _Stream(IterableDataset[tuple[str, Any]]):
@@ -223,7 +225,7 @@ class _Stream(IterableDataset[tuple[str, Any]]):
         with seeded(self._seed, self._given, self._share.rank, place):
             batch = self._collate(self._share.of(group))
         self._given += 1
-        return _digest_content(batch), batch
+        return digest_content(batch), batch
 
     def state_dict(self) -> dict[str, Any]:
         inner = self._data.state_dict() if hasattr(self._data, "state_dict") else None
@@ -234,11 +236,6 @@ class _Stream(IterableDataset[tuple[str, Any]]):
         if hasattr(self._data, "set_epoch"):
             self._data.set_epoch(self._pass)
         self._data.load_state_dict(saved["data"])
-
-
-def combine(names: list[str]) -> str:
-    """16 hex characters that name several micro-batches."""
-    return names[0] if len(names) == 1 else hashlib.sha256("".join(names).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager
@@ -255,28 +252,6 @@ def seeded(*numbers: int) -> Iterator[None]:
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_rng_state(cpu)
-
-
-def _digest_content(batch: Any) -> str:
-    """16 hex characters that name a batch's bytes."""
-    sha256 = hashlib.sha256()
-    _add_content(batch, sha256)
-    return sha256.hexdigest()[:16]
-
-
-def _add_content(value: Any, sha256: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        value = value.detach().contiguous().view(-1).view(torch.uint8).numpy() if value.numel() else b""
-        sha256.update(value)
-    elif isinstance(value, dict):
-        for key in sorted(value, key=str):
-            sha256.update(str(key).encode())
-            _add_content(value[key], sha256)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _add_content(item, sha256)
-    else:
-        sha256.update(repr(value).encode())
 
 
 def shorten_socket_paths() -> None:

@@ -55,7 +55,7 @@ def test_samples_come_in_the_order_that_is_promised(engine: Engine, reference: R
         expected += indices.flatten().tolist() + (probe if step in saved_after else [])
     assert [int(line) for line in notes.read_text().split()] == expected
     names = [combine([digest(micro_batch) for micro_batch in indices]) for indices in promised]
-    assert [line["samples"] for line in reference.metrics] == names
+    assert [str(line["samples"]).partition("-")[0] for line in reference.metrics] == names
 
 
 def test_two_ranks_survive_a_kill(driver: Driver, engine: Engine) -> None:

@@ -71,7 +71,7 @@ def take(order: Order, share: Share, start: int, stop: int) -> Iterator[tuple[st
 def test_a_micro_batch_is_named_by_its_samples_in_their_order() -> None:
     order = Order(samples=70, batch_size=4, grad_accum=2, seed=3)
     for name, batch in take(order, Share(4, 1, 2), 0, 3):
-        assert name == digest(np.array(batch)) != digest(np.array(batch[::-1]))
+        assert name.partition("-")[0] == digest(np.array(batch)) != digest(np.array(batch[::-1]))
 
 
 def test_a_pass_sees_no_sample_twice() -> None:
