@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Collection, Iterable, Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import cast
 
 import holdfast
 
@@ -33,18 +34,24 @@ def find_spec(name: str) -> ModuleSpec | None:
     spec: ModuleSpec | None = None
     path: list[str] | None = None
     for part in _prefixes(name):
-        if spec is not None:
-            if spec.submodule_search_locations is None:
-                return None
-            path = list(spec.submodule_search_locations)
         try:
-            found = (finder.find_spec(part, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-            spec = next((each for each in found if each is not None), None)
-        except (ImportError, ValueError, AttributeError):
-            spec = None
-        if spec is None:
+            spec = _ask_finders(part, path)
+            path = None if spec is None else list(spec.submodule_search_locations or ())
+        except KeyError:  # a namespace package asks for its parent, which isn't loaded
+            spec, path = None, [str(Path(folder, part.rpartition(".")[2])) for folder in path or ()]
+        if not path and part != name:
             return None
     return spec
+
+
+def _ask_finders(name: str, path: list[str] | None) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        try:
+            if spec := getattr(finder, "find_spec", lambda *_: None)(name, path):
+                return cast(ModuleSpec, spec)
+        except (ImportError, ValueError, AttributeError):
+            continue
+    return None
 
 
 def read_module(name: str) -> bytes | None:

@@ -1,0 +1,158 @@
+"""The user's modules are told apart from Python's, from installed ones, and from those that were there before."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.imports import find_code, find_file, find_spec, is_users, list_imports
+from holdfast.packages import describe_holdfast, find_owner, find_packages, find_versions
+
+Write = Callable[[str, str], None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write a file into a folder that is on the path; what is imported from there is forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    known = {*sys.modules}
+
+    def write_file(name: str, text: str) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        importlib.invalidate_caches()
+
+    yield write_file
+    for name in {*sys.modules} - known:
+        del sys.modules[name]
+
+
+def load(name: str, before: set[str] | None = None) -> list[str]:
+    """Import a recipe's module; the modules that are then on record."""
+    before = {*sys.modules} if before is None else before
+    importlib.import_module(name)
+    return find_code([name], before)
+
+
+def test_modules_that_the_recipe_imports_and_theirs(write: Write) -> None:
+    write("own/__init__.py", "")
+    write("own/recipe.py", "import json\nfrom . import layers\nfrom own.deep import rates\n")
+    write("own/layers.py", "import torch\n")
+    write("own/deep/rates.py", "x = 1\n")  # in a namespace package
+    write("own/unused.py", "x = 1\n")
+    assert load("own.recipe") == ["own", "own.deep.rates", "own.layers", "own.recipe"]
+
+
+def test_a_module_that_was_loaded_before_counts_where_the_recipe_imports_it(write: Write) -> None:
+    write("recipe_a.py", "def build():\n    import helper_a\n")
+    write("helper_a.py", "")
+    write("injected_a.py", "")
+    for name in ("helper_a", "injected_a"):
+        importlib.import_module(name)
+    assert load("recipe_a") == ["helper_a", "recipe_a"]
+
+
+def test_a_lazy_import_counts_once_it_is_loaded(write: Write) -> None:
+    write("recipe_b.py", "def after_step():\n    import lazy_b\n")
+    write("lazy_b.py", "")
+    before = {*sys.modules}
+    assert load("recipe_b", before) == ["recipe_b"]
+    sys.modules["recipe_b"].after_step()
+    assert find_code(["recipe_b"], before) == ["lazy_b", "recipe_b"]
+
+
+def test_a_module_that_is_found_by_no_statement_counts(write: Write) -> None:
+    write("recipe_c.py", "import importlib\nimportlib.import_module('plug' + 'in_c')\n")
+    write("plugin_c.py", "")
+    assert load("recipe_c") == ["plugin_c", "recipe_c"]
+
+
+def test_what_is_compiled_while_it_runs_is_no_code_of_the_user_s(write: Write, tmp_path: Path) -> None:
+    """torch.compile loads what it has made under names that no import finds."""
+    write("recipe_d.py", "")
+    write("made/kernel.py", "")
+    before = {*sys.modules}
+    spec = importlib.util.spec_from_file_location("cabc.kernel", tmp_path / "made" / "kernel.py")
+    assert spec
+    sys.modules["cabc.kernel"] = importlib.util.module_from_spec(spec)
+    assert load("recipe_d", before) == ["recipe_d"]
+
+
+@pytest.mark.parametrize("name", ["json", "torch.nn", "pytest", "holdfast.config", "sys", "no.such.module"])
+def test_what_is_installed_is_not_the_user_s(name: str) -> None:
+    assert not is_users(name)
+
+
+def test_the_recipe_s_own_package_counts_wherever_it_is_installed(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("site-packages/shipped/__init__.py", "")
+    write("site-packages/shipped/recipe.py", "import shipped.layers\n")
+    write("site-packages/shipped/layers.py", "")
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    assert load("shipped.recipe") == ["shipped", "shipped.layers", "shipped.recipe"]
+    assert not is_users("shipped.layers")
+
+
+def test_a_package_that_lies_beside_its_record_is_installed(write: Write) -> None:
+    """As pip install --target leaves it."""
+    write("target_e/__init__.py", "")
+    write("target_e-2.0.dist-info/RECORD", "target_e/__init__.py,sha256=x,0\n")
+    write("target_e-2.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: Target-E\nVersion: 2.0\n")
+    write("recipe_e.py", "import target_e\n")
+    assert load("recipe_e") == ["recipe_e"]
+    assert find_packages(["recipe_e"]) == {"Target-E": "2.0"}
+
+
+def test_a_module_is_found_without_importing_its_parents(write: Write) -> None:
+    write("parent_f/__init__.py", "raise RuntimeError('imported')\n")
+    write("parent_f/inner/child.py", "")
+    assert find_file("parent_f.inner.child").endswith("parent_f/inner/child.py")
+    assert find_spec("parent_f.none") is None
+    assert find_spec("parent_f.inner.child.none") is None
+    assert "parent_f" not in sys.modules
+
+
+def test_imports_by_every_statement(write: Write) -> None:
+    write("pack_g/__init__.py", "from .near import x\n")
+    write("pack_g/near.py", "import a.b\nfrom c import d, e as f\nfrom . import g\nfrom .. import h\nfrom i import *\n")
+    importlib.import_module("importlib")
+    assert list_imports("pack_g.near") >= {"a", "a.b", "c", "c.d", "c.e", "pack_g", "pack_g.g", "i"}
+    assert list_imports("pack_g") == {"pack_g", "pack_g.near", "pack_g.near.x"}
+    write("broken_g.py", "x = (\n")
+    assert list_imports("broken_g") == list_imports("sys") == list_imports("none_g") == set()
+
+
+# ---- packages
+
+
+def test_the_package_that_a_file_belongs_to() -> None:
+    import psutil
+    import pydantic
+
+    for module in (psutil, pydantic):
+        owner = find_owner(str(module.__file__))
+        assert owner
+        assert (owner.name, owner.version) == (module.__name__, find_versions([owner.name])[owner.name])
+    assert find_owner(__file__) is None
+
+
+def test_packages_are_those_that_the_user_s_modules_import(write: Write) -> None:
+    write("recipe_h.py", "import torch\nimport numpy\nimport holdfast\nimport pydantic.main\nimport recipe_i\n")
+    write("recipe_i.py", "")
+    modules = load("recipe_h")
+    # Not pytest, which is loaded too; torch and NumPy are terms of the contract.
+    assert find_packages(modules).keys() == {"pydantic"}
+
+
+def test_versions_of_what_is_not_installed_are_left_out() -> None:
+    assert find_versions(["pydantic", "no-such-package"]).keys() == {"pydantic"}
+
+
+def test_holdfast_s_own_version_changes_with_its_code() -> None:
+    assert describe_holdfast() == describe_holdfast()
+    assert describe_holdfast().startswith("0.")
