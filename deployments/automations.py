@@ -6,6 +6,8 @@ Events from before an automation was made are not seen by it: make it before the
 
 from datetime import timedelta
 
+import tasks.untracked  # noqa: F401
+
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import tasks.untracked  # noqa: F401
+
 import httpx
 from cyclopts import App
 from prefect.client.orchestration import get_client

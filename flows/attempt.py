@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import tasks.untracked  # noqa: F401
+
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.exceptions import Pause, TerminationSignal

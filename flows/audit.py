@@ -4,6 +4,8 @@ import logging
 import sys
 from typing import Annotated
 
+import tasks.untracked  # noqa: F401
+
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 from pydantic import PositiveInt

@@ -3,6 +3,8 @@
 import logging
 from typing import Any
 
+import tasks.untracked  # noqa: F401
+
 from prefect import flow, runtime
 from prefect.artifacts import create_markdown_artifact
 

@@ -3,6 +3,8 @@
 import sys
 from typing import Annotated
 
+import tasks.untracked  # noqa: F401
+
 from cyclopts import App, Parameter
 
 from holdfast.cli import EXIT_CODES, run_app

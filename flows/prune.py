@@ -4,6 +4,8 @@ import logging
 import sys
 from typing import Annotated
 
+import tasks.untracked  # noqa: F401
+
 from cyclopts import App, Parameter
 
 from holdfast.cli import EXIT_CODES, run_app

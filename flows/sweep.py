@@ -4,6 +4,8 @@ import logging
 import time
 from typing import Any
 
+import tasks.untracked  # noqa: F401
+
 from prefect import flow, runtime
 from prefect.artifacts import create_table_artifact
 from prefect.client.schemas.objects import FlowRun

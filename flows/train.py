@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import tasks.untracked  # noqa: F401
+
 from cyclopts import App, Parameter
 from prefect.client.schemas.objects import State
 from prefect.exceptions import Pause, TerminationSignal

@@ -3,6 +3,7 @@
 Importing it imports neither torch nor Prefect.
 """
 
+import holdfast.interrupt  # noqa: F401
 from holdfast.anneal import Anneal
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import ConfigDrift, HoldfastError

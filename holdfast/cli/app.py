@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
-from holdfast import __version__
+from holdfast import __version__, interrupt
 from holdfast.errors import HoldfastError, NameMissing, RunUnknown, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.store import open_store
@@ -81,6 +81,7 @@ def print_json(value: Any) -> None:
 def run_app(app: App, arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code. An error is one clear line and, where there is one, a hint."""
     _escape_unknown_characters()
+    interrupt.catch()
     try:
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
@@ -89,6 +90,8 @@ def run_app(app: App, arguments: Sequence[str] | None = None) -> int:
     except HoldfastError as error:
         return _complain(error.message, error.hint, error.exit_code)
     except KeyboardInterrupt:
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C needs no traceback of what is being ended
         return 130
     except BrokenPipeError:  # whoever reads has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,36 @@
+"""Ctrl-C while a command is still importing: the process ends at once, with exit code 130 and no traceback.
+
+An exception would not do: libraries wrap a KeyboardInterrupt that is raised in their code in an error of their own.
+`holdfast` imports this module first; `holdfast.cli.run_app` calls `catch` when all is imported.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+COMMANDS = ("flows.", "deployments.", "holdfast.cli.")
+
+
+def is_command() -> bool:
+    """Return whether this process is one of our commands, and not a program that imports Holdfast."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None:
+        return str(spec.name).startswith(COMMANDS)
+    return bool(sys.argv) and Path(sys.argv[0]).name == "holdfast"
+
+
+def end_at_once(number: int, frame: object) -> None:
+    """End this process: it has nothing to save yet."""
+    os._exit(128 + number)
+
+
+def catch() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt from now on, as usual in Python."""
+    if signal.getsignal(signal.SIGINT) is end_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# What a shell starts in its background ignores SIGINT, and goes on doing so.
+if is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, end_at_once)

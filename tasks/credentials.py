@@ -1,0 +1,73 @@
+"""The state folder of `make up`, and the secret that its Prefect server asks for."""
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import ConfigError
+
+STATE = Path(os.environ.get("HOLDFAST_STATE") or Path.home() / ".local" / "state" / "holdfast")
+STARTED = "started.json"
+AUTH = "auth"
+USER = "holdfast"
+CHOOSE = "HOLDFAST_STATE=/another/folder make up"
+
+
+def new_auth() -> str:
+    """Return a new secret, as Prefect wants it: ``user:password``, with 256 random bits."""
+    return f"{USER}:{secrets.token_hex(32)}"
+
+
+def open_state(folder: Path) -> None:
+    """Make the state folder, or check that it is yours. Nobody else may enter it (mode 0700).
+
+    Raises:
+        ConfigError: another user owns the folder, or it can't be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        raise ConfigError(f"the state folder {folder} can't be made: {error.strerror}", hint=CHOOSE) from None
+    if found.st_uid != os.geteuid():
+        raise ConfigError(f"the state folder {folder} belongs to user {found.st_uid}, not to you", hint=CHOOSE)
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        folder.chmod(0o700)
+
+
+def make_secret(path: Path, value: str) -> str:
+    """Write a secret to a new file that only you may read (mode 0600), in one step. Return what the file holds.
+
+    An existing file keeps its content.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(file, "w") as writer:
+            writer.write(value)
+            writer.flush()
+            os.fsync(file)
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink()
+    return path.read_text()
+
+
+def read_started(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what `make up` has started, by name; empty if the record can't be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads((folder / STARTED).read_text()))
+    return {}
+
+
+def find_auth(url: str) -> str:
+    """Return the secret of the server that `make up` has started at the URL of an API; empty for any other server."""
+    if url and read_started(STATE).get("server", {}).get("url") == url.rstrip("/"):
+        with contextlib.suppress(OSError):
+            return (STATE / AUTH).read_text()
+    return ""
