@@ -20,7 +20,8 @@ from azure.storage.blob import BlobServiceClient
 from holdfast.journal import Journal
 from holdfast.standing import Standing, read_standing
 from holdfast.store import open_store
-from tasks.server import await_healthy, free_port
+from tasks.credentials import new_auth
+from tasks.server import await_healthy, describe_server, free_port
 from tests import servers
 from tests.lives import Lives, lives
 
@@ -39,11 +40,13 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     """The environment in which Prefect's API is a server of this session."""
     home = tmp_path_factory.mktemp("prefect")
     port = free_port()
-    environment = {"PREFECT_HOME": str(home), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+    url, auth = f"http://127.0.0.1:{port}/api", new_auth()
+    environment = {"PREFECT_HOME": str(home), "PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": auth}
     command = [sys.executable, "-m", "tasks.server", str(port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | environment, cwd=ROOT) as server:
+    own = os.environ | environment | describe_server(url, auth)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=own, cwd=ROOT) as server:
         try:
-            await_healthy(server, environment["PREFECT_API_URL"])
+            await_healthy(server, url)
             yield environment
         finally:
             server.terminate()

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from deployments import local
 from deployments.automations import make_automations
@@ -33,11 +33,17 @@ class Pool:
     environment: dict[str, str]  # of what trains
     url: str = ""
 
+    @property
+    def auth(self) -> tuple[str, str]:
+        """User and password, as the server asks for them."""
+        user, _, password = local.own_auth(self.ledger).partition(":")
+        return user, password
+
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """The server's answer, as the UI gets it."""
         # A database in a file is locked now and then; every client of Prefect's asks again.
         for _ in range(10):
-            answer = httpx.request(method, f"{self.url}{path}", json=body, trust_env=False, timeout=30)
+            answer = httpx.request(method, f"{self.url}{path}", json=body, auth=self.auth, trust_env=False, timeout=30)
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 break
             time.sleep(0.5)
@@ -48,8 +54,7 @@ class Pool:
     # ---- workers: machines that come and go
 
     def start_worker(self, pool: str = "gpu", **environment: str) -> None:
-        with temporary_settings({PREFECT_API_URL: self.url}):
-            local.start_worker(self.ledger, pool, self.url, self.environment | environment)
+        local.start_worker(self.ledger, pool, self.url, self.environment | environment)
 
     def worker(self, pool: str = "gpu") -> int:
         return int(self.ledger.known[f"worker-{pool}"]["pid"])
@@ -206,10 +211,10 @@ def pool_up(folder: Path, **environment: str) -> Iterator[Pool]:
     with clean_environment():
         try:
             pool.url = local.start_server(pool.ledger, "", port=local.free_port())
-            with temporary_settings({PREFECT_API_URL: pool.url}):
+            with temporary_settings({PREFECT_API_URL: pool.url, PREFECT_API_AUTH_STRING: ":".join(pool.auth)}):
                 local.make_pools()
                 make_automations()
-                local.deploy(pool.url)
+                local.deploy(pool.ledger, pool.url)
             pool.start_worker("stable")
             pool.start_worker("gpu")
             yield pool
@@ -226,6 +231,7 @@ def clean_environment() -> Iterator[None]:
     """No server of another fixture is configured meanwhile, and schedules are looked at often."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PREFECT_API_URL", raising=False)
+        patch.delenv("PREFECT_API_AUTH_STRING", raising=False)
         patch.delenv("PREFECT_HOME", raising=False)
         patch.setenv("PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS", "5")
         yield

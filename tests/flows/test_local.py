@@ -13,7 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from deployments.local import began_at, find_postgres
+from deployments.ledger import began_at
+from deployments.postgres import find_postgres
 from holdfast.errors import ConfigError
 from tests.conftest import ROOT, kill_tree
 
