@@ -1,5 +1,9 @@
-"""What to train: a function, found by its name, that takes settings and gives a `Recipe`."""
+"""What to train: a function, found by its name, that takes settings and gives a `Recipe`.
 
+Only what is annotated to return a `Recipe` is called, so that a configuration names no other code: not ``os:system``.
+"""
+
+import functools
 import importlib
 import inspect
 import traceback
@@ -13,6 +17,7 @@ from pydantic import ConfigDict, ValidationError, create_model
 from holdfast.anneal import Anneal
 from holdfast.config import did_you_mean
 from holdfast.errors import HoldfastError, RecipeError
+from holdfast.permission import check_recipe
 from holdfast.probe import Limits
 from holdfast.schedule import Schedule
 
@@ -107,12 +112,14 @@ RecipeBuilder = Callable[..., Recipe]
 
 
 def find_recipe(name: str) -> RecipeBuilder:
-    """The function that ``module:attribute`` names.
+    """Return the function that ``module:attribute`` names. Its module is imported.
 
     Raises:
-        RecipeError: the module can't be imported or lacks the attribute; where its own code raised, the message
-            says in which line.
+        RecipeError: the operator doesn't allow it (nothing is imported then); the module can't be imported or lacks
+            the attribute, and where its own code raised, the message says in which line; or the function isn't
+            annotated to return a `Recipe`.
     """
+    check_recipe(name)
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -134,7 +141,34 @@ def find_recipe(name: str) -> RecipeBuilder:
         ) from None
     if not callable(builder):
         raise RecipeError(f"recipe {name!r}: expected a function, found a {type(builder).__name__}")
+    if not returns_recipe(builder):
+        raise RecipeError(
+            f"recipe {name!r} is not called: it doesn't say that it returns a Recipe",
+            hint=f"annotate it: def {attribute}(...) -> Recipe",
+        )
     return builder  # type: ignore[no-any-return]
+
+
+def returns_recipe(builder: Callable[..., Any]) -> bool:
+    """Return whether a callable says that it returns a `Recipe`, or is a subclass of it.
+
+    Annotations in quotes count, also those that only a type checker can look up. So do those of the function in a
+    `functools.partial`, of a decorated function, and of an object's ``__call__``.
+    """
+    if isinstance(builder, type):
+        return issubclass(builder, Recipe)
+    while isinstance(builder, functools.partial):
+        builder = builder.func
+    builder = inspect.unwrap(builder)
+    function: Any = builder if inspect.isroutine(builder) else type(builder).__call__
+    found = getattr(function, "__annotations__", {}).get("return")
+    try:
+        for _ in range(2):  # quotes, in a module with postponed annotations
+            if isinstance(found, str):
+                found = eval(found, getattr(function, "__globals__", {}))
+    except Exception:  # a name that only a type checker can look up
+        return str(found).strip("'\"").rpartition(".")[2] == Recipe.__name__
+    return isinstance(found, type) and issubclass(found, Recipe)
 
 
 def resolve_settings(builder: RecipeBuilder, settings: Mapping[str, Any]) -> dict[str, Any]:

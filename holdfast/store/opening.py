@@ -3,6 +3,7 @@
 import importlib
 
 from holdfast.errors import ConfigError
+from holdfast.permission import check_store
 from holdfast.store.contract import Store
 from holdfast.store.failures import without_secrets
 from holdfast.store.local import LocalStore
@@ -16,15 +17,19 @@ CREDENTIALS_REFUSED = (
 
 
 def open_store(url: str) -> Store:
-    """The store that a folder or a URL names. Nothing is read or written yet.
+    """Return the store that a folder or a URL names. Nothing is read or written yet.
 
     Credentials and endpoints come from the environment, as each cloud's own tools read them; nothing of them is kept.
 
     Raises:
         ConfigError: the scheme isn't known to create a name once, its package isn't installed, the URL holds
-            credentials, or the environment lacks them.
+            credentials, the environment lacks them, or the operator doesn't allow the store.
     """
     scheme, separator, path = url.partition("://")
+    is_remote = bool(separator) and scheme not in ("file", "local", "memory")
+    if is_remote and holds_credentials(url):
+        raise ConfigError(f"store = '{scheme}://...': {CREDENTIALS_REFUSED}")
+    check_store(url)
     if not separator:
         return LocalStore(url)
     if scheme in ("file", "local"):
@@ -33,8 +38,6 @@ def open_store(url: str) -> Store:
         from holdfast.store.memory import MemoryStore
 
         return MemoryStore(path)
-    if holds_credentials(url):
-        raise ConfigError(f"store = '{scheme}://...': {CREDENTIALS_REFUSED}")
     if scheme not in STORES:
         raise ConfigError(
             f"store = {url!r}: {scheme}:// is not known to create a name once, which commits rest on",

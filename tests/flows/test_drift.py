@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from holdfast import Recipe
 from tests.toy import Made
 
-def own(momentum: float = 0.5):
+def own(momentum: float = 0.5) -> Recipe:
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), float(os.environ.get("OWN_LR", "0.01")), momentum)
     loss = lambda model, batch: F.mse_loss(model(batch[0]), batch[1])

@@ -42,10 +42,10 @@ def count():
     calls += 1
     return calls
 
-def counting():
+def counting() -> Recipe:
     return build(count, probe=lambda model: {"output": model(torch.ones(2, 8))})
 
-def restless():
+def restless() -> Recipe:
     return build(lambda: os.urandom(1)[0])
 """
 

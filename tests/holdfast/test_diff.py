@@ -25,7 +25,7 @@ RECIPE = """\
 import diff_layers
 print("imported")
 
-def build(lr: float = 0.05, hidden: int = 64):
+def build(lr: float = 0.05, hidden: int = 64) -> "Recipe":
     return None
 """
 CONFIG = """\

@@ -59,9 +59,9 @@ def test_a_recipe_may_take_any_setting() -> None:
         ("def build(: pass", "SyntaxError"),
         ("def biuld(): pass", "written has no build"),
         ("build = 3", "expected a function, found a int"),
-        ("def build(): return 3", "expected a holdfast.Recipe, found a int"),
-        ("def build():\n    raise KeyError('x')", "KeyError: 'x' .*written.py:2"),
-        ("def build(x, /): pass", "by position"),
+        ("def build() -> 'Recipe': return 3", "expected a holdfast.Recipe, found a int"),
+        ("def build() -> 'Recipe':\n    raise KeyError('x')", "KeyError: 'x' .*written.py:2"),
+        ("def build(x, /) -> 'Recipe': pass", "by position"),
     ],
 )
 def test_a_recipe_that_cannot_be_built_says_where(write_module, text: str, message: str) -> None:  # type: ignore[no-untyped-def]
