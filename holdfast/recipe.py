@@ -177,14 +177,18 @@ def resolve_settings(builder: RecipeBuilder, settings: Mapping[str, Any]) -> dic
     Raises:
         RecipeError: a setting is unknown (the nearest known one is named), missing, or of another type.
     """
-    parameters = inspect.signature(builder, eval_str=True).parameters.values()
+    try:
+        parameters = inspect.signature(builder, eval_str=True).parameters.values()
+    except Exception:  # an annotation that only a type checker can look up
+        parameters = inspect.signature(builder).parameters.values()
     fields: dict[str, Any] = {}
     for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:
             continue
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
             raise RecipeError(f"the recipe takes {parameter} by position; settings are passed by name")
-        annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
+        is_known = parameter.annotation is not parameter.empty and not isinstance(parameter.annotation, str)
+        annotation = parameter.annotation if is_known else Any
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[parameter.name] = (annotation, default)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

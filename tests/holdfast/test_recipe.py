@@ -51,6 +51,11 @@ def test_a_recipe_may_take_any_setting() -> None:
     assert recipe.resolve_settings(build, {"depth": 3}) == {"lr": 1.0, "depth": 3}
 
 
+def test_an_annotation_for_type_checkers_alone_is_any(write_module) -> None:  # type: ignore[no-untyped-def]
+    builder = recipe.find_recipe(write_module("def build(lr: 'Later' = 0.1) -> 'Recipe': ..."))
+    assert recipe.resolve_settings(builder, {"lr": 2}) == {"lr": 2}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
