@@ -55,13 +55,13 @@ def make_secret(path: Path, value: str) -> str:
             os.link(temporary, path)
     finally:
         temporary.unlink()
-    return path.read_text()
+    return path.read_text("utf-8")
 
 
 def read_started(folder: Path) -> dict[str, dict[str, Any]]:
     """Return what `make up` has started, by name; empty if the record can't be read."""
     with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads((folder / STARTED).read_text()))
+        return dict(json.loads((folder / STARTED).read_text("utf-8")))
     return {}
 
 
@@ -69,5 +69,5 @@ def find_auth(url: str) -> str:
     """Return the secret of the server that `make up` has started at the URL of an API; empty for any other server."""
     if url and read_started(STATE).get("server", {}).get("url") == url.rstrip("/"):
         with contextlib.suppress(OSError):
-            return (STATE / AUTH).read_text()
+            return (STATE / AUTH).read_text("utf-8")
     return ""
