@@ -1,15 +1,19 @@
 """Start, watch, command and end the ranks of an attempt."""
 
 import contextlib
+import itertools
 import json
 import logging
 import os
 import queue
+import re
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +22,7 @@ from holdfast import determinism, errors
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError, HoldfastError, OutOfMemory, RankDied, RunStopped
 from holdfast.journal import Commit
+from holdfast.processes import MARK_VARIABLE, RANK_MODULE, find_processes, leads_session
 from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE
 
 log = logging.getLogger(__name__)
@@ -31,6 +36,8 @@ LAUNCHER_VARIABLES = (
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_*", "PET_*", "ACCELERATE_*", "FSDP_*", "FORK_LAUNCHED", "PMI_*",
     "PMIX_*", "MPI_LOCAL*", "OMPI_COMM_WORLD_*", "MV2_COMM_WORLD_*",
 )  # fmt: skip
+# Where torchrun's own lines in the ranks' log come from.
+TORCHRUN = "torch/distributed/elastic"
 # The container's own by cgroup 2 and 1, then the machine's.
 OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat")
 
@@ -53,10 +60,12 @@ class Ranks:
         self.log_path = log_path
         self.began = time.monotonic()
         self._oom_kills = count_oom_kills()
+        self._mark = uuid.uuid4().hex
+        self._log_begins = log_path.stat().st_size if log_path.exists() else 0
         with _open_log(log_path) as log:
             self._process = subprocess.Popen(
                 _command(config),
-                env=_environment(config, commit),
+                env=_environment(config, commit) | {MARK_VARIABLE: self._mark},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -77,15 +86,28 @@ class Ranks:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                self._events.put(json.loads(line))
-        self._events.put(None)
+        try:
+            with self._process.stdout as lines:
+                for line in lines:
+                    self._events.put(json.loads(line))
+        finally:
+            self._events.put(None)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every process of the ranks, loader workers included.
+
+        A process group isn't enough: torchrun starts each rank in a session of its own, and a rank outlives it.
+        """
+        with contextlib.suppress(ProcessLookupError):  # torchrun comes first: it would answer a rank's death
+            os.killpg(self.pid, number)
+        for pid in find_processes(self._mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def order(self, do: str, **fields: Any) -> None:
         """Send an order. That the ranks are dead shows when their next event is asked for."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: they were ended before
             self._process.stdin.write(json.dumps({"do": do, **fields}) + "\n")
             self._process.stdin.flush()
 
@@ -106,14 +128,39 @@ class Ranks:
         except queue.Empty:
             raise RankDied(f"the ranks said nothing for {within_s:.0f} s", is_silent=True) from None
         if event is None:
-            self._events.put(None)  # the end stays the end
-            ending = _ending(self._process.wait())
-            if count_oom_kills() > self._oom_kills:
-                raise OutOfMemory(f"the kernel killed a rank for want of memory ({ending}){self._last_lines()}")
-            raise RankDied(f"the ranks ended: {ending}{self._last_lines()}")
+            raise self._describe_end()
         if event["event"] == "error":
-            raise errors.from_json(event)
+            error = errors.from_json(event)
+            raise self._find_cause() or error if error.data.get("is_effect") else error
         return event
+
+    def _find_cause(self) -> HoldfastError | None:
+        """Return what the ranks ended by, after one of them has lost another; None if they don't end."""
+        with contextlib.suppress(queue.Empty):
+            while event := self._events.get(timeout=END_WITHIN_S):
+                if event["event"] == "error" and not event["data"].get("is_effect"):
+                    return errors.from_json(event)
+            return self._describe_end()
+        return None
+
+    def _describe_end(self) -> HoldfastError:
+        """Return the error that the ranks have ended by without reporting one."""
+        self._events.put(None)  # the end stays the end
+        returncode = self._process.wait()
+        lines = self._read_log().splitlines()
+        ending = _find_ending(lines) or _ending(returncode)
+        lines = list(itertools.takewhile(lambda line: TORCHRUN not in line, lines))[-LAST_LINES:]
+        last = f" (last lines of {self.log_path}: {' | '.join(line.strip() for line in lines)})" if lines else ""
+        if count_oom_kills() > self._oom_kills:
+            return OutOfMemory(f"the kernel killed a rank for want of memory ({ending}){last}")
+        return RankDied(f"the ranks ended: {ending}{last}")
+
+    def _read_log(self) -> str:
+        """Return what these ranks have written to their log, which earlier ones may have begun."""
+        with contextlib.suppress(OSError), self.log_path.open("rb") as log:
+            log.seek(self._log_begins)
+            return log.read().decode(errors="replace")
+        return ""
 
     def expect(self, name: str) -> dict[str, Any]:
         """The next event, which has to be of this name."""
@@ -153,26 +200,29 @@ class Ranks:
         self.order("stop", within_s=within_s)
 
     def end(self, within_s: float = END_WITHIN_S) -> None:
-        """No rank is left. They are told first, then asked, then killed."""
+        """End every process of the ranks: order it, then send SIGTERM, then SIGKILL.
+
+        Args:
+            within_s: how long each of the first two may take.
+        """
         self.order("end")
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-        if not self._has_ended(within_s):
-            self._process.terminate()
-            if not self._has_ended(within_s):
-                os.killpg(self._process.pid, 9)
-                self._process.wait()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._has_ended(within_s):
+                return
+            self.signal(number)
+        self._process.wait()
+        self._has_ended(within_s)
 
     def _has_ended(self, within_s: float) -> bool:
         deadline = time.monotonic() + within_s
-        while self.is_alive() and time.monotonic() < deadline:
+        while is_left := self.is_alive() or any(map(leads_session, find_processes(self._mark))):
+            if time.monotonic() > deadline:
+                break
             time.sleep(0.01)
-        return not self.is_alive()
-
-    def _last_lines(self) -> str:
-        lines = self.log_path.read_text("utf-8", errors="replace").splitlines()[-LAST_LINES:]
-        return f" (last lines of {self.log_path}: {' | '.join(line.strip() for line in lines)})" if lines else ""
+        return not is_left
 
 
 # Ranks that nobody commands yet, and what they were started with.
@@ -222,7 +272,7 @@ def _open_log(path: Path) -> BinaryIO:
 
 
 def _command(config: RunConfig) -> list[str]:
-    rank = ["-m", "holdfast.rank"]
+    rank = ["-m", RANK_MODULE]
     if config.compute.ranks == 1:
         return [sys.executable, *rank]
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.compute.ranks}"]
@@ -246,6 +296,16 @@ def _environment(config: RunConfig, commit: int) -> dict[str, str]:
         CONFIG_VARIABLE: config.model_dump_json(),
         COMMIT_VARIABLE: str(commit),
     }
+
+
+def _find_ending(lines: Sequence[str]) -> str:
+    """Return how the first rank ended, as torchrun says in the log: by a signal, if one did; empty if it doesn't say.
+
+    A rank that has lost another ends with an exit code, and may do so within the same of torchrun's looks.
+    """
+    found = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", "\n".join(lines))
+    endings = [f"rank {rank}: {_ending(int(code))}" for code, rank in found]
+    return next((ending for ending in endings if "signal" in ending), next(iter(endings), ""))
 
 
 def _ending(returncode: int) -> str:

@@ -203,7 +203,7 @@ class _Run:
         ranks.train(sys.maxsize if is_fatal else stop, self.fingerprint)
         while (event := ranks.next_event())["event"] != "saved":
             if is_fatal and event.get("step", 0) >= kill_at:
-                os.killpg(ranks.pid, signal.SIGKILL)
+                ranks.signal(signal.SIGKILL)
                 log.info("%s: SIGKILL in step %d", self._journal.run, event["step"])
                 return None
         return Saved.model_validate(event)

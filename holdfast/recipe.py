@@ -6,7 +6,6 @@ Only what is annotated to return a `Recipe` is called, so that a configuration n
 import functools
 import importlib
 import inspect
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -17,6 +16,7 @@ from pydantic import ConfigDict, ValidationError, create_model
 from holdfast.anneal import Anneal
 from holdfast.config import did_you_mean
 from holdfast.errors import HoldfastError, RecipeError
+from holdfast.location import describe_error
 from holdfast.permission import check_recipe
 from holdfast.probe import Limits
 from holdfast.schedule import Schedule
@@ -233,8 +233,6 @@ def default_settings(name: str) -> dict[str, Any]:
 
 
 def _raised(name: str, error: Exception) -> RecipeError:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
     return RecipeError(
-        f"recipe {name!r} can't be built: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})",
-        hint="the traceback is in the attempt's log",
+        f"recipe {name!r} can't be built: {describe_error(error)}", hint="the traceback is in the attempt's log"
     )

@@ -430,7 +430,7 @@ class Attempt:
     def signal_ranks(self, number: int) -> None:
         """Send all ranks a signal, for a drill."""
         if self._ranks is not None:
-            os.killpg(self._ranks.pid, number)
+            self._ranks.signal(number)
 
     def _pass_on_notice(self) -> None:
         if self.notice is not None and not self._is_told:

@@ -5,22 +5,44 @@ import os
 import threading
 from typing import Any
 
+from holdfast import errors
+from holdfast.errors import HoldfastError
+
+# A write of so many bytes to a pipe is never mixed with another process's. Source: POSIX, PIPE_BUF.
+ATOMIC_BYTES = 4096
+MESSAGE_LETTERS = 600  # six bytes each, as JSON, at most
+
 
 class Events:
-    """The reports of the main rank; those of others, and those that nobody reads any more, go nowhere."""
+    """The reports of the main rank, and the errors of all ranks, which share the pipe."""
 
     def __init__(self) -> None:
         # The recipe may print whatever it likes: nothing but events gets into the pipe.
-        self._pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self._pipe = os.dup(1)
         os.dup2(2, 1)
         self._lock = threading.Lock()  # a save is reported beside the training
         self._is_main = os.environ.get("RANK", "0") == "0"
 
     def send(self, event: str, **fields: Any) -> None:
-        if not self._is_main:
-            return
+        """Report an event, if this is the main rank and somebody still reads."""
+        if self._is_main:
+            self._write({"event": event, **fields})
+
+    def send_error(self, error: HoldfastError) -> None:
+        """Report the error that ends this rank.
+
+        Every rank does: the first error is the cause, and what the other ranks then raise is its effect.
+        """
+        record = {"event": "error", **errors.to_json(error)}
+        if not self._is_main and len(json.dumps(record)) >= ATOMIC_BYTES:  # the main rank may be writing, too
+            record |= {"message": error.message[:MESSAGE_LETTERS], "hint": "", "data": {}}
+        self._write(record)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        line = memoryview((json.dumps(record) + "\n").encode())
         try:
             with self._lock:
-                print(json.dumps({"event": event, **fields}), file=self._pipe, flush=True)
+                while line:
+                    line = line[os.write(self._pipe, line) :]
         except BrokenPipeError:
             self._is_main = False  # the attempt has died; what is saved is found on the store

@@ -2,19 +2,22 @@
 
 import functools
 import gc
+import os
 import sys
 import time
 import traceback
 from typing import Any
 
 import torch
+from torch.distributed import DistError
 
 from holdfast import checkpoint, errors, opened, state, training
 from holdfast.checkpoint import Metadata, Payload
 from holdfast.environment import describe_environment
-from holdfast.errors import CheckpointDamaged, GateTripped, HoldfastError, OutOfMemory, RecipeFailed
+from holdfast.errors import CheckpointDamaged, GateTripped, HoldfastError, OutOfMemory, RankDied, RecipeFailed
 from holdfast.fingerprint import to_plain
 from holdfast.journal import Commit
+from holdfast.location import describe_error
 from holdfast.rank.events import Events
 from holdfast.rank.orders import Orders
 from holdfast.rank.prefetch import Prefetch
@@ -24,6 +27,8 @@ from holdfast.store import Store, open_store
 
 # What torch says, in a RuntimeError, where the CPU's memory ends.
 CPU_OUT_OF_MEMORY = "can't allocate memory"
+# What gloo and NCCL say, in a RuntimeError, where another rank has died.
+LOST_CONNECTION = ("gloo/transport", "by peer", "ncclRemoteError", "ncclSystemError")
 
 
 def serve(run: training.Training, events: Events, prefetch: Prefetch, record: Record | None) -> None:
@@ -182,19 +187,26 @@ def main(prefetch: Prefetch | None = None) -> int:
         serve(run, events, prefetch, record)
     except HoldfastError as error:
         traceback.print_exc()
-        events.send("error", **errors.to_json(error))
+        events.send_error(error)
         return error.exit_code
     except Exception as error:
-        traceback.print_exc()
-        events.send("error", **errors.to_json(_failed(run, error)))
-        return RecipeFailed.exit_code
+        failed = _failed(run, error)
+        if isinstance(failed, RankDied):
+            print(failed, file=sys.stderr)  # a traceback would hide that of the rank that it has lost
+        else:
+            traceback.print_exc()
+        events.send_error(failed)
+        return failed.exit_code
     return 0
 
 
-def _failed(run: training.Training | None, error: Exception) -> RecipeFailed | OutOfMemory:
+def _failed(run: training.Training | None, error: Exception) -> RecipeFailed | OutOfMemory | RankDied:
     step = run.progress.step if run else 0
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"step {step}: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+    has_others = int(os.environ.get("WORLD_SIZE", 1)) > 1
+    if has_others and (isinstance(error, DistError) or any(text in str(error) for text in LOST_CONNECTION)):
+        return RankDied(f"rank {os.environ['RANK']} lost the connection to another in step {step}", is_effect=True)
+    rank = f" of rank {os.environ['RANK']}" if has_others else ""
+    where = f"step {step}{rank}: {describe_error(error)}"
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or CPU_OUT_OF_MEMORY in str(error):
         return OutOfMemory(f"out of memory in {where}", hint="a smaller batch_size with more grad_accum", step=step)
     return RecipeFailed(f"training failed in {where}", step=step)

@@ -1,0 +1,42 @@
+"""Where in the user's own code an error was raised."""
+
+import re
+import sysconfig
+import traceback
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+# Recipes that come with Holdfast are code that is trained, like a user's.
+_RECIPES = _HERE / "recipes"
+_INSTALLED = tuple(Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_LINE = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
+# How torch reports an error of a loader worker: the worker's traceback is the message.
+_WORKER = "Original Traceback (most recent call last):"
+
+
+def is_own_code(filename: str) -> bool:
+    """Return whether a file is the user's: not Holdfast's, the standard library's or an installed package's."""
+    path = Path(filename)
+    if filename.startswith("<") or {"site-packages", "dist-packages"} & set(path.parts):
+        return False
+    if path.is_relative_to(_HERE):
+        return path.is_relative_to(_RECIPES)
+    return not any(path.is_relative_to(folder) for folder in _INSTALLED)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return one line for an error: the last line of the user's own code that led to it, its type and its message.
+
+    Where none of the user's code is in the traceback, the line is the one that raised.
+    """
+    text = str(error)
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    kind = f"{type(error).__name__}: "
+    if _WORKER in text:
+        frames += [(name, int(line)) for name, line in _LINE.findall(text)]
+        kind, text = "", text.strip().splitlines()[-1] + ", in a loader worker"
+    own = [frame for frame in frames if is_own_code(frame[0])]
+    where = "{}:{}: ".format(*(own or frames)[-1]) if frames else ""
+    return f"{where}{kind}{text}"

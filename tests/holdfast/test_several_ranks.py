@@ -1,0 +1,99 @@
+"""What one of several ranks ends by reaches the person, and a signal reaches all of them."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.config import Compute, Log, RunConfig
+from holdfast.errors import HoldfastError, RankDied, RecipeFailed
+from holdfast.launch import Ranks
+from tests.conftest import COMMAND_WITHIN_S, ranks_of
+
+pytestmark = pytest.mark.slow
+
+
+def make_config(folder: Path, **settings: object) -> RunConfig:
+    return RunConfig(
+        recipe="tests.failing:failing", run="several", store=str(folder), settings=settings, epochs=9,
+        compute=Compute(ranks=2, device="cpu"), log=Log(every=1, folder=str(folder)),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def started() -> Iterator[list[Ranks]]:
+    """Ranks that a test starts; none outlives it."""
+    ranks: list[Ranks] = []
+    yield ranks
+    for each in ranks:
+        each.signal(signal.SIGKILL)
+        each.end()
+
+
+def train_to_the_end(ranks: Ranks) -> HoldfastError:
+    """Return the error that the ranks end by."""
+    ranks.expect("ready")
+    ranks.train(100, "f" * 64)
+    try:
+        while True:
+            ranks.next_event()
+    except HoldfastError as error:
+        return error
+
+
+def has_not_ended(process: psutil.Process) -> bool:
+    """Return whether a process still runs; nobody has to have waited for it."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_error_of_any_rank_names_the_recipes_line(tmp_path: Path, started: list[Ranks], rank: int) -> None:
+    started.append(Ranks(make_config(tmp_path, how="raise", rank=rank), tmp_path / "ranks.log"))
+    error = train_to_the_end(started[0])
+    assert isinstance(error, RecipeFailed)
+    assert str(error).startswith(f"training failed in step 2 of rank {rank}: {Path('tests/failing.py').absolute()}:")
+    assert "mat1 and mat2 shapes cannot be multiplied" in str(error)
+
+
+def test_a_rank_that_a_signal_killed_is_named(tmp_path: Path, started: list[Ranks]) -> None:
+    """The other rank's lost connection isn't taken for an error of the recipe."""
+    started.append(Ranks(make_config(tmp_path, how="kill", rank=1), tmp_path / "ranks.log"))
+    error = train_to_the_end(started[0])
+    assert isinstance(error, RankDied)
+    assert str(error).startswith("the ranks ended: rank 1: signal 9")
+    assert "torchrun" not in str(error)
+    assert "=====" not in str(error)
+
+
+def test_a_kill_reaches_every_rank(tmp_path: Path, started: list[Ranks]) -> None:
+    started.append(ranks := Ranks(make_config(tmp_path), tmp_path / "ranks.log"))
+    ranks.expect("ready")
+    ranks.train(10_000, "f" * 64)
+    assert ranks.next_event()["event"] == "progress"
+    processes = ranks_of(os.getpid())
+    assert len(processes) == 3, "torchrun and two ranks"
+    ranks.signal(signal.SIGKILL)
+    deadline = time.monotonic() + COMMAND_WITHIN_S
+    while any(map(has_not_ended, processes)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not list(tmp_path.glob("several/*/metadata.json")), "none has saved one more step"
+
+
+def test_the_end_is_waited_for_when_torchrun_has_died(tmp_path: Path, started: list[Ranks]) -> None:
+    started.append(ranks := Ranks(make_config(tmp_path), tmp_path / "ranks.log"))
+    ranks.expect("ready")
+    ranks.train(10_000, "f" * 64)
+    assert ranks.next_event()["event"] == "progress"
+    processes = [process for process in ranks_of(os.getpid()) if process.pid != ranks.pid]
+    os.kill(ranks.pid, signal.SIGKILL)
+    deadline = time.monotonic() + COMMAND_WITHIN_S
+    while ranks.is_alive():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    ranks.end()
+    assert not [process for process in processes if has_not_ended(process)]
