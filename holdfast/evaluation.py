@@ -18,6 +18,7 @@ class Evaluation(BaseModel):
 
     Attributes:
         metrics: what the recipe's ``evaluate`` gives.
+        measured: the names of those metrics that differ each time.
         anneals: their values at the checkpoint's own step.
         probe: what the gate has measured.
         recorded: the metrics that training wrote down for the same state; empty inside an epoch.
@@ -32,6 +33,7 @@ class Evaluation(BaseModel):
     epoch: int
     checkpoint_sha256: str
     metrics: dict[str, float]
+    measured: list[str] = []
     anneals: dict[str, float]
     probe: Probe
     recorded: dict[str, float | None]
@@ -42,7 +44,7 @@ class Evaluation(BaseModel):
         values = self.metrics | self.anneals | probe
         rows = {name: "not finite" if value is None else f"{value:.6g}" for name, value in values.items()}
         metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
-        names = sorted(metrics.keys() | self.recorded.keys()) if self.recorded else []
+        names = sorted((metrics.keys() | self.recorded.keys()) - set(self.measured)) if self.recorded else []
         different = [name for name in names if metrics.get(name, ABSENT) != self.recorded.get(name, ABSENT)]
         for name in different:
             rows[name] = f"{metrics.get(name, ABSENT)}, in training {self.recorded.get(name, ABSENT)}"
@@ -74,6 +76,7 @@ def evaluate_commit(journal: Journal, commit: Commit) -> Evaluation:
         epoch=commit.epoch,
         checkpoint_sha256=commit.checkpoint_sha256,
         metrics=event["metrics"],
+        measured=event["measured"],
         anneals=event["anneals"],
         probe=event["probe"],
         recorded=metadata.metrics if metadata and metadata.is_at_epoch_end else {},

@@ -57,6 +57,8 @@ class Recipe:
             plateau is stepped at the end of every epoch instead, with the epoch's mean loss.
         evaluate: from the model, in ``eval()``, a few numbers by name, at the end of every epoch. What it does to the
             model's buffers and attributes, and to random numbers, is undone; what it does to ``extras`` stays.
+        measured: metrics of ``evaluate`` that differ each time: times, memory. They are logged and shown, but are no part
+            of the state. Those whose name ends in ``_s`` (``eval_s``, ``samples_per_s``) needn't be listed.
         after_step: called after every step, when the optimizer has changed the weights: an average follows them here.
         extras: further objects with state, by name, saved and restored with the rest.
         anneals: values that follow the step, by name; ``loss`` reads their ``value``.
@@ -85,6 +87,7 @@ class Recipe:
     clip_norm: float | None = None
     schedule: "Schedule | LRScheduler | Sequence[LRScheduler] | None" = None
     evaluate: "Callable[[Module], Mapping[str, float | Tensor]] | None" = None
+    measured: Sequence[str] = ()
     after_step: Callable[[], object] | None = None
     extras: Mapping[str, Stateful] = field(default_factory=dict)
     anneals: Mapping[str, Anneal] = field(default_factory=dict)
@@ -106,6 +109,10 @@ class Recipe:
             raise RecipeError(
                 f"the recipe's clip_norm = {self.clip_norm!r}: expected a number above 0", hint="inf is no limit"
             )
+
+    def is_measured(self, metric: str) -> bool:
+        """Return whether a metric differs each time, so that it is no part of the state."""
+        return metric.endswith("_s") or metric in self.measured
 
 
 RecipeBuilder = Callable[..., Recipe]

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 import sysconfig
+import time
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,52 @@ def pythonic(optimizer: str = "adamw", schedule: str = "linear") -> Recipe:
         model=model, data=Points(noise=False), optimizer=chosen, loss=loss, batch_size=8,
         steps_per_epoch=STEPS_PER_EPOCH, schedule=build_schedule(schedule, chosen), extras={"replay": replay},
         anneals={"temperature": temperature}, probe=lambda model: {"output": model(torch.ones(2, 8))},
+    )  # fmt: skip
+
+
+class Normaliser:
+    """A running mean of what its own rank has seen."""
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+
+    def see(self, x: Tensor) -> Tensor:
+        self.mean += 0.1 * (x.mean().item() - self.mean)
+        return x - self.mean
+
+    def state_dict(self) -> dict[str, float]:
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.mean = state["mean"]
+
+
+def normalised() -> Recipe:
+    """Each rank has a normaliser of its own, which the probe reads."""
+    model = nn.Linear(8, 1)
+    normaliser = Normaliser()
+    return Recipe(
+        model=model, data=Points(noise=False), optimizer=torch.optim.SGD(model.parameters(), 0.05),
+        loss=lambda model, batch: F.mse_loss(model(normaliser.see(batch[0])), batch[1]), batch_size=8,
+        extras={"normaliser": normaliser}, probe=lambda model: {"mean": normaliser.mean, "output": model(torch.ones(8))},
+    )  # fmt: skip
+
+
+def timed() -> Recipe:
+    """Evaluation measures how long it takes, and what memory it uses."""
+    model = nn.Linear(8, 1)
+    data = Points(noise=False)
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        began = time.perf_counter()
+        loss = F.mse_loss(model(data.x), data.y).item()
+        return {"loss": loss, "eval_s": time.perf_counter() - began, "memory_mb": random.SystemRandom().random()}
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    return Recipe(
+        model=model, data=data, optimizer=optimizer, loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
+        batch_size=8, evaluate=evaluate, measured=["memory_mb"],
+        schedule=[ReduceLROnPlateau(optimizer, factor=0.5, patience=0)],
     )  # fmt: skip
 
 

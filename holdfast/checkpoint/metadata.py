@@ -45,6 +45,9 @@ class Metadata(Record):
     anneals: dict[str, float] = Field(default_factory=dict)
     anneal_offset: int = 0
     probe: Probe = Probe()
+    rank_probes: list[Probe] = Field(
+        default_factory=list, description="the probe of each of several ranks; one where all are equal"
+    )
     replayed: dict[str, float] | None = None
     model_params: int
     checkpoint_sha256: str

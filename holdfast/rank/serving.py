@@ -65,7 +65,11 @@ def obey(
         elif order["do"] == "evaluate":
             metrics = training.evaluate(run)
             events.send(
-                "evaluated", metrics=metrics, anneals=run.set_anneals(), probe=training.measure(run).model_dump()
+                "evaluated",
+                metrics=metrics,
+                measured=list(filter(run.recipe.is_measured, metrics)),
+                anneals=run.set_anneals(),
+                probe=training.measure(run).model_dump(),
             )
         elif order["do"] == "train":
             run.is_detailed = order["is_detailed"]

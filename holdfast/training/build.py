@@ -150,6 +150,7 @@ class Training:
         self.replayed: dict[str, float] | None = None  # what it cost to read a stream again, the last time
         self.metrics: list[dict[str, Any]] = []  # since the last checkpoint
         self.first_lrs: list[list[float]] = []
+        self.measured: dict[str, float | None] = {}  # the last epoch's metrics that are no part of the state
         self._unread: list[tuple[Unread, dict[str, Any]]] = []  # with what is known after the step
         self._has_begun = False
         self.is_detailed = False

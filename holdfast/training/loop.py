@@ -30,7 +30,7 @@ def train(training: Training, stop: int, is_stopping: Callable[[], bool], report
         if step % training.config.log.every == 0 or step == stop:
             last = training.read_metrics()[-1]
             speed = (step - first) / (time.monotonic() - began)
-            report({"step": step, "loss": last["loss"], "steps_per_s": speed, "metrics": last.get("metrics", {})})
+            report({"step": step, "loss": last["loss"], "steps_per_s": speed, "metrics": shown_metrics(last)})
 
 
 def train_step(training: Training) -> Unread:
@@ -79,15 +79,21 @@ def end_epoch(training: Training) -> None:
     """Evaluate the model, add the epoch to the history and step the schedulers that wait for an epoch's loss."""
     progress = training.progress
     last = training.read_metrics()[-1]
-    anneals, metrics = training.set_anneals(), evaluate(training)
-    if metrics:
-        last["metrics"] = metrics
+    anneals, found = training.set_anneals(), evaluate(training)
+    training.measured = {name: value for name, value in found.items() if training.recipe.is_measured(name)}
+    metrics = {name: value for name, value in found.items() if name not in training.measured}
+    last |= {name: value for name, value in (("metrics", metrics), ("measured", training.measured)) if value}
     for scheduler in training.schedulers:
         if waits_for_plateau(scheduler):
             scheduler.step(progress.avg_loss)
     entry = {"avg_loss": progress.avg_loss, "lrs": last["lrs"], "metrics": metrics, "anneals": anneals}
     progress.history.append(entry)
     progress.epoch_loss_sum, progress.epoch_loss_steps = 0.0, 0
+
+
+def shown_metrics(line: dict[str, Any]) -> dict[str, float]:
+    """Return all that an epoch was evaluated to, from its last line of the trail."""
+    return {**line.get("metrics", {}), **line.get("measured", {})}
 
 
 def evaluate(training: Training) -> dict[str, float]:

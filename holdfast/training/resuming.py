@@ -11,7 +11,7 @@ import torch
 from holdfast import state
 from holdfast.checkpoint import Metadata, Payload, differences, shorten
 from holdfast.errors import ConfigDrift, GateTripped
-from holdfast.probe import How, check_health, compare
+from holdfast.probe import How, Probe, check_health, compare
 from holdfast.store import open_store
 from holdfast.training.build import Training
 from holdfast.training.history import read_first_lrs
@@ -76,9 +76,11 @@ def resume(
     resumed.summary = summarize(training)
     training.first_lrs = read_first_lrs(metadata, open_store(training.config.store).inside(training.config.run))
     training.parent = metadata.checkpoint_sha256
-    training.probe = metadata.probe
+    is_measured = training.recipe.is_measured
+    training.measured = {name: value for name, value in metadata.metrics.items() if is_measured(name)}
+    training.probe = _own_probe(training, metadata)
     probe = measure(training)
-    difference = compare(metadata.probe, probe, gate.tolerance if gate.how == "tolerance" else 0.0)
+    difference = compare(training.probe or probe, probe, gate.tolerance if gate.how == "tolerance" else 0.0)
     complaints = check_health(probe, training.recipe.health)
     if difference and gate.how == "record":
         resumed.note = difference
@@ -96,6 +98,20 @@ def summarize(training: Training) -> str:
     schedulers = f"scheduler {', '.join(training.describe_schedulers())}" if training.schedulers else "no scheduler"
     offset = training.progress.anneal_offset
     return f"lr {', '.join(rates[:SHOWN_NAMES])}{more}, {schedulers}, anneal offset {offset}"
+
+
+def _own_probe(training: Training, metadata: Metadata) -> Probe | None:
+    """Return the probe that this rank gave when it was saved; None if that isn't on record.
+
+    What a rank has for itself, such as a normaliser in ``extras``, may be in its probe. Older checkpoints have the
+    main rank's probe only.
+    """
+    probes, rank = metadata.rank_probes, training.accelerator.process_index
+    if len(probes) == 1:
+        return probes[0]
+    if len(probes) == training.accelerator.num_processes:
+        return probes[rank]
+    return metadata.probe if rank == 0 else None
 
 
 def _begin_data(training: Training, saved: Mapping[str, Any], metadata: Metadata, watch: Any) -> None:

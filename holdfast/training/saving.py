@@ -51,6 +51,9 @@ def begin_save(
             hint="Recipe(health=...) has the limits; an earlier checkpoint is still healthy",
             step=training.progress.step,
         )
+    rank_probes = training.gather(probe) if training.accelerator.num_processes > 1 else []
+    if all(each == probe for each in rank_probes):
+        rank_probes = rank_probes[:1]
     captured = state.capture(training)
     if training.accelerator.is_main_process:
         training.saver.wait()  # whose checkpoint this one continues
@@ -62,6 +65,7 @@ def begin_save(
 
         text = "".join(json.dumps(_finite(line), sort_keys=True) + "\n" for line in lines)
         described = describe_state(training, probe) | {
+            "rank_probes": rank_probes,
             "previous_checkpoint_sha256": training.parent, "config_fingerprint": fingerprint,
             "environment": environment,
         }  # fmt: skip
@@ -78,6 +82,7 @@ def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
     progress = training.progress
     epoch, within = divmod(progress.step, training.steps_per_epoch)
     rates, in_progress = training.first_lrs[:epoch], training.first_lrs[epoch:]
+    metrics = progress.history[-1]["metrics"] if progress.history else {}
     return {
         "epoch": epoch,
         "created_at": now(),
@@ -91,7 +96,7 @@ def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
         "learning_rate_history": rates,
         "learning_rate_history_len": len(rates),
         "epoch_first_lrs": in_progress[0] if in_progress else [],
-        "metrics": progress.history[-1]["metrics"] if progress.history else {},
+        "metrics": metrics | training.measured,
         "anneals": training.set_anneals(),
         "anneal_offset": progress.anneal_offset,
         "probe": probe,

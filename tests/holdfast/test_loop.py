@@ -1,5 +1,6 @@
 """What one step does to the weights."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast import Recipe
-from tests.trainings import make, train_to
+from holdfast import Recipe, checkpoint
+from holdfast.determinism import reseed
+from holdfast.replay import find_difference
+from holdfast.store.local import LocalStore
+from tests.trainings import make, save_step, train_to
 
 START = [1.0, 2.0]
 
@@ -52,3 +56,25 @@ def test_without_a_limit_it_is_left_as_it_is(tmp_path: Path, settings: dict[str,
     assert step(tmp_path, [3.0, 4.0], **settings) == ([3.0, 4.0], 5.0)
     # Clipped to infinity, both would be NaN.
     assert step(tmp_path, [math.inf, 4.0], **settings) == ([math.inf, 4.0], math.inf)
+
+
+@pytest.mark.usefixtures("same_process")
+def test_a_measured_metric_is_logged_and_is_no_part_of_the_state(tmp_path: Path) -> None:
+    """Two trainings measure other times and memory, and are saved as the same bytes."""
+    stores = [LocalStore(str(tmp_path / name)) for name in ("one", "other")]
+    trainings = [make(tmp_path, "tests.varied:timed") for _ in stores]
+    saved = []
+    for training, store in zip(trainings, stores, strict=True):
+        reseed(training.config.seed)
+        train_to(training, 2 * training.steps_per_epoch)
+        saved.append(save_step(training, store))
+    one, other = (each.metadata for each in saved)
+    assert one.checkpoint_sha256 == other.checkpoint_sha256
+    assert one.metrics.keys() == {"loss", "eval_s", "memory_mb"}
+    assert one.metrics["eval_s"] != other.metrics["eval_s"]
+    line, other_line = ([json.loads(line) for line in store.read(f"{each.path}/{checkpoint.METRICS}").splitlines()][-1]
+                        for store, each in zip(stores, saved, strict=True))  # fmt: skip
+    assert line["measured"] != other_line["measured"]
+    assert line.keys() >= {"metrics", "measured"}
+    assert find_difference(([line], [other_line])) == {}
+    assert trainings[0].progress.history[-1]["metrics"].keys() == {"loss"}

@@ -12,6 +12,7 @@ import pytest
 from holdfast.config import Compute, Log, RunConfig
 from holdfast.errors import HoldfastError, RankDied, RecipeFailed
 from holdfast.launch import Ranks
+from holdfast.prove import prove
 from tests.conftest import COMMAND_WITHIN_S, ranks_of
 
 pytestmark = pytest.mark.slow
@@ -67,6 +68,13 @@ def test_a_rank_that_a_signal_killed_is_named(tmp_path: Path, started: list[Rank
     assert str(error).startswith("the ranks ended: rank 1: signal 9")
     assert "torchrun" not in str(error)
     assert "=====" not in str(error)
+
+
+def test_ranks_with_state_of_their_own_in_the_probe_are_proved(tmp_path: Path) -> None:
+    """Each rank's probe is held against its own; the kills reach all of them."""
+    config = make_config(tmp_path).model_copy(update={"recipe": "tests.varied:normalised"})
+    proof = prove(config, 6, 1, seed=3)
+    assert proof.is_proved, str(proof)
 
 
 def test_a_kill_reaches_every_rank(tmp_path: Path, started: list[Ranks]) -> None:
