@@ -60,7 +60,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: another one is at work there.
     """
-    with (folder / "lock").open("w") as lock:
+    with (folder / "lock").open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

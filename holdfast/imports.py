@@ -129,7 +129,7 @@ def _is_recorded(path: Path, folder: Path) -> bool:
 
 @functools.cache
 def _read_text(path: Path) -> str:
-    return path.read_text(errors="replace")
+    return path.read_text("utf-8", errors="replace")
 
 
 def _is_found(name: str) -> bool:

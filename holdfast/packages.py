@@ -66,4 +66,4 @@ def _list_records(folder: Path) -> list[Path]:
 
 @functools.cache
 def _read(path: Path) -> str:
-    return path.read_text(errors="replace")
+    return path.read_text("utf-8", errors="replace")

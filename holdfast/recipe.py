@@ -57,8 +57,8 @@ class Recipe:
             plateau is stepped at the end of every epoch instead, with the epoch's mean loss.
         evaluate: from the model, in ``eval()``, a few numbers by name, at the end of every epoch. What it does to the
             model's buffers and attributes, and to random numbers, is undone; what it does to ``extras`` stays.
-        measured: metrics of ``evaluate`` that differ each time: times, memory. They are logged and shown, but are no part
-            of the state. Those whose name ends in ``_s`` (``eval_s``, ``samples_per_s``) needn't be listed.
+        measured: names of metrics of ``evaluate`` that differ each time, such as times and memory. They are logged and
+            shown, but are no part of the state. Names that end in ``_s`` (``samples_per_s``) needn't be listed.
         after_step: called after every step, when the optimizer has changed the weights: an average follows them here.
         extras: further objects with state, by name, saved and restored with the rest.
         anneals: values that follow the step, by name; ``loss`` reads their ``value``.

@@ -47,7 +47,7 @@ def make_secret(path: Path, value: str) -> str:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(file, "w") as writer:
+        with os.fdopen(file, "w", encoding="utf-8") as writer:
             writer.write(value)
             writer.flush()
             os.fsync(file)

@@ -174,7 +174,8 @@ def normalised() -> Recipe:
     return Recipe(
         model=model, data=Points(noise=False), optimizer=torch.optim.SGD(model.parameters(), 0.05),
         loss=lambda model, batch: F.mse_loss(model(normaliser.see(batch[0])), batch[1]), batch_size=8,
-        extras={"normaliser": normaliser}, probe=lambda model: {"mean": normaliser.mean, "output": model(torch.ones(8))},
+        extras={"normaliser": normaliser},
+        probe=lambda model: {"mean": normaliser.mean, "output": model(torch.ones(8))},
     )  # fmt: skip
 
 

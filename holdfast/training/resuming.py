@@ -106,7 +106,8 @@ def _own_probe(training: Training, metadata: Metadata) -> Probe | None:
     What a rank has for itself, such as a normaliser in ``extras``, may be in its probe. Older checkpoints have the
     main rank's probe only.
     """
-    probes, rank = metadata.rank_probes, training.accelerator.process_index
+    probes = metadata.rank_probes
+    rank: int = training.accelerator.process_index
     if len(probes) == 1:
         return probes[0]
     if len(probes) == training.accelerator.num_processes:
