@@ -24,7 +24,7 @@ from holdfast.errors import ConfigError, RecipeError
 from holdfast.probe import Probe
 from holdfast.recipe import Recipe, build_recipe
 from holdfast.schedule import Schedule
-from holdfast.training.trail import choose_every, describe_components
+from holdfast.training.checksums import choose_every, describe_components
 
 # Accelerate looks for this optimizer's package twice a step, in every folder of sys.path, which may be a network's.
 # Where there is none, that is on record here: to import it fails as before.

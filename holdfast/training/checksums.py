@@ -1,4 +1,4 @@
-"""What the trail says of the state after a step: a checksum for each component.
+"""Checksums of the state's components, for the trail.
 
 Two runs that differ are told apart by content ids; the trail says in which step, and in what first.
 """
@@ -12,6 +12,7 @@ from holdfast.checkpoint import Payload
 from holdfast.fingerprint import canonical_json
 from holdfast.state.checksum import checksum, checksum_together, checksum_value
 from holdfast.state.memory import TensorBytes
+from holdfast.trail import spreads
 
 if TYPE_CHECKING:
     from holdfast.training.build import Training
@@ -43,7 +44,7 @@ def describe_components(training: "Training", *, in_detail: bool) -> dict[str, A
     for name, tensor in _tensors_of(payload).items():
         members.setdefault(_component_of(name, buffers), {})[name] = tensor
     values = _values_of(payload.tree)
-    names = sorted(members.keys() | values.keys(), key=_spreads)
+    names = sorted(members.keys() | values.keys(), key=spreads)
     found: dict[str, Any] = {}
     for name in names:
         tensors = checksum_together(list(members.get(name, {}).values()))
@@ -78,8 +79,3 @@ def _values_of(tree: dict[str, Any]) -> dict[str, int]:
     extras = {f"extras.{name}": value for name, value in tree["extras"].items()}
     others = {name: tree[name] for name in ("optimizer", "schedulers", "scaler") if tree[name]}
     return {name: checksum_value(canonical_json([value])) for name, value in (others | extras).items()}
-
-
-def _spreads(component: str) -> tuple[int, str]:
-    order = ("buffers", "optimizer", "model", "schedulers", "scaler", "extras")
-    return order.index(component.partition(".")[0]), component
