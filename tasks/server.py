@@ -25,6 +25,7 @@ from prefect.settings import (
     PREFECT_API_AUTH_STRING,
     PREFECT_API_KEY,
     PREFECT_API_URL,
+    PREFECT_HOME,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     temporary_settings,
 )
@@ -35,6 +36,8 @@ from tasks.credentials import new_auth
 DRAIN_WITHIN_S = 5.0
 # Longer than it takes where the database is there already.
 USUAL_START_S = 6.0
+# Of Prefect's own time to start, 20 s: seven processes to a core, and a database to make, take more than 60 s.
+PATIENCE = 15
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # How long the temporary server may take to write what it was sent, once its command has ended.
 ENDS_WITHIN_S = 5.0
@@ -49,7 +52,7 @@ def server() -> Iterator[str]:
     Only this process and its threads know the temporary server's secret.
 
     Raises:
-        ConfigError: the configured server refuses the secret, or none is set.
+        ConfigError: the configured server refuses the secret, or none is set; or the temporary one can't write its folder.
         RunStopped: the temporary server didn't start.
     """
     bypass_proxy()
@@ -58,6 +61,7 @@ def server() -> Iterator[str]:
         check_access(configured)
         yield configured
         return
+    _make_home()
     port, auth = free_port(), new_auth()
     url = f"http://127.0.0.1:{port}/api"
     process = subprocess.Popen(
@@ -111,6 +115,24 @@ def check_access(url: str) -> None:
             )
 
 
+def _make_home() -> None:
+    """Make the folder of Prefect's database; a user of a container often has no home folder that exists.
+
+    Raises:
+        ConfigError: it can't be made, or isn't writable.
+    """
+    home = PREFECT_HOME.value()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        problem = "" if os.access(home, os.W_OK | os.X_OK) else "Permission denied"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if problem:
+        raise ConfigError(
+            f"Prefect can't write to its folder {home}: {problem}", hint="export PREFECT_HOME=/a/folder/of/yours"
+        )
+
+
 def await_healthy(process: "subprocess.Popen[bytes]", url: str) -> None:
     """Return once the server answers.
 
@@ -118,7 +140,7 @@ def await_healthy(process: "subprocess.Popen[bytes]", url: str) -> None:
         RunStopped: it has ended, or its time to start is up.
     """
     began = time.monotonic()
-    within_s = PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value() * 3
+    within_s = PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value() * PATIENCE
     is_told = False
     while process.poll() is None and (waited_s := time.monotonic() - began) < within_s:
         if is_healthy(url):

@@ -1,0 +1,112 @@
+"""Holdfast works on machines unlike the one that it was written on, and a run ends there on the same bytes."""
+
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import httpx
+import pytest
+from prefect.settings import PREFECT_HOME, temporary_settings
+
+from holdfast import Recipe
+from holdfast.errors import ConfigError
+from tasks.server import bypass_proxy, server
+from tests.conftest import COMMAND_WITHIN_S, ROOT, Engine, Reference, assert_same_bytes, kill_tree
+from tests.metadata_server import metadata_server
+from tests.toy import toy
+
+NOBODY = "http://127.0.0.1:9"
+PROXIES = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), NOBODY)
+# As in a pod of a training operator.
+LAUNCHER = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "none", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+# Python makes UTF-8 of the C locale unless it is told not to. Other locales that are not UTF-8 may not be installed.
+LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+TERMINAL = {"COLUMNS": "20", "LINES": "5", "TERM": "dumb", "FORCE_COLOR": "1"}
+TIME = {"TZ": "Pacific/Apia"}
+ANOTHER_MACHINE = PROXIES | LAUNCHER | LOCALE | TERMINAL | TIME | {"OMP_NUM_THREADS": "3", "MKL_DYNAMIC": "TRUE"}
+
+
+def lettered() -> Recipe:
+    """Build the toy recipe, if the text that the machine reads is the text that was written."""
+    text = Path(os.environ["TOY_TEXT"])
+    with text.open() as lines:  # in the default encoding, as recipes do
+        assert lines.read() == "gr\u00f6\u00dfer \u2265 0"
+    return toy()
+
+
+@pytest.fixture
+def proxied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user has a proxy, which is for the internet."""
+    for name, value in {**PROXIES, "NO_PROXY": "", "no_proxy": ""}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("proxied")
+@pytest.mark.parametrize("exempt", ["", "example.org", "example.org, localhost"])
+def test_a_proxy_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch, exempt: str) -> None:
+    monkeypatch.setenv("no_proxy", exempt)
+    with metadata_server() as here:
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(here.url)
+        assert not here.asked
+        bypass_proxy()
+        httpx.get(here.url)
+        assert here.asked
+    assert urllib.request.proxy_bypass("127.0.0.1:4200")
+    assert not urllib.request.proxy_bypass("a-cloud.com")
+    assert urllib.request.proxy_bypass("example.org") == ("example.org" in exempt)
+    once = os.environ["NO_PROXY"]
+    bypass_proxy()
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == once
+
+
+@pytest.mark.usefixtures("proxied")
+def test_no_proxy_at_all_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    bypass_proxy()
+    assert os.environ["no_proxy"] == "*"
+
+
+def test_a_home_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    settings = temporary_settings({PREFECT_HOME: tmp_path / "file" / ".prefect"})
+    refused = pytest.raises(ConfigError, match=r"Prefect can't write to its folder .*\.prefect: Not a directory")
+    with settings, refused as caught, server():
+        pass
+    assert "PREFECT_HOME" in caught.value.hint
+
+
+@pytest.mark.slow
+def test_a_run_ends_on_the_same_bytes(engine: Engine, reference: Reference, tmp_path: Path) -> None:
+    """The main job with its own server, a loader worker, a long TMPDIR with spaces, and nobody else's rights."""
+    temporary = tmp_path / ("f\u00fcr alle " * 12)
+    temporary.mkdir()
+    text = tmp_path / "text"
+    text.write_text("gr\u00f6\u00dfer \u2265 0", "utf-8")
+    places = {"TMPDIR": str(temporary), "PREFECT_HOME": str(tmp_path / "prefect"), "TOY_TEXT": str(text)}
+    config = engine.config.read_text("utf-8").replace("tests.toy:toy", f"{__name__}:lettered")
+    engine.config.write_text(config, "utf-8")
+    trained = run("flows.train", str(engine.config), "--set", "compute.loader_workers=1", **places)
+    assert trained.returncode == 0, trained.stderr
+    standing = engine.standing()
+    assert f"checkpoint      {standing.checkpoint_sha256}\n" in trained.stdout
+    assert f"lies in         {engine.run_folder}/epoch-0003\n" in trained.stdout
+    assert_same_bytes(engine, reference)
+    verified = run("holdfast.cli", "verify", str(engine.run_folder))
+    assert (verified.returncode, verified.stderr.count("Traceback")) == (0, 0)
+    assert f"{standing.checkpoint_sha256}  epoch-0003\n" in verified.stdout
+
+
+def run(module: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """A command, run to its end by another user on another machine."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments], cwd=ROOT, env=os.environ | ANOTHER_MACHINE | environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, umask=0o077, encoding="utf-8", errors="replace",
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=2 * COMMAND_WITHIN_S)
+    finally:
+        kill_tree(process.pid)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
