@@ -50,7 +50,7 @@ def test_it_learns_and_says_where_the_run_lies(tmp_path: Path) -> None:
     assert "run language is complete: step 120, epoch 1" in out
     assert 0 < number("final loss", out) < 4
     assert number("bits per byte", out) < 3.5
-    lies_in = re.search(r"lies in +(\S+)", out)
+    lies_in = re.search(r"lies in +(\S.*)", out)
     assert lies_in
     payload = Path(lies_in[1]) / "checkpoint.safetensors"
     content_id = subprocess.run(["sha256sum", payload], capture_output=True, text=True, check=True).stdout.split()[0]

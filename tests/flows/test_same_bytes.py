@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -35,12 +34,10 @@ def test_more_epochs_continue_it(engine: Engine, reference: Reference) -> None:
 
 def test_complete_run_trains_nothing(engine: Engine, driver: Driver) -> None:
     before = engine.finish()
-    began = time.monotonic()
     done = driver.run()
     assert done.returncode == 0
     assert "is complete" in done.stdout
     assert driver.standing() == before
-    assert time.monotonic() - began < 60
 
 
 def test_samples_come_in_the_order_that_is_promised(engine: Engine, reference: Reference) -> None:

@@ -1,5 +1,6 @@
 """Stores on clouds: what they cost, what they try again, and what they say when it can't be done."""
 
+import asyncio
 import base64
 import functools
 import gc
@@ -30,27 +31,47 @@ needs_azurite = pytest.mark.skipif(not AZURITE.exists(), reason="Azurite is inst
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 
 
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that anything pauses, as whoever asks again does; a slow machine is no pause."""
+    pauses: list[float] = []
+    pause, pause_async = time.sleep, asyncio.sleep
+
+    def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        pause(seconds)
+
+    async def noted_async(seconds: float, result: Any = None) -> Any:
+        pauses.append(seconds)
+        return await pause_async(seconds, result)
+
+    monkeypatch.setattr(time, "sleep", noted)
+    monkeypatch.setattr(asyncio, "sleep", noted_async)
+    return pauses
+
+
 @pytest.mark.parametrize("scheme", ["s3://", "gs://", pytest.param("az://", marks=needs_azurite)])
-def test_a_missing_bucket_says_so_at_once(scheme: str, request: pytest.FixtureRequest) -> None:
+def test_a_missing_bucket_says_so_at_once(scheme: str, request: pytest.FixtureRequest, pauses: list[float]) -> None:
     empty(scheme, request)
-    store, began = open_store(f"{scheme}no-such-bucket-here/runs"), time.monotonic()
+    pauses.clear()
+    store = open_store(f"{scheme}no-such-bucket-here/runs")
     for write in (store.create, store.replace, functools.partial(in_parts, store)):
         with pytest.raises(StoreDenied, match="no-such-bucket-here") as caught:
             write("a", b"x" * 17 * 2**20)
         assert "create the bucket" in caught.value.hint
     assert store.list() == []
-    assert time.monotonic() - began < 10
+    assert sum(pauses) < 1
 
 
-def test_a_lack_of_rights_says_so_at_once(gcs_bucket: str) -> None:
-    store, began = open_store("gs://forbidden/runs"), time.monotonic()
+def test_a_lack_of_rights_says_so_at_once(gcs_bucket: str, pauses: list[float]) -> None:
+    store = open_store("gs://forbidden/runs")
     for verb in (store.read, store.list, store.delete, store.exists, lambda name: store.create(name, b"")):
         with pytest.raises(StoreDenied, match="the caller does not have") as caught:
             verb("a")
         assert "the right to it" in caught.value.hint
     with pytest.raises(StoreDenied, match="the caller does not have"):
         in_parts(store, "a", b"x")
-    assert time.monotonic() - began < 5
+    assert sum(pauses) < 1
 
 
 def test_what_may_not_be_deleted_says_so(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,17 +83,17 @@ def test_what_may_not_be_deleted_says_so(bucket: str, monkeypatch: pytest.Monkey
 
 
 @needs_azurite
-def test_a_wrong_key_says_so_at_once(container: str, azure_server: str) -> None:
+def test_a_wrong_key_says_so_at_once(container: str, azure_server: str, pauses: list[float]) -> None:
     key = base64.b64encode(b"hunter2" * 9).decode()
     connection = re.sub("AccountKey=[^;]+", f"AccountKey={key}", azure_server)
     fs = adlfs.AzureBlobFileSystem(connection_string=connection, use_listings_cache=False, skip_instance_cache=True)
-    store, began = AzureStore(f"{container}/runs", fs), time.monotonic()
+    store = AzureStore(f"{container}/runs", fs)
     for verb in (store.read, store.exists, lambda name: store.create(name, b"")):
         with pytest.raises(StoreDenied) as caught:
             verb("a")
         assert "credentials" in caught.value.hint or "the right to it" in caught.value.hint
         assert key not in "".join(traceback.format_exception(caught.value))
-    assert time.monotonic() - began < 10
+    assert sum(pauses) < 1
 
 
 def test_a_storage_that_cannot_be_reached_is_never_a_no(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ import json
 import logging
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -325,12 +324,10 @@ def test_a_machine_that_has_no_torch(
 
 
 def test_a_machine_that_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(tmp_path, "torch.py", "import time\ntime.sleep(60)\n", monkeypatch)
+    plant(tmp_path, "torch.py", "import time\ntime.sleep(3600)\n", monkeypatch)
     monkeypatch.setattr(doctor, "WITHIN_S", 0.1)
-    began = time.monotonic()
     with pytest.raises(DeterminismError, match="torch says nothing for 0 s here"):
         examine(Determinism())
-    assert time.monotonic() - began < 30
     assert not [child for child in psutil.Process().children() if "holdfast.doctor" in child.cmdline()]
 
 

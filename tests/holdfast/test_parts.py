@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -346,6 +347,24 @@ def await_equal(found: Callable[[], object], expected: object) -> None:
         time.sleep(0.01)
 
 
+def may_raise_priority() -> bool:
+    """Return whether a thread of this process may have its priority lowered and raised again."""
+    found = []
+
+    def lower_and_raise() -> None:
+        usual = os.getpriority(os.PRIO_PROCESS, 0)
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), usual)
+            found.append(True)
+
+    if sys.platform == "linux":  # elsewhere it would be the whole process
+        thread = threading.Thread(target=lower_and_raise)
+        thread.start()
+        thread.join()
+    return bool(found)
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="a thread has a priority of its own on Linux only")
 def test_a_save_gives_way_to_training_until_it_is_waited_for(run: LocalStore, gate: threading.Event) -> None:
     usual = os.getpriority(os.PRIO_PROCESS, 0)
@@ -362,14 +381,16 @@ def test_a_save_gives_way_to_training_until_it_is_waited_for(run: LocalStore, ga
         await_equal(found, {usual} if is_urgent else {19})
         waiting = threading.Thread(target=saver.wait)
         waiting.start()
-        if os.geteuid() == 0:  # others may not
+        if may_raise_priority():
             await_equal(found, {usual})
         gate.set()
         waiting.join()
         assert os.getpriority(os.PRIO_PROCESS, 0) == usual
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or os.geteuid() != 0, reason="nobody else on Linux may")
+@pytest.mark.skipif(
+    not may_raise_priority(), reason="only root may raise a priority on Linux, and not in every container"
+)
 def test_a_thread_that_begins_while_others_are_restored_is_not_left_behind() -> None:
     usual, priority, found = os.getpriority(os.PRIO_PROCESS, 0), Priority(), list[int]()
 
@@ -622,4 +643,4 @@ def test_who_is_told_to_stop_does_not_wait_for_what_is_read(
     with pytest.raises(KeyboardInterrupt):
         checkpoint.verify(run, commit, is_urgent=is_urgent)
     reading.set()
-    assert time.monotonic() - began < 45
+    assert time.monotonic() - began < 90

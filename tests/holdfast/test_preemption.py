@@ -109,8 +109,8 @@ def test_the_cloud_is_told_by_the_firmware(tmp_path: Path, said: dict[str, str],
     assert find_cloud(tmp_path) == cloud
 
 
-def test_outside_of_a_cloud_nobody_is_asked() -> None:
-    assert find_cloud() == "off"
+def test_outside_of_a_cloud_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preemption, "find_cloud", lambda: find_cloud(tmp_path))  # the tests may run in one
     assert find_sources(Preemption()) == []
     assert find_sources(Preemption(cloud="off", metadata_url="http://127.0.0.1:9")) == []
 
@@ -126,10 +126,11 @@ def test_drain_file(tmp_path: Path, text: str, within_s: float) -> None:
 
 
 def test_a_notice_counts_down() -> None:
-    notice = Notice("so it is", 0.2)
-    assert 0 < notice.left_s() <= 0.2
+    notice, soon = Notice("so it is", 600), Notice("so it is", 0.2)
+    assert 0 < notice.left_s() <= 600
     time.sleep(0.25)
-    assert notice.left_s() == 0
+    assert 0 < notice.left_s() <= 600 - 0.25
+    assert soon.left_s() == 0
 
 
 def test_each_notice_is_told_once_and_an_end_is_the_last(
@@ -141,9 +142,9 @@ def test_each_notice_is_told_once_and_an_end_is_the_last(
     stub.recommend_rebalance_on_aws()
     config = Preemption(cloud="aws", metadata_url=stub.url, drain_file=str(drain))
     with watch(config, told.put):
-        assert told.get(timeout=5).is_advice
+        assert told.get(timeout=60).is_advice
         drain.write_text("7")
-        assert told.get(timeout=5).within_s == 7
+        assert told.get(timeout=60).within_s == 7
         asked = len(stub.asked)
         stub.interrupt_on_aws(60)
         time.sleep(0.3)
