@@ -10,6 +10,7 @@ import httpx
 import pytest
 from prefect.settings import PREFECT_HOME, temporary_settings
 
+from deployments.local import began_at
 from holdfast import Recipe
 from holdfast.errors import ConfigError
 from tasks.server import bypass_proxy, server
@@ -67,6 +68,16 @@ def test_no_proxy_at_all_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     bypass_proxy()
     assert os.environ["no_proxy"] == "*"
+
+
+def test_a_process_is_known_again_from_a_shell_with_another_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise make down ends nothing of what make up has started."""
+    found = set()
+    for zone in ("UTC", "Asia/Kolkata", "XYZ+11"):
+        monkeypatch.setenv("TZ", zone)
+        found.add(began_at(os.getpid()))
+    assert len(found) == 1
+    assert "" not in found
 
 
 def test_a_home_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
