@@ -52,7 +52,7 @@ def server() -> Iterator[str]:
     Only this process and its threads know the temporary server's secret.
 
     Raises:
-        ConfigError: the configured server refuses the secret, or none is set; or the temporary one can't write its folder.
+        ConfigError: the configured server asks for another secret, or the temporary one can't write its folder.
         RunStopped: the temporary server didn't start.
     """
     bypass_proxy()
