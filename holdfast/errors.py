@@ -19,6 +19,7 @@
         ├── StoreError               (OSError)
         │   ├── StoreFull            (OSError)            no space left
         │   ├── StoreDenied          (PermissionError)
+        │   ├── RunGone              (OSError)            the run's folder was moved or deleted while it was trained
         │   ├── NameTaken            (FileExistsError)    create-once lost
         │   └── NameMissing          (FileNotFoundError)
         ├── StateError               (TypeError)          something stateful can't be saved without a pickle
@@ -132,6 +133,20 @@ class StoreFull(StoreError):
 
 class StoreDenied(StoreError, PermissionError):
     """The store may not be written or read."""
+
+
+class RunGone(StoreError):
+    """The run's folder was moved or deleted while the run was trained."""
+
+    reason = "folder_gone"
+
+    @classmethod
+    def of(cls, folder: str) -> "RunGone":
+        """Return the error for a folder."""
+        return cls(
+            f"the run's folder {folder} is gone: it was moved or deleted while the run was trained",
+            hint="put it back; the same command then continues the run",
+        )
 
 
 class NameTaken(StoreError, FileExistsError):

@@ -140,7 +140,7 @@ def unpack(tar: BinaryIO, store: Store) -> Journal:
     try:
         records = _copy_all(tar, journal, commit, made) | {name: record}
         for each in sorted(records, key=lambda each: each == "run.json"):  # it is a run once this is there
-            journal.store.create(each, records[each])
+            journal.place.create(each, records[each])
             made.append(each)
         journal.read_run()
     except BaseException:
@@ -177,7 +177,7 @@ def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) 
             raise Damage(f"{run}/{name} is not part of this checkpoint, or is there twice")
         waiting.remove(name)
         if name in files:
-            _copy(tar, journal.store, name, size_bytes, files[name])
+            _copy(tar, journal.place, name, size_bytes, files[name])
             made.append(name)
         else:
             records[name] = _read(tar, name, size_bytes)

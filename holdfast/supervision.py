@@ -14,6 +14,7 @@ reason              what happened                                               
 ``store_failed``    the storage refused or failed                                        yes, ``max_failures``
 ``no_progress``     the same failure came at the same step again within it               yes, ``max_failures``
 ``stopped``         it ended early for another reason                                    yes, ``max_failures``
+``folder_gone``     the run's folder was moved or deleted                                no
 ``settings``        settings or code changed, or can't be used                           no
 ``damaged``         nothing that can be trusted is left to continue from                 no
 ``superseded``      a later attempt, which somebody else has started, owns the run       no
@@ -28,16 +29,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.config import Supervision
-from holdfast.errors import Damage, HoldfastError, NoProgress, RunStopped, Superseded, WrongUse
+from holdfast.errors import Damage, HoldfastError, NoProgress, RunGone, RunStopped, Superseded, WrongUse
 from holdfast.journal import Ending
 
 REASONS = (
     "completed", "preempted", "vanished", "crashed", "rank_crashed", "out_of_memory", "recipe_failed", "unhealthy",
-    "no_progress", "store_failed", "stopped", "settings", "damaged", "superseded", "cancelled", "paused",
+    "no_progress", "store_failed", "stopped", "folder_gone", "settings", "damaged", "superseded", "cancelled", "paused",
 )  # fmt: skip
 LOST_MACHINES = {"preempted", "vanished"}
 ENDS_THE_RUN: dict[str, type[HoldfastError]] = {
-    "settings": WrongUse, "damaged": Damage, "superseded": Superseded, "cancelled": RunStopped, "paused": RunStopped,
+    "folder_gone": RunGone, "settings": WrongUse, "damaged": Damage, "superseded": Superseded, "cancelled": RunStopped, "paused": RunStopped,
 }  # fmt: skip
 LONGEST_BACKOFF_S = 300.0
 

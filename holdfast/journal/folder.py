@@ -20,13 +20,15 @@ class RunFolder:
 
     Attributes:
         run: the run's name.
-        store: the folder.
+        store: the folder; unless it is there nothing is written, so that a run that was moved may come back.
+        place: the same folder, for who begins it.
         store_url: what holds the folder.
     """
 
     def __init__(self, store: Store, run: str) -> None:
         self.run = run
-        self.store = store.inside(run)
+        self.place = store.inside(run)
+        self.store = self.place.existing()
         self.store_url = store.url
         self._warned: set[str] = set()
 
@@ -61,7 +63,7 @@ class RunFolder:
         try:
             return self.read_run()
         except RunUnknown:
-            write = self.store.create
+            write = self.place.create
         except RecordDamaged as error:
             self.warn(f"{error}; it is written anew")
             write = self.store.replace

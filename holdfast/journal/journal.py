@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast import faults
-from holdfast.errors import NameMissing, NameTaken, RecordDamaged, Superseded, WrongUse
+from holdfast.errors import NameMissing, NameTaken, RecordDamaged, RunGone, Superseded, WrongUse
 from holdfast.journal.folder import RunFolder
 from holdfast.journal.links import broken_links
 from holdfast.journal.records import (
@@ -126,14 +126,20 @@ class Journal(RunFolder):
         return [ending for ending in found if ending is not None]
 
     def check_fence(self, attempt: int) -> None:
-        """Return if no later attempt has claimed the run.
+        """Return if the run is there and no later attempt has claimed it.
+
+        One request tells both, as long as the attempt's own record is there.
 
         Raises:
-            Superseded: one has.
+            RunGone: the run was moved or deleted.
+            Superseded: a later attempt has claimed it.
         """
-        if not self.store.exists(record_name("attempts", attempt + 1)):
+        claimed = self.numbers("attempts", after=attempt - 1)
+        if attempt not in claimed and not self.exists():
+            raise RunGone.of(self.store.url)
+        highest = max(claimed, default=0)
+        if highest <= attempt:
             return
-        highest = self.attempts()
         raise Superseded(
             f"attempt {attempt} of run {self.run!r} is superseded by attempt {highest}",
             hint="another process trains this run; nothing that it committed was touched",

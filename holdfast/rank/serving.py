@@ -56,7 +56,7 @@ def obey(
         record: None in all ranks but the main one.
         ran_on: what each checkpoint has on record as its ``environment``.
     """
-    folder = open_store(run.config.store).inside(run.config.run)
+    folder = open_store(run.config.store).inside(run.config.run).existing()
     for order in orders:
         if order["do"] == "restore":
             restore(run, folder, order, events, prefetch)

@@ -50,6 +50,13 @@ class Store(abc.ABC):
     def inside(self, folder: str) -> "Store":
         """The same storage, seen from one of its folders."""
 
+    def existing(self) -> "Store":
+        """Return the same folder, which is there and which no write makes anew.
+
+        Where the storage has folders, a write raises `RunGone` once this one is moved or deleted. A bucket has none.
+        """
+        return self
+
     @abc.abstractmethod
     def create(self, name: str, data: Bytes) -> None:
         """Write a name once.

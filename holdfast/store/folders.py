@@ -18,14 +18,17 @@ FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
-def opened(root: Path, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
-    """A descriptor of the folder at ``parts`` below the root, for the block; with ``make`` it is made if need be.
+def opened(root: Path, parts: Sequence[str], *, make: bool = False, make_root: bool = True) -> Iterator[int]:
+    """Open the folder at ``parts`` below the root, for the block; with ``make`` it is made if need be.
+
+    Args:
+        make_root: ``make`` is also for the root and what lies above it.
 
     Raises:
         OSError: there is none, or it can't be read or made.
         StoreError: a part is a symbolic link.
     """
-    if make:
+    if make and make_root:
         _make_root(root)
     folder, path = _open_folder(str(root), None, root, make=make), root
     try:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from holdfast.errors import NameMissing, RunGone
 from holdfast.store import direct, folders
 from holdfast.store.contract import PIECE_BYTES, TEMP_MARK, Bytes, Store, Writer, checked, explained, temporary
 from holdfast.store.naming import NO_LINKS, link_once, name_once
@@ -20,12 +21,16 @@ class LocalStore(Store):
     The folder itself may be a symbolic link. What is in it may not: a link, pipe or device there is refused.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, makes_root: bool = True) -> None:
         self.root = Path(path).expanduser().absolute()
         self.url = str(self.root)
+        self._makes_root = makes_root
 
     def inside(self, folder: str) -> "LocalStore":
         return LocalStore(str(self.root / checked(folder)))
+
+    def existing(self) -> "LocalStore":
+        return LocalStore(self.url, makes_root=False)
 
     def create(self, name: str, data: Bytes) -> None:
         with self.creating(name) as writer:
@@ -37,7 +42,7 @@ class LocalStore(Store):
         action = f"write {name} in {self.url}"
         with self._writing(name, action) as (folder, temp, target, file):
             yield _Writer(file, action)
-            with explained(action):
+            with self._writable(action):
                 os.fsync(file)
                 name_once(file, temp, target, folder, str((self.root / name).parent))
                 os.fsync(folder)
@@ -45,7 +50,7 @@ class LocalStore(Store):
     def copy(self, source: str, name: str) -> bool:
         """As the contract says, by a hard link: what `create` has made is never changed, only replaced or deleted."""
         with (
-            explained(f"copy {source} to {name} in {self.url}"),
+            self._writable(f"copy {source} to {name} in {self.url}"),
             self._folder(source) as (there, old),
             self._folder(name, make=True) as (here, new),
         ):
@@ -63,7 +68,7 @@ class LocalStore(Store):
 
     def replace(self, name: str, data: Bytes) -> None:
         action = f"write {name} in {self.url}"
-        with self._writing(name, action) as (folder, temp, target, file), explained(action):
+        with self._writing(name, action) as (folder, temp, target, file), self._writable(action):
             direct.write(file, 0, memoryview(data).cast("B"))
             os.fsync(file)
             os.rename(temp, target, src_dir_fd=folder, dst_dir_fd=folder)
@@ -129,8 +134,19 @@ class LocalStore(Store):
     def _folder(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
         """The folder that a name is in, as a descriptor, and the name's last part."""
         *parts, last = checked(name).split("/")
-        with folders.opened(self.root, parts, make=make) as folder:
+        with folders.opened(self.root, parts, make=make, make_root=self._makes_root) as folder:
             yield folder, last
+
+    @contextlib.contextmanager
+    def _writable(self, action: str) -> Iterator[None]:
+        """As `explained`, for a write: that nothing is found may mean that the whole folder is gone."""
+        try:
+            with explained(action):
+                yield
+        except NameMissing:
+            if self._makes_root or self.root.is_dir():
+                raise
+            raise RunGone.of(self.url) from None
 
     def _delete(self, name: str, remove: Callable[[int, str], object]) -> None:
         with (
@@ -154,7 +170,7 @@ class LocalStore(Store):
     def _writing(self, name: str, action: str) -> Iterator[tuple[int, str, str, int]]:
         """A temporary file beside the target; gone when the block ends, however it ends."""
         with contextlib.ExitStack() as stack:
-            with explained(action):
+            with self._writable(action):
                 folder, target = stack.enter_context(self._folder(name, make=True))
                 folders.look(folder, target, self.root / name)
                 temp = temporary(target)
