@@ -169,14 +169,19 @@ def _find(journal: Journal) -> _Found:
             continue
         left = {entry.commit for entry in (*report.kept, *report.protected)}
         numbers = left | set(report.unreadable) | set(range(report.newest + 1, newest + 1))
+        there = numbers if newest - report.newest <= REPORTS_TRIED else set(journal.numbers("commits"))
         given_up = {entry.path for entry in report.pruned} | set(report.unfinished)
         break
     else:
-        numbers = set(range(min(journal.numbers("commits"), default=1), newest + 1))
+        there = set(journal.numbers("commits"))
+        numbers = set(range(min(there, default=1), newest + 1))
     pruned = set(journal.numbers("pruned", after=min(numbers, default=1) - 1))
     quarantined = set(journal.numbers("quarantine"))
-    live, unreadable = [], []
-    for number in sorted(numbers - pruned - quarantined, reverse=True):
+    expected = numbers - pruned - quarantined
+    live, unreadable = [], sorted(expected - there)
+    if unreadable:
+        log.warning("the records of %d commits are lost, the first is commit %d", len(unreadable), unreadable[0])
+    for number in sorted(expected & there, reverse=True):
         try:
             live.append(journal.read_commit(number))
         except (NameMissing, RecordDamaged) as error:

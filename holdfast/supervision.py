@@ -38,7 +38,8 @@ REASONS = (
 )  # fmt: skip
 LOST_MACHINES = {"preempted", "vanished"}
 ENDS_THE_RUN: dict[str, type[HoldfastError]] = {
-    "folder_gone": RunGone, "settings": WrongUse, "damaged": Damage, "superseded": Superseded, "cancelled": RunStopped, "paused": RunStopped,
+    "folder_gone": RunGone,
+    "settings": WrongUse, "damaged": Damage, "superseded": Superseded, "cancelled": RunStopped, "paused": RunStopped,
 }  # fmt: skip
 LONGEST_BACKOFF_S = 300.0
 

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from holdfast.config import Retention
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, RunUnknown, WrongUse
 from holdfast.fingerprint import to_plain
+from holdfast.journal.names import CHAINS, REACH, SUFFIXES, Numbered, sort_names
 from holdfast.journal.records import FORMAT_VERSION, ConfigRecord, RunRecord, now, read_record
 from holdfast.store import Store
 
@@ -23,6 +24,7 @@ class RunFolder:
         store: the folder; unless it is there nothing is written, so that a run that was moved may come back.
         place: the same folder, for who begins it.
         store_url: what holds the folder.
+        strays: a line for each stray name that was found among the records.
     """
 
     def __init__(self, store: Store, run: str) -> None:
@@ -30,6 +32,7 @@ class RunFolder:
         self.place = store.inside(run)
         self.store = self.place.existing()
         self.store_url = store.url
+        self.strays: list[str] = []
         self._warned: set[str] = set()
 
     def exists(self) -> bool:
@@ -137,11 +140,38 @@ class RunFolder:
         self._warned.add(message)
 
     def numbers(self, folder: str, after: int = 0) -> list[int]:
-        """The numbers above ``after`` that a folder of records has, sorted."""
-        names = self.store.list(folder, after=f"{after:08d}.json" if after else "")
-        return [int(name[:8]) for name in names if len(name) == 13 and name[:8].isdigit() and name.endswith(".json")]
+        """Return the numbers above ``after`` that a folder of records has, sorted; see `look_through`."""
+        return self.look_through(folder, after).numbers
+
+    def look_through(self, folder: str, after: int = 0) -> Numbered:
+        """Find the numbers above ``after`` that a folder of records has, and the names that are none of the run's.
+
+        A stray name (no number, or one that the run can't have reached) is warned of once.
+        """
+        suffix = SUFFIXES.get(folder, ".json")
+        found = sort_names(self.store.list(folder, after=f"{after:08d}{suffix}" if after else ""), suffix)
+        if found.numbers and found.numbers[-1] > REACH:
+            base = after if after and folder in CHAINS else self._base_of(folder)
+            found = found.within(base) if folder in CHAINS else found.up_to(base + REACH)
+        for name in found.strays:
+            note = f"{folder}/{name} is no record that the run can have; it is ignored"
+            self.warn(note)
+            self.strays += [note] if note not in self.strays else []
+        return found
 
     def highest(self, folder: str, hint: int) -> int:
-        """The highest number in a folder; 0 for none. Where the hint is right, the cost doesn't grow with the run."""
+        """Return the highest number in a folder; 0 for none. With a right hint the cost doesn't grow with the run."""
         found = self.numbers(folder, after=hint - 1) if hint else []
         return max(found or self.numbers(folder), default=0)
+
+    def can_reach(self, number: int) -> bool:
+        """Return whether the run can have come to a commit of this number."""
+        return number <= REACH or number <= self.highest("commits", 0) + REACH
+
+    def _base_of(self, folder: str) -> int:
+        """Return what the numbers of a folder reach on from; asked only where one is far away."""
+        if folder == "commits":
+            with contextlib.suppress(RunUnknown, RecordDamaged):
+                return self.read_run().first_commit - 1
+            return 0
+        return 0 if folder == "attempts" else self.highest("attempts" if folder == "endings" else "commits", 0)

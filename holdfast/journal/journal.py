@@ -221,7 +221,7 @@ class Journal(RunFolder):
         """
         quarantined = set(self.numbers("quarantine"))
         pruned: set[int] | None = None
-        for number in range(self.newest_number(), 0, -1):
+        for number in self._newest_first():
             if number in quarantined:
                 continue
             if self.is_pruned(number) if pruned is None else number in pruned:
@@ -235,6 +235,12 @@ class Journal(RunFolder):
                     self.quarantine(number, str(error), attempt)
             if pruned is None:  # whoever wants more than the newest may have a long way to go
                 pruned = set(self.numbers("pruned"))
+
+    def _newest_first(self) -> Iterator[int]:
+        """Yield the numbers of the commits that there are. The newest costs no look at the others."""
+        if newest := self.newest_number():
+            yield newest
+            yield from (number for number in reversed(self.numbers("commits")) if number < newest)
 
     def newest(self) -> Commit | None:
         """The newest commit that a run may continue from, if there is one."""

@@ -1,7 +1,6 @@
 """The records of a run: each as it was written, none missing, and each commit linked to the one before it."""
 
 import contextlib
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +80,7 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
     problems += _check_numbers(first, {*there, *(number for number in quarantined if number >= first)}, named)
     problems += _check_links(found, sha256, quarantined)
     latest_problems, notes = _check_latest(journal, newest)
+    notes += journal.strays
     problems += latest_problems
     counting = [commit for commit in commits if commit.number not in quarantined]
     problems += filter(None, map_(lambda commit: _check_metrics(journal, commit, newest), counting))
@@ -131,10 +131,10 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
 
 def _list_named(journal: Journal) -> set[int]:
     """The numbers of the commits that other records speak of."""
-    logged = {int(name[:8]) for name in journal.store.list("metrics") if re.fullmatch(r"[0-9]{8}\.jsonl", name)}
-    named = {*logged, *journal.numbers("pins"), *journal.numbers("prunes")}
+    named = {number for folder in ("metrics", "pins", "prunes") for number in journal.numbers(folder)}
     with contextlib.suppress(NameMissing, RecordDamaged):
-        named.add(read_record(journal.store, Latest, "latest.json").commit)
+        latest = read_record(journal.store, Latest, "latest.json").commit
+        named.update([latest] if journal.can_reach(latest) else [])
     return named
 
 

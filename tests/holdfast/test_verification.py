@@ -192,8 +192,8 @@ def test_all_that_is_damaged_is_found(line: Line) -> None:
 def test_a_gap_is_one_problem_however_wide(line: Line) -> None:
     for number in (6, 7):
         (root(line) / f"commits/0000000{number}.json").unlink()
-    line.journal.store.create("commits/90000000.json", make_commit(90_000_000, path="epoch-0008").to_bytes())
-    assert "commits/00000006.json to commits/89999999.json are missing" in check(line).problems
+    line.journal.store.create("commits/00090000.json", make_commit(90_000, path="epoch-0008").to_bytes())
+    assert "commits/00000006.json to commits/00089999.json are missing" in check(line).problems
 
 
 @pytest.mark.parametrize("left", ["latest.json", "metrics", "pins", "prunes", "pruned"])

@@ -1,0 +1,135 @@
+"""Stray names among the records: noted, ignored, in as many requests and as much time as without them."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.attempt import Line
+from holdfast.cli import app, run_app
+from holdfast.config import Retention
+from holdfast.journal import Journal
+from holdfast.journal.names import REACH
+from holdfast.retention import prune
+from holdfast.standing import read_standing
+from holdfast.store.local import LocalStore
+from holdfast.verification import verify_run
+from tests.makers import STEPS_PER_EPOCH, make_commit, make_latest, make_line, publish, train
+
+FOLDERS = ("attempts", "endings", "commits", "quarantine", "pruned", "pins", "prunes", "metrics")
+STRAYS = ("99999999", "²²²²²²²²", "00000000", "5", "notes", "20261123", "٣٣٣٣٣٣٣٣")
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Line:
+    """Six commits, of which 1 to 3 are pruned and 4 is in quarantine."""
+    line = make_line(LocalStore(str(tmp_path / "store")))
+    for _ in range(6):
+        train(line)
+    line.journal.end_attempt(1, "preempted", "")
+    line.journal.quarantine(4, "damaged", 1)
+    line.journal.pin(6)
+    prune(line.journal, Retention(keep_last=2), STEPS_PER_EPOCH)
+    return line
+
+
+def root(line: Line) -> Path:
+    return Path(line.journal.store.url)
+
+
+def litter(line: Line, folder: str, names: tuple[str, ...] = STRAYS) -> list[str]:
+    """Stray names in a folder: copies of a record there, one of them under a number of its own."""
+    suffix = ".jsonl" if folder == "metrics" else ".json"
+    some = min((root(line) / folder).iterdir())
+    for name in names:
+        shutil.copy(some, root(line) / folder / f"{name}{suffix}")
+    if folder == "commits":
+        (root(line) / "commits/99999999.json").write_bytes(make_commit(99_999_999, path="epoch-0009").to_bytes())
+    return [f"{folder}/{name}{suffix}" for name in names]
+
+
+def count(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> int:
+    """How many requests it takes."""
+    asked: list[str] = []
+    with monkeypatch.context() as counting:
+        for verb in ("read", "list", "size_bytes", "create", "replace", "delete_folder"):
+            whole = getattr(LocalStore, verb)
+
+            def counted(*args: Any, whole: Callable[..., Any] = whole, **options: Any) -> Any:
+                asked.append(whole.__name__)
+                return whole(*args, **options)
+
+            counting.setattr(LocalStore, verb, counted)
+        do()
+    return len(asked)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_stray_names_are_noted_and_ignored(
+    line: Line, tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fresh() -> Journal:
+        return Journal(LocalStore(str(tmp_path / "store")), "run")
+
+    def look() -> list[object]:
+        journal = fresh()
+        report = prune(journal, Retention(keep_last=1), STEPS_PER_EPOCH, dry_run=True)
+        assert report
+        return [
+            read_standing(journal), [*journal.candidates()], journal.attempts(), journal.next_number(), report.kept,
+            report.unreadable, journal.endings(), verify_run(journal).problems,
+        ]  # fmt: skip
+
+    before = look()
+    requests = count(monkeypatch, look)
+    names = litter(line, folder)
+    caplog.clear()
+    assert look() == before
+    warned = [record.getMessage() for record in caplog.records]
+    for name in names:
+        assert len([line for line in warned if f"{name} is no record that the run can have" in line]) == 1
+    assert count(monkeypatch, look) <= requests + 30  # a few more where something far away is looked into
+    notes = verify_run(fresh()).notes
+    assert all(any(name in note for note in notes) for name in names)
+    after = make_line(LocalStore(str(tmp_path / "store")))
+    assert (after.attempt, after.next_number) == (2, 7)
+    assert train(after).number == 7
+    assert prune(after.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
+    for command in (["runs", str(tmp_path / "store")], ["show", str(root(line))], ["verify", str(root(line))]):
+        assert run_app(app, command) == 0
+
+
+def test_latest_that_names_a_commit_beyond_reach_is_no_help(line: Line, tmp_path: Path) -> None:
+    litter(line, "commits")
+    line.journal.publish_latest(make_latest(make_commit(88_888_888, path="epoch-0009")))
+    journal = Journal(LocalStore(str(tmp_path / "store")), "run")
+    assert journal.newest_number() == 6
+    assert not [problem for problem in verify_run(journal).problems if "missing" in problem]
+
+
+def test_a_gap_that_a_run_can_have_is_walked_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lost records in between: the run goes on after them, and no request is made for each."""
+    journal = Journal(LocalStore(str(tmp_path)), "run")
+    journal.begin("m:f")
+    publish(journal, make_commit(1), make_commit(REACH))
+    found: list[list[int]] = []
+    requests = count(monkeypatch, lambda: found.append([commit.number for commit in journal.candidates()]))
+    assert found == [[REACH, 1]]
+    assert requests < 20
+    report = prune(journal, Retention(keep_last=2), STEPS_PER_EPOCH, dry_run=True)
+    assert report
+    assert len(report.unreadable) == REACH - 2
+
+
+def test_a_run_that_was_unpacked_far_from_its_beginning_is_found(tmp_path: Path) -> None:
+    journal = Journal(LocalStore(str(tmp_path)), "run")
+    record = journal.begin("m:f").model_copy(update={"first_commit": 5 * REACH})
+    journal.store.replace("run.json", record.to_bytes())
+    journal.store.create("commits/00500000.json", make_commit(5 * REACH, path="epoch-0009").to_bytes())
+    journal.store.create("commits/00700002.json", make_commit(7 * REACH + 2, path="epoch-0009").to_bytes())
+    assert journal.newest_number() == 5 * REACH
+    assert journal.numbers("commits") == [5 * REACH]
