@@ -12,11 +12,13 @@ Azure    ``scheduledevents``: Preempt, Terminate, Reboot, Redeploy   of this mac
 Sources: the clouds' documentation of spot interruption notices, of preemptible instances and of scheduled events.
 """
 
+import codecs
 import contextlib
 import contextvars
 import functools
 import json
 import logging
+import stat
 import threading
 import time
 import urllib.request
@@ -34,6 +36,8 @@ log = logging.getLogger(__name__)
 POLL_EVERY_S = 2.0
 ANSWER_WITHIN_S = 2.0
 GCP_WITHIN_S = 30.0
+MAX_WITHIN_S = 365 * 24 * 3600.0
+MAX_DRAIN_BYTES = 1024
 AZURE_ENDS = {"Preempt", "Terminate", "Reboot", "Redeploy"}
 # What the firmware of a cloud's machine says of it; Azure's tag is the same on all of its machines.
 FIRMWARE = Path("/sys/class/dmi/id")
@@ -51,7 +55,7 @@ class Notice:
 
     Args:
         why: who says so, as a person reads it.
-        within_s: seconds that are left, from now on.
+        within_s: seconds that are left, from now on; at most a year, which every timeout can hold.
         is_advice: it may go away; a checkpoint is worth having.
     """
 
@@ -61,6 +65,8 @@ class Notice:
     _deadline: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        within_s = self.within_s if self.within_s > 0 else 0.0  # also for NaN
+        object.__setattr__(self, "within_s", min(within_s, MAX_WITHIN_S))
         object.__setattr__(self, "_deadline", time.monotonic() + self.within_s)
 
     def left_s(self) -> float:
@@ -148,16 +154,29 @@ def _read(path: Path) -> str:
 
 
 def read_drain_file(path: Path) -> Notice | None:
-    """What a drain file says: the seconds that are left; nothing in it means none."""
+    """Return the notice of a drain file; None while there is no file.
+
+    Where there is a file the machine is drained, whatever the file holds. No time is left if it holds no number.
+
+    Raises:
+        OSError: whether there is a file can't be told.
+        ValueError: the name is that of a folder or a device, which says nothing.
+    """
     try:
-        text = path.read_text("utf-8", errors="replace").strip()
-    except OSError:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
-        within_s = max(0.0, float(text or 0))
-    except ValueError:
-        within_s = 0.0
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"preemption.drain_file {str(path)!r} is not a file")
+    within_s = 0.0
+    with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+        within_s = float(_decode(file.read(MAX_DRAIN_BYTES)))
     return Notice(f"{path} says that this machine is drained", within_s)
+
+
+def _decode(data: bytes) -> str:
+    """Decode UTF-8, or UTF-16 as PowerShell writes it."""
+    return data.decode("utf-16" if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig")
 
 
 class MetadataServer:
@@ -169,8 +188,8 @@ class MetadataServer:
 
     def ask(self, path: str, headers: Mapping[str, str], method: str = "GET") -> str | None:
         """The answer's text; None for none, or for one of failure."""
-        request = urllib.request.Request(self._url + path, headers=dict(headers), method=method)
         try:
+            request = urllib.request.Request(self._url + path, headers=dict(headers), method=method)
             with self._opener.open(request, timeout=ANSWER_WITHIN_S) as answer:
                 return str(answer.read().decode())
         except (OSError, ValueError):  # urllib's errors are OSErrors

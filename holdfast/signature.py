@@ -32,6 +32,7 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:holdfast:commit:v1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MAX_ENVELOPE_BYTES = 2**20
+MAX_KEY_BYTES = 2**16
 # Each is tried with each trusted key, so an envelope that is full of them would take minutes.
 MAX_SIGNATURES = 16
 SHOWN_ID_CHARS = 16
@@ -262,7 +263,8 @@ def _read_source(source: str, what: str) -> tuple[str, bytes]:
     try:
         if source.startswith("env:"):
             return name, os.environ[source.removeprefix("env:")].encode(errors="surrogateescape")
-        return name, Path(source).read_bytes()
+        with Path(source).open("rb") as file:
+            return name, file.read(MAX_KEY_BYTES)  # a device has no end
     except KeyError:
         raise ConfigError(f"{name} is not set in the environment", hint=SOURCE_HINT) from None
     except (OSError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 import json
 import queue
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from holdfast import preemption
 from holdfast.config import Preemption
-from holdfast.preemption import Notice, find_cloud, find_sources, read_drain_file, watch
+from holdfast.preemption import MAX_WITHIN_S, Notice, find_cloud, find_sources, read_drain_file, watch
 from tests.metadata_server import MetadataStub, metadata_server
 
 
@@ -123,6 +124,63 @@ def test_drain_file(tmp_path: Path, text: str, within_s: float) -> None:
     notice = read_drain_file(path)
     assert notice is not None
     assert notice.within_s == within_s
+
+
+@pytest.mark.parametrize(
+    ("data", "within_s"),
+    [
+        ("90".encode("utf-16"), 90.0),  # as PowerShell writes it
+        (b"\xef\xbb\xbf90\r\n", 90.0),
+        ("soon".encode("utf-16"), 0.0),
+        (b"\xff\xfe\xff", 0.0),
+        (b"\x80\x81", 0.0),
+        (b"\0" * 5000, 0.0),
+        (b"nan", 0.0),
+        (b"1e308", MAX_WITHIN_S),
+        (b"inf", MAX_WITHIN_S),
+        (b"9" * 1023, MAX_WITHIN_S),
+    ],
+)
+def test_a_drain_file_is_a_notice_whatever_is_in_it(tmp_path: Path, data: bytes, within_s: float) -> None:
+    path = tmp_path / "drain"
+    path.write_bytes(data)
+    notice = read_drain_file(path)
+    assert notice
+    assert notice.within_s == within_s
+    assert 0 <= notice.left_s() <= threading.TIMEOUT_MAX
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/"])
+def test_a_folder_or_a_device_is_no_drain_file(path: str) -> None:
+    with pytest.raises(ValueError, match="is not a file"):
+        read_drain_file(Path(path))
+
+
+def test_a_file_below_a_file_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert read_drain_file(tmp_path / "file" / "drain") is None
+
+
+def test_a_drain_file_that_is_none_is_told_once_and_others_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(preemption, "POLL_EVERY_S", 0.01)
+    told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+    asked = iter([None] * 5 + [Notice("another says so", 9)])
+    with watch(Preemption(drain_file=str(tmp_path)), told.put, [lambda: next(asked)]):
+        assert told.get(timeout=30).why == "another says so"
+    assert [record.getMessage() for record in caplog.records if "is not a file" in record.getMessage()] != []
+    assert len(caplog.records) == 1
+
+
+def test_a_time_beyond_all_clocks_is_cut(stub: MetadataStub) -> None:
+    stub.schedule_on_azure("Preempt", within_s=30)
+    path = next(path for path in stub.paths if "scheduledevents" in path)
+    events = json.loads(stub.paths[path])
+    events["Events"][0]["NotBefore"] = "9999-12-31T23:59:59Z"
+    stub.paths[path] = json.dumps(events)
+    (notice,) = ask(stub, "azure")
+    assert notice.left_s() <= MAX_WITHIN_S
 
 
 def test_a_notice_counts_down() -> None:
