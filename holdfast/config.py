@@ -7,20 +7,41 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from holdfast.errors import ConfigError
+from holdfast.hints import hint_for
+from holdfast.limits import (
+    MAX_FILE_BYTES,
+    MAX_JSON_BYTES,
+    Count,
+    Processes,
+    Seconds,
+    check_plain,
+    find_infinite,
+    is_http_address,
+)
 from holdfast.store.failures import without_secrets
 from holdfast.store.opening import CREDENTIALS_REFUSED, holds_credentials
 
 DEFAULT_SEED = 1234
 PART_BYTES = 256 * 2**20
+# How alike two names are that may be taken for each other; see difflib.
+NEAR = 0.6
+FINITE_HINT = "leave it out, or set a large one"
+SHOWN_CHARS = 200  # of a value, in a message
 
 
 class Section(BaseModel):
-    """A table of the configuration; what it doesn't know it refuses."""
+    """A table of the configuration; it refuses unknown keys, and text and numbers that JSON or a path can't hold."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_plain(cls, value: object, info: ValidationInfo) -> object:
+        check_plain(value, is_own=info.field_name != "settings")
+        return value
 
 
 class ChunkLength(Section):
@@ -29,8 +50,8 @@ class ChunkLength(Section):
     auto: bool = Field(
         False, description="Chosen while training, from what saves cost and how often machines are lost."
     )
-    steps: int | None = Field(None, ge=1, description="Steps; such a chunk ends at the latest with its epoch.")
-    epochs: int | None = Field(
+    steps: Count | None = Field(None, ge=1, description="Steps; such a chunk ends at the latest with its epoch.")
+    epochs: Count | None = Field(
         None,
         ge=1,
         description="Whole epochs. Neither steps nor epochs means one epoch. With auto: chunks also end with every so "
@@ -74,7 +95,7 @@ class ChunkLength(Section):
 class Checkpoint(Section):
     """How a checkpoint lies on the store. Operational: other files, of the same state."""
 
-    part_bytes: int = Field(
+    part_bytes: Count = Field(
         PART_BYTES, ge=4096, description="A large state is cut into files of at most so many bytes of tensors."
     )
 
@@ -83,21 +104,21 @@ class KeepBest(Section):
     """The checkpoints that were evaluated best."""
 
     metric: str = Field(min_length=1, description="avg_loss, or a name that the recipe's evaluate returns.")
-    count: int = Field(1, ge=1, description="How many of the best stay.")
+    count: Count = Field(1, ge=1, description="How many of the best stay.")
     mode: Literal["min", "max"] = Field("min", description="Whether the lowest or the highest value is best.")
 
 
 class Retention(Section):
     """Which checkpoints stay. The newest, the newest that verifies, and pinned ones always do."""
 
-    keep_last: int = Field(3, ge=1, description="The newest so many checkpoints.")
-    keep_every: int = Field(0, ge=0, description="Also the end of every so many epochs; 0 for none.")
-    keep_every_steps: int = Field(0, ge=0, description="Also those after every so many steps; 0 for none.")
+    keep_last: Count = Field(3, ge=1, description="The newest so many checkpoints.")
+    keep_every: Count = Field(0, ge=0, description="Also the end of every so many epochs; 0 for none.")
+    keep_every_steps: Count = Field(0, ge=0, description="Also those after every so many steps; 0 for none.")
     keep_best: KeepBest | None = Field(None, description="Also the best by a metric.")
-    max_epochs: int = Field(
+    max_epochs: Count = Field(
         0, ge=0, description="Of whatever the rules above keep, only what the newest so many epochs made; 0 for all."
     )
-    debris_after_s: float = Field(
+    debris_after_s: Seconds = Field(
         24 * 3600.0, ge=0, description="Seconds after which what a dead attempt left half-done is deleted."
     )
 
@@ -106,16 +127,16 @@ class Determinism(Section):
     """What bit-exactness rests on. Part of the fingerprint."""
 
     mode: Literal["strict", "fast"] = Field("strict", description="fast gives up bit-exactness for speed on a GPU.")
-    threads: int = Field(1, ge=1, description="Intra-op threads of a rank: another number sums in another order.")
+    threads: Processes = Field(1, ge=1, description="Intra-op threads of a rank: another number sums in another order.")
 
 
 class Compute(Section):
     """What the ranks run on."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one.")
-    ranks: int = Field(1, ge=1, description="Training processes, started by torchrun when there are several.")
+    ranks: Processes = Field(1, ge=1, description="Training processes, started by torchrun when there are several.")
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
-    loader_workers: int = Field(0, ge=0, description="Processes that load data; never changes the bytes.")
+    loader_workers: Processes = Field(0, ge=0, description="Processes that load data; never changes the bytes.")
 
 
 class Resume(Section):
@@ -124,7 +145,7 @@ class Resume(Section):
     trusted_keys: tuple[str, ...] = Field(
         (), description="Public keys (PEM files, or env:NAME); a commit that none of them signed is refused."
     )
-    stop_within_s: float = Field(25.0, gt=0, description="Seconds to save in once a stop is asked for.")
+    stop_within_s: Seconds = Field(25.0, gt=0, description="Seconds to save in once a stop is asked for.")
     accept_drift: tuple[str, ...] = Field(
         (), description="Settings, or sources.<module>, that may differ from the run's; goes into its lineage."
     )
@@ -149,16 +170,25 @@ class Preemption(Section):
     )
     metadata_url: str | None = Field(None, description="Where to ask, if not at the cloud's own address.")
     drain_file: str | None = Field(
-        None, description="While this file exists, the machine is being drained; it may hold the seconds that are left."
+        None,
+        min_length=1,
+        description="While this file exists, the machine is being drained; it may hold the seconds that are left.",
     )
+
+    @field_validator("metadata_url")
+    @classmethod
+    def _is_an_address(cls, url: str | None) -> str | None:
+        if url is not None and not is_http_address(url):
+            raise ValueError("expected http://host or http://host:port")
+        return url
 
 
 class Supervision(Section):
     """What happens when an attempt on a work pool ends early. Operational."""
 
-    max_preemptions: int | None = Field(None, ge=0, description="Lost machines, over the whole run; empty: no limit.")
-    max_failures: int = Field(3, ge=1, description="Failed attempts in a row, with no step committed in between.")
-    backoff_s: float = Field(1.0, ge=0, description="Seconds to wait after an attempt without progress; doubles.")
+    max_preemptions: Count | None = Field(None, ge=0, description="Lost machines, over the whole run; empty: no limit.")
+    max_failures: Count = Field(3, ge=1, description="Failed attempts in a row, with no step committed in between.")
+    backoff_s: Seconds = Field(1.0, ge=0, description="Seconds to wait after an attempt without progress; doubles.")
     if_running: Literal["attach", "refuse"] = Field(
         "attach", description="When the run is being trained already: watch that, or end at once."
     )
@@ -167,18 +197,18 @@ class Supervision(Section):
 class Parity(Section):
     """Commits whose bytes are read back from the store and compared with what was hashed. Operational."""
 
-    every: int = Field(10, ge=0, description="The first commit and every so many; 0 for none.")
+    every: Count = Field(10, ge=0, description="The first commit and every so many; 0 for none.")
 
 
 class InitFrom(Section):
     """Another run's checkpoint, whose weights a new run begins with."""
 
     run: str = Field(min_length=1, description="The other run: a name on the same store, or <store>/<run>.")
-    commit: int | None = Field(None, ge=1, description="The commit's number; otherwise the newest.")
+    commit: Count | None = Field(None, ge=1, description="The commit's number; otherwise the newest.")
     load_optimizer: bool = Field(False, description="Also the optimizer's moments.")
     reset: tuple[str, ...] = Field((), description="Modules or weights that stay as the recipe builds them.")
     extras: tuple[str, ...] = Field((), description="What the recipe registers as extras, and takes from there too.")
-    anneal_offset: int | None = Field(
+    anneal_offset: Count | None = Field(
         None, ge=0, description="Steps that anneals count as done; otherwise those of the checkpoint."
     )
 
@@ -186,7 +216,7 @@ class InitFrom(Section):
 class Log(Section):
     """What is written down while training. Operational."""
 
-    every: int = Field(10, ge=1, description="Steps between two progress reports.")
+    every: Count = Field(10, ge=1, description="Steps between two progress reports.")
     folder: str = Field("logs", description="Where the ranks' own output goes, a file an attempt.")
 
 
@@ -200,7 +230,7 @@ class RunConfig(Section):
     store: str = Field(
         "runs", min_length=1, description="The folder, or URL of a bucket's folder, that holds the runs."
     )
-    epochs: int = Field(1, ge=1, description="Epochs to train in all; may be raised later to train further.")
+    epochs: Count = Field(1, ge=1, description="Epochs to train in all; may be raised later to train further.")
     seed: int = Field(DEFAULT_SEED, ge=0, lt=2**63, description="0 means 1234.")
     where: str = Field(
         "here",
@@ -277,14 +307,17 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
             value is out of range.
     """
     try:
-        text = Path(path).read_text("utf-8")
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)  # a device has no end
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration {path}", hint=_nearby(Path(path))) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the configuration {path} can't be read: {error}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the configuration {str(path)!r} can't be read: {error}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"the configuration {path} has more than {MAX_FILE_BYTES} bytes")
     try:
-        fields = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        fields = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}", hint="https://toml.io shows the format") from None
     for override in overrides:
         _set(fields, override)
@@ -298,26 +331,58 @@ def parse_config(fields: Mapping[str, Any], where: str = "the configuration") ->
         ConfigError: as `load_config`.
     """
     try:
-        return RunConfig.model_validate(fields)
+        return _check_size(RunConfig.model_validate(fields), where)
     except ValidationError as error:
         # One mistake at a time, unknown keys first: a misspelt key is also a missing one.
         problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
         first = problems[0]
     name = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        raise ConfigError(f"{where}: unknown key {name}", hint=did_you_mean(name, _known_keys(RunConfig))) from None
+        raise ConfigError(f"{where}: unknown key {_shorten(name)}", hint=_hint_for_key(name, first["input"])) from None
     if first["type"] == "missing":
         raise ConfigError(f"{where}: {name} is missing", hint=f'add {name} = "..." at the top') from None
     found = first["input"]
     expected = first["msg"].removeprefix("Value error, ")
-    raise ConfigError(f"{where}: {name or 'the file'} = {without_secrets(repr(found))}: {expected}") from None
+    shown = _shorten(without_secrets(repr(found)))
+    raise ConfigError(f"{where}: {_shorten(name) or 'the file'} = {shown}: {expected}") from None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The hint for an unknown name: the nearest known one, or all of them."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
+
+
+def _check_size(config: RunConfig, where: str) -> RunConfig:
+    """Return the configuration if it reaches the ranks whole: as JSON, in their environment.
+
+    Raises:
+        ConfigError: it has a number that JSON lacks, or is too long.
+    """
+    if name := find_infinite(config.settings, "settings"):
+        raise ConfigError(
+            f"{where}: {_shorten(name)}: expected a finite number", hint="leave it out, or set a large one"
+        )
+    if (size := len(config.model_dump_json())) > MAX_JSON_BYTES:
+        hint = "put what is long in a file, and set the file's name"
+        raise ConfigError(f"{where}: the settings have {size} bytes as JSON; at most {MAX_JSON_BYTES} fit", hint=hint)
+    return config
+
+
+def _hint_for_key(name: str, value: Any) -> str:
+    """Return the hint for an unknown key: Holdfast's name for another tool's, the nearest name, or settings.<key>."""
+    if hint := hint_for(name, value):
+        return hint
+    known = sorted(_known_keys(RunConfig))
+    if difflib.get_close_matches(name, known, n=1, cutoff=NEAR) or "." in name:
+        table = name.rpartition(".")[0]
+        return did_you_mean(name, [each for each in known if each.startswith(f"{table}.")] if table else known)
+    return f"did you mean settings.{_shorten(name)}? A recipe's own settings are in that table"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}... ({len(text)} characters)"
 
 
 def _set(fields: dict[str, Any], override: str) -> None:
@@ -327,7 +392,7 @@ def _set(fields: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: expected key=value", hint="for example --set settings.lr=0.001")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text.strip()
     try:
         set_field(fields, key, value)

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from holdfast.config import ChunkLength, RunConfig, load_config, parse_config
+from holdfast.config import ChunkLength, RunConfig, _known_keys, load_config, parse_config
 from holdfast.errors import ConfigError
+from holdfast.hints import MEANT, RESUMES
+from holdfast.recipe import default_settings
 
 MINIMAL = 'recipe = "module:function"\nrun = "a"\n'
 
@@ -205,3 +207,37 @@ def test_retention_is_checked() -> None:
     with pytest.raises(ConfigError, match="unknown key retention") as caught:
         parse_config({"recipe": "m:f", "run": "a", "retention": {"keep_best": {"metrc": "accuracy"}}})
     assert caught.value.hint == "did you mean retention.keep_best.metric?"
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("lr=0.1", "did you mean settings.lr?"),
+        ("learning_rate=0.1", "did you mean settings.lr?"),
+        ("optimizer.lr=0.1", "did you mean settings.lr?"),
+        ("checkpoint.dir=x", "did you mean store?"),
+        ("output_dir=x", "did you mean store?"),
+        ("scheduler.type=cosine", "did you mean settings.schedule?"),
+        ("checkpoint.retention=3", "did you mean retention?"),
+        ("save_total_limit=3", "did you mean retention.keep_last?"),
+        ("save-steps=3", "did you mean chunk.steps?"),
+        ("num_train_epochs=3", "did you mean epochs?"),
+        ("devices=2", "did you mean compute.ranks?"),
+        ("resume_from=x", "leave it out: the same command continues the run from its last verified checkpoint"),
+        ("resume.from=x", "leave it out: the same command continues the run from its last verified checkpoint"),
+        ("epoch=3", "did you mean epochs?"),
+        ("checkpoint.part_byte=3", "did you mean checkpoint.part_bytes?"),
+        ("width=3", "did you mean settings.width? A recipe's own settings are in that table"),
+    ],
+)
+def test_a_key_of_another_tool_has_its_name_here_as_a_hint(path: Path, key: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match="unknown key") as caught:
+        load_config(path, [key])
+    assert caught.value.hint == hint
+
+
+def test_every_name_of_another_tool_leads_to_a_setting_and_is_none_itself() -> None:
+    known = set(_known_keys(RunConfig))
+    recipe = {f"settings.{name}" for name in default_settings("holdfast.recipes.language:language")}
+    assert set(MEANT.values()) <= known | recipe
+    assert not {*MEANT, *RESUMES} & known
