@@ -1,0 +1,219 @@
+"""A web page of another origin, open in a real browser, can neither read from Prefect's servers nor start anything."""
+
+import http.server
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from prefect.settings import PREFECT_API_AUTH_STRING
+from websockets.sync.client import connect
+
+from deployments import local
+from tasks import server
+from tests.conftest import ROOT, kill_tree
+from tests.pools import clean_environment
+from tests.screenshots import BROWSERS, browser
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.server,
+    pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="there is no Chromium"),
+]
+
+ATTACK_WITHIN_S = 60.0
+# What a page can try without the secret. `read` lists the answers that the page got to see.
+ATTACK = """
+async (api, deployment) => {
+  const read = [];
+  const note = async (name, job) => {
+    try { const got = await job(); if (got) read.push(name + ': ' + got); } catch {}
+  };
+  const start = `${api}/deployments/${deployment}/create_flow_run`;
+  const json = {'Content-Type': 'application/json'};
+  const sent = (options) => fetch(start, {method: 'POST', body: '{}', ...options});
+  await note('GET', async () => (await fetch(`${api}/deployments/${deployment}`)).status == 200 && 'deployment');
+  await note('POST', async () => (await fetch(`${api}/deployments/filter`, {method: 'POST', headers: json, body: '{}'}))
+    .status == 200 && 'deployments');
+  await note('start', async () => (await sent({headers: json})).status == 201 && 'flow run');
+  await note('', async () => { await sent({mode: 'no-cors', headers: {'Content-Type': 'text/plain'}}); });
+  await note('', async () => { await sent({mode: 'no-cors', body: new Blob(['{}'])}); });
+  await note('', async () => { await sent({mode: 'no-cors', credentials: 'include'}); });
+  navigator.sendBeacon(start, '{}');
+  const form = document.createElement('form');
+  Object.assign(form, {action: start, method: 'POST', enctype: 'text/plain', target: 'frame'});
+  form.innerHTML = '<input name=\\'{"parameters": {"x": "\\' value=\\'"}}\\'><iframe name="frame"></iframe>';
+  document.body.append(form);
+  form.submit();
+  const event = {
+    occurred: new Date().toISOString(), event: 'attack', id: crypto.randomUUID(),
+    resource: {'prefect.resource.id': 'attack'},
+  };
+  const socket = (path, protocols, messages) => new Promise((resolve) => {
+    const opened = new WebSocket(api.replace('http', 'ws') + path, protocols);
+    opened.onopen = () => messages.forEach((message) => opened.send(JSON.stringify(message)));
+    opened.onmessage = (message) => { read.push(path + ': ' + message.data); };
+    opened.onclose = resolve;
+    setTimeout(() => { opened.close(); resolve(); }, 3000);
+  });
+  const filter = {type: 'filter', filter: {}};
+  const sockets = [socket('/events/in', [], [event]), socket('/events/out', [], [filter])];
+  for (const auth of [{type: 'auth'}, {type: 'auth', token: 'holdfast:'}]) {
+    sockets.push(socket('/events/in', ['prefect'], [auth, event]));
+    sockets.push(socket('/events/out', ['prefect'], [auth, filter]));
+    sockets.push(socket('/logs/out', ['prefect'], [auth, filter]));
+  }
+  await Promise.all(sockets);
+  return read;
+}
+"""
+
+
+@dataclass
+class Target:
+    """A Prefect server with one deployment."""
+
+    url: str
+    auth: str = ""
+    deployment: str = ""
+
+    def __post_init__(self) -> None:
+        flow = self.ask("/flows/", {"name": "target"})["id"]
+        self.deployment = self.ask("/deployments/", {"name": "target", "flow_id": flow})["id"]
+
+    def ask(self, path: str, body: Any) -> Any:
+        user, _, password = self.auth.partition(":")
+        answer = httpx.post(f"{self.url}{path}", json=body, auth=(user, password), trust_env=False, timeout=60)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def flow_runs(self) -> int:
+        return int(self.ask("/flow_runs/count", {}))
+
+    def attacks(self) -> int:
+        """Return the events that the page has sent, which the server writes down in batches."""
+        time.sleep(6)
+        return int(self.ask("/events/filter", {"filter": {"event": {"name": ["attack"]}}})["total"])
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[str]:
+    with browser() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[str]:
+    """The address of a page of another origin."""
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<!DOCTYPE html><title>a page</title><body></body>")
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as pages:
+        threading.Thread(target=pages.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{pages.server_port}/"
+        pages.shutdown()
+
+
+def run_in(chromium: str, page: str, function: str, *arguments: str) -> Any:
+    """Call a function of JavaScript in a page. Return what it gives."""
+    tab = httpx.put(f"{chromium}/json/new?{page}", trust_env=False).json()
+    numbers = itertools.count(1)
+    with connect(tab["webSocketDebuggerUrl"], max_size=None, proxy=None) as socket:
+
+        def evaluate(expression: str) -> Any:
+            number = next(numbers)
+            parameters = {"expression": expression, "awaitPromise": True, "returnByValue": True}
+            socket.send(json.dumps({"id": number, "method": "Runtime.evaluate", "params": parameters}))
+            while (answer := json.loads(socket.recv(timeout=ATTACK_WITHIN_S))).get("id") != number:
+                pass
+            return answer["result"]["result"].get("value")
+
+        deadline = time.monotonic() + ATTACK_WITHIN_S
+        while evaluate("location.href + document.readyState") != f"{page}complete":
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        found = evaluate(f"({function})({', '.join(map(json.dumps, arguments))})")
+    httpx.get(f"{chromium}/json/close/{tab['id']}", trust_env=False)
+    return found
+
+
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with clean_environment():
+        monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+        yield tmp_path
+
+
+def test_without_the_secret_the_attack_succeeds(chromium: str, page: str, own_home: Path) -> None:
+    """It is a real one: this is Prefect's server as it comes."""
+    port = server.free_port()
+    command = [sys.executable, "-m", "tasks.server", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as process:
+        try:
+            url = f"http://127.0.0.1:{port}/api"
+            server.await_healthy(process, url)
+            target = Target(url)
+            read = run_in(chromium, page, ATTACK, target.url, target.deployment)
+            assert {"GET: deployment", "POST: deployments", "start: flow run"} <= set(read)
+            assert target.flow_runs() >= 2  # one by a request without a content type, which CORS doesn't stop
+            assert target.attacks() >= 1
+        finally:
+            process.kill()
+
+
+def test_a_page_can_do_nothing_with_the_temporary_server(chromium: str, page: str, own_home: Path) -> None:
+    with server.server() as url:
+        target = Target(url, PREFECT_API_AUTH_STRING.value() or "")
+        assert run_in(chromium, page, ATTACK, target.url, target.deployment) == []
+        assert target.flow_runs() == 0
+        assert target.attacks() == 0
+        others = [each for each in psutil.process_iter(["cmdline"]) if target.auth in str(each.info["cmdline"])]
+        assert not others  # the secret is on no command line
+
+
+def test_a_page_can_do_nothing_with_the_server_of_make_up(chromium: str, page: str, own_home: Path) -> None:
+    ledger = local.Ledger(own_home)
+    try:
+        url = local.start_server(ledger, "", port=server.free_port())
+        target = Target(url, local.own_auth(ledger))
+        assert run_in(chromium, page, ATTACK, target.url, target.deployment) == []
+        assert target.flow_runs() == 0
+        assert target.attacks() == 0
+        assert_open_to_all(url)
+    finally:
+        kill_tree(ledger.known["server"]["pid"])
+        ledger.processes[0].wait(timeout=60)
+
+
+def assert_open_to_all(url: str) -> None:
+    """Only what SECURITY.md lists answers without the secret, whatever host the request is for."""
+    for host in (None, "evil.example"):  # DNS rebinding: the name of another site leads to this machine
+        headers = {"Host": host} if host else {}
+
+        def ask(path: str, headers: dict[str, str] = headers) -> int:
+            return httpx.get(f"{url}{path}", headers=headers, trust_env=False).status_code
+
+        assert [ask(path) for path in ("/health", "/ready")] == [200, 200]
+        closed = ("/version", "/hello", "/admin/settings", "/docs", "/openapi.json", "/csrf-token?client=x")
+        assert {ask(path) for path in closed} == {401}
+    root = url.removesuffix("/api")
+    assert [httpx.get(f"{root}{path}", trust_env=False).status_code for path in ("/", "/docs", "/ui-settings")] == [
+        200, 200, 200,
+    ]  # fmt: skip
