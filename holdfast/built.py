@@ -14,7 +14,7 @@ import sys
 import time
 import types
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ OF_A_PROCESS = re.compile(
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d"  # a time
     r"|(cpu|cuda|mps|xpu)(:\d+)?$"
 )
+SECRET = re.compile(r"(?i)secret|token|passw|credential|(api|access)_?key")
 LEFT_OUT = object()
 # Set by torch and accelerate on modules and schedulers, and no hyperparameters.
 SKIPPED = {"training", "forward", "optimizer", "call_super_init", "dump_patches"}
@@ -104,6 +105,8 @@ def _describe_object(name: str, thing: Any, seen: set[int]) -> dict[str, Any]:
 
 def _walk(name: str, value: Any, seen: set[int]) -> Values:
     plain = _plain(value)
+    if isinstance(value, str) and SECRET.search(name.rpartition(".")[2]):
+        return
     if plain is not LEFT_OUT:
         yield name, plain
     elif isinstance(value, torch.Tensor):
@@ -129,7 +132,8 @@ def _walk_inside(name: str, value: Any, seen: set[int]) -> Values:
     if dataclasses.is_dataclass(value) or isinstance(value, types.SimpleNamespace | Namespace):
         seen.add(id(value))
         value = {key: each for key, each in vars(value).items() if not key.startswith("_")}
-    if isinstance(value, Mapping) and len(value) <= LISTED_ITEMS:
+    # A plain one: os.environ has what is nobody's business.
+    if isinstance(value, dict) and len(value) <= LISTED_ITEMS:
         for key, each in value.items():
             if isinstance(key, str | int):
                 yield from _walk(f"{name}.{key}", each, seen)
