@@ -147,7 +147,8 @@ class Resume(Section):
     )
     stop_within_s: Seconds = Field(25.0, gt=0, description="Seconds to save in once a stop is asked for.")
     accept_drift: tuple[str, ...] = Field(
-        (), description="Settings, or sources.<module>, that may differ from the run's; goes into its lineage."
+        (),
+        description="Settings, sources.<module>, files.<path> or built.<name> that may differ; goes into the lineage.",
     )
     environment: Literal["record", "refuse"] = Field(
         "record", description="On a machine where equal bits are not promised: put it on record, or refuse."

@@ -57,7 +57,8 @@ class Metadata(Record):
     previous_checkpoint_sha256: str
     config_fingerprint: str
     environment: dict[str, Any] = Field(
-        default_factory=dict, description="what it was trained on, and the hashes of the recipe's code"
+        default_factory=dict,
+        description="what it was trained on, and the record of code, packages, files and built values",
     )
 
     @property

@@ -31,7 +31,7 @@ def begin_save(
     Training may go on meanwhile. Only the main rank writes. A save that is still on its way is waited for, first.
 
     Args:
-        environment: what it was trained on, and the hashes of the recipe's code.
+        environment: what it was trained on, and the record of code, packages, files and built values.
         then: see `checkpoint.Saver.begin`.
         is_urgent: likewise.
         train_s: seconds that the steps since the last save took.

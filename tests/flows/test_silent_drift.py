@@ -1,6 +1,7 @@
 """What would change a run without a word is refused by name, and allowed by name; what changes nothing is not."""
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import checkpoint
-from tests.conftest import Engine
+from tests.conftest import ROOT, Engine
 
 pytestmark = pytest.mark.slow
 
@@ -264,3 +265,10 @@ def test_a_listed_source_that_is_missing_is_refused(project: Project) -> None:
     done = project.train(1)
     assert done.returncode == 1, done.stderr
     assert "the recipe's sources: there is no module and no file 'kernel.json'" in done.stderr
+
+
+def test_the_documentation_has_them_all() -> None:
+    """RESUME.md has a line for each, with the name that the refusal has."""
+    text = (ROOT / "holdfast" / "RESUME.md").read_text()
+    table = dict(re.findall(r"^\| ([\w' ]+) \| drift \| `([^`]+)` \|$", text, re.MULTILINE))
+    assert table.items() >= {name: case.named.partition(":")[0] for name, case in CASES.items()}.items()
