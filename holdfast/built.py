@@ -4,6 +4,7 @@ All of it is taken before the first step. What a step changes (counters, rates) 
 every process alike. Values that belong to a process or a machine (paths, times, ids, devices) are left out.
 """
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -79,7 +80,8 @@ def _describe_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     found: dict[str, Any] = {"optimizer": type(optimizer).__qualname__}
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
-            if key != "params" and (plain := _plain(value)) is not LEFT_OUT:
+            number_of = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+            if key != "params" and (plain := _plain(number_of)) is not LEFT_OUT:
                 found[f"optimizer.{number}.{key}"] = plain
     return found
 
@@ -168,12 +170,18 @@ def _describe_function(name: str, function: Any, seen: set[int]) -> Values:
 
 
 def _find_captured(function: Any) -> dict[str, Any]:
-    """Return the values outside of a function that its code names."""
-    try:
-        captured = inspect.getclosurevars(function)
-    except (TypeError, ValueError):  # no plain function, or one that names what isn't there yet
-        return {}
-    return {**captured.globals, **captured.nonlocals}
+    """Return the values outside of a function that its code names, inner functions and comprehensions included."""
+    known = getattr(function, "__globals__", {})
+    found = {name: known[name] for name in sorted(_list_names(function.__code__)) if name in known}
+    for name, cell in zip(function.__code__.co_freevars, getattr(function, "__closure__", None) or (), strict=False):
+        with contextlib.suppress(ValueError):  # nothing is in it yet
+            found[name] = cell.cell_contents
+    return found
+
+
+def _list_names(code: types.CodeType) -> set[str]:
+    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
+    return {*code.co_names}.union(*map(_list_names, inner))
 
 
 def _digest_code(code: types.CodeType) -> str:
@@ -189,8 +197,6 @@ def _digest_code(code: types.CodeType) -> str:
 
 def _plain(value: Any) -> Any:
     """Return a value as JSON, or LEFT_OUT if it is none, or belongs to a process or a machine."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1 and not isinstance(value, nn.Parameter):
-        return LEFT_OUT if value.device.type != "cpu" or value.requires_grad else to_plain(value.item())
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, np.generic):

@@ -4,6 +4,7 @@ with against what there is now.
 Pure. A record that an older checkpoint doesn't have is not compared.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,8 +81,15 @@ def compare_built(saved: Mapping[str, Any], current: Mapping[str, Any], *, is_up
         Change(name=f"built.{name}", kind="built", saved=saved.get(name, ABSENT), current=current.get(name, ABSENT))
         for name in sorted(saved.keys() | current.keys())
         if not (is_upgraded and (name not in saved or name not in current))
-        and not is_same(saved.get(name, ABSENT), current.get(name, ABSENT))
+        and not _is_close(saved.get(name, ABSENT), current.get(name, ABSENT))
     ]
+
+
+def _is_close(saved: Any, current: Any) -> bool:
+    """Return whether two values are equal, or numbers whose last bits differ, as another machine's cos gives them."""
+    if isinstance(saved, float) and isinstance(current, float):
+        return math.isclose(saved, current, rel_tol=1e-12)
+    return is_same(saved, current)
 
 
 def compare_packages(saved: Mapping[str, str], current: Mapping[str, str]) -> list[Change]:

@@ -106,9 +106,12 @@ class Record:
 
 
 def _list_module_files() -> set[str]:
+    """Return the files of all loaded modules."""
     return {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
 
 
 def _list_folders(run: Training) -> list[str]:
-    """The folders that Holdfast itself reads and writes."""
-    return [run.config.store.removeprefix("file://"), run.config.log.folder]
+    """Return the folders that Holdfast itself reads and writes."""
+    return [
+        f"{folder}/{run.config.run}" for folder in (run.config.store.removeprefix("file://"), run.config.log.folder)
+    ]

@@ -153,10 +153,29 @@ def test_what_the_loss_has_captured(one: Any, other: Any, names: set[str]) -> No
     assert differing(describe(loss=one), describe(loss=other)) == names
 
 
-def test_a_number_of_the_module_that_the_loss_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = describe(loss=make_loss())
+@pytest.mark.parametrize(
+    "loss", [make_loss(), lambda model, batch: [model(each) * LIMIT for each in batch], lambda *_: (lambda: LIMIT)()]
+)
+def test_a_number_of_the_module_that_the_loss_reads(monkeypatch: pytest.MonkeyPatch, loss: Any) -> None:
+    before = describe(loss=loss)
     monkeypatch.setitem(globals(), "LIMIT", 0.5)
-    assert differing(before, describe(loss=make_loss())) == {"loss.captured.LIMIT"}
+    assert differing(before, describe(loss=loss)) == {"loss.captured.LIMIT"}
+
+
+def test_a_function_that_names_what_is_not_there_yet() -> None:
+    def loss(model: Any, batch: Any) -> Any:
+        return later
+
+    assert "loss" in describe(loss=loss)
+    later = 1
+
+
+def test_weights_are_no_hyperparameters() -> None:
+    """They are in the state; on another machine the first ones may have other last bits."""
+    built = describe(model=Scaled(mean={"bias": torch.rand(1)}, scale=torch.tensor(0.5)))
+    assert not any(name.startswith(("model.mean", "model.scale")) for name in built)
+    assert not compare_built({"lr": 0.1}, {"lr": 0.1 + 1e-16}, is_upgraded=False)
+    assert compare_built({"lr": 0.1}, {"lr": 0.1 + 1e-9}, is_upgraded=False)
 
 
 SCHEDULERS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
