@@ -28,6 +28,7 @@ from tests.screenshots import BROWSERS, browser
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.server,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="there is no Chromium"),
 ]
 

@@ -1,72 +1,22 @@
 """Ctrl-C, a closed terminal and a killed command, in a terminal of their own: few words, soon, and nothing is left."""
 
 import contextlib
-import fcntl
 import os
-import pty
-import select
 import signal
-import subprocess
 import sys
-import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.conftest import ROOT, Driver, kill_tree, ranks_of
+from tests.conftest import Driver, kill_tree, ranks_of
+from tests.terminals import ENDS_WITHIN_S, Terminal
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
 
-BEGINS_WITHIN_S = 120.0
-# On a busy machine. Where Ctrl-C reaches Prefect's server the command waits for more than 100 s.
-ENDS_WITHIN_S = 60.0
 CTRL_C = b"\x03"
-
-
-class Terminal:
-    """A command in a terminal of its own, and what is on the screen."""
-
-    def __init__(self, *command: str, **environment: str) -> None:
-        self._master, slave = pty.openpty()
-        self.process = subprocess.Popen(
-            command, env=os.environ | environment, cwd=ROOT, stdin=slave, stdout=slave, stderr=slave,
-            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
-        os.close(slave)
-        self.screen = ""
-
-    def read(self, within_s: float = 0.1) -> None:
-        """Add to the screen what was printed meanwhile."""
-        with contextlib.suppress(OSError):  # the terminal is closed
-            while select.select([self._master], [], [], within_s)[0] and (data := os.read(self._master, 65536)):
-                self.screen += data.decode(errors="replace")
-                within_s = 0
-
-    def await_true(self, is_so: Callable[[], bool], within_s: float = BEGINS_WITHIN_S) -> None:
-        deadline = time.monotonic() + within_s
-        while not is_so():
-            self.read()
-            assert self.process.poll() is None, self.screen
-            assert time.monotonic() < deadline, self.screen
-
-    def press(self, key: bytes) -> None:
-        os.write(self._master, key)
-
-    def close(self) -> None:
-        """Close the window: the process is told by SIGHUP."""
-        os.close(self._master)
-
-    def finish(self) -> int:
-        """Return the exit code, once the process has ended."""
-        deadline = time.monotonic() + ENDS_WITHIN_S
-        while self.process.poll() is None:
-            self.read()
-            assert time.monotonic() < deadline, f"it goes on after {ENDS_WITHIN_S:.0f} s; the screen: {self.screen}"
-        self.read()
-        return self.process.returncode
 
 
 @pytest.fixture(scope="module")

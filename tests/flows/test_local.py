@@ -18,7 +18,7 @@ from deployments.postgres import find_postgres
 from holdfast.errors import ConfigError
 from tests.conftest import ROOT, kill_tree
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1500)]
 
 
 class Local:
@@ -32,7 +32,7 @@ class Local:
         return subprocess.run(
             [sys.executable, "-m", "deployments.local", *arguments],
             env=environment | {"HOLDFAST_STATE": str(self.folder), "PREFECT_HOME": f"{self.folder}/client"},
-            cwd=ROOT, capture_output=True, text=True, timeout=200,
+            cwd=ROOT, capture_output=True, text=True, timeout=500,
         )  # fmt: skip
 
     def started(self) -> dict[str, Any]:
@@ -42,6 +42,15 @@ class Local:
     def pids(self) -> dict[str, int]:
         return {name: entry["pid"] for name, entry in self.started().items()}
 
+    def ask(self, path: str) -> Any:
+        """The server's answer, for whoever has the secret."""
+        user, _, password = (self.folder / "auth").read_text().partition(":")
+        url = self.started()["server"]["url"]
+        return httpx.post(f"{url}{path}", json={}, auth=(user, password), trust_env=False).json()
+
+    def ids_of_pools(self) -> set[str]:
+        return {pool["id"] for pool in self.ask("/work_pools/filter")}
+
 
 @pytest.fixture
 def local(tmp_path: Path) -> Iterator[Local]:
@@ -49,10 +58,6 @@ def local(tmp_path: Path) -> Iterator[Local]:
     yield local
     for pid in local.pids().values():
         kill_tree(pid)
-
-
-def ids_of_pools(url: str) -> set[str]:
-    return {pool["id"] for pool in httpx.post(f"{url}/work_pools/filter", json={}, trust_env=False).json()}
 
 
 def test_up_and_down_as_often_as_one_likes(local: Local) -> None:
@@ -65,12 +70,18 @@ def test_up_and_down_as_often_as_one_likes(local: Local) -> None:
     again = local.run("up")
     assert again.returncode == 0, again.stderr
     assert local.pids() == pids
-    automations = httpx.post(f"{url}/automations/filter", json={}, trust_env=False).json()
+    assert (local.folder.stat().st_mode & 0o777, (local.folder / "auth").stat().st_mode & 0o777) == (0o700, 0o600)
+    assert httpx.post(f"{url}/automations/filter", json={}, trust_env=False).status_code == httpx.codes.UNAUTHORIZED
+    automations = local.ask("/automations/filter")
     assert len({each["name"] for each in automations}) == len(automations) == 2
-    pool_ids = ids_of_pools(url)
+    pool_ids = local.ids_of_pools()
     for pid in (pids["worker-stable"], pids["worker-gpu"]):  # a shell's background ignores Ctrl-C
         ignored = int(Path(f"/proc/{pid}/status").read_text().partition("SigIgn:\t")[2].split()[0], 16)
         assert not ignored >> (signal.SIGINT - 1) & 1
+    secret = (local.folder / "auth").read_bytes()
+    assert secret.decode() not in up.stdout + up.stderr + again.stdout
+    for path in (path for path in local.folder.rglob("*") if path.is_file() and path.name != "auth"):
+        assert secret not in path.read_bytes(), path  # neither in the job templates nor in a log
     other = local.run("up", "--postgres")
     assert other.returncode == 1
     assert "keeps its data in a file" in other.stderr
@@ -82,7 +93,7 @@ def test_up_and_down_as_often_as_one_likes(local: Local) -> None:
     assert after["server"]["url"] == url
     assert after["server"]["pid"] != pids["server"]
     assert after["worker-stable"] == before["worker-stable"]
-    assert ids_of_pools(url) == pool_ids
+    assert local.ids_of_pools() == pool_ids
     pids |= local.pids()
     down = local.run("down")
     assert down.returncode == 0
@@ -98,8 +109,8 @@ def test_with_postgres(local: Local) -> None:
         pytest.skip(str(error))
     up = local.run("up", "--postgres")
     assert up.returncode == 0, up.stderr
-    url, pids = local.started()["server"]["url"], local.pids()
-    assert httpx.post(f"{url}/deployments/count", json={}, trust_env=False).json() == 7
+    pids = local.pids()
+    assert local.ask("/deployments/count") == 7
     assert not list(local.folder.rglob("*.db"))
     assert local.run("down").returncode == 0
     assert not [pid for pid in pids.values() if psutil.pid_exists(pid) and began_at(pid)]

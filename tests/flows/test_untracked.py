@@ -1,0 +1,112 @@
+"""Nothing is sent home, whichever way it is started: a proxy that answers nothing records every attempt."""
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, Driver, kill_tree
+from tests.terminals import Terminal
+
+pytestmark = [pytest.mark.slow, pytest.mark.server]
+
+PYTHON = sys.executable
+PREFECT = [PYTHON, "-m", "prefect"]
+
+
+@dataclass
+class Trap:
+    """A proxy, and the hosts that somebody wanted to reach through it."""
+
+    port: int = 0
+    asked: list[str] = field(default_factory=list)
+
+    def environment(self, folder: Path, **more: str) -> dict[str, str]:
+        """Return a new user's environment, where nobody has said anything about usage data."""
+        proxy = f"http://127.0.0.1:{self.port}"
+        return {
+            "PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(ROOT), "TERM": "xterm",
+            "PYTHONWARNINGS": "ignore", "HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "https_proxy": proxy,
+            "http_proxy": proxy, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", **more,
+        }  # fmt: skip
+
+    def run(self, folder: Path, command: list[str], within_s: float | None = None, **more: str) -> str:
+        """Run a command in a terminal, in another folder than the repository's. Return what it printed.
+
+        Args:
+            within_s: when a command that doesn't end by itself is ended.
+        """
+        assigned = [f"{name}={value}" for name, value in self.environment(folder, **more).items()]
+        terminal = Terminal("env", "-i", "-C", str(folder), *assigned, *command)
+        try:
+            if within_s is None:
+                assert terminal.finish() == 0, terminal.screen
+            else:
+                with contextlib.suppress(AssertionError):
+                    terminal.await_true(lambda: False, within_s)
+        finally:
+            kill_tree(terminal.process.pid)
+            terminal.process.wait()
+        return terminal.screen
+
+
+@pytest.fixture
+def trap() -> Iterator[Trap]:
+    trap = Trap()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        trap.port = listener.getsockname()[1]
+
+        def listen() -> None:
+            with contextlib.suppress(OSError):  # it is closed
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        trap.asked.append(connection.recv(4096).decode(errors="replace").partition("\r")[0])
+
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        yield trap
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_the_trap_sees_prefect_as_it_comes(tmp_path: Path, trap: Trap) -> None:
+    ask = "import prefect.server.services.telemetry, httpx, asyncio\nasync def ask():\n async with httpx.AsyncClient() as c:"
+    with contextlib.suppress(AssertionError):
+        trap.run(
+            tmp_path, [PYTHON, "-c", f"{ask}\n  await c.post('https://sens-o-matic.prefect.io/')\nasyncio.run(ask())"]
+        )
+    assert any("sens-o-matic.prefect.io" in asked for asked in trap.asked)
+
+
+@pytest.mark.parametrize("module", ["train", "attempt", "sweep"])
+def test_importing_a_flow_sends_nothing(tmp_path: Path, trap: Trap, module: str) -> None:
+    printed = trap.run(tmp_path, [PYTHON, "-c", f"import flows.{module}; input()"], within_s=8)
+    assert "anonymous usage data" not in printed
+    assert trap.asked == []
+
+
+def test_training_sends_nothing(tmp_path: Path, trap: Trap) -> None:
+    """With the temporary server, whose service sends usage data as soon as it starts."""
+    driver = Driver(tmp_path, {})
+    printed = trap.run(tmp_path, [PYTHON, "-m", "flows.train", str(driver.config)])
+    assert "run toy is complete" in printed
+    assert "anonymous usage data" not in printed
+    assert trap.asked == []
+
+
+def test_a_worker_of_another_machine_sends_nothing(tmp_path: Path, trap: Trap, prefect_api: dict[str, str]) -> None:
+    """As the README starts it. It asks the server, which says that usage data is off."""
+    reach = {name: prefect_api[name] for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING")}
+    trap.run(tmp_path, [*PREFECT, "work-pool", "create", "gpu", "--type", "process", "--overwrite"], **reach)
+    printed = trap.run(
+        tmp_path, [*PREFECT, "worker", "start", "--pool", "gpu", "--type", "process"], within_s=15, **reach
+    )
+    assert "started" in printed
+    assert trap.asked == []
