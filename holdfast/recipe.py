@@ -64,7 +64,7 @@ class Recipe:
         anneals: values that follow the step, by name; ``loss`` reads their ``value``.
         probe: from the model, in ``eval()``, tensors and numbers by name that show that a resumed model is the one that
             was saved. What it does to the model's buffers and attributes is undone. The default is the model's output
-            on the first micro-batch of map-style data.
+            on the first micro-batch, of a stream if that has no more than 256 KiB.
         health: what the probe's numbers, and the built-in ``loss_window``, have to stay within; see `holdfast.probe`.
         collate: from a list of samples to a batch, if not torch's default.
         data_sha256: content hash of the data, part of the fingerprint.

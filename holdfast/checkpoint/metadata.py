@@ -49,6 +49,7 @@ class Metadata(Record):
         default_factory=list, description="the probe of each of several ranks; one where all are equal"
     )
     replayed: dict[str, float] | None = None
+    first_batch: str = ""
     model_params: int
     checkpoint_sha256: str
     checkpoint_size_bytes: int

@@ -25,6 +25,7 @@ from holdfast.probe import Probe
 from holdfast.recipe import Recipe, build_recipe
 from holdfast.schedule import Schedule
 from holdfast.training.checksums import choose_every, describe_components
+from holdfast.training.first_batch import FirstBatch
 
 # Accelerate looks for this optimizer's package twice a step, in every folder of sys.path, which may be a network's.
 # Where there is none, that is on record here: to import it fails as before.
@@ -90,6 +91,7 @@ class Training:
         generators: what training draws from.
         flags: torch's settings as the recipe left them; see `determinism.read_flags`.
         built: the hyperparameters as the recipe built them.
+        first: a stream's first micro-batch, for the probe.
         parent: the content id of the last checkpoint that is durable; empty for none.
         saver: the one that is on its way, if there is one.
         metrics: a line for each step since the last checkpoint: its trail.
@@ -139,6 +141,7 @@ class Training:
         self.scheduler_type = schedule.name if isinstance(schedule, Schedule) else "+".join(names) or "NoneType"
         self.built = state.describe_built(self)
         self.progress = Progress()
+        self.first = FirstBatch()
         self.parent = ""
         # Not by all that are kept: a fallback is to have a file of its own.
         self.saver = Saver(
@@ -220,11 +223,19 @@ class Training:
         if not self._has_begun:
             self.begin_data()
         samples, batch = next(self.batches)
+        if self.order is None and self.progress.step == 0:
+            self.first.keep(batch, self.gather)
         return samples, send_to_device(batch, self.accelerator.device)
 
+    @property
+    def has_probe_batch(self) -> bool:
+        """Whether there is a first micro-batch: a stream's has to have been kept."""
+        return self.order is not None or bool(self.first.text)
+
     def probe_batch(self) -> Any:
-        """The first micro-batch of map-style data, on this rank's device."""
-        return send_to_device(self.batches.first(), self.accelerator.device)
+        """Return the first micro-batch, the main rank's part of it, on this rank's device."""
+        batch = self.batches.first() if self.order is not None else self.first.read()
+        return send_to_device(batch, self.accelerator.device)
 
     def set_anneals(self) -> dict[str, float]:
         """Set every anneal to its value for the next step. Return the values by name."""

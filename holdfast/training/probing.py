@@ -34,7 +34,7 @@ def measure(training: "Training") -> Probe:
     """
     training.set_anneals()
     takes_gradient = training.config.resume.training_probe
-    needs_batch = training.order is not None and (takes_gradient or training.recipe.probe is None)
+    needs_batch = training.has_probe_batch and (takes_gradient or training.recipe.probe is None)
     batch = training.probe_batch() if needs_batch else None
     outputs = training.recipe.probe or _default_probe(training, batch)
     losses = training.progress.recent_losses
@@ -74,8 +74,8 @@ def _look(training: "Training", outputs: Outputs) -> dict[str, Any]:
 
 
 def _default_probe(training: "Training", batch: Any) -> Outputs | None:
-    """Return a probe that gives the loss on the first micro-batch of map-style data, and the model's output for it."""
-    if training.order is None:
+    """Return a probe that gives the loss on the first micro-batch, and the model's output for it; None without one."""
+    if batch is None:
         return None
 
     def outputs(model: nn.Module) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _default_probe(training: "Training", batch: Any) -> Outputs | None:
 
 
 def _take_loss(training: "Training", model: nn.Module, batch: Any) -> Tensor:
-    """Return the loss on a copy of the batch, which a loss may change."""
+    """Return the loss on a copy of the batch: a loss may change what it is given."""
     with training.accelerator.autocast():
         return training.recipe.loss(model, copy.deepcopy(batch))
 
@@ -112,9 +112,9 @@ def _take_gradient(training: "Training", batch: Any) -> str:
     """Return a checksum of the gradient of the first micro-batch in training mode, and of its loss.
 
     It sees what a model in evaluation mode does not: dropout rates, statistics of the batch, whatever only training
-    reads. Empty for a stream, which has no first micro-batch.
+    reads. Empty if there is no first micro-batch.
     """
-    if training.order is None:
+    if batch is None:
         return ""
     model: nn.Module = training.accelerator.unwrap_model(training.model)
     parameters = [each for group in training.optimizer.param_groups for each in group["params"] if each.requires_grad]

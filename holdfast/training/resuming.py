@@ -79,6 +79,7 @@ def resume(
     is_measured = training.recipe.is_measured
     training.measured = {name: value for name, value in metadata.metrics.items() if is_measured(name)}
     training.probe = _own_probe(training, metadata)
+    training.first.text = metadata.first_batch
     probe = measure(training)
     difference = compare(training.probe or probe, probe, gate.tolerance if gate.how == "tolerance" else 0.0)
     complaints = check_health(probe, training.recipe.health)

@@ -101,6 +101,7 @@ def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
         "anneal_offset": progress.anneal_offset,
         "probe": probe,
         "replayed": training.replayed,
+        "first_batch": training.first.text,
         "model_params": count_params(training),
     }
 
