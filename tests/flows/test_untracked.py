@@ -77,7 +77,8 @@ def trap() -> Iterator[Trap]:
 
 
 def test_the_trap_sees_prefect_as_it_comes(tmp_path: Path, trap: Trap) -> None:
-    ask = "import prefect.server.services.telemetry, httpx, asyncio\nasync def ask():\n async with httpx.AsyncClient() as c:"
+    ask = "import prefect.server.services.telemetry, httpx, asyncio\nasync def ask():\n"
+    ask += " async with httpx.AsyncClient() as c:"
     with contextlib.suppress(AssertionError):
         trap.run(
             tmp_path, [PYTHON, "-c", f"{ask}\n  await c.post('https://sens-o-matic.prefect.io/')\nasyncio.run(ask())"]
