@@ -18,6 +18,9 @@ export DO_NOT_TRACK ?= 1
 # Some environments turn bytecode off; every process would then compile torch and Prefect anew.
 unexport PYTHONDONTWRITEBYTECODE
 
+# The tests' own files are UTF-8, whatever the locale; test_any_machine has another one.
+test check: export PYTHONUTF8 := 1
+
 .PHONY: setup train up down test check bench soak screenshots clean
 .DEFAULT_GOAL := train
 
