@@ -50,11 +50,11 @@ class Terminal:
         """Close the window: the process is told by SIGHUP."""
         os.close(self._master)
 
-    def finish(self) -> int:
+    def finish(self, within_s: float = ENDS_WITHIN_S) -> int:
         """Return the exit code, once the process has ended."""
-        deadline = time.monotonic() + ENDS_WITHIN_S
+        deadline = time.monotonic() + within_s
         while self.process.poll() is None:
             self.read()
-            assert time.monotonic() < deadline, f"it goes on after {ENDS_WITHIN_S:.0f} s; the screen: {self.screen}"
+            assert time.monotonic() < deadline, f"it goes on after {within_s:.0f} s; the screen: {self.screen}"
         self.read()
         return self.process.returncode

@@ -5,16 +5,16 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT, Driver, kill_tree
-from tests.terminals import Terminal
+from tests.terminals import BEGINS_WITHIN_S, Terminal
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
 
 PYTHON = sys.executable
 PREFECT = [PYTHON, "-m", "prefect"]
@@ -36,20 +36,28 @@ class Trap:
             "http_proxy": proxy, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", **more,
         }  # fmt: skip
 
-    def run(self, folder: Path, command: list[str], within_s: float | None = None, **more: str) -> str:
+    def run(
+        self,
+        folder: Path,
+        command: list[str],
+        within_s: float | None = None,
+        until: Callable[[], bool] = bool,
+        **more: str,
+    ) -> str:
         """Run a command in a terminal, in another folder than the repository's. Return what it printed.
 
         Args:
             within_s: when a command that doesn't end by itself is ended.
+            until: what ends it earlier.
         """
         assigned = [f"{name}={value}" for name, value in self.environment(folder, **more).items()]
         terminal = Terminal("env", "-i", "-C", str(folder), *assigned, *command)
         try:
             if within_s is None:
-                assert terminal.finish() == 0, terminal.screen
+                assert terminal.finish(BEGINS_WITHIN_S) == 0, terminal.screen
             else:
                 with contextlib.suppress(AssertionError):
-                    terminal.await_true(lambda: False, within_s)
+                    terminal.await_true(until, within_s)
         finally:
             kill_tree(terminal.process.pid)
             terminal.process.wait()
@@ -77,13 +85,10 @@ def trap() -> Iterator[Trap]:
 
 
 def test_the_trap_sees_prefect_as_it_comes(tmp_path: Path, trap: Trap) -> None:
-    ask = "import prefect.server.services.telemetry, httpx, asyncio\nasync def ask():\n"
-    ask += " async with httpx.AsyncClient() as c:"
-    with contextlib.suppress(AssertionError):
-        trap.run(
-            tmp_path, [PYTHON, "-c", f"{ask}\n  await c.post('https://sens-o-matic.prefect.io/')\nasyncio.run(ask())"]
-        )
-    assert any("sens-o-matic.prefect.io" in asked for asked in trap.asked)
+    """Its own temporary server, without our module."""
+    start = "from prefect import flow\n@flow\ndef say(): pass\nsay()"
+    trap.run(tmp_path, [PYTHON, "-c", start], within_s=90, until=lambda: bool(trap.asked))
+    assert any("prefect.io" in asked or "amplitude.com" in asked for asked in trap.asked)
 
 
 @pytest.mark.parametrize("module", ["train", "attempt", "sweep"])
@@ -106,8 +111,7 @@ def test_a_worker_of_another_machine_sends_nothing(tmp_path: Path, trap: Trap, p
     """As the README starts it. It asks the server, which says that usage data is off."""
     reach = {name: prefect_api[name] for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING")}
     trap.run(tmp_path, [*PREFECT, "work-pool", "create", "gpu", "--type", "process", "--overwrite"], **reach)
-    printed = trap.run(
-        tmp_path, [*PREFECT, "worker", "start", "--pool", "gpu", "--type", "process"], within_s=15, **reach
-    )
+    start = [*PREFECT, "worker", "start", "--pool", "gpu", "--type", "process"]
+    printed = trap.run(tmp_path, start, within_s=30, **reach)
     assert "started" in printed
     assert trap.asked == []
