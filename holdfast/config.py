@@ -25,6 +25,7 @@ from holdfast.store.failures import without_secrets
 from holdfast.store.opening import CREDENTIALS_REFUSED, holds_credentials
 
 DEFAULT_SEED = 1234
+DEFAULT_STORE = "runs"
 PART_BYTES = 256 * 2**20
 # How alike two names are that may be taken for each other; see difflib.
 NEAR = 0.6
@@ -229,7 +230,7 @@ class RunConfig(Section):
         description="The run's name: one folder on the store.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
     )
     store: str = Field(
-        "runs", min_length=1, description="The folder, or URL of a bucket's folder, that holds the runs."
+        DEFAULT_STORE, min_length=1, description="The folder, or URL of a bucket's folder, that holds the runs."
     )
     epochs: Count = Field(1, ge=1, description="Epochs to train in all; may be raised later to train further.")
     seed: int = Field(DEFAULT_SEED, ge=0, lt=2**63, description="0 means 1234.")

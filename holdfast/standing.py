@@ -5,7 +5,23 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict
 
 from holdfast.checkpoint import read_metadata
-from holdfast.journal import Journal
+from holdfast.errors import NameMissing, RecordDamaged
+from holdfast.journal import Commit, Journal
+
+
+class LiveAttempt(BaseModel):
+    """An attempt that hasn't ended on record: it trains the run, or has died without a word.
+
+    Attributes:
+        since: when it claimed the run.
+        last_sign: when it made its newest record, the claim or a commit.
+    """
+
+    attempt: int
+    host: str
+    pid: int
+    since: str
+    last_sign: str
 
 
 class Standing(BaseModel):
@@ -34,6 +50,7 @@ class Standing(BaseModel):
     anneals: dict[str, float] = {}
     probe: dict[str, float | None] = {}
     learning_rate_history: list[list[float]] = []
+    live: LiveAttempt | None = None
 
 
 def read_standing(journal: Journal) -> Standing:
@@ -52,6 +69,7 @@ def read_standing(journal: Journal) -> Standing:
         "quarantined": len(journal.quarantine_reasons()),
     }
     commit = journal.newest()
+    known["live"] = find_live_attempt(journal, known["attempts"], commit)
     if commit is None:
         return Standing(**known)
     known |= commit.model_dump(exclude={"created_at", "attempt", "files", "number"}) | {"commit": commit.number}
@@ -63,7 +81,28 @@ def read_standing(journal: Journal) -> Standing:
         if epochs is not None:
             total_steps = epochs * metadata.steps_per_epoch
             known |= {"epochs": epochs, "total_steps": total_steps, "complete": commit.step >= total_steps}
+    if known["complete"]:  # killed after the last commit it left no ending, and has nothing to train
+        known["live"] = None
     return Standing(**{name: value for name, value in known.items() if name in Standing.model_fields})
+
+
+def find_live_attempt(journal: Journal, number: int, newest: Commit | None) -> LiveAttempt | None:
+    """Return the run's last attempt if it hasn't ended on record; None where it has, or where its record is damaged.
+
+    Args:
+        number: the attempt's; 0 for none.
+        newest: the newest commit.
+    """
+    if not number or journal.read_ending(number) is not None:
+        return None
+    try:
+        record = journal.read_attempt(number)
+    except (NameMissing, RecordDamaged):
+        return None
+    last_sign = newest.created_at if newest is not None and newest.attempt == number else record.created_at
+    return LiveAttempt(
+        attempt=number, host=record.host, pid=record.pid, since=record.created_at, last_sign=last_sign
+    )  # fmt: skip
 
 
 def is_trained(journal: Journal, epochs: int) -> bool:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, Parameter
 
 from holdfast import __version__, interrupt
+from holdfast.config import DEFAULT_STORE
 from holdfast.errors import HoldfastError, NameMissing, RunUnknown, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.store import open_store
@@ -22,7 +23,8 @@ the same command continues it; 130 and 143 it was told to stop, by Ctrl-C or SIG
 
 app = App(
     name="holdfast",
-    help="Look at training runs, check them and keep them. RUN is <store>/<run>.",
+    help=f"Look at training runs, check them and keep them. RUN is <store>/<run>, or the name of a run in "
+    f"{DEFAULT_STORE}/, where runs lie by default.",
     help_epilogue=EXIT_CODES,
     help_format="plaintext",
     version=__version__,
@@ -33,15 +35,15 @@ Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False)
 
 
 def open_journal(run: str) -> Journal:
-    """The journal of the run that ``<store>/<run>`` names.
+    """Open the journal of the run that ``<store>/<run>`` names; a name alone is that of a run in the default store.
 
     Raises:
         RunUnknown: it names none.
     """
-    store, _, name = run.rstrip("/").rpartition("/")
-    if not name or name.endswith(":"):
+    store, slash, name = run.rstrip("/").rpartition("/")
+    if name in ("", ".", "..") or name.endswith(":"):
         raise RunUnknown(f"{run!r} is not a run", hint="give it as <store>/<run>, for example runs/language")
-    return Journal(open_store(store or "."), name)
+    return Journal(open_store(store or ("/" if slash else DEFAULT_STORE)), name)
 
 
 def find_commit(journal: Journal, text: str = "") -> Commit:

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -11,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColu
 
 from holdfast.cli.app import Flag, Json, app, counted, open_journal, print_json
 from holdfast.columns import align
+from holdfast.config import DEFAULT_STORE
 from holdfast.errors import Damage
 from holdfast.journal import find_runs
 from holdfast.signature import load_trusted_key
@@ -20,7 +22,7 @@ from holdfast.verification import CheckedCheckpoint, verify_run
 
 
 @app.command
-def runs(store: str, /, *, json: Json = False) -> int:
+def runs(store: str = DEFAULT_STORE, /, *, json: Json = False) -> int:
     """List the runs of a store.
 
     Args:
@@ -74,7 +76,7 @@ def show(run: str, /, *, json: Json = False) -> None:
     """Show where a run stands.
 
     Args:
-        run: <store>/<run>.
+        run: <store>/<run>, or the name of a run in the default store.
         json: Print JSON.
     """
     standing = read_standing(open_journal(run))
@@ -155,7 +157,24 @@ def _rows(standing: Standing) -> dict[str, Any]:
         "attempts": standing.attempts,
         "quarantined": standing.quarantined or None,
     }
+    if live := standing.live:
+        rows["being trained"] = (
+            f"by attempt {live.attempt} on {live.host} since {live.since}, last sign {_age(live.last_sign)}; "
+            "or it has died without a word"
+        )
     return {name: value for name, value in rows.items() if value not in (None, "")}
+
+
+def _age(time: str) -> str:
+    """How long ago a record was made, such as ``12 min ago``; the time itself where it can't be read."""
+    try:
+        seconds = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds())
+    except (ValueError, TypeError):
+        return f"at {time!r}"
+    for length, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
 
 
 def _of(done: int, total: int | None) -> str:
