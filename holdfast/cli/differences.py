@@ -180,17 +180,23 @@ def _compare_recorded(journal: Journal, newest: Commit, config: RunConfig) -> tu
     if not names:
         return [], [*notes, "the code isn't compared: there is none on record"]
     folder = Path(find_file(config.recipe.partition(":")[0])).resolve().parent
+    sources = hash_sources(names, folder)
     listed: dict[str, Any] = saved.get("files", {})
     files = {name: entry for name in listed if (entry := _describe_recorded_file(name, folder))}
-    if missing := sorted(listed.keys() - files.keys()):
+    elsewhere = {name for name in names if "/" in name and name not in sources}
+    if missing := sorted({*listed.keys() - files.keys(), *elsewhere}):
         notes.append(f"not compared, since they aren't found from here: {shorten(missing, SHOWN_FILES)}")
     current = {
-        "sources": hash_sources(names, folder),
+        "sources": sources,
         "packages": find_versions(saved.get("packages", {})),
         "holdfast": describe_holdfast(),
         "files": files,
     }
-    compared = {"built": {}, "files": {name: listed[name] for name in files}}
+    compared = {
+        "built": {},
+        "files": {name: listed[name] for name in files},
+        "sources": {name: sha256 for name, sha256 in names.items() if name not in elsewhere},
+    }
     return compare_records(saved | compared, current), notes
 
 

@@ -28,7 +28,7 @@ from silent_pack import rates
 HERE = Path(__file__).parent
 WARMUP = int(os.environ.get("SILENT_WARMUP", "3"))
 
-def own():
+def own() -> Recipe:
     x = torch.from_numpy(np.load(HERE / "data" / "x.npy"))
     momentum = float(os.environ.get("SILENT_MOMENTUM", "0.1"))
     model = torch.nn.Sequential(

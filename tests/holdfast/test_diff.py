@@ -16,6 +16,7 @@ from holdfast.config import load_config
 from holdfast.drift import Change, find_defaults, to_lineage
 from holdfast.errors import ConfigDrift
 from holdfast.journal import Journal
+from holdfast.opened import describe_file
 from holdfast.recipe import default_settings, find_recipe, resolve_settings
 from holdfast.sources import hash_sources
 from holdfast.store import open_store
@@ -238,6 +239,34 @@ def test_other_modules_of_the_recipe_are_compared_loaded_or_not(
     (folder / "diff_layers.py").unlink()
     importlib.invalidate_caches()
     assert "no longer among the sources" in ask(capsys, run, "a.toml", exit_code=1)[0]
+
+
+def test_files_and_packages_are_compared_as_far_as_they_are_found(
+    run: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "data.bin").write_bytes(b"one")
+    entry = describe_file(folder / "data.bin")
+    record = describe(folder / "a.toml").environment | {
+        "files": {"data.bin": entry, "gone/data.bin": entry},
+        "packages": {"pydantic": "1.0", "no-such-package": "1.0"},
+        "holdfast": "0.0.1 (abc)",
+        "built": {"clip_norm": 1.0},
+    }
+    record["sources"] = record["sources"] | {"shared/kernel.h": "0" * 64}
+    journal = Journal(open_store("runs"), "a")
+    saved = save(journal.store, 20, environment=record)
+    first = journal.newest()
+    assert first
+    publish(journal, make_commit(2, path=saved.path, config_fingerprint=first.config_fingerprint))
+    lines = ask(capsys, run, "a.toml")
+    assert [line[:60].split("  ")[0] for line in lines[:3]] == ["let through"] * 3
+    assert [line.partition("package      ")[2].partition(":")[0] for line in lines[:3]] == [
+        "holdfast", "packages.no-such-package", "packages.pydantic",
+    ]  # fmt: skip
+    assert lines[4] == "note: not compared, since they aren't found from here: gone/data.bin, shared/kernel.h"
+    (folder / "data.bin").write_bytes(b"two")
+    lines = ask(capsys, run, "a.toml", exit_code=1)
+    assert lines[0] == "refused        data         files.data.bin: its content has changed"
 
 
 @pytest.mark.parametrize("accept", [[], ["lr"], ["sources"], ["lr", "sources"], ["settings.hidden", "lr", "sources"]])
