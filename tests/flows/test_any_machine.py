@@ -117,7 +117,7 @@ def run(module: str, *arguments: str, **environment: str) -> "subprocess.Complet
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, umask=0o077, encoding="utf-8", errors="replace",
     )  # fmt: skip
     try:
-        out, err = process.communicate(timeout=2 * COMMAND_WITHIN_S)
+        out, err = process.communicate(timeout=COMMAND_WITHIN_S)
     finally:
         kill_tree(process.pid)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -203,7 +203,7 @@ def test_a_parent_that_does_not_pass_the_gate_is_not_replayed_from(engine: Engin
 def run_audit(store: Path, prefect_api: dict[str, str], *options: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "flows.audit", str(store), *options],
-        cwd=ROOT, env=os.environ | prefect_api, capture_output=True, text=True, check=False, timeout=120,
+        cwd=ROOT, env=os.environ | prefect_api, capture_output=True, text=True, check=False, timeout=COMMAND_WITHIN_S,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from holdfast import checkpoint
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
-from tests.conftest import ROOT, Engine
+from tests.conftest import COMMAND_WITHIN_S, ROOT, Engine
 from tests.lives import Lives
 from tests.varied import STEPS_PER_EPOCH, pythonic
 
@@ -101,7 +101,7 @@ def test_damage_is_told_and_not_quarantined(engine: Engine, store: Path, tmp_pat
 def test_as_a_flow(store: Path, prefect_api: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "flows.evaluate", f"{store}/toy"],
-        cwd=ROOT, env=os.environ | prefect_api, capture_output=True, text=True, check=False, timeout=120,
+        cwd=ROOT, env=os.environ | prefect_api, capture_output=True, text=True, check=False, timeout=COMMAND_WITHIN_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     metadata = recorded(store / "toy", "epoch-0002")

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import ROOT, kill_tree, ranks_of
+from tests.conftest import COMMAND_WITHIN_S, ROOT, kill_tree, ranks_of
 
 pytestmark = pytest.mark.slow
 
@@ -80,12 +80,12 @@ def test_no_process_is_left_behind(tmp_path: Path, moment: str, deadly: signal.S
             (rank,) = ranks_of(process.pid)
             assert rank.create_time() <= server.create_time()  # it has started while the server did
         process.send_signal(deadly)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=COMMAND_WITHIN_S)
     finally:
         kill_tree(process.pid)
         process.communicate()
     assert "Fatal Python error" not in err
-    _, alive = psutil.wait_procs(started, timeout=60)
+    _, alive = psutil.wait_procs(started, timeout=COMMAND_WITHIN_S)
     assert not alive
 
 

@@ -15,7 +15,7 @@ from holdfast.config import load_config
 from holdfast.launch import Ranks
 from holdfast.prove import Proof
 from holdfast.prove import prove as prove_recipe
-from tests.conftest import ROOT, Driver, Engine, Reference, is_rank
+from tests.conftest import COMMAND_WITHIN_S, ROOT, Driver, Engine, Reference, is_rank
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ def prove(driver: Driver, *options: str) -> "subprocess.CompletedProcess[str]":
         done = subprocess.run(
             [sys.executable, "-m", "holdfast.cli", *command],
             env=os.environ | driver.environment | variables,
-            cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+            cwd=ROOT, capture_output=True, text=True, check=False, timeout=COMMAND_WITHIN_S,
         )  # fmt: skip
     assert not [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")]  # torch's own cache
     assert not Path(driver.store).exists()

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.journal import Journal
 from holdfast.store import open_store
-from tests.conftest import ROOT
+from tests.conftest import COMMAND_WITHIN_S, ROOT
 from tests.makers import make_line, train
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Path:
 def run_prune(store: Path, prefect_api: dict[str, str], *options: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "flows.prune", str(store), *options],
-        cwd=ROOT, env=os.environ | prefect_api, capture_output=True, text=True, check=False, timeout=120,
+        cwd=ROOT, env=os.environ | prefect_api, capture_output=True, text=True, check=False, timeout=COMMAND_WITHIN_S,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.cli import app, run_app
 from holdfast.data import Order, combine, digest
-from tests.conftest import ROOT, Driver, Engine, Reference, assert_same_bytes, ranks_of
+from tests.conftest import COMMAND_WITHIN_S, ROOT, Driver, Engine, Reference, assert_same_bytes, ranks_of
 from tests.lives import Lives
 from tests.toy import SAMPLES
 
@@ -86,7 +86,7 @@ print(result.model_dump_json())
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=os.environ | driver.environment, cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env=os.environ | driver.environment, cwd=ROOT, capture_output=True, text=True, timeout=COMMAND_WITHIN_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert reference.standing.checkpoint_sha256 in done.stdout
@@ -114,7 +114,7 @@ def test_on_an_object_store_and_killed(
     ranks = ranks_of(process.pid)
     process.kill()
     process.communicate()
-    psutil.wait_procs(ranks, timeout=60)
+    psutil.wait_procs(ranks, timeout=COMMAND_WITHIN_S)
     Engine(tmp_path, s3_server, driver.store, nursery=nursery).finish()
     assert driver.standing().attempts == 2
     assert_same_bytes(driver, reference)

@@ -18,7 +18,7 @@ from holdfast.training import Training
 from tests.conftest import ROOT
 from tests.lives import Lives
 
-WITHIN_S = 120
+WITHIN_S = 600
 
 # A recipe's change of torch's settings, and the message about it: first what strict mode demands, then what it leaves
 # to the recipe, as long as that stays.

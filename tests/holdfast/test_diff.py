@@ -20,6 +20,7 @@ from holdfast.opened import describe_file
 from holdfast.recipe import default_settings, find_recipe, resolve_settings
 from holdfast.sources import hash_sources
 from holdfast.store import open_store
+from tests.conftest import COMMAND_WITHIN_S
 from tests.makers import make_commit, publish, save
 
 RECIPE = """\
@@ -481,7 +482,7 @@ def test_the_command_finds_a_recipe_in_the_working_directory(run: str, folder: P
     program = "from holdfast.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-P", "-c", program, "diff", run, "a.toml"],
-        cwd=folder, capture_output=True, text=True, timeout=60, check=False,
+        cwd=folder, capture_output=True, text=True, timeout=COMMAND_WITHIN_S, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "imported\n")
     assert "changes nothing" in done.stdout

@@ -19,7 +19,7 @@ from holdfast.journal import Commit, Journal
 from holdfast.retention import prune
 from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
-from tests.conftest import ROOT
+from tests.conftest import COMMAND_WITHIN_S, ROOT
 from tests.makers import STEPS_PER_EPOCH, load, make_line, resume, train
 
 GB = 2**30
@@ -111,7 +111,7 @@ def test_a_record_of_a_gigabyte_takes_no_memory(line: Line, name: str) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(root(line))],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=COMMAND_WITHIN_S,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     assert Path(name).name in done.stdout

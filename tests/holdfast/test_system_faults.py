@@ -12,7 +12,7 @@ from holdfast.journal import Journal
 from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
 from tests import writer
-from tests.conftest import ROOT
+from tests.conftest import COMMAND_WITHIN_S, ROOT
 
 COMMITS = 4
 FAULTS = {
@@ -79,7 +79,7 @@ def strike(begun: Path, folder: Path, call: str, fault: str, nth: int) -> bool:
             "strace", "--follow-forks", "--output", trace, "--trace", call, "--inject", f"{call}:{fault}:when={nth}",
             sys.executable, "-m", "tests.writer", str(folder / "store"), str(COMMITS),
         ],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=COMMAND_WITHIN_S,
     )  # fmt: skip
     struck = "(INJECTED)" in trace.read_text() or "killed by SIGKILL" in trace.read_text()
     assert "Traceback" not in done.stderr
@@ -103,7 +103,7 @@ def test_what_gets_a_name_is_durable_before_and_the_name_after(begun: Path, tmp_
             "--decode-fds=path", "--trace", "fsync,linkat,renameat",
             sys.executable, "-m", "tests.writer", str(tmp_path / "store"), str(COMMITS),
         ],
-        cwd=ROOT, check=True, timeout=60,
+        cwd=ROOT, check=True, timeout=COMMAND_WITHIN_S,
     )  # fmt: skip
     named = 0
     for trace in traces.iterdir():

@@ -39,7 +39,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue(fixture)) if fixture else str(tmp_path)
 
 
-@pytest.mark.timeout(600)
 def test_exactly_one_line_advances(place: str, content_id: str) -> None:
     rounds = HTTP_ROUNDS if "://" in place else LOCAL_ROUNDS
     for round_ in range(rounds):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import holdfast
-from tests.conftest import ROOT
+from tests.conftest import COMMAND_WITHIN_S, ROOT
 
 BIN = Path(sys.executable).parent
 
@@ -21,7 +21,7 @@ BIN = Path(sys.executable).parent
 def run(*command: str | Path, cwd: Path = ROOT, text: str | None = None) -> "subprocess.CompletedProcess[str]":
     wide = os.environ | {"COLUMNS": "200"}  # import-linter wraps what it reports at the terminal's edge
     return subprocess.run(
-        command, cwd=cwd, env=wide, capture_output=True, text=True, input=text, check=False, timeout=120
+        command, cwd=cwd, env=wide, capture_output=True, text=True, input=text, check=False, timeout=COMMAND_WITHIN_S
     )
 
 

@@ -14,7 +14,7 @@ from holdfast.config import load_config
 from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
 from holdfast.store import open_store
-from tests.conftest import ROOT
+from tests.conftest import COMMAND_WITHIN_S, ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
 
@@ -67,7 +67,7 @@ def test_exit_codes_are_the_documented_ones() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # some twenty commands, a minute where nothing else runs
+@pytest.mark.timeout(3600)  # some twenty commands, a minute where nothing else runs
 def test_your_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict[str, str]) -> None:
     recipe, program = blocks("python")
     assert len([line for line in recipe.splitlines() if line]) <= 22
@@ -79,7 +79,8 @@ def test_your_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict[str, s
         module = ["-m", "holdfast.cli"] if command[0].endswith("holdfast") else []
         done = subprocess.run(
             [sys.executable, *module, *command[1:]],
-            cwd=tmp_path, env=os.environ | prefect_api, capture_output=True, text=True, timeout=120, check=False,
+            cwd=tmp_path, env=os.environ | prefect_api, capture_output=True, text=True,
+            timeout=COMMAND_WITHIN_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, (command, done.stderr)
         if "epochs=25" in command:
@@ -91,7 +92,8 @@ def test_your_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict[str, s
     assert load_config(tmp_path / "kept.toml").retention.keep_best
     done = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=tmp_path, env=os.environ | prefect_api, capture_output=True, text=True, timeout=120, check=False,
+        cwd=tmp_path, env=os.environ | prefect_api, capture_output=True, text=True,
+        timeout=COMMAND_WITHIN_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.match(r"[0-9a-f]{64} \[", done.stdout)
