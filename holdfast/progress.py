@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from holdfast.attempt import Attempt
+from holdfast.terminal import printable
 
 PLAIN_LINE_EVERY_S = 30.0
 
@@ -24,7 +25,7 @@ class ConsoleLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         style = "yellow" if record.levelno >= logging.WARNING else None
         mark = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        console.print(mark + record.getMessage(), style=style, markup=False)
+        console.print(mark + printable(record.getMessage()), style=style, markup=False)
 
 
 def log_plain_lines() -> None:

@@ -45,7 +45,7 @@ def commit_of(saved: Saved) -> Commit:
         number=1, parent=0, attempt=1, step=saved.step, epoch=1, path=saved.path, files=saved.files, metrics={},
         why="chunk",
         checkpoint_sha256=saved.metadata.checkpoint_sha256, previous_checkpoint_sha256="", previous_record_sha256="",
-        config_fingerprint="0" * 64, created_at="",
+        config_fingerprint="0" * 64, created_at=now(),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from holdfast.config import DEFAULT_STORE
 from holdfast.errors import HoldfastError, NameMissing, RunUnknown, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.store import open_store
+from holdfast.terminal import printing
 
 EXIT_CODES = """\
 Exit codes: 0 good; 1 wrong use: a setting, a name or an option is wrong; 2 damage found; 3 the run stopped early, and \
@@ -81,9 +82,14 @@ def print_json(value: Any) -> None:
 
 
 def run_app(app: App, arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; the exit code. An error is one clear line and, where there is one, a hint."""
+    """Run a command line; return the exit code. An error is one clear line and, where there is one, a hint."""
     _escape_unknown_characters()
     interrupt.catch()
+    with printing():
+        return _run_app(app, arguments)
+
+
+def _run_app(app: App, arguments: Sequence[str] | None) -> int:
     try:
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()

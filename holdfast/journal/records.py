@@ -3,9 +3,9 @@
 import hashlib
 import json
 from datetime import UTC, datetime
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from holdfast.errors import RecordDamaged
 from holdfast.store import Store
@@ -18,6 +18,16 @@ FOLDER = r"^epoch-[0-9]{4,9}(-step-[0-9]{8,12})?(\.[0-9]{1,6})?$"
 # What is longer was not written by us, and is not read into memory.
 MAX_RECORD_BYTES = 64 * 2**20
 SEAL = "record_sha256"
+
+
+def _check_time(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("a time without its offset from UTC")
+    return text
+
+
+# A point in time as records hold it: ISO 8601 with its offset from UTC.
+Time = Annotated[str, AfterValidator(_check_time)]
 
 
 class Record(BaseModel):
@@ -41,6 +51,8 @@ class Record(BaseModel):
         """
         try:
             fields = json.loads(data, parse_constant=_refuse_constant)
+            if b"\\ud" in data.lower():  # perhaps one half of a character, which can't be written anywhere
+                json.dumps(fields, ensure_ascii=False).encode()
             seal = fields.pop(SEAL)
             if seal != _hash_fields(fields):
                 raise ValueError(f"its content doesn't hash to its {SEAL}")
@@ -97,7 +109,7 @@ class RunRecord(Record):
     run: str
     recipe: str
     first_commit: int = Field(1, ge=1, description="later than 1 where the run was unpacked from a checkpoint")
-    created_at: str
+    created_at: Time
 
 
 class ConfigRecord(Record):
@@ -123,7 +135,7 @@ class AttemptRecord(Record):
 
     number: int = Field(ge=1)
     why: str
-    created_at: str
+    created_at: Time
     host: str
     pid: int
     writer: str = Field("", description="a random token; attempts from before it was added have none")
@@ -140,7 +152,7 @@ class Ending(Record):
     reason: str = Field(description="completed, preempted, vanished, rank_crashed, ...: see holdfast.supervision")
     message: str
     step: int = Field(ge=0, description="the newest step that was committed then")
-    created_at: str
+    created_at: Time
 
 
 class FileRecord(BaseModel):
@@ -171,7 +183,7 @@ class Commit(Record):
     previous_record_sha256: str = Field(pattern=rf"{SHA256}|^$", description="of the bytes of commit number - 1")
     config_fingerprint: str = Field(pattern=SHA256)
     why: str = Field(description="chunk, preempted or adopted")
-    created_at: str
+    created_at: Time
     train_s: float = Field(0.0, ge=0, description="of its steps; 0 where nobody knows, and so with the others")
     stall_s: float = Field(0.0, ge=0, description="that training stood still for its save")
     save_s: float = Field(0.0, ge=0, description="from when its state was copied until it was durable")
@@ -187,7 +199,7 @@ class Latest(Record):
 
     epoch: int
     path: str = Field(pattern=FOLDER)
-    created_at: str
+    created_at: Time
     model_params: int
     optimizer_steps_total: int
     scheduler_type: str
@@ -203,7 +215,7 @@ class Quarantine(Record):
     commit: int = Field(ge=1)
     reason: str
     attempt: int
-    created_at: str
+    created_at: Time
 
 
 class Pruned(Record):
@@ -213,14 +225,14 @@ class Pruned(Record):
     path: str = Field(pattern=FOLDER)
     checkpoint_sha256: str = Field(pattern=SHA256)
     size_bytes: int
-    created_at: str
+    created_at: Time
 
 
 class Pin(Record):
     """``pins/00000004.json``: a commit whose checkpoint no retention gives up."""
 
     commit: int = Field(ge=1)
-    created_at: str
+    created_at: Time
 
 
 class PruneEntry(BaseModel):
@@ -262,7 +274,7 @@ class PruneReport(Record):
     unfinished: list[str]
     debris: list[str]
     dry_run: bool
-    created_at: str
+    created_at: Time
 
 
 def metrics_name(number: int) -> str:

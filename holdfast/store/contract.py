@@ -162,10 +162,10 @@ def checked(name: str) -> str:
     """The name, if it stays inside the store.
 
     Raises:
-        StoreError: it is absolute, empty, or goes upwards.
+        StoreError: it is absolute, empty, goes upwards, or has a null character in it.
     """
     parts = PurePosixPath(name).parts
-    if not parts or ".." in parts or name.startswith("/"):
+    if not parts or ".." in parts or name.startswith("/") or "\0" in name:
         raise StoreError(f"{name!r} is not a name inside the store")
     return "/".join(parts)
 

@@ -22,18 +22,22 @@ def open_store(url: str) -> Store:
     Credentials and endpoints come from the environment, as each cloud's own tools read them; nothing of them is kept.
 
     Raises:
-        ConfigError: the scheme isn't known to create a name once, its package isn't installed, the URL holds
-            credentials, the environment lacks them, or the operator doesn't allow the store.
+        ConfigError: the URL has a null character or names nobody's home, the scheme isn't known to create a name once,
+            its package isn't installed, the URL holds credentials, the environment lacks them, or the operator doesn't
+            allow the store.
     """
+    if "\0" in url:
+        raise ConfigError(f"store = {url!r}: no folder's name has a null character")
     scheme, separator, path = url.partition("://")
     is_remote = bool(separator) and scheme not in ("file", "local", "memory")
     if is_remote and holds_credentials(url):
         raise ConfigError(f"store = '{scheme}://...': {CREDENTIALS_REFUSED}")
     check_store(url)
-    if not separator:
-        return LocalStore(url)
-    if scheme in ("file", "local"):
-        return LocalStore(path)
+    if not separator or scheme in ("file", "local"):
+        try:
+            return LocalStore(path if separator else url)
+        except RuntimeError as error:  # a home folder of nobody's
+            raise ConfigError(f"store = {url!r}: {error}", hint="give the folder's whole path") from None
     if scheme == "memory":
         from holdfast.store.memory import MemoryStore
 

@@ -1,0 +1,172 @@
+"""Hostile values in every field of every record: each command ends with a documented exit code and one clear line."""
+
+import contextlib
+import hashlib
+import io
+import itertools
+import json
+import shutil
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cli import app, run_app
+from holdfast.config import Retention, parse_config
+from holdfast.errors import ConfigError, RecordDamaged
+from holdfast.interval import read_losses
+from holdfast.journal import Journal
+from holdfast.retention import prune
+from holdfast.store.local import LocalStore
+from holdfast.terminal import printable
+from tests.makers import STEPS_PER_EPOCH, make_line, train
+
+VALUES: list[Any] = [
+    "", "\x1b]0;owned\x07", "a\0\ud800\u202e", "../../etc", "9999-99-99T99:99:99Z", "x" * 10_000, -1, 0, 10**30, 1e308,
+    None, [], {}, ["\x1b[31m"], {"\x1b[31m": {"\0": "\ud800"}},
+]  # fmt: skip
+COMMANDS = (
+    ("runs", "{store}"), ("runs", "{store}", "--json"), ("show", "{run}"), ("show", "{run}", "--json"),
+    ("verify", "{run}", "--all", "--deep"), ("verify", "{run}", "--json"), ("diff", "{run}"), ("diff", "{run}", "--json"),
+    ("plan", "{run}"), ("plan", "{run}", "--json"), ("prune", "{run}", "--dry-run"), ("pack", "{run}", "{out}"),
+)  # fmt: skip
+RECORDS = (
+    "run.json", "config.snapshot.json", "configs/*.json", "attempts/00000001.json", "endings/00000001.json",
+    "commits/00000005.json", "commits/00000004.json", "quarantine/*.json", "pruned/*.json", "pins/*.json",
+    "prunes/*.json", "latest.json", "epoch-0005/metadata.json",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a run that has every kind of record."""
+    folder = tmp_path_factory.mktemp("made")
+    line = make_line(LocalStore(str(folder)))
+    for _ in range(5):
+        train(line)
+    line.journal.pin(2)
+    line.journal.quarantine(3, "damaged", 1)
+    prune(line.journal, Retention(keep_last=2), STEPS_PER_EPOCH)
+    line.journal.end_attempt(1, "preempted", "told to")
+    return folder
+
+
+@pytest.fixture
+def store(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "store")
+    return tmp_path / "store"
+
+
+@pytest.mark.parametrize("pattern", RECORDS)
+def test_every_command_bears_any_value_in_any_field(store: Path, pattern: str) -> None:
+    (path, *_) = (store / "run").glob(pattern)
+    good = path.read_bytes()
+    fields = json.loads(good)
+    del fields["record_sha256"]
+    turns = itertools.cycle(COMMANDS)  # more commands than fit between the values: each field meets all in the end
+    for name in fields:
+        for value in VALUES:
+            path.write_bytes(seal(fields | {name: value}))
+            run_commands(store, (next(turns),), f"{pattern} {name} = {value!r:.60}")
+    path.write_bytes(good)
+
+
+@pytest.mark.parametrize("kind", ["folder", "empty", "not JSON", "not UTF-8", "a list", "a nest"])
+def test_every_command_bears_what_is_no_record(store: Path, kind: str) -> None:
+    data = {"empty": b"", "not JSON": b"{", "not UTF-8": b"\xff\xfe{\0}\0", "a list": b"[]", "a nest": b"[" * 10**5}
+    turns = itertools.cycle(COMMANDS)
+    for pattern in (*RECORDS, "metrics/00000005.jsonl", "metrics/5.jsonl", "epoch-0005/metrics.jsonl"):
+        path = next((store / "run").glob(pattern), store / "run" / pattern)
+        good = path.read_bytes() if path.exists() else None
+        path.unlink(missing_ok=True)
+        path.mkdir() if kind == "folder" else path.write_bytes(data[kind])
+        run_commands(store, [next(turns) for _ in range(5)], f"{pattern} is {kind}")
+        path.rmdir() if kind == "folder" else path.unlink()
+        if good is not None:
+            path.write_bytes(good)
+
+
+@pytest.mark.parametrize(
+    "name", ["\0", "a\0b", "\udcff", "\x1b[31m", "x" * 300, "a/" * 3000, "~nobody-of-this-name", "://"]
+)
+def test_every_command_bears_any_name(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command, *_ in COMMANDS:
+        for place in (name, f"{name}/run", f"runs/{name}"):
+            out = [str(tmp_path / "out.tar")] if command == "pack" else []
+            run_command([command, place, *out], f"{command} {place!r:.60}")
+
+
+@pytest.mark.parametrize("name", ["store", "log.folder", "settings.name", "settings.inner.list", "settings.\udcff"])
+@pytest.mark.parametrize("value", ["\0", "a\0b", "\udcff", "\ud800x"])
+def test_a_configuration_holds_text_only(name: str, value: str) -> None:
+    fields: dict[str, Any] = {"recipe": "m:f", "run": "a"}
+    *tables, last = name.split(".")
+    table = fields
+    for each in tables:
+        table = table.setdefault(each, {})
+    table[last] = [value] if last == "list" else value
+    with pytest.raises(ConfigError, match="has a null character in it, or half of one") as caught:
+        parse_config(fields)
+    assert name.partition(".")[0] in str(caught.value)
+
+
+def test_an_attempt_that_began_at_no_time_is_damaged(store: Path) -> None:
+    """The time between losses is computed from it."""
+    path = store / "run" / "attempts" / "00000001.json"
+    fields = {name: value for name, value in json.loads(path.read_bytes()).items() if name != "record_sha256"}
+    path.write_bytes(seal(fields | {"created_at": "yesterday"}))
+    with pytest.raises(RecordDamaged, match=r"attempts/00000001.json can't be read: created_at: "):
+        Journal(LocalStore(str(store)), "run").read_attempt(1)
+    read_losses(Journal(LocalStore(str(store)), "run"), 2)
+
+
+def test_what_commands_a_terminal_is_escaped() -> None:
+    assert printable("a\tb\nc") == "a\tb\nc"
+    assert printable("\x1b[2J\r\x9b\x7f\ud800\u202e") == r"\x1b[2J\r\x9b\x7f\ud800\u202e"
+    assert printable("grün 漢字 🙂") == "grün 漢字 🙂"
+
+
+def run_commands(store: Path, commands: Sequence[tuple[str, ...]], why: str) -> None:
+    for command in commands:
+        out = store.parent / "out.tar"
+        out.unlink(missing_ok=True)
+        names = {"store": str(store), "run": f"{store}/run", "out": str(out)}
+        run_command([part.format(**names) for part in command], why)
+
+
+def run_command(arguments: list[str], why: str) -> None:
+    """The command ends with a documented exit code, and says nothing that could command a terminal."""
+    with captured() as streams:
+        try:
+            code = run_app(app, arguments)
+        except BaseException:
+            pytest.fail(f"{why}: {arguments}\n{traceback.format_exc()}")
+    text = "".join(stream.getvalue().decode() for stream in streams)
+    assert code in (0, 1, 2, 3), (why, arguments)
+    assert "Traceback" not in text, (why, arguments, text)
+    assert printable(text) == text, (why, arguments, text)
+
+
+@contextlib.contextmanager
+def captured() -> Iterator[tuple[io.BytesIO, io.BytesIO]]:
+    """What is printed, as the bytes that a terminal would be given."""
+    streams = io.BytesIO(), io.BytesIO()
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (io.TextIOWrapper(stream, "utf-8", write_through=True) for stream in streams)
+    wrappers = sys.stdout, sys.stderr
+    try:
+        yield streams
+    finally:
+        sys.stdout, sys.stderr = before
+        for wrapper in wrappers:
+            wrapper.detach()
+
+
+def seal(fields: dict[str, Any]) -> bytes:
+    """A record with these fields, as its writer would have sealed it."""
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return json.dumps(fields | {"record_sha256": hashlib.sha256(text.encode()).hexdigest()}).encode()
