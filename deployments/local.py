@@ -6,6 +6,7 @@ All that runs, and all that it writes, is in one folder outside of the repositor
 
 import contextlib
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -37,6 +38,7 @@ POOLS = {
     "gpu": "What trains: attempt, evaluate, audit.",
 }
 USUAL_PORT = 4200
+SEAL = re.compile('<meta http-equiv="Content-Security-Policy"[^>]*>')
 # How often a worker asks for work, in seconds.
 QUERY_EVERY_S = 1.0
 
@@ -54,12 +56,28 @@ def start_server(ledger: Ledger, database_url: str, port: int = 0) -> str:
         "PREFECT_HOME": str(ledger.folder / "prefect"),
         "PREFECT_API_URL": url,
         "PREFECT_UI_API_URL": url,
+        "PREFECT_UI_STATIC_DIRECTORY": str(ledger.folder / "ui"),
         "PREFECT_API_DATABASE_CONNECTION_URL": database_url or sqlite_url(ledger.folder / "prefect.db"),
     }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     start(ledger, "server", command, environment, url=url, port=port, postgres=bool(database_url))
     await_ready("Prefect's server", lambda: is_healthy(url), ledger, "server")
+    seal_pages(ledger.folder / "ui", url)
     return url
+
+
+def seal_pages(folder: Path, url: str) -> None:
+    """Let the UI's pages connect to their own server alone.
+
+    Prefect's UI asks amplitude.com for its settings, also where usage data is off. The server copies the pages to the
+    folder when it starts, and leaves a copy of its own version as it is.
+    """
+    own = url.removesuffix("/api")
+    policy = f"connect-src {own} {own.replace('http', 'ws', 1)}"
+    tag = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    for page in folder.rglob("index.html"):
+        text = SEAL.sub("", page.read_text())
+        page.write_text(text.replace("<head>", f"<head>{tag}", 1))
 
 
 def own_auth(ledger: Ledger) -> str:
