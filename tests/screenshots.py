@@ -56,9 +56,13 @@ def browser() -> Iterator[str]:
                 kill_tree(process.pid)
 
 
-def take(browser: str, url: str, path: Path, width: int, height: int) -> None:
-    """A picture of a page, once it has loaded and nothing moves any more."""
-    page = httpx.put(f"{browser}/json/new?{url}", trust_env=False).json()
+def take(browser: str, url: str, auth: str, path: Path, width: int, height: int) -> None:
+    """Take a picture of a page, once it has loaded and nothing moves any more.
+
+    Args:
+        auth: the server's secret, which the UI keeps in the browser once a person has logged in.
+    """
+    page = httpx.put(f"{browser}/json/new?about:blank", trust_env=False).json()
     numbers = itertools.count(1)
     with connect(page["webSocketDebuggerUrl"], max_size=None, proxy=None) as socket:
 
@@ -69,6 +73,10 @@ def take(browser: str, url: str, path: Path, width: int, height: int) -> None:
                 pass
             return dict(answer["result"])
 
+        do("Page.enable")
+        login = f"localStorage.setItem('prefect-password', btoa({json.dumps(auth)}))"
+        do("Page.addScriptToEvaluateOnNewDocument", source=login)
+        do("Page.navigate", url=url)
         do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         time.sleep(PAGE_WITHIN_S)
         path.write_bytes(base64.b64decode(do("Page.captureScreenshot", format="png")["data"]))
@@ -96,12 +104,12 @@ def main() -> None:
         browser() as chromium,
         pool_up(Path(scratch) / "pool") as pool,
     ):
-        ui = pool.url.removesuffix("/api")
+        ui, auth = pool.url.removesuffix("/api"), ":".join(pool.auth)
         deployment = pool.ask("GET", "/deployments/name/train/train")["id"]
-        take(chromium, f"{ui}/deployments/deployment/{deployment}/run", FOLDER / "form.png", 1280, 1500)
+        take(chromium, f"{ui}/deployments/deployment/{deployment}/run", auth, FOLDER / "form.png", 1280, 1500)
         train, attempt = train_and_preempt(pool, Path(scratch))
-        take(chromium, f"{ui}/runs/flow-run/{train}", FOLDER / "train.png", 1280, 800)
-        take(chromium, f"{ui}/runs/flow-run/{attempt}", FOLDER / "attempt.png", 1280, 800)
+        take(chromium, f"{ui}/runs/flow-run/{train}", auth, FOLDER / "train.png", 1280, 800)
+        take(chromium, f"{ui}/runs/flow-run/{attempt}", auth, FOLDER / "attempt.png", 1280, 800)
 
 
 if __name__ == "__main__":
