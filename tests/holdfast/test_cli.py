@@ -4,12 +4,14 @@ import hashlib
 import io
 import json
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.cli import app, run_app
+from holdfast.cli.looking import _age
 from holdfast.journal import Journal
 from holdfast.signature import load_signing_key
 from holdfast.store import open_store
@@ -378,3 +380,53 @@ def test_plan_compares_with_the_chunks_of_a_configuration(
     *_, last = capsys.readouterr().out.splitlines()
     assert last.split()[:2] == (["automatic,", "with"] if is_auto else ["as", "it"])
     assert last.rstrip().endswith(f"{sum(current.values()):.2%}")
+
+
+def test_without_a_store_runs_and_names_are_of_the_default_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(make_line(open_store(str(tmp_path / "runs")), "a"))
+    monkeypatch.chdir(tmp_path)
+    assert [run["run"] for run in ask_json("runs", capsys=capsys)] == ["a"]
+    assert ask_json("show", "a", capsys=capsys)["step"] == 10
+    assert run_app(app, ["verify", "a"]) == 0
+    capsys.readouterr()
+    assert run_app(app, ["show", "b"]) == 1
+    assert "there is no run 'b' in" in capsys.readouterr().err
+    for name in (".", "..", ""):
+        assert run_app(app, ["show", name]) == 1
+        assert f"{name!r} is not a run" in capsys.readouterr().err
+
+
+def test_show_names_the_attempt_that_has_not_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = make_line(open_store(str(tmp_path)), "a", epochs=2)
+    run = f"{tmp_path}/a"
+    begun = ask_json("show", run, capsys=capsys)["live"]
+    assert (begun["attempt"], begun["host"], begun["last_sign"]) == (1, "host", begun["since"])
+    commit = train(line)
+    assert ask_json("show", run, capsys=capsys)["live"]["last_sign"] == commit.created_at
+    assert run_app(app, ["show", run]) == 0
+    (row,) = (row for row in capsys.readouterr().out.splitlines() if row.startswith("being trained"))
+    assert re.search(r"by attempt 1 on host since \S+, last sign \d+ s ago; or it has died without a word$", row)
+    line.journal.end_attempt(1, "preempted", "")
+    assert ask_json("show", run, capsys=capsys)["live"] is None
+
+
+def test_a_complete_run_is_not_being_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where its last attempt was killed before it could say how it ended."""
+    train(make_line(open_store(str(tmp_path)), "a", epochs=1))
+    shown = ask_json("show", f"{tmp_path}/a", capsys=capsys)
+    assert (shown["complete"], shown["live"]) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("ago", "said"),
+    [(30, "30 s ago"), (-90, "0 s ago"), (300, "5 min ago"), (10_000, "3 h ago"), (10**6, "12 days ago")],
+)
+def test_an_age_is_in_a_unit_that_a_person_reads(ago: float, said: str) -> None:
+    assert _age((datetime.now(UTC) - timedelta(seconds=ago)).isoformat()) == said
+
+
+def test_a_time_that_is_none_is_shown_as_it_is() -> None:
+    assert _age("yesterday") == "at 'yesterday'"
+    assert _age("2026-01-01T00:00:00") == "at '2026-01-01T00:00:00'"
