@@ -30,7 +30,8 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 COMMANDS = (
     ("runs", "{store}"), ("runs", "{store}", "--json"), ("show", "{run}"), ("show", "{run}", "--json"),
-    ("verify", "{run}", "--all", "--deep"), ("verify", "{run}", "--json"), ("diff", "{run}"), ("diff", "{run}", "--json"),
+    ("verify", "{run}", "--all", "--deep"), ("verify", "{run}", "--json"), ("diff", "{run}"),
+    ("diff", "{run}", "--json"),
     ("plan", "{run}"), ("plan", "{run}", "--json"), ("prune", "{run}", "--dry-run"), ("pack", "{run}", "{out}"),
 )  # fmt: skip
 RECORDS = (
