@@ -1,6 +1,8 @@
-"""Is a checkpoint what its steps give? A chunk of a run, trained again and compared to the bit."""
+"""Train committed steps of a run again, and compare with the checkpoint to the bit."""
 
 import random
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -8,9 +10,9 @@ from pydantic import BaseModel, ConfigDict
 from holdfast import checkpoint
 from holdfast.attempt.lineage import Present, changes_since, promise_for
 from holdfast.checkpoint import Saved
-from holdfast.errors import GateTripped
+from holdfast.errors import GateTripped, WrongUse
 from holdfast.journal import Commit, Journal
-from holdfast.replay import find_difference, read_trail, replayed
+from holdfast.replay import find_difference, pruned, read_committed_trail, read_trail, replayed
 from holdfast.store import Store
 
 SHOWN_NAMES = 8
@@ -20,7 +22,10 @@ class Audit(BaseModel):
     """What an audit of one commit found.
 
     Attributes:
-        start, stop: the steps ``(start, stop]`` that were trained again.
+        start, stop: the steps ``(start, stop]`` that were trained again, in one go.
+        from_commit: the commit whose checkpoint they began with; 0 for the beginning of the run.
+        resumes: the steps at which the run was resumed, and the replay was not: a faulty resume shows.
+        unchecked: what could not be checked, since a checkpoint was pruned or settings were changed; empty for nothing.
         expected, found: the content id that was committed and the replay's; empty where the gate refused the parent.
         gate: why it refused it.
         first_step: the first step whose trail differs; None where the trails are equal.
@@ -36,6 +41,9 @@ class Audit(BaseModel):
     path: str
     start: int
     stop: int
+    from_commit: int = 0
+    resumes: list[int] = []
+    unchecked: str = ""
     expected: str
     found: str = ""
     gate: str = ""
@@ -54,17 +62,18 @@ class Audit(BaseModel):
         return not self.is_identical and not self.notes
 
     def __str__(self) -> str:
-        what = f"commit {self.commit} ({self.path}, steps {self.start}-{self.stop})"
+        across = f", across the resume at {', '.join(map(str, self.resumes))}" if self.resumes else ""
+        what = f"commit {self.commit} ({self.path}, steps {self.start}-{self.stop}{across})"
         if self.is_identical:
-            return f"{what}: replayed to the same bytes, {self.expected}"
-        if self.gate:
-            return "\n".join([f"{what}: it can't be replayed from its parent", f"  {self.gate}", *self._not_promised()])
-        lines = [f"{what}: the replay ends on other bytes: {self.found[:12]}, not {self.expected[:12]}"]
-        lines += describe_difference(self.first_step, self.first_differs_in, self.different)
-        return "\n".join([*lines, *self._not_promised()])
-
-    def _not_promised(self) -> list[str]:
-        return [f"  not promised here: {note}" for note in self.notes]
+            lines = [f"{what}: replayed to the same bytes, {self.expected}"]
+        elif self.gate:
+            lines = [f"{what}: it can't be replayed from commit {self.from_commit}", f"  {self.gate}"]
+        else:
+            lines = [f"{what}: the replay ends on other bytes: {self.found[:12]}, not {self.expected[:12]}"]
+            lines += describe_difference(self.first_step, self.first_differs_in, self.different)
+        lines += [f"  not checked: {self.unchecked}"] if self.unchecked else []
+        notes = [] if self.is_identical else self.notes
+        return "\n".join([*lines, *(f"  not promised here: {note}" for note in notes)])
 
 
 def describe_difference(step: int | None, fields: list[str], different: list[str]) -> list[str]:
@@ -77,29 +86,120 @@ def describe_difference(step: int | None, fields: list[str], different: list[str
     return lines
 
 
-def audit_commit(journal: Journal, commit: Commit) -> Audit:
-    """The commit's chunk, replayed from its parent in fresh processes.
+def audit_commit(journal: Journal, commit: Commit, start: int | None = None) -> Audit:
+    """Replay the steps up to a commit in fresh processes, and compare its content id and the trail of all its steps.
+
+    Args:
+        start: the number of the commit to begin with, 0 for the beginning of the run. By default it is the parent; or
+            the one before, where the commit may have been trained right after a resume from its parent: the replay
+            would repeat that resume, with its faults.
 
     Raises:
-        WrongUse: the parent's checkpoint was pruned.
-        CheckpointDamaged: the parent, or the commit itself, is damaged.
+        WrongUse: the start isn't an ancestor of the commit, or its checkpoint was pruned.
+        CheckpointDamaged: the start, or the commit itself, is damaged.
         RunStopped: the replay ended early.
     """
-    start = journal.read_commit(commit.parent).step if commit.parent else 0
+    span = _choose_span(journal, commit) if start is None else _span_from(journal, commit, start)
+    begin = span.start
     known: dict[str, Any] = {
-        "run": journal.run, "commit": commit.number, "path": commit.path, "start": start, "stop": commit.step,
-        "expected": commit.checkpoint_sha256,
+        "run": journal.run, "commit": commit.number, "path": commit.path, "start": begin.step if begin else 0,
+        "stop": commit.step, "from_commit": begin.number if begin else 0, "resumes": span.resumes,
+        "unchecked": span.unchecked, "expected": commit.checkpoint_sha256,
     }  # fmt: skip
     try:
-        with replayed(journal, commit) as (saved, folder, present):
-            notes = _notes(journal, commit, present)
+        with replayed(journal, begin, commit) as (saved, folder, present):
+            notes = list(dict.fromkeys(note for each in span.commits for note in _notes(journal, each, present)))
             found = saved.metadata.checkpoint_sha256
             if found == commit.checkpoint_sha256:
                 return Audit(**known, found=found, notes=notes)
-            return Audit(**known, found=found, notes=notes, **_difference(journal, commit, saved, folder))
+            return Audit(**known, found=found, notes=notes, **_difference(journal, span, saved, folder))
     except GateTripped as error:
-        # The parent is not what it was before the first step: that is the difference.
+        # The start is not what it was before the first step: that is the difference.
         return Audit(**known, gate=str(error), different=error.data.get("different", []))
+
+
+@dataclass(frozen=True)
+class Span:
+    """The steps that an audit trains again.
+
+    Args:
+        start: the commit that they begin with; None for the beginning of the run.
+        commits: those that were made of them, oldest first; the last is audited.
+        unchecked: see `Audit`.
+    """
+
+    start: Commit | None
+    commits: list[Commit]
+    unchecked: str = ""
+
+    @property
+    def resumes(self) -> list[int]:
+        """The steps at which the run may have been resumed, and the replay isn't."""
+        pairs = pairwise(self.commits)
+        return [before.step for before, commit in pairs if may_follow_resume(before, commit)]
+
+
+def may_follow_resume(parent: Commit, commit: Commit) -> bool:
+    """Return whether a commit's steps may have been trained right after a resume from its parent.
+
+    Within an attempt the ranks may have been restarted; then it took them another time to be ready. Nobody knows how
+    the ranks that left an adopted checkpoint had begun.
+    """
+    times = {parent.restart_s, commit.restart_s} - {0.0}
+    return parent.attempt != commit.attempt or "adopted" in (parent.why, commit.why) or len(times) > 1
+
+
+def _choose_span(journal: Journal, commit: Commit) -> Span:
+    parent = journal.read_commit(commit.parent) if commit.parent else None
+    if parent is None or not may_follow_resume(parent, commit):
+        return Span(parent, [commit])
+    before = journal.read_commit(parent.parent) if parent.parent else None
+    settings = journal.read_config(commit.config_fingerprint)
+    reason = ""
+    if before is None and settings is not None and settings.identity.get("init_from"):
+        reason = "the run began with another run's weights"
+    elif parent.config_fingerprint != commit.config_fingerprint:
+        reason = "the settings were changed there"
+    elif before is not None and (journal.is_pruned(before.number) or journal.is_quarantined(before.number)):
+        given_up = "pruned" if journal.is_pruned(before.number) else "quarantined"
+        reason = f"commit {before.number} was {given_up}, and commit {parent.number} is the furthest back that there is"
+    if reason:
+        return Span(parent, [commit], f"the resume at step {parent.step}, which the replay repeats: {reason}")
+    return Span(before, [parent, commit])
+
+
+def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
+    """Return the span that begins with a commit, 0 for the beginning.
+
+    Raises:
+        WrongUse: it isn't an ancestor, was pruned, or had other settings.
+    """
+    commits, start = [commit], commit
+    furthest: Commit | None = None
+    while start.number > number and start.parent:
+        start = journal.read_commit(start.parent)
+        furthest = furthest if journal.is_pruned(start.number) else start
+        commits.insert(0, start)
+    if number == 0 and not start.parent:
+        span = Span(None, commits)
+    elif start.number == number and number != commit.number:
+        span = Span(commits.pop(0), commits)
+    else:
+        raise WrongUse(
+            f"--from {number}: commit {commit.number} of run {journal.run!r} doesn't continue from it",
+            hint=f"a commit before {commit.number}, or 0 for the beginning",
+        )
+    if span.start is not None and journal.is_pruned(number):
+        error = pruned(journal, span.start, commit)
+        hint = f"the furthest back that there is: --from {furthest.number}" if furthest else "--from 0 is the beginning"
+        raise WrongUse(error.message, hint=hint)
+    for each in span.commits:
+        if each.config_fingerprint != commit.config_fingerprint:
+            raise WrongUse(
+                f"--from {number}: the settings were changed after commit {each.number}",
+                hint="a replay has the settings of one commit; begin with a later one",
+            )
+    return span
 
 
 def _notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
@@ -108,11 +208,11 @@ def _notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
     return [*changes, *promise_for(journal, commit, present).reasons]
 
 
-def _difference(journal: Journal, commit: Commit, saved: Saved, folder: Store) -> dict[str, Any]:
-    trails = read_trail(journal.store, commit.path), read_trail(folder, saved.path)
-    return find_difference(
-        trails, (checkpoint.read_payload(journal.store, commit), checkpoint.read_saved(folder, saved))
-    )
+def _difference(journal: Journal, span: Span, saved: Saved, folder: Store) -> dict[str, Any]:
+    commit = span.commits[-1]
+    expected = [line for each in span.commits for line in read_committed_trail(journal, each)]
+    ends = checkpoint.read_payload(journal.store, commit), checkpoint.read_saved(folder, saved)
+    return find_difference((expected, read_trail(folder, saved.path)), ends)
 
 
 def choose_commits(journal: Journal, number: int, seed: int | None = None) -> list[Commit]:

@@ -1,4 +1,4 @@
-"""A chunk that was committed, trained once more in a fresh process; and two trails held against each other."""
+"""Train committed steps once more in fresh processes, and compare two trails."""
 
 import contextlib
 import json
@@ -12,14 +12,13 @@ from holdfast.attempt.lineage import Present, choose_gate, describe_present, fin
 from holdfast.checkpoint import Payload, Saved
 from holdfast.config import Log, RunConfig
 from holdfast.errors import GateTripped, HoldfastError, NameMissing, RecordDamaged, RunStopped, WrongUse
-from holdfast.journal import Commit, Journal
+from holdfast.journal import Commit, Journal, metrics_name
 from holdfast.launch import Ranks, problem_in
 from holdfast.store import Store, open_store
+from holdfast.trail import find_first
 
 Trail = list[dict[str, Any]]
 
-# In the order of cause and effect within a step.
-TRAIL = ("samples", "anneals", "lrs", "loss", "grad_norm", "rng", "metrics")
 
 
 def read_run_config(journal: Journal, commit: Commit, scratch: Path) -> RunConfig:
@@ -82,7 +81,7 @@ def ranks_at(journal: Journal, at: Commit | None, settings: Commit) -> Iterator[
 def _named(problem: HoldfastError, journal: Journal, at: Commit | None, settings: Commit) -> HoldfastError:
     """What is wrong with a commit, as whoever reads the run has it: retention may have given it up meanwhile."""
     if at is not None and journal.is_pruned(at.number):
-        return _pruned(journal, at, settings)
+        return pruned(journal, at, settings)
     if at is not None and isinstance(problem, GateTripped):
         return GateTripped(
             f"the gate refuses commit {at.number} of run {journal.run!r} ({at.path}): {problem}",
@@ -92,27 +91,32 @@ def _named(problem: HoldfastError, journal: Journal, at: Commit | None, settings
     return problem
 
 
-def _pruned(journal: Journal, parent: Commit, commit: Commit) -> WrongUse:
+def pruned(journal: Journal, start: Commit, commit: Commit) -> WrongUse:
+    """Return the error that a commit can't be replayed from the start, whose checkpoint was pruned."""
     return WrongUse(
-        f"commit {commit.number} of run {journal.run!r} can't be replayed: commit {parent.number} was pruned",
+        f"commit {commit.number} of run {journal.run!r} can't be replayed: commit {start.number} was pruned",
         hint="holdfast verify lists the checkpoints that there are; keep_last and pin keep more of them",
     )
 
 
 @contextlib.contextmanager
-def replayed(journal: Journal, commit: Commit) -> Iterator[tuple[Saved, Store, Present]]:
-    """The commit's chunk, trained again from its parent and saved in a folder of its own, which goes with the block.
+def replayed(journal: Journal, start: Commit | None, commit: Commit) -> Iterator[tuple[Saved, Store, Present]]:
+    """Train from one commit's checkpoint straight to another commit's step, and save in a folder of its own.
+
+    The folder goes with the block.
+
+    Args:
+        start: an earlier commit; None for the beginning of the run.
 
     Raises:
-        WrongUse: the parent's checkpoint was pruned.
-        CheckpointDamaged, GateTripped: the parent can't be restored.
+        WrongUse: the start's checkpoint was pruned.
+        CheckpointDamaged, GateTripped: the start can't be restored.
         RunStopped: the ranks ended early.
     """
-    parent = journal.read_commit(commit.parent) if commit.parent else None
-    if parent is not None and journal.is_pruned(parent.number):
-        raise _pruned(journal, parent, commit)
-    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder, ranks_at(journal, parent, commit) as (ranks, now):
-        ranks.train(commit.step, now.fingerprint, into=folder)
+    if start is not None and journal.is_pruned(start.number):
+        raise pruned(journal, start, commit)
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder, ranks_at(journal, start, commit) as (ranks, now):
+        ranks.train(commit.step, now.fingerprint, into=folder, is_detailed=True)
         while (event := ranks.next_event())["event"] != "saved":
             pass
         saved = Saved.model_validate(event)
@@ -128,6 +132,13 @@ def read_trail(store: Store, path: str) -> Trail:
     return []
 
 
+def read_committed_trail(journal: Journal, commit: Commit) -> Trail:
+    """Return a commit's trail, which outlives its checkpoint; empty where it was lost."""
+    with contextlib.suppress(NameMissing):
+        return [json.loads(line) for line in journal.store.read(metrics_name(commit.number)).splitlines()]
+    return read_trail(journal.store, commit.path)
+
+
 def read_run_trail(journal: Journal) -> Trail:
     """The trail of all steps of a run that count."""
     commits = sorted(journal.candidates(), key=lambda commit: commit.number)
@@ -135,30 +146,19 @@ def read_run_trail(journal: Journal) -> Trail:
 
 
 def find_difference(trails: tuple[Trail, Trail], ends: tuple[Payload, Payload] | None = None) -> dict[str, Any]:
-    """Where two runs of the same steps part, as `Audit` and `Proof` have it.
+    """Return where two runs of the same steps differ, as fields of `Audit` and `Proof`.
 
     Args:
         trails: as `read_trail` gave them.
         ends: the states at the end; None if they didn't both get there.
 
     Returns:
-        ``first_step``: the first step whose lines differ, and ``first_differs_in``: in what, causes first; both only
-        where one does. ``different``: the names of what differs at the end.
+        ``first_step``, ``first_differs_in`` and ``first_tensors``: see `holdfast.trail.Difference`; only where the
+        trails differ. ``different``: the names of what differs at the end.
     """
     found: dict[str, Any] = {}
-    for one, other in zip(*trails, strict=False):
-        shared = one.keys() & other.keys()  # an earlier version's lines lack some
-        if names := [name for name in TRAIL if name in shared and not _is_same(name, one[name], other[name])]:
-            found = {"first_step": int(one["step"]), "first_differs_in": names}
-            break
+    if (first := find_first(*trails)) is not None:
+        found = {"first_step": first.step, "first_differs_in": first.fields, "first_tensors": first.tensors}
     if ends is not None:
         found["different"] = checkpoint.differences(*ends)
     return found
-
-
-def _is_same(name: str, one: Any, other: Any) -> bool:
-    if name != "samples" or not isinstance(one, str) or not isinstance(other, str):
-        return bool(one == other)
-    # Trails of older versions name map-style data by its indices only, without a batch's content.
-    parts = min(one.count("-"), other.count("-")) + 1
-    return one.split("-")[:parts] == other.split("-")[:parts]

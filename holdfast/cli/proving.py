@@ -48,26 +48,33 @@ def audit(
     /,
     *,
     commit: str = "",
+    from_: Annotated[str, Parameter(name="--from")] = "",
     random: int | None = None,
     seed: int | None = None,
     json: Json = False,
 ) -> int:
-    """Train chunks of a run again, each from its parent's checkpoint, and compare the bytes.
+    """Train chunks of a run again, and compare the bytes.
+
+    Each begins with its parent's checkpoint; where the run was resumed there, with the one before, to check the resume.
 
     Ends with 0 if they are equal, or if equal bytes aren't promised here, and with 2 if they should be and aren't.
 
     Args:
         run: <store>/<run>.
         commit: The commit's number, or the name of its folder; otherwise the newest.
+        from_: The commit to begin with, further back; 0 for the beginning of the run.
         random: So many commits at random instead.
         seed: What chooses them.
         json: Print JSON.
     """
     journal = open_journal(run)
     journal.read_run()
+    if from_ and random is not None:
+        raise WrongUse("--from and --random exclude each other")
+    start = int(from_) if from_.isdecimal() else find_commit(journal, from_).number if from_ else None
     audits = []
     for each in _chosen(journal, commit, random, seed):
-        audits.append(audit_commit(journal, each))
+        audits.append(audit_commit(journal, each, start))
         if not json:
             print(audits[-1])
     if json:

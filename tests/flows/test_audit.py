@@ -93,14 +93,57 @@ def test_every_commit_of_a_run_that_was_killed_is_identical(engine: Engine, run:
     assert [commit.why for commit in (first, second, third)] == ["chunk", "adopted", "chunk"]
     seed = next(seed for seed in itertools.count() if choose_commits(journal_of(run), 1, seed) == [third])
     chosen_by = {1: ["--commit", "1"], 2: ["--commit", second.path], 3: ["--random", "1", "--seed", str(seed)]}
+    # The second chunk may have been trained right after a resume, since nobody knows how its ranks had begun.
+    starts = {
+        1: "0-10",
+        2: f"0-{second.step}, across the resume at 10",
+        3: f"10-20, across the resume at {second.step}",
+    }
     for commit in (first, second, third):
         done = engine.command("audit", str(run), *chosen_by[commit.number])
         assert done.returncode == 0, done.stderr
-        start = journal_of(run).read_commit(commit.parent).step if commit.parent else 0
         assert done.stdout == (
-            f"commit {commit.number} ({commit.path}, steps {start}-{commit.step}): "
+            f"commit {commit.number} ({commit.path}, steps {starts[commit.number]}): "
             f"replayed to the same bytes, {commit.checkpoint_sha256}\n"
         )
+
+
+def test_an_audit_begins_where_it_is_told_to(engine: Engine, run: Path) -> None:
+    journal = journal_of(run)
+    done = engine.command("audit", str(run), "--commit", "3", "--from", "0", "--json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)
+    assert found["is_identical"]
+    assert (found["start"], found["stop"], found["from_commit"]) == (0, 20, 0)
+    assert found["resumes"] == [journal.read_commit(number).step for number in (1, 2)]
+
+
+def test_an_audit_begins_with_a_checkpoint_that_there_is(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prune(journal_of(copied), Retention(keep_last=2), STEPS_PER_EPOCH)
+    of_no_ancestor = "commit 3 of run 'toy' doesn't continue from it"
+    pruned = "of run 'toy' can't be replayed: commit 1 was pruned"
+    for number, start, error, hint in (
+        ("3", "3", f"--from 3: {of_no_ancestor}", "a commit before 3, or 0 for the beginning"),
+        ("3", "9", f"--from 9: {of_no_ancestor}", "a commit before 3, or 0 for the beginning"),
+        ("3", "1", f"commit 3 {pruned}", "--from 0 is the beginning"),
+        ("4", "1", f"commit 4 {pruned}", "the furthest back that there is: --from 3"),
+    ):
+        assert run_app(app, ["audit", str(copied), "--commit", number, "--from", start]) == 1
+        assert capsys.readouterr().err.splitlines() == [f"error: {error}", f"hint: {hint}"]
+
+
+def test_an_audit_says_which_resume_it_could_not_check(engine: Engine, copied: Path) -> None:
+    """The checkpoint before the one that was resumed from was pruned."""
+    second = journal_of(copied).read_commit(2)
+    prune(journal_of(copied), Retention(keep_last=3), STEPS_PER_EPOCH)
+    done = engine.command("audit", str(copied), "--commit", "3")
+    assert done.returncode == 0, done.stderr
+    first, line = done.stdout.splitlines()
+    assert f"steps {second.step}-20): replayed to the same bytes" in first
+    assert line == (
+        f"  not checked: the resume at step {second.step}, which the replay repeats: "
+        "commit 1 was pruned, and commit 2 is the furthest back that there is"
+    )
 
 
 def test_the_newest_of_a_run_that_was_extended(
@@ -129,6 +172,7 @@ def test_chosen_at_random(run: Path, copied: Path) -> None:
     [
         (["--commit", "9"], "run 'toy' has no commit 9"),
         (["--random", "1", "--commit", "1"], "--commit and --random exclude each other"),
+        (["--random", "1", "--from", "1"], "--from and --random exclude each other"),
         (["--random", "0"], "--random 0: expected at least 1"),
         (["--random", "-1"], "--random -1: expected at least 1"),
     ],
