@@ -10,6 +10,7 @@ _HERE = Path(__file__).parent
 _RECIPES = _HERE / "recipes"
 _INSTALLED = tuple(Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _LINE = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
+MAX_LETTERS = 400
 # How torch reports an error of a loader worker: the worker's traceback is the message.
 _WORKER = "Original Traceback (most recent call last):"
 
@@ -39,4 +40,5 @@ def describe_error(error: BaseException) -> str:
         kind, text = "", text.strip().splitlines()[-1] + ", in a loader worker"
     own = [frame for frame in frames if is_own_code(frame[0])]
     where = "{}:{}: ".format(*(own or frames)[-1]) if frames else ""
-    return f"{where}{kind}{text}"
+    text = " ".join(text.split())  # some of torch's messages have a hundred lines; the traceback is in the log
+    return f"{where}{kind}{text if len(text) <= MAX_LETTERS else text[:MAX_LETTERS] + '...'}"

@@ -72,7 +72,8 @@ def clip(training: Training) -> torch.Tensor:
         return norm
     # To clip to infinity would go over all of it once more, and make all of it NaN where a single number is infinite.
     accelerator.unscale_gradients()
-    return torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    return torch.nn.utils.get_total_norm([each.coalesce().values() if each.is_sparse else each for each in gradients])
 
 
 def end_epoch(training: Training) -> None:

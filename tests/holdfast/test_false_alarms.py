@@ -1,0 +1,56 @@
+"""Recipes that register their state are proved: no search and no gate takes them for careless ones.
+
+Each optimizer and each scheduler is proved at least once; with ``make soak`` each of one with each of the other.
+"""
+
+import itertools
+import shutil
+from pathlib import Path
+
+import pytest
+
+from holdfast.config import Log, RunConfig
+from holdfast.proof import Proof
+from tests.conftest import IS_SOAK
+from tests.lives import Lives
+from tests.ordinary import OPTIMIZERS, SCHEDULERS
+
+pytestmark = pytest.mark.slow
+
+ALL = list(itertools.product(OPTIMIZERS, SCHEDULERS))
+PAIRS = ALL if IS_SOAK else list(zip(OPTIMIZERS, itertools.cycle(SCHEDULERS), strict=False))
+RECIPES = ("tied", "normed", "lazy", "swa", "target", "adversarial", "streamed")
+
+
+def prove(nursery: Lives, folder: Path, recipe: str, **settings: str) -> Proof:
+    config = RunConfig(
+        recipe=recipe, run="ordinary", store=str(folder), settings=settings, log=Log(folder=str(folder / "logs"))
+    )
+    done = nursery.call("tests.forked:prove_mutated", "", config.model_dump(mode="json"), 12, 3, 9)
+    assert done.stdout.startswith("{"), done.stdout + done.stderr
+    return Proof.model_validate_json(done.stdout)
+
+
+@pytest.mark.parametrize(("optimizer", "scheduler"), PAIRS)
+def test_optimizers_and_schedulers(nursery: Lives, tmp_path: Path, optimizer: str, scheduler: str) -> None:
+    proof = prove(nursery, tmp_path, "tests.ordinary:trained", optimizer=optimizer, scheduler=scheduler)
+    assert proof.is_proved, str(proof)
+    assert not proof.unchanged
+
+
+@pytest.mark.parametrize("recipe", [*(f"ordinary:{name}" for name in RECIPES), "varied:streamed", "varied:timed"])
+def test_ordinary_recipes(nursery: Lives, tmp_path: Path, recipe: str) -> None:
+    proof = prove(nursery, tmp_path, f"tests.{recipe}")
+    assert proof.is_proved, str(proof)
+    assert not proof.unchanged
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="torch.compile needs a compiler")
+def test_a_compiled_model(nursery: Lives, tmp_path: Path) -> None:
+    proof = prove(nursery, tmp_path, "tests.ordinary:compiled")
+    assert proof.is_proved, str(proof)
+
+
+def test_the_matrix_is_as_large_as_it_says() -> None:
+    assert (len(OPTIMIZERS), len(SCHEDULERS)) == (14, 12)
+    assert {name for pair in PAIRS for name in pair} == {*OPTIMIZERS, *SCHEDULERS}
