@@ -22,7 +22,7 @@ from holdfast import determinism, errors
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError, HoldfastError, OutOfMemory, RankDied, RunStopped
 from holdfast.journal import Commit
-from holdfast.processes import MARK_VARIABLE, RANK_MODULE, find_processes, leads_session
+from holdfast.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, RANK_MODULE, find_processes, leads_session
 from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE
 
 log = logging.getLogger(__name__)
@@ -52,10 +52,11 @@ class Ranks:
         began: when they were started, as `time.monotonic` has it.
     """
 
-    def __init__(self, config: RunConfig, log_path: Path, commit: int = 0) -> None:
+    def __init__(self, config: RunConfig, log_path: Path, commit: int = 0, longest_epoch: int = 0) -> None:
         """
         Args:
             commit: the number of the run's commit that will probably be restored; it is read at once.
+            longest_epoch: the steps to which an epoch is cut, for a proof; 0 for no cut.
         """
         self.log_path = log_path
         self.began = time.monotonic()
@@ -65,7 +66,8 @@ class Ranks:
         with _open_log(log_path) as log:
             self._process = subprocess.Popen(
                 _command(config),
-                env=_environment(config, commit) | {MARK_VARIABLE: self._mark},
+                env=_environment(config, commit)
+                | {MARK_VARIABLE: self._mark, LONGEST_EPOCH_VARIABLE: str(longest_epoch)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -1,4 +1,4 @@
-"""The processes of an attempt's ranks, found by a mark in their environment."""
+"""The processes of an attempt's ranks, and what their environment tells them and us."""
 
 import contextlib
 import os
@@ -6,6 +6,8 @@ from pathlib import Path
 
 # Every process of one attempt's ranks has this variable in its environment, with a value that no other has.
 MARK_VARIABLE = "HOLDFAST_RANKS"
+# The steps to which an epoch is cut, for a proof; 0 for no cut.
+LONGEST_EPOCH_VARIABLE = "HOLDFAST_LONGEST_EPOCH"
 RANK_MODULE = "holdfast.rank"
 
 

@@ -1,4 +1,4 @@
-"""Does a recipe survive? The same steps once straight and once killed and resumed, before a long run is begun."""
+"""Train the same steps straight, and killed and resumed, and compare: a recipe's proof before a long run begins."""
 
 import logging
 import os
@@ -6,20 +6,19 @@ import random
 import signal
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from holdfast import checkpoint
 from holdfast.attempt import Line
-from holdfast.attempt.lineage import describe_present
-from holdfast.audit import describe_difference
+from holdfast.attempt.lineage import Present, describe_present
 from holdfast.checkpoint import Saved
 from holdfast.config import Log, RunConfig
 from holdfast.errors import ConfigError, GateTripped, HoldfastError
 from holdfast.journal import Commit, Journal
 from holdfast.launch import Ranks, problem_in
+from holdfast.proof import Found, Proof, judge_unregistered, list_not_reached
 from holdfast.replay import find_difference, read_run_trail
 from holdfast.store import open_store
 
@@ -28,70 +27,10 @@ EXACT = {"how": "exact"}
 log = logging.getLogger(__name__)
 
 
-class Proof(BaseModel):
-    """What `prove` found.
-
-    Attributes:
-        kills: the steps in which SIGKILL ended the ranks.
-        chunks: the steps at which a chunk of the killed run ended.
-        resumed_from: the steps whose checkpoints the killed run went on from, or should have.
-        straight, resumed: the content ids; empty where the gate refused to resume.
-        gate: why it refused.
-        first_step, first_differs_in: where the runs part, and in what; where the gate refused, as far as it came.
-        different: names of what differs at the end, or of what the gate found.
-        environment: what all ran on.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    recipe: str
-    config_fingerprint: str
-    seed: int
-    steps: int
-    kills: list[int]
-    chunks: list[int]
-    resumed_from: list[int]
-    straight: str
-    resumed: str = ""
-    gate: str = ""
-    first_step: int | None = None
-    first_differs_in: list[str] = []
-    different: list[str] = []
-    environment: dict[str, Any]
-
-    @property
-    def is_proved(self) -> bool:
-        return self.straight == self.resumed
-
-    @property
-    def _differs_from_itself(self) -> bool:
-        return self.first_step is not None and self.first_step <= min(self.resumed_from)
-
-    def __str__(self) -> str:
-        what = f"{self.steps} steps of {self.recipe}"
-        killed = f"SIGKILL in step{'' if len(self.kills) == 1 else 's'} {', '.join(map(str, self.kills))}"
-        if self.is_proved:
-            lines = [f"proved: {what} end on the same bytes, straight and with {killed}, in {len(self.chunks)} chunks"]
-        elif self.gate:
-            lines = [f"not proved: {what}, with {killed}: the gate refuses to resume", f"  {self.gate}"]
-            lines += describe_difference(self.first_step, self.first_differs_in, [])
-        else:
-            lines = [f"not proved: {what} end on other bytes with {killed}"]
-            lines += describe_difference(self.first_step, self.first_differs_in, self.different)
-        if self._differs_from_itself:
-            lines.append("  that is before anything was resumed: the recipe differs from itself")
-        facts = {"content id": self.straight, "settings": self.config_fingerprint, "ran on": self._machine()}
-        facts["again with"] = f"--seed {self.seed} --steps {self.steps} --kills {len(self.kills)}"
-        return "\n".join([*lines, *(f"  {name:12}{value}" for name, value in facts.items())])
-
-    def _machine(self) -> str:
-        known = self.environment
-        gpus = ", ".join(gpu["name"] for gpu in known.get("gpus", [])) if known.get("device") == "cuda" else ""
-        return f"torch {known['torch']}, {gpus or known['cpu']}, {known['system']}, threads: {known['threads']}"
-
-
 def prove(config: RunConfig, steps: int, kills: int, seed: int | None = None) -> Proof:
-    """Train ``steps`` steps twice in folders of their own: straight, and in random chunks with SIGKILL of the ranks.
+    """Train ``steps`` steps twice in folders of their own: straight, and in chunks with SIGKILL of the ranks.
+
+    An epoch that is longer than half of the steps is cut to that, in both runs, so that they cross the end of one.
 
     Args:
         kills: how many times; fewer if there are not so many steps.
@@ -103,31 +42,48 @@ def prove(config: RunConfig, steps: int, kills: int, seed: int | None = None) ->
     if steps < 2 or kills < 1:
         raise ConfigError(f"--steps {steps} --kills {kills}: expected at least 2 steps and 1 kill")
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
-    choice = random.Random(seed)
-    kill_steps = sorted(choice.sample(range(2, steps + 1), min(kills, steps - 1)))
-    # Before each kill a chunk ends somewhere, so that there is something to resume from.
-    chunks = sorted({steps, *(choice.randint(1, step - 1) for step in kill_steps)})
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         straight = _Run(config, folder, "straight", [steps])
         straight.live(0)
+        kill_steps, chunks = choose_kills(steps, kills, straight.steps_per_epoch, random.Random(seed))
         resumed = _Run(config, folder, "resumed", chunks)
-        found: dict[str, Any] = {
-            "recipe": config.recipe, "config_fingerprint": straight.fingerprint, "seed": seed, "steps": steps,
-            "kills": kill_steps, "chunks": chunks, "straight": straight.content_id,
-            "environment": straight.environment,
-        }  # fmt: skip
+        compared: dict[str, Any] = {}
         try:
             for kill_at in [*kill_steps, 0]:
                 resumed.live(kill_at)
+            compared["resumed"] = resumed.content_id
+            if straight.content_id != resumed.content_id:
+                payloads = straight.read_payload(), resumed.read_payload()
+                compared |= find_difference((straight.read_trail(), resumed.read_trail()), payloads)
         except GateTripped as error:
-            found |= {"gate": error.message, "different": error.data.get("different", [])}
-            trails = straight.read_trail(), resumed.read_trail()
-            return Proof(**found, resumed_from=resumed.resumed_from, **find_difference(trails))
-        found |= {"resumed": resumed.content_id, "resumed_from": resumed.resumed_from}
-        if straight.content_id != resumed.content_id:
-            trails = straight.read_trail(), resumed.read_trail()
-            found |= find_difference(trails, (straight.read_payload(), resumed.read_payload()))
-        return Proof(**found)
+            compared |= {"gate": error.message, "different": error.data.get("different", [])}
+            compared |= find_difference((straight.read_trail(), resumed.read_trail()))
+        return Proof(
+            recipe=config.recipe, seed=seed, steps=steps, kills=kill_steps, chunks=chunks,
+            resumed_from=resumed.resumed_from, straight=straight.content_id, **straight.describe(),
+            **judge_unregistered(straight.built, straight.found, resumed.found), **compared,
+        )  # fmt: skip
+
+
+def choose_kills(steps: int, kills: int, epoch: int, choice: random.Random) -> tuple[list[int], list[int]]:
+    """Return the steps in which the ranks are killed, and the steps at which a chunk ends.
+
+    Before each kill a chunk ends, from which the run goes on: the first inside of an epoch, the second inside of the
+    epoch before, the third between the two, others anywhere. So an epoch's end is crossed with a save on each side of
+    it and a kill after it, and the end of the next comes after a resume.
+
+    Args:
+        epoch: the steps of an epoch, at most half of the steps.
+    """
+    end = epoch * choice.randint(1, steps // epoch - 1)
+    before, after = range(end - epoch + 1, end), range(end + 1, end + epoch)
+    places = [choice.choice(each) for each in (after, before, [end]) if each]
+    first = places[1] if len(places) > 2 else end
+    others = [step for step in range(1, steps) if step not in places]
+    places = places[:kills] + choice.sample(others, min(max(kills - len(places), 0), len(others)))
+    places.sort()
+    kill_steps = [choice.randint(place + 1, stop) for place, stop in pairwise([*places, steps])]
+    return kill_steps, sorted({*places, steps} | ({first} if first < places[0] else set()))
 
 
 class _Run:
@@ -142,13 +98,41 @@ class _Run:
         self._log = Path(folder) / "logs" / f"{name}.log"
         self._chunks = chunks
         self._journal = Journal(open_store(folder), name)
-        self.fingerprint = ""
-        self.environment: dict[str, Any] = {}
+        self._present: Present | None = None
+        self.steps_per_epoch = 0
         self.resumed_from: list[int] = []
+        self._examined: list[dict[str, Any]] = []
 
     @property
     def content_id(self) -> str:
         return self._newest().checkpoint_sha256
+
+    @property
+    def built(self) -> list[Found]:
+        """What was found before the first step that nobody registered."""
+        return self._find(0)
+
+    @property
+    def found(self) -> list[Found]:
+        """What was found after the last step."""
+        return self._find(-1)
+
+    def _find(self, index: int) -> list[Found]:
+        return [Found(**each) for each in self._examined[index]["unregistered"]] if self._examined else []
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a `Proof` says of the run."""
+        assert self._present is not None
+        examined, compute, environment = self._examined[0], self._config.compute, self._present.environment
+        epoch, own_epoch = self.steps_per_epoch, examined["own_steps_per_epoch"]
+        return {
+            "config_fingerprint": self._present.fingerprint, "environment": environment,
+            "steps_per_epoch": epoch, "own_steps_per_epoch": own_epoch,
+            "not_reached": list_not_reached(
+                self._chunks[-1], epoch, own_epoch, examined["events"],
+                compute.ranks, compute.loader_workers, environment["device"],
+            ),
+        }  # fmt: skip
 
     def _newest(self) -> Commit:
         newest = self._journal.newest()
@@ -161,9 +145,11 @@ class _Run:
         Raises:
             GateTripped: what was resumed isn't what was saved.
         """
-        ranks = Ranks(self._config, self._log)
+        ranks = Ranks(self._config, self._log, longest_epoch=self._chunks[-1] // 2)
         try:
             line = self._resume(ranks)
+            if not self._examined:
+                self._examine(ranks)
             for stop in self._chunks:
                 if stop > (line.head.step if line.head else 0):
                     saved = self._train(ranks, line, stop, kill_at)
@@ -171,20 +157,25 @@ class _Run:
                         return
                     line.commit(saved, "chunk")
                     log.info("%s: trained to step %d of %d", self._journal.run, stop, self._chunks[-1])
+            self._examine(ranks)
         finally:
             ranks.end()
 
     def _resume(self, ranks: Ranks) -> Line:
         built = ranks.expect("ready")
-        present = describe_present(self._config, built, {})
-        self.fingerprint, self.environment = present.fingerprint, present.environment
+        self._present = present = describe_present(self._config, built, {})
+        self.steps_per_epoch = built["steps_per_epoch"]
         self._journal.begin(self._config.recipe)
         number = self._journal.attempts() + 1
         self._journal.claim_attempt(number, "prove", "", os.getpid(), present.environment)
-        self._journal.record_config(self.fingerprint, present.identity, self._config.model_dump(mode="json"))
-        line = Line(self._journal, number, self.fingerprint, built["steps_per_epoch"])
+        self._journal.record_config(present.fingerprint, present.identity, self._config.model_dump(mode="json"))
+        line = Line(self._journal, number, present.fingerprint, built["steps_per_epoch"])
         line.resume(lambda commit: self._restore(ranks, commit))
         return line
+
+    def _examine(self, ranks: Ranks) -> None:
+        ranks.order("examine")
+        self._examined.append(ranks.expect("examined"))
 
     def _restore(self, ranks: Ranks, commit: Commit) -> HoldfastError | None:
         self.resumed_from.append(commit.step)
@@ -200,7 +191,8 @@ class _Run:
         """The chunk's checkpoint; None if the ranks were killed in it."""
         is_fatal = 0 < kill_at <= stop
         # However late the kill comes, they have not saved the chunk: what was saved would be adopted.
-        ranks.train(sys.maxsize if is_fatal else stop, self.fingerprint)
+        assert self._present is not None
+        ranks.train(sys.maxsize if is_fatal else stop, self._present.fingerprint)
         while (event := ranks.next_event())["event"] != "saved":
             if is_fatal and event.get("step", 0) >= kill_at:
                 ranks.signal(signal.SIGKILL)

@@ -20,7 +20,6 @@ from holdfast.trail import find_first
 Trail = list[dict[str, Any]]
 
 
-
 def read_run_config(journal: Journal, commit: Commit, scratch: Path) -> RunConfig:
     """The configuration that a commit was trained with, for the run where it now lies; logs go to ``scratch``.
 

@@ -23,13 +23,16 @@ from cyclopts import App
 import holdfast.cli
 from holdfast import errors, launch, load_config
 from holdfast.attempt import Attempt, Chunk
+from holdfast.audit import audit_commit
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
 from holdfast.determinism import separate_threads
 from holdfast.errors import HoldfastError
+from holdfast.journal import Journal
 from holdfast.progress import log_plain_lines
 from holdfast.prove import prove
 from holdfast.rank import serving
+from holdfast.store import open_store
 from holdfast.testing import faults
 from tests.lives import leave
 from tests.mutants import MUTATIONS
@@ -84,9 +87,11 @@ def start(command: list[str], env: dict[str, str], stderr: IO[bytes], **options:
     return Rank(env, stderr) if is_alone else subprocess.Popen(command, env=env, stderr=stderr, **options)
 
 
-def fork_ranks() -> None:
-    """The ranks that this process starts are forked."""
+def fork_ranks(mutation: str = "") -> None:
+    """The ranks that this process starts are forked; a mutation changes their code first."""
     own = os.getpid()
+    apply = next((each.apply for each in MUTATIONS if each.name == mutation), lambda: None)
+    Rank.main = staticmethod(lambda: apply() or serving.main())
     launch.subprocess = SimpleNamespace(Popen=start, PIPE=subprocess.PIPE)  # type: ignore[assignment]
     faults._is_rank = lambda pid: pid != own  # their command line is this process's
 
@@ -138,19 +143,25 @@ def train_chunks(settings: dict[str, Any], chunks: int) -> int:
 
 def prove_mutated(mutation: str, settings: dict[str, Any], steps: int, kills: int, seed: int) -> int:
     """`holdfast.prove`, with a mutation in the ranks; the proof is printed, or the error. Empty for no mutation."""
-
-    def main() -> int:
-        if mutation:
-            MUTATIONS[mutation].apply()
-        return serving.main()
-
-    fork_ranks()
-    Rank.main = staticmethod(main)
+    fork_ranks(mutation)
     try:
         print(prove(RunConfig.model_validate(settings), steps, kills, seed).model_dump_json())
     except HoldfastError as error:
         print(errors.to_json(error)["class"], error)
         return error.exit_code
+    return 0
+
+
+def audit_mutated(mutation: str, settings: dict[str, Any]) -> int:
+    """Train a run in two attempts, and audit its newest commit, all with a mutation in the ranks; prints the audit."""
+    fork_ranks(mutation)
+    config = RunConfig.model_validate(settings)
+    for chunks in (2, 1):
+        _train(config, chunks)
+    journal = Journal(open_store(config.store), config.run)
+    newest = journal.newest()
+    assert newest is not None
+    print(audit_commit(journal, newest).model_dump_json())
     return 0
 
 

@@ -1,27 +1,39 @@
-"""Nine ways to get a resume almost right, and who notices: the rank's code is changed before it begins.
+"""Ways to get a resume almost right, and what catches each: faults in a rank's code, and recipes that forget state.
 
-`tests.forked.prove_mutated` puts one into the ranks; everything else is the real thing.
+A row of MUTATIONS is a test in `tests/holdfast/test_mutants.py`, through real ranks, and a row of a table in RESUME.md.
+`tests.forked` puts a fault into the ranks before they begin; everything else is the real thing.
 """
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A fault in the code of a rank.
+    """A fault in the code of a rank, or in a recipe.
 
     Args:
-        apply: puts it in.
-        caught_by: ``gate``, ``prove`` or ``start``.
+        name: what is done, as RESUME.md has it.
+        caught_by: ``gate``: it refuses to resume; ``prove``: other bytes; ``search``: equal bytes, but `holdfast prove`
+            finds state that nobody registered; ``audit``: other bytes; ``start``: the recipe isn't built.
         named: what the message has to name.
+        apply: puts the fault into the rank's code.
+        recipe, settings: what is trained.
     """
 
-    apply: Callable[[], None]
-    caught_by: str
+    name: str
+    caught_by: Literal["gate", "prove", "search", "audit", "start"]
     named: str
+    apply: Callable[[], None] = lambda: None
+    recipe: str = "tests.varied:averaged"
+    settings: Mapping[str, Any] = field(default_factory=lambda: {"schedule": "cosine"})
+
+
+def careless(name: str, caught_by: Any, named: str, recipe: str, **settings: Any) -> Mutation:
+    """A recipe of `tests.careless`."""
+    return Mutation(name, caught_by, named, recipe=f"tests.careless:{recipe}", settings=settings)
 
 
 def _restoring(change: Callable[[Any, dict[str, Any], Callable[..., None]], None]) -> None:
@@ -132,14 +144,52 @@ def optimizer_of_another_commit() -> None:
     _restoring(restore)
 
 
-MUTATIONS = {
-    "forget the scheduler": Mutation(forget_the_scheduler, "gate", "schedulers.0"),
-    "forget one RNG": Mutation(forget_one_rng, "gate", "rng.0.numpy"),
-    "forget the loader's position": Mutation(forget_the_position, "prove", "samples"),
-    "overwrite the restored lr": Mutation(overwrite_the_restored_lr, "gate", "optimizer.param_groups."),
-    "skip the EMA": Mutation(skip_the_average, "gate", "extras.0.average"),
-    "set determinism after the model": Mutation(determinism_after_the_model, "start", "use_deterministic_algorithms"),
-    "shuffle with the global RNG": Mutation(shuffle_with_the_global_rng, "gate", "the probe"),
-    "resume at the wrong step": Mutation(resume_at_the_wrong_step, "gate", "progress.step"),
-    "load the optimizer of another commit": Mutation(optimizer_of_another_commit, "gate", "optimizer."),
-}
+def forget(part: str, name: str, value: Any) -> Callable[[], None]:
+    """What is saved of a component loses one value."""
+
+    def apply() -> None:
+        def restore(training: Any, saved: dict[str, Any], right: Callable[..., None]) -> None:
+            right(training, saved | {part: saved[part] | {name: value}})
+
+        _restoring(restore)
+
+    return apply
+
+
+def forget_a_buffer() -> None:
+    def restore(training: Any, saved: dict[str, Any], right: Callable[..., None]) -> None:
+        right(training, saved)
+        training.accelerator.unwrap_model(training.model)[1].reset_running_stats()
+
+    _restoring(restore)
+
+
+MUTATIONS = [
+    Mutation("forget the scheduler", "gate", "schedulers.0", forget_the_scheduler),
+    Mutation("forget one RNG", "gate", "rng.0.numpy", forget_one_rng),
+    Mutation("forget the loader's position", "prove", "samples", forget_the_position),
+    Mutation("overwrite the restored lr", "gate", "optimizer.param_groups.", overwrite_the_restored_lr),
+    Mutation("skip the EMA", "gate", "extras.0.average", skip_the_average),
+    Mutation("set determinism after the model", "start", "use_deterministic_algorithms", determinism_after_the_model),
+    Mutation("shuffle with the global RNG", "gate", "the probe", shuffle_with_the_global_rng),
+    Mutation("resume at the wrong step", "gate", "progress.step", resume_at_the_wrong_step),
+    Mutation("load the optimizer of another commit", "gate", "optimizer.", optimizer_of_another_commit),
+    Mutation("forget the epoch's losses", "gate", "progress.epoch_loss_sum", forget("progress", "epoch_loss_sum", 0.0)),
+    Mutation("forget the epochs before", "gate", "progress.history", forget("progress", "history", [])),
+    Mutation("forget the batch norm's statistics", "gate", "model.1.", forget_a_buffer),
+    careless("an average left out of extras, read by evaluation only", "prove", "average (Average", "average"),
+    careless("the same average in a plain dict", "prove", "metrics", "plain_average"),
+    careless("a target network that follows every 50 steps", "search", "target (Sequential", "target"),
+    careless("a target network of a part of the model", "search", "target (Linear", "target", of="part"),
+    careless("a torch.Generator in the loss", "gate", "generator (Generator", "torch_generator"),
+    careless("a NumPy generator in collate", "gate", "noise (Generator", "numpy_generator"),
+    careless("a random.Random in the data", "gate", "data.random (Random", "python_generator"),
+    careless("modules in a plain list of the model", "gate", "model.heads[0] (Linear", "heads"),
+    careless("an optimizer of the loss's own", "prove", "self.critic_optimizer (Adam", "critic"),
+    careless("a scheduler that after_step steps", "prove", "warmup (LinearLR", "scheduler"),
+    careless("a normaliser bound by functools.partial", "prove", "normaliser (Normaliser", "normaliser"),
+    careless("a count in a global variable", "prove", "loss", "counter"),
+    careless("a buffer that isn't persistent", "prove", "loss", "buffer"),
+    careless("the same, in a run that is audited", "audit", "loss", "buffer"),
+    careless("a count, in a run that is audited", "audit", "loss", "counter"),
+]

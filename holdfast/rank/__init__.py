@@ -14,7 +14,8 @@ order                                      event
 ``train``: stop, fingerprint, into,        ``progress`` now and then, and ``saved`` when the checkpoint of the end
 is_detailed                                is durable; the next order is obeyed meanwhile
 ``save``: may come at any time             ``saved`` once the step in hand is done, and training goes on
-``evaluate``                               ``evaluated``: metrics, anneals, probe
+``evaluate``                               ``evaluated``: metrics, measured, anneals, probe
+``examine``                                ``examined``: unregistered state, events, own_steps_per_epoch
 ``stop``: within_s; may come at any time   ``saved`` once the step in hand is done, and the rank ends; where there is
                                            time (``within_s``), in the last moment that is safe
 ``end``                                    the rank ends

@@ -1,5 +1,6 @@
 """Do as ordered."""
 
+import dataclasses
 import functools
 import gc
 import os
@@ -71,6 +72,8 @@ def obey(
                 anneals=run.set_anneals(),
                 probe=training.measure(run).model_dump(),
             )
+        elif order["do"] == "examine":
+            examine(run, events)
         elif order["do"] == "train":
             run.is_detailed = order["is_detailed"]
             into = open_store(order["into"]) if order["into"] else folder
@@ -86,6 +89,17 @@ def obey(
                     orders.begin_save(functools.partial(save, train_s=train_s), is_urgent=is_stopping)
                 if is_stopping:
                     return
+
+
+def examine(run: training.Training, events: Events) -> None:
+    """Report what `holdfast prove` asks for: state that nobody registered, and what happens at which step."""
+    found = training.find_unregistered(run.recipe)
+    events.send(
+        "examined",
+        unregistered=[{**dataclasses.asdict(each), "remedy": each.remedy} for each in found],
+        events=training.list_events(run),
+        own_steps_per_epoch=run.own_steps_per_epoch,
+    )
 
 
 def restore(run: training.Training, folder: Store, order: dict[str, Any], events: Events, prefetch: Prefetch) -> None:

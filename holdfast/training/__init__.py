@@ -2,10 +2,12 @@
 
 from holdfast.training.beginning import begin_from
 from holdfast.training.build import Progress, Training
+from holdfast.training.horizon import list_events
 from holdfast.training.loop import Report, evaluate, train
 from holdfast.training.probing import measure
 from holdfast.training.resuming import Gate, Resumed, resume
 from holdfast.training.saving import begin_save, count_params, describe_state
+from holdfast.training.unregistered import Unregistered, find_unregistered
 
 __all__ = [
     "Gate",
@@ -13,11 +15,14 @@ __all__ = [
     "Report",
     "Resumed",
     "Training",
+    "Unregistered",
     "begin_from",
     "begin_save",
     "count_params",
     "describe_state",
     "evaluate",
+    "find_unregistered",
+    "list_events",
     "measure",
     "resume",
     "train",

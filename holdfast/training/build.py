@@ -1,6 +1,7 @@
 """A recipe made ready to train in this process, and where it stands."""
 
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from holdfast.config import RunConfig
 from holdfast.data import Batches, Order, Share, is_stream
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.probe import Probe
+from holdfast.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.recipe import Recipe, build_recipe
 from holdfast.schedule import Schedule
 from holdfast.training.checksums import choose_every, describe_components
@@ -86,6 +88,7 @@ class Training:
     """A recipe made ready to train in this process, at step 0.
 
     Attributes:
+        own_steps_per_epoch, steps_per_epoch: the recipe's steps of an epoch, and those in force: fewer in a proof.
         order: the order of map-style data; None for a stream.
         schedulers: torch's, over the optimizer.
         generators: what training draws from.
@@ -128,10 +131,13 @@ class Training:
         # Every rank builds the same model; from here on each has random numbers of its own.
         determinism.reseed(config.seed + self.accelerator.process_index)
         self.order = self._order()
-        self.steps_per_epoch = self._steps_per_epoch()
+        self.own_steps_per_epoch = self._steps_per_epoch()
+        # `holdfast prove` shortens an epoch, so that the few steps that it trains cross the end of one.
+        longest = int(os.environ.get(LONGEST_EPOCH_VARIABLE, "0"))
+        self.steps_per_epoch = min(self.own_steps_per_epoch, longest or self.own_steps_per_epoch)
         self.batches = self._batches()
         for name, anneal in self.recipe.anneals.items():
-            start, end = anneal.bounds(self.steps_per_epoch)
+            start, end = anneal.bounds(self.own_steps_per_epoch)
             if end < start:
                 raise ConfigError(f"anneal {name!r} ends at step {end:g}, before it begins at step {start:g}")
         self.model, self.optimizer = self.accelerator.prepare(self.recipe.model, self.recipe.optimizer)

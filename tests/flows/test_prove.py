@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.config import load_config
 from holdfast.launch import Ranks
-from holdfast.prove import Proof
+from holdfast.proof import Proof
 from holdfast.prove import prove as prove_recipe
 from tests.conftest import COMMAND_WITHIN_S, ROOT, Driver, Engine, Reference, is_rank
 

@@ -1,57 +1,84 @@
-"""A resume that is almost right is refused by the gate, or `holdfast prove` names what is wrong with it."""
+"""A resume that is almost right is refused by the gate, or `holdfast prove` or an audit names what is wrong with it."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from holdfast.config import RunConfig
-from holdfast.prove import Proof
+from holdfast.audit import Audit
+from holdfast.config import ChunkLength, Log, RunConfig
+from holdfast.proof import Proof
 from tests.lives import Lives
-from tests.mutants import MUTATIONS
+from tests.mutants import MUTATIONS, Mutation
 
-# Twice killed, in steps 9 and 11, after chunks that end with steps 5 and 6.
+# Killed in two epochs of six steps: after a chunk that ends inside the first, and inside the second.
 STEPS, KILLS, SEED = 12, 2, 9
 
-CONFIG = RunConfig(recipe="tests.varied:averaged", run="mutant", settings={"schedule": "cosine"})
+AUDITED = [mutation for mutation in MUTATIONS if mutation.caught_by == "audit"]
+PROVED = [mutation for mutation in MUTATIONS if mutation.caught_by != "audit"]
 
 
-def prove(nursery: Lives, mutation: str) -> str:
+def make_config(mutation: Mutation, folder: Path) -> RunConfig:
+    return RunConfig(
+        recipe=mutation.recipe, run="mutant", settings=dict(mutation.settings), store=str(folder), epochs=9,
+        chunk=ChunkLength(steps=3), log=Log(folder=str(folder / "logs")),
+    )  # fmt: skip
+
+
+def prove(nursery: Lives, mutation: Mutation, folder: Path) -> str:
     """What `holdfast prove` prints of the mutated ranks, as JSON; or the error that it ends with."""
-    done = nursery.call("tests.forked:prove_mutated", mutation, CONFIG.model_dump(mode="json"), STEPS, KILLS, SEED)
+    config = make_config(mutation, folder).model_dump(mode="json")
+    done = nursery.call("tests.forked:prove_mutated", mutation.name, config, STEPS, KILLS, SEED)
     assert done.stdout, done.stderr
     return done.stdout
 
 
 @pytest.mark.slow
-def test_without_a_mutation_it_is_proved(nursery: Lives) -> None:
-    proof = Proof.model_validate_json(prove(nursery, ""))
+def test_without_a_mutation_it_is_proved(nursery: Lives, tmp_path: Path) -> None:
+    proof = Proof.model_validate_json(prove(nursery, Mutation("", "prove", ""), tmp_path))
     assert proof.is_proved, str(proof)
-    assert (proof.kills, proof.chunks) == ([9, 11], [5, 6, 12])
+    assert (proof.kills, proof.chunks) == ([6, 12], [3, 11, 12])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_mutation(nursery: Lives, name: str) -> None:
-    expected = MUTATIONS[name]
-    found = prove(nursery, name)
-    if expected.caught_by == "start":
+@pytest.mark.parametrize("mutation", PROVED, ids=lambda row: row.name)
+def test_mutation(nursery: Lives, tmp_path: Path, mutation: Mutation) -> None:
+    found = prove(nursery, mutation, tmp_path)
+    if mutation.caught_by == "start":
         assert found.startswith("DeterminismError ")
-        assert expected.named in found
+        assert mutation.named in found
         return
     proof = Proof.model_validate_json(found)
     assert not proof.is_proved
-    assert bool(proof.gate) == (expected.caught_by == "gate"), str(proof)
+    assert mutation.named in str(proof)
+    caught_by = "gate" if proof.gate else "search" if proof.straight == proof.resumed else "prove"
+    assert caught_by == mutation.caught_by, str(proof)
     if proof.gate:
-        assert all(found.startswith(expected.named) for found in proof.different), proof.different
-    else:
-        assert proof.first_differs_in[0] == expected.named
-        assert proof.first_step == 7
-    assert expected.named in str(proof)
+        assert proof.lost or all(found.startswith(mutation.named) for found in proof.different), proof.different
+    elif caught_by == "prove":
+        assert proof.lost or proof.first_differs_in[0] == mutation.named
+        assert proof.first_step is not None
+        assert proof.first_step > proof.resumed_from[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", AUDITED, ids=lambda row: row.name)
+def test_mutation_in_a_run(nursery: Lives, tmp_path: Path, mutation: Mutation) -> None:
+    """The audited chunk is the first after a resume, and the audit's ranks have the same fault."""
+    config = make_config(mutation, tmp_path).model_dump(mode="json")
+    done = nursery.call("tests.forked:audit_mutated", mutation.name, config)
+    assert done.stdout, done.stderr
+    audit = Audit.model_validate(json.loads(done.stdout))
+    assert audit.is_failed
+    assert audit.first_differs_in[0] == mutation.named
+    assert audit.resumes
+    assert audit.start < audit.resumes[0]
+    assert audit.first_step == audit.start + 1
 
 
 def test_the_documentation_has_them_all() -> None:
-    """RESUME.md has a line for each, which says who catches it."""
+    """RESUME.md has a row for each, which says what catches it, and how that names it."""
     text = (Path(__file__).parents[2] / "holdfast" / "RESUME.md").read_text()
-    table = {row[1]: row[2] for row in re.finditer(r"^\| ([\w' ]+?) +\| (gate|prove|start)\b", text, re.MULTILINE)}
-    assert table == {name: mutation.caught_by for name, mutation in MUTATIONS.items()}
+    rows = re.findall(r"^\| (.+?) \| (gate|prove|search|audit|start) \| `(.+?)` \|$", text, re.MULTILINE)
+    assert rows == [(each.name, each.caught_by, each.named) for each in MUTATIONS]

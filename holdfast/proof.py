@@ -1,0 +1,157 @@
+"""What `holdfast prove` found, and how a person reads it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from holdfast.audit import describe_difference
+
+CHANGED = "changed in these steps"
+COPY = "has the shape of the model, like an average or a target network that changes now and then"
+
+
+class Found(BaseModel):
+    """An object with state that nobody registered; see `holdfast.training.Unregistered`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    kind: str
+    reached_by: str
+    remedy: str
+    sha256: str
+    is_generator: bool
+    is_copy: bool
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.reached_by, self.name
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind}, reached by {self.reached_by}) is not registered"
+
+
+class Proof(BaseModel):
+    """What `prove` found.
+
+    Attributes:
+        kills: the steps in which SIGKILL ended the ranks.
+        chunks: the steps at which a chunk of the killed run ended.
+        resumed_from: the steps whose checkpoints the killed run went on from, or should have.
+        steps_per_epoch, own_steps_per_epoch: the length of an epoch here, and in the recipe.
+        straight, resumed: the content ids; empty where the gate refused to resume.
+        gate: the reason of its refusal.
+        first_step, first_differs_in: the first step in which the runs differ, and in what; where the gate refused, up
+            to there.
+        different: names of the values that differ at the end, or that the gate names.
+        lost: state that no checkpoint has, and that changed, or that looks like a copy of the model; a line each.
+        unchanged: state that no checkpoint has, and that didn't change; a line each.
+        not_reached: what this proof says nothing of.
+        environment: the machine and the versions of both runs.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    recipe: str
+    config_fingerprint: str
+    seed: int
+    steps: int
+    kills: list[int]
+    chunks: list[int]
+    resumed_from: list[int]
+    steps_per_epoch: int
+    own_steps_per_epoch: int
+    straight: str
+    resumed: str = ""
+    gate: str = ""
+    first_step: int | None = None
+    first_differs_in: list[str] = []
+    different: list[str] = []
+    lost: list[str] = []
+    unchanged: list[str] = []
+    not_reached: list[str] = []
+    environment: dict[str, Any]
+
+    @property
+    def is_proved(self) -> bool:
+        return self.straight == self.resumed and not self.lost
+
+    @property
+    def _differs_from_itself(self) -> bool:
+        return self.first_step is not None and self.first_step <= min(self.resumed_from)
+
+    def __str__(self) -> str:
+        lines = [*self._describe_verdict(), *(f"  {line}" for line in self.lost)]
+        if self._differs_from_itself:
+            lines.append("  that is before anything was resumed: the recipe differs from itself")
+        rows = [("content id", self.straight), ("settings", self.config_fingerprint), ("ran on", self._machine())]
+        rows += [("not reached", line) for line in self.not_reached] if self.is_proved else []
+        rows += [("but", line) for line in self.unchanged]
+        rows += [("again with", f"--seed {self.seed} --steps {self.steps} --kills {len(self.kills)}")]
+        return "\n".join([*lines, *(f"  {name:12}{value}" for name, value in rows)])
+
+    def _describe_verdict(self) -> list[str]:
+        what = f"{self.steps} steps of {self.recipe}"
+        killed = f"SIGKILL in step{'' if len(self.kills) == 1 else 's'} {', '.join(map(str, self.kills))}"
+        if self.is_proved:
+            but = ", but not all state is registered" if self.unchanged else ""
+            chunks = f"in {len(self.chunks)} chunks"
+            return [f"proved: {what} end on the same bytes, straight and with {killed}, {chunks}{but}"]
+        if self.straight == self.resumed:
+            return [f"not proved: {what} end on the same bytes with {killed}, but state is lost that no checkpoint has"]
+        if self.gate:
+            lines = [f"not proved: {what}, with {killed}: the gate refuses to resume", f"  {self.gate}"]
+            return lines + describe_difference(self.first_step, self.first_differs_in, [])
+        lines = [f"not proved: {what} end on other bytes with {killed}"]
+        return lines + describe_difference(self.first_step, self.first_differs_in, self.different)
+
+    def _machine(self) -> str:
+        known = self.environment
+        gpus = ", ".join(gpu["name"] for gpu in known.get("gpus", [])) if known.get("device") == "cuda" else ""
+        return f"torch {known['torch']}, {gpus or known['cpu']}, {known['system']}, threads: {known['threads']}"
+
+
+def judge_unregistered(
+    built: Sequence[Found], straight: Sequence[Found], resumed: Sequence[Found]
+) -> dict[str, list[str]]:
+    """Return the lines ``lost`` and ``unchanged`` of a `Proof`.
+
+    A generator that ends in the same state in both runs is not lost: its state follows from the step.
+
+    Args:
+        built: what was found before the first step.
+        straight, resumed: what was found at the end of the two runs.
+    """
+    before, after = ({found.key: found for found in each} for each in (built, resumed))
+    lost, unchanged = [], []
+    for found in straight:
+        was, other = before.get(found.key), after.get(found.key)
+        if was is None or was.sha256 != found.sha256:
+            if not (found.is_generator and other is not None and other.sha256 == found.sha256):
+                lost.append(f"{found} and {CHANGED}: add {found.remedy}")
+        elif was.is_copy:
+            lost.append(f"{found} and {COPY}: add {found.remedy}")
+        else:
+            state = "did not change in these steps" if found.sha256 else "has state that can't be read"
+            unchanged.append(f"{found} and {state}; if it ever changes, add {found.remedy}")
+    return {"lost": lost, "unchanged": unchanged}
+
+
+def list_not_reached(
+    steps: int, epoch: int, own_epoch: int, events: dict[str, float], ranks: int, workers: int, device: str
+) -> list[str]:
+    """Return what a proof says nothing of, a line each.
+
+    Args:
+        epoch, own_epoch: the length of an epoch here, and in the recipe.
+        events: see `holdfast.training.list_events`.
+    """
+    lines = []
+    if epoch < own_epoch:
+        lines.append(f"the end of an epoch of {own_epoch} steps: here an epoch has {epoch}")
+    later = [f"{name} (step {step:g})" for name, step in events.items() if step > steps]
+    lines += ["; ".join(later)] if later else []
+    others = {"a GPU": device != "cuda", "several ranks": ranks == 1, "loader workers": not workers}
+    lines += [", ".join(name for name, is_missing in others.items() if is_missing)] if any(others.values()) else []
+    return lines

@@ -1,0 +1,39 @@
+"""The steps at which something happens that a shorter training doesn't reach."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from holdfast.schedule import Schedule
+from holdfast.training.build import Training
+
+# What torch's schedulers call the steps at which a rate changes its course.
+MILESTONES = ("milestones", "_milestones", "step_size", "T_max", "T_0", "total_iters", "total_steps", "step_size_up")
+
+
+def list_events(training: Training) -> dict[str, float]:
+    """Return the step of each event by name: ends of anneals, schedules and passes, and schedulers' milestones."""
+    epoch, recipe = training.steps_per_epoch, training.recipe
+    events: dict[str, float] = {}
+    if training.order is not None:
+        events["the data's second pass"] = training.order.steps_per_pass + 1
+    for name, anneal in recipe.anneals.items():
+        events[f"the end of anneal {name!r}"] = anneal.bounds(epoch)[1]
+    schedule = recipe.schedule
+    if isinstance(schedule, Schedule) and schedule.name != "constant":
+        length = schedule.step_size if schedule.name == "step" else schedule.epochs
+        events[f"the {schedule.name} schedule's {'first step' if schedule.name == 'step' else 'end'}"] = length * epoch
+    for scheduler in training.schedulers:
+        events |= _milestones(scheduler)
+    return events
+
+
+def _milestones(scheduler: Any) -> dict[str, float]:
+    events = {}
+    for name in MILESTONES:
+        found = getattr(scheduler, name, None)
+        steps = [float(each) for each in (found if isinstance(found, Iterable) else [found]) if each]
+        if steps:
+            events[f"{type(scheduler).__name__}.{name.lstrip('_')}"] = max(steps)
+    for inner in getattr(scheduler, "_schedulers", ()):
+        events |= _milestones(inner)
+    return events

@@ -1,0 +1,290 @@
+"""State that the functions of a recipe can reach and that nobody registered, so that no checkpoint has it.
+
+The search begins at the recipe's functions, its data and its model, and follows what Python lets a function name:
+closures, defaults, globals, bound objects, attributes and containers. It finds objects that can save their state, and
+generators. What is registered (model, optimizer, schedulers, extras, a stream that keeps its position, and all that is
+inside of them) is left out, and so is a wrapper all of whose tensors are registered: a compiled model, say.
+"""
+
+import dis
+import functools
+import hashlib
+import random
+import re
+import types
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from holdfast import state
+from holdfast.checkpoint import serialize
+from holdfast.data import is_stream
+from holdfast.errors import StateError
+from holdfast.location import is_own_code
+from holdfast.recipe import Recipe
+
+# A search ends somewhere, however much a recipe holds.
+MAX_OBJECTS = 20_000
+MAX_ITEMS = 256
+
+FUNCTIONS = ("loss", "after_step", "evaluate", "probe", "collate")
+# Each has its state in the checkpoint already.
+GLOBAL_GENERATORS = (random._inst, np.random.mtrand._rand, torch.default_generator)
+READERS: dict[type, Callable[[Any], Any]] = {
+    random.Random: lambda each: each.getstate(),
+    np.random.Generator: lambda each: each.bit_generator.state,
+    np.random.RandomState: lambda each: each.get_state(legacy=False),
+    torch.Generator: lambda each: each.get_state(),
+}
+LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), Tensor, np.ndarray, np.generic, torch.dtype)
+CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
+
+
+@dataclass(frozen=True)
+class Unregistered:
+    """An object with state that no checkpoint has.
+
+    Args:
+        name: how the recipe's code reaches it, from a variable on: ``learner.target``.
+        kind: its class.
+        reached_by: the recipe's function, or ``data`` or ``model``.
+        sha256: of its state; empty where that can't be read.
+        is_generator: whether it is a generator of random numbers.
+        is_copy: whether it looks like a copy of the model, such as an average or a target network.
+    """
+
+    name: str
+    kind: str
+    reached_by: str
+    sha256: str
+    is_generator: bool
+    is_copy: bool
+
+    @property
+    def remedy(self) -> str:
+        """Return the line of the recipe that registers it."""
+        key = re.findall(r"[^\W\d]\w*", self.name)[-1]
+        if self.is_generator:
+            return f'extras={{"{key}": ...}}, an object whose state_dict has the state of {self.name}'
+        if self.reached_by == "model":
+            return "nn.ModuleList or nn.ModuleDict in place of a plain list or dict"
+        return f'extras={{"{key}": {self.name}}}'
+
+
+def find_unregistered(recipe: Recipe) -> list[Unregistered]:
+    """Return what has state, can be reached by the recipe's functions, and isn't registered, each once."""
+    registered = _registered(recipe)
+    ids, tensors = _ids_of(registered), _tensors_of(registered)
+    found: dict[int, tuple[str, str, Any]] = {}
+    for root, start, value in _roots(recipe):
+        for name, each in _walk(start, value, ids):
+            # A variable's name says more than the self of a method that was met before.
+            is_new = id(each) not in found or (found[id(each)][0] == "self" and name != "self")
+            if is_new and _has_state(each) and not _is_known(each, tensors):
+                found[id(each)] = (name, root, each)
+    inner = {id(part) for _, _, each in found.values() for part in list(_modules(each))[1:]}
+    random_parts = {_digest(each) for each in recipe.model.parameters() if found and _is_random(each)}
+    return [
+        _describe(name, root, each, recipe.model, random_parts)
+        for key, (name, root, each) in found.items()
+        if key not in inner
+    ]
+
+
+# ---- what is registered
+
+
+def _registered(recipe: Recipe) -> list[Any]:
+    parts: list[Any] = [recipe.optimizer, recipe.schedule, *GLOBAL_GENERATORS]
+    for part in (recipe.model, *recipe.extras.values()):
+        parts += [part, *_modules(part)]
+    if is_stream(recipe.data) and hasattr(recipe.data, "state_dict"):
+        parts.append(recipe.data)
+    return parts
+
+
+def _modules(value: Any) -> Iterator[nn.Module]:
+    return value.modules() if isinstance(value, nn.Module) else iter(())
+
+
+def _ids_of(parts: list[Any]) -> set[int]:
+    """Return the ids of the parts, and of all objects with state that are inside of them."""
+    ids = {id(part) for part in parts}
+    for part in parts:
+        # A module's parts are its submodules: a module in a plain list of it isn't saved with it.
+        if not isinstance(part, nn.Module):
+            ids |= {id(each) for _, each in _walk("", part, set(), is_inside=True) if _has_state(each)}
+    return ids
+
+
+def _tensors_of(parts: list[Any]) -> set[int]:
+    modules = [part for part in parts if isinstance(part, nn.Module)]
+    return {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
+
+
+def _is_known(value: Any, tensors: set[int]) -> bool:
+    """Return whether a module has no state, or has only tensors that are registered."""
+    if not isinstance(value, nn.Module):
+        return False
+    return {id(tensor) for tensor in (*value.parameters(), *value.buffers())} <= tensors
+
+
+# ---- the search
+
+
+def _roots(recipe: Recipe) -> Iterator[tuple[str, str, Any]]:
+    """Yield where the search begins: what it is, the name of it, and it."""
+    for field in (*FUNCTIONS, "schedule", "data"):
+        yield field, field, getattr(recipe, field)
+    for name, module in recipe.model.named_modules():
+        yield "model", f"model.{name}" if name else "model", module
+    for name, extra in recipe.extras.items():
+        yield "extras", name, extra
+
+
+def _walk(root: str, value: Any, registered: set[int], *, is_inside: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield what can be reached, nearest first, each under its name; what is in an object with state is its own.
+
+    Args:
+        registered: ids of what isn't looked into.
+        is_inside: look into objects with state, too, and not into functions.
+    """
+    waiting = deque([("" if isinstance(value, types.FunctionType | functools.partial) else root, value)])
+    seen = {id(value)}
+    while waiting and len(seen) < MAX_OBJECTS:
+        name, each = waiting.popleft()
+        if id(each) not in registered:
+            yield name, each
+        is_end = id(each) in registered and each is not value
+        if is_end or (_has_state(each) and each is not value and not is_inside):
+            continue
+        for inner, part in _parts(name, each, is_inside):
+            if id(part) not in seen and not isinstance(part, LEAVES):
+                seen.add(id(part))
+                waiting.append((inner, part))
+
+
+def _parts(name: str, value: Any, is_inside: bool) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, types.FunctionType):
+        yield from () if is_inside else _variables(value)
+    elif isinstance(value, types.MethodType):
+        yield name.rpartition(".")[0] or "self", value.__self__
+        yield name, value.__func__
+    elif isinstance(value, functools.partial):
+        yield name, value.func
+        yield from ((f"{name}.args[{index}]", each) for index, each in enumerate(value.args))
+        yield from value.keywords.items()
+    elif isinstance(value, Mapping):
+        yield from ((f"{name}[{key!r}]", each) for key, each in _first(value.items()))
+    elif isinstance(value, CONTAINERS):
+        yield from ((f"{name}[{index}]", each) for index, each in enumerate(_first(value)))
+    elif isinstance(value, type):
+        yield from () if is_inside or not _is_own(value) else _attributes(name, vars(value))
+    elif not isinstance(value, types.ModuleType | types.BuiltinFunctionType | types.CodeType):
+        yield from _attributes(name, getattr(value, "__dict__", {}))
+        slots = (slot for kind in type(value).__mro__ for slot in getattr(kind, "__slots__", ()))
+        yield from _attributes(name, {slot: getattr(value, slot, None) for slot in slots})
+        if not is_inside:
+            yield from ((name, kind) for kind in type(value).__mro__ if _is_own(kind))
+
+
+def _attributes(name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in list(values.items()):
+        if isinstance(value, staticmethod | classmethod | property):
+            value = getattr(value, "__func__", None) or getattr(value, "fget", None)
+        yield (f"{name}.{key}" if name else key), value
+
+
+def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the variables that a function can name, but for its own: those of a library's globals are left out."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # the variable isn't assigned yet
+            continue
+    parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
+    yield from zip(reversed(parameters), reversed(function.__defaults__ or ()), strict=False)
+    yield from (function.__kwdefaults__ or {}).items()
+    yield from ((name, value) for name, value in vars(function).items() if name == "__wrapped__")
+    if is_own_code(function.__code__.co_filename):
+        yield from _globals(function.__code__, function.__globals__)
+
+
+def _globals(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    names = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    for name in sorted(names & variables.keys()):
+        value = variables[name]
+        if not isinstance(value, types.ModuleType):
+            yield name, value
+        elif is_own_code(getattr(value, "__file__", None) or "<"):
+            yield from ((f"{name}.{key}", vars(value)[key]) for key in code.co_names if key in vars(value))
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _globals(inner, variables)
+
+
+def _first(values: Any) -> list[Any]:
+    return [value for value, _ in zip(values, range(MAX_ITEMS), strict=False)]
+
+
+def _is_own(kind: type) -> bool:
+    code = next((each.__code__ for each in vars(kind).values() if isinstance(each, types.FunctionType)), None)
+    return code is not None and is_own_code(code.co_filename)
+
+
+# ---- what is found
+
+
+def _has_state(value: Any) -> bool:
+    if isinstance(value, type | types.ModuleType | random.SystemRandom):
+        return False
+    kind = type(value)
+    return isinstance(value, tuple(READERS)) or (
+        callable(getattr(kind, "state_dict", None)) and callable(getattr(kind, "load_state_dict", None))
+    )
+
+
+def _describe(name: str, root: str, value: Any, model: nn.Module, random_parts: set[str]) -> Unregistered:
+    is_generator = isinstance(value, tuple(READERS))
+    is_copy = not is_generator and _is_copy(value, model, random_parts)
+    return Unregistered(name, type(value).__qualname__, root, _digest(value), is_generator, is_copy)
+
+
+def _read(value: Any) -> Any:
+    for kind, read in READERS.items():
+        if isinstance(value, kind):
+            return read(value)
+    return value if isinstance(value, Tensor) else value.state_dict()
+
+
+def _digest(value: Any) -> str:
+    """Return the SHA-256 of an object's state; empty where it has no state that can be written."""
+    try:
+        payload = state.to_payload(_read(value))
+    except (StateError, TypeError, NotImplementedError):
+        return ""
+    return hashlib.sha256(b"".join(map(bytes, serialize(payload)))).hexdigest()
+
+
+def _is_copy(value: Any, model: nn.Module, random_parts: set[str]) -> bool:
+    """Return whether an object has tensors of the model's shapes, or is a module that is a copy of a part of it.
+
+    An average or a target network may not change for thousands of steps. A part counts where it is equal to the bit,
+    and not only by its construction, as two fresh layer norms are.
+    """
+    try:
+        tensors = state.to_payload(_read(value)).tensors
+    except (StateError, TypeError, NotImplementedError):
+        return False
+    shapes, wanted = (Counter(tuple(each.shape) for each in these) for these in (tensors.values(), model.parameters()))
+    own = [each for each in value.parameters() if _is_random(each)] if isinstance(value, nn.Module) else []
+    return (bool(wanted) and wanted <= shapes) or (bool(own) and {*map(_digest, own)} <= random_parts)
+
+
+def _is_random(tensor: Tensor) -> bool:
+    return tensor.numel() > 1 and bool((tensor != tensor.flatten()[0]).any())

@@ -1,0 +1,191 @@
+"""Recipes that forget to register some of their state, each in another way; `tests.mutants` says what finds it."""
+
+import copy
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LinearLR
+from torch.utils.data import default_collate
+
+from holdfast import Recipe
+from tests.varied import Average, Normaliser, Points
+
+Loss = Callable[[nn.Module, Any], Tensor]
+calls = 0
+
+
+def make(model: nn.Module, loss: Loss, **parts: Any) -> Recipe:
+    """A recipe of six steps an epoch."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    fields = {"model": model, "data": Points(False), "optimizer": optimizer, "loss": loss, "batch_size": 8}
+    return Recipe(**fields | parts)
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 1))
+
+
+def fit(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.mse_loss(model(batch[0]), batch[1])
+
+
+def average() -> Recipe:
+    """An average that only evaluation reads."""
+    model = net()
+    average = Average(model)
+    return make(model, fit, after_step=average.update, evaluate=lambda model: {"mean": average.mean["0.weight"].sum()})
+
+
+def plain_average() -> Recipe:
+    """The same, as a dict of tensors."""
+    model = net()
+    mean = {name: value.detach().clone() for name, value in model.named_parameters()}
+
+    def update() -> None:
+        for name, value in model.named_parameters():
+            mean[name].lerp_(value.detach(), 0.1)
+
+    return make(model, fit, after_step=update, evaluate=lambda model: {"mean": mean["0.weight"].sum()})
+
+
+def target(of: str = "model", every: int = 50) -> Recipe:
+    """A target network of the model, or of a part of it, that follows now and then."""
+    model = net()
+    source = model if of == "model" else model[0]
+    target = copy.deepcopy(source)
+    steps = 0
+
+    def follow() -> None:
+        nonlocal steps
+        steps += 1
+        if steps % every == 0:
+            target.load_state_dict(source.state_dict())
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        with torch.no_grad():
+            aim = target(batch[0]).mean()
+        return fit(model, batch) + 0.1 * (model(batch[0]).mean() - aim).square()
+
+    return make(model, loss, after_step=follow)
+
+
+def torch_generator() -> Recipe:
+    generator = torch.Generator().manual_seed(3)
+    return make(net(), lambda model, batch: fit(model, batch) * (1 + torch.rand((), generator=generator)))
+
+
+def numpy_generator() -> Recipe:
+    noise = np.random.default_rng(3)
+
+    def collate(samples: list[Any]) -> Any:
+        x, y = default_collate(samples)
+        return x + 0.1 * float(noise.normal()), y
+
+    return make(net(), fit, collate=collate)
+
+
+class Augmented(Points):
+    def __init__(self) -> None:
+        super().__init__(noise=False)
+        self.random = random.Random(3)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = super().__getitem__(index)
+        return x + 0.1 * self.random.random(), y
+
+
+def python_generator() -> Recipe:
+    return make(net(), fit, data=Augmented())
+
+
+class Headed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 6)
+        self.heads = [nn.Linear(6, 1), nn.Linear(6, 1)]  # no nn.ModuleList
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(head(self.body(x)) for head in self.heads)  # type: ignore[return-value]
+
+
+def heads() -> Recipe:
+    model = Headed()
+    parameters = [*model.parameters(), *(each for head in model.heads for each in head.parameters())]
+    return make(model, fit, optimizer=torch.optim.SGD(parameters, 0.05))
+
+
+class Judged:
+    """A critic of the model, which has an optimizer of its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.critic = nn.Linear(1, 1)
+        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), 0.05)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        made = model(batch[0])
+        if model.training:
+            judged = self.critic(batch[1]).mean() - self.critic(made.detach()).mean()
+            self.critic_optimizer.zero_grad()
+            (-judged).backward()
+            self.critic_optimizer.step()
+        return F.mse_loss(made, batch[1]) - 0.1 * self.critic(made).mean()
+
+
+def critic() -> Recipe:
+    """The critic is registered, its optimizer isn't; the probe is one that disturbs neither."""
+    model = net()
+    judged = Judged(model)
+    probe = lambda model: {"output": model(torch.ones(2, 8))}  # noqa: E731
+    return make(model, judged.loss, extras={"critic": judged.critic}, probe=probe)
+
+
+def scheduler() -> Recipe:
+    """A warm-up that the recipe steps by itself."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    warmup = LinearLR(optimizer, start_factor=0.1, total_iters=20)
+    return make(model, fit, optimizer=optimizer, after_step=lambda: warmup.step())
+
+
+def _normalised_fit(model: nn.Module, batch: tuple[Tensor, Tensor], *, normaliser: Normaliser) -> Tensor:
+    return fit(model, (normaliser.see(batch[0]), batch[1]))
+
+
+def normaliser() -> Recipe:
+    probe = lambda model: {"output": model(torch.ones(2, 8))}  # noqa: E731
+    return make(net(), functools.partial(_normalised_fit, normaliser=Normaliser()), probe=probe)
+
+
+def _count() -> int:
+    global calls
+    calls += 1
+    return calls
+
+
+def counter() -> Recipe:
+    """A count that no search can know of; the probe doesn't see it either."""
+    probe = lambda model: {"output": model(torch.ones(2, 8))}  # noqa: E731
+    return make(net(), lambda model, batch: fit(model, batch) * (1 + _count() / 1000), probe=probe)
+
+
+class Drifting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 1)
+        self.register_buffer("mean", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.lerp_(x.mean(), 0.1)
+        return self.linear(x - self.mean * self.training)  # type: ignore[no-any-return]
+
+
+def buffer() -> Recipe:
+    return make(Drifting(), fit)

@@ -1,0 +1,61 @@
+"""Where a proof kills, and what it says that it didn't reach."""
+
+import random
+
+import pytest
+
+from holdfast.proof import Found, judge_unregistered, list_not_reached
+from holdfast.prove import choose_kills
+
+
+@pytest.mark.parametrize("steps", [2, 3, 5, 8, 12, 20, 31])
+@pytest.mark.parametrize("kills", [1, 2, 3, 6])
+def test_the_end_of_an_epoch_is_crossed_with_saves_and_kills_around_it(steps: int, kills: int) -> None:
+    for epoch in {1, 2, max(steps // 3, 1), steps // 2} & set(range(1, steps // 2 + 1)):
+        for seed in range(50):
+            killed, chunks = choose_kills(steps, kills, epoch, random.Random(seed))
+            resumed = [max(stop for stop in chunks if stop < kill) for kill in killed]
+            assert chunks == sorted(set(chunks))
+            assert chunks[-1] == steps
+            assert len(set(killed)) == len(killed) == min(kills, steps - 1)
+            assert resumed == sorted(set(resumed)), "each life goes on from a checkpoint of its own"
+            ends = range(epoch, steps + 1, epoch)
+            assert any(chunks[0] <= end <= start for end in ends for start in resumed), (
+                "saves on each side, then a kill"
+            )
+            assert max(ends) > resumed[0], "an epoch ends after a resume"
+            if epoch > 1:
+                assert any(start % epoch for start in resumed), "a resume is inside of an epoch"
+            if kills >= 3 and steps > 3:
+                assert not all(start % epoch for start in resumed), "a resume is at the end of an epoch"
+
+
+def found(name: str, sha256: str, **flags: bool) -> Found:
+    kinds = {"is_generator": False, "is_copy": False} | flags
+    return Found(name=name, kind="Linear", reached_by="loss", remedy="a line", sha256=sha256, **kinds)
+
+
+def test_state_that_changed_or_looks_like_a_copy_is_lost() -> None:
+    built = [found("average", "a"), found("target", "a", is_copy=True), found("teacher", "a"), found("noise", "a")]
+    straight = [found("average", "b"), found("target", "a"), found("teacher", "a"), found("late", "a")]
+    judged = judge_unregistered(built, straight, straight)
+    assert [line.partition(" ")[0] for line in judged["lost"]] == ["average", "target", "late"]
+    assert [line.partition(" ")[0] for line in judged["unchanged"]] == ["teacher"]
+    assert judged["lost"][0].endswith("changed in these steps: add a line")
+
+
+def test_a_generator_whose_state_follows_from_the_step_is_not_lost() -> None:
+    built, straight = [found("noise", "a", is_generator=True)], [found("noise", "b", is_generator=True)]
+    assert judge_unregistered(built, straight, straight) == {"lost": [], "unchanged": []}
+    assert len(judge_unregistered(built, straight, built)["lost"]) == 1
+
+
+def test_what_was_not_reached_is_said() -> None:
+    events = {"the end of anneal 'temperature'": 900.0, "StepLR.step_size": 5.0}
+    lines = list_not_reached(20, 10, 6000, events, ranks=1, workers=2, device="cpu")
+    assert lines == [
+        "the end of an epoch of 6000 steps: here an epoch has 10",
+        "the end of anneal 'temperature' (step 900)",
+        "a GPU, several ranks",
+    ]
+    assert list_not_reached(20, 10, 10, {}, ranks=2, workers=2, device="cuda") == []
