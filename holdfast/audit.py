@@ -16,6 +16,7 @@ from holdfast.replay import find_difference, pruned, read_committed_trail, read_
 from holdfast.store import Store
 
 SHOWN_NAMES = 8
+SHOWN_TENSORS = 3
 
 
 class Audit(BaseModel):
@@ -28,8 +29,8 @@ class Audit(BaseModel):
         unchecked: what could not be checked, since a checkpoint was pruned or settings were changed; empty for nothing.
         expected, found: the content id that was committed and the replay's; empty where the gate refused the parent.
         gate: why it refused it.
-        first_step: the first step whose trail differs; None where the trails are equal.
-        first_differs_in: what differs there, causes first.
+        first_step, first_differs_in, first_tensors: the first difference between the trails, as
+            `holdfast.trail.Difference` has it; None and empty where they are equal.
         different: names of the tensors and values that differ at the end, the first part of a name is its component.
         notes: what forbids to promise equal bits here, and what has changed since.
     """
@@ -49,6 +50,7 @@ class Audit(BaseModel):
     gate: str = ""
     first_step: int | None = None
     first_differs_in: list[str] = []
+    first_tensors: list[str] = []
     different: list[str] = []
     notes: list[str] = []
 
@@ -70,17 +72,25 @@ class Audit(BaseModel):
             lines = [f"{what}: it can't be replayed from commit {self.from_commit}", f"  {self.gate}"]
         else:
             lines = [f"{what}: the replay ends on other bytes: {self.found[:12]}, not {self.expected[:12]}"]
-            lines += describe_difference(self.first_step, self.first_differs_in, self.different)
+            lines += describe_difference(self.first_step, self.first_differs_in, self.first_tensors, self.different)
         lines += [f"  not checked: {self.unchecked}"] if self.unchecked else []
         notes = [] if self.is_identical else self.notes
         return "\n".join([*lines, *(f"  not promised here: {note}" for note in notes)])
 
 
-def describe_difference(step: int | None, fields: list[str], different: list[str]) -> list[str]:
-    """Where two runs of the same steps part, a line each, as a person reads it."""
-    lines = [f"  first in step {step}: {', '.join(fields)}"] if step is not None else []
-    if step is None and different:
-        lines = ["  every step has the same samples, loss, gradient and random numbers"]
+def describe_difference(step: int | None, fields: list[str], tensors: list[str], different: list[str]) -> list[str]:
+    """Return where two runs of the same steps differ, a line each, as a person reads it.
+
+    Args:
+        step, fields, tensors: the first difference between their trails; see `holdfast.trail.Difference`.
+        different: what differs at the end.
+    """
+    lines = []
+    if step is not None:
+        after = f"; after it {checkpoint.shorten(tensors, SHOWN_TENSORS)}" if tensors else ""
+        lines.append(f"  first in step {step}: {', '.join(fields)}{after}")
+    elif different:
+        lines.append("  every step has the same samples, loss, gradient and random numbers")
     if different:
         lines.append(f"  then, at the end: {checkpoint.shorten(different, SHOWN_NAMES)}")
     return lines

@@ -42,8 +42,8 @@ class Proof(BaseModel):
         steps_per_epoch, own_steps_per_epoch: the length of an epoch here, and in the recipe.
         straight, resumed: the content ids; empty where the gate refused to resume.
         gate: the reason of its refusal.
-        first_step, first_differs_in: the first step in which the runs differ, and in what; where the gate refused, up
-            to there.
+        first_step, first_differs_in, first_tensors: the first difference between the trails, as
+            `holdfast.trail.Difference` has it; where the gate refused, up to there.
         different: names of the values that differ at the end, or that the gate names.
         lost: state that no checkpoint has, and that changed, or that looks like a copy of the model; a line each.
         unchanged: state that no checkpoint has, and that didn't change; a line each.
@@ -67,6 +67,7 @@ class Proof(BaseModel):
     gate: str = ""
     first_step: int | None = None
     first_differs_in: list[str] = []
+    first_tensors: list[str] = []
     different: list[str] = []
     lost: list[str] = []
     unchanged: list[str] = []
@@ -102,9 +103,10 @@ class Proof(BaseModel):
             return [f"not proved: {what} end on the same bytes with {killed}, but state is lost that no checkpoint has"]
         if self.gate:
             lines = [f"not proved: {what}, with {killed}: the gate refuses to resume", f"  {self.gate}"]
-            return lines + describe_difference(self.first_step, self.first_differs_in, [])
+            return lines + describe_difference(self.first_step, self.first_differs_in, self.first_tensors, [])
         lines = [f"not proved: {what} end on other bytes with {killed}"]
-        return lines + describe_difference(self.first_step, self.first_differs_in, self.different)
+        first = self.first_step, self.first_differs_in, self.first_tensors
+        return lines + describe_difference(*first, self.different)
 
     def _machine(self) -> str:
         known = self.environment

@@ -192,7 +192,7 @@ class _Run:
         is_fatal = 0 < kill_at <= stop
         # However late the kill comes, they have not saved the chunk: what was saved would be adopted.
         assert self._present is not None
-        ranks.train(sys.maxsize if is_fatal else stop, self._present.fingerprint)
+        ranks.train(sys.maxsize if is_fatal else stop, self._present.fingerprint, is_detailed=True)
         while (event := ranks.next_event())["event"] != "saved":
             if is_fatal and event.get("step", 0) >= kill_at:
                 ranks.signal(signal.SIGKILL)

@@ -11,8 +11,8 @@ from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import FileRecord
 from holdfast.store import Store
 
-# A longer line was not written by us, and is not read into memory.
-MAX_LINE_BYTES = 2**20
+# A longer line was not written by us, and is not read into memory. In proofs a line names each tensor.
+MAX_LINE_BYTES = 2**26
 
 
 @dataclass(frozen=True)
