@@ -132,7 +132,7 @@ def describe_process() -> dict[str, Any]:
     """
     template = ProcessWorker.get_default_base_job_template()
     variables = template["variables"]["properties"]
-    variables["command"]["default"] = f"{sys.executable} -m prefect.engine"
+    variables["command"]["default"] = f"{shlex.quote(sys.executable)} -m prefect.engine"
     variables["working_dir"]["default"] = str(ROOT)
     return template
 

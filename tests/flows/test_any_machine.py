@@ -9,8 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 from prefect.settings import PREFECT_HOME, temporary_settings
+from prefect.utilities.processutils import command_from_string
 
-from deployments.local import began_at
+from deployments.local import began_at, describe_process
 from holdfast import Recipe
 from holdfast.errors import ConfigError
 from tasks.server import bypass_proxy, server
@@ -78,6 +79,12 @@ def test_a_process_is_known_again_from_a_shell_with_another_time_zone(monkeypatc
         found.add(began_at(os.getpid()))
     assert len(found) == 1
     assert "" not in found
+
+
+def test_a_worker_starts_flow_runs_in_a_folder_with_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/home/me/my models/.venv/bin/python")
+    command = describe_process()["variables"]["properties"]["command"]["default"]
+    assert command_from_string(command) == [sys.executable, "-m", "prefect.engine"]
 
 
 def test_a_home_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
