@@ -16,7 +16,7 @@ from holdfast.errors import ConfigError, RunStopped
 from tasks.credentials import STARTED, read_started
 
 ROOT = Path(__file__).resolve().parent.parent
-READY_WITHIN_S = 120.0
+READY_WITHIN_S = 300.0
 DOWN_WITHIN_S = 60.0
 
 
