@@ -12,20 +12,21 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Served(Flow[P, R]):
-    """A flow that starts the temporary server of `tasks.server` when it is called where no API is configured.
+def served_flow(**options: Any) -> Callable[[Callable[P, R]], Flow[P, R]]:
+    """Declare a flow, as Prefect's ``@flow(...)`` does, that starts `tasks.server` when no API is configured.
 
-    Prefect would start one of its own, which it leaves behind when the process is killed. Inside another flow run the
-    server of that run is used.
+    Prefect would start a server of its own, which it leaves behind when the process is killed.
     """
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if FlowRunContext.get() or TaskRunContext.get():
-            return super().__call__(*args, **kwargs)
-        with server():
-            return super().__call__(*args, **kwargs)
+    return lambda function: SERVED(function, **options)
 
 
-def served_flow(**options: Any) -> Callable[[Callable[P, R]], Served[P, R]]:
-    """Declare a `Served` flow, as Prefect's ``@flow(...)`` does, and with the same options."""
-    return lambda function: Served(function, **options)
+def call_served(flow: Flow[Any, Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a flow in the block of `server`; inside another flow run, with the server of that run."""
+    if FlowRunContext.get() or TaskRunContext.get():
+        return Flow.__call__(flow, *args, **kwargs)
+    with server():
+        return Flow.__call__(flow, *args, **kwargs)
+
+
+# Python looks a call up on the type, so that a function can't be put on the flow itself.
+SERVED: Any = type("Served", (Flow,), {"__call__": call_served})
