@@ -61,6 +61,7 @@ class Ranks:
         self.log_path = log_path
         self.began = time.monotonic()
         self._oom_kills = count_oom_kills()
+        self._has_several = config.compute.ranks > 1
         self._mark = uuid.uuid4().hex
         self._log_begins = log_path.stat().st_size if log_path.exists() else 0
         with _open_log(log_path) as log:
@@ -102,9 +103,13 @@ class Ranks:
         """
         with contextlib.suppress(ProcessLookupError):  # torchrun comes first: it would answer a rank's death
             os.killpg(self.pid, number)
-        for pid in find_processes(self._mark):
+        for pid in self._find_others():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+    def _find_others(self) -> list[int]:
+        """Return the processes outside of our child's group; a rank that is alone has none. The search takes 0.1 s."""
+        return find_processes(self._mark) if self._has_several else []
 
     def order(self, do: str, **fields: Any) -> None:
         """Send an order. That the ranks are dead shows when their next event is asked for."""
@@ -220,7 +225,7 @@ class Ranks:
 
     def _has_ended(self, within_s: float) -> bool:
         deadline = time.monotonic() + within_s
-        while is_left := self.is_alive() or any(map(leads_session, find_processes(self._mark))):
+        while is_left := self.is_alive() or any(map(leads_session, self._find_others())):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.01)

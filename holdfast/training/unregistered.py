@@ -22,9 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import state
-from holdfast.checkpoint import serialize
+from holdfast.checkpoint import Payload, serialize
 from holdfast.data import is_stream
-from holdfast.errors import StateError
 from holdfast.location import is_own_code
 from holdfast.recipe import Recipe
 
@@ -42,7 +41,7 @@ READERS: dict[type, Callable[[Any], Any]] = {
     torch.Generator: lambda each: each.get_state(),
 }
 LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), Tensor, np.ndarray, np.generic, torch.dtype)
-CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
+SEQUENCES = (list, tuple, set, frozenset, deque)
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def find_unregistered(recipe: Recipe) -> list[Unregistered]:
 
 
 def _registered(recipe: Recipe) -> list[Any]:
-    parts: list[Any] = [recipe.optimizer, recipe.schedule, *GLOBAL_GENERATORS]
+    parts: list[Any] = [recipe.optimizer, recipe.schedule, *GLOBAL_GENERATORS, *torch.cuda.default_generators]
     for part in (recipe.model, *recipe.extras.values()):
         parts += [part, *_modules(part)]
     if is_stream(recipe.data) and hasattr(recipe.data, "state_dict"):
@@ -179,9 +178,9 @@ def _parts(name: str, value: Any, is_inside: bool) -> Iterator[tuple[str, Any]]:
         yield name, value.func
         yield from ((f"{name}.args[{index}]", each) for index, each in enumerate(value.args))
         yield from value.keywords.items()
-    elif isinstance(value, Mapping):
+    elif isinstance(value, dict):
         yield from ((f"{name}[{key!r}]", each) for key, each in _first(value.items()))
-    elif isinstance(value, CONTAINERS):
+    elif isinstance(value, SEQUENCES):
         yield from ((f"{name}[{index}]", each) for index, each in enumerate(_first(value)))
     elif isinstance(value, type):
         yield from () if is_inside or not _is_own(value) else _attributes(name, vars(value))
@@ -262,13 +261,18 @@ def _read(value: Any) -> Any:
     return value if isinstance(value, Tensor) else value.state_dict()
 
 
-def _digest(value: Any) -> str:
-    """Return the SHA-256 of an object's state; empty where it has no state that can be written."""
+def _payload(value: Any) -> Payload | None:
+    """Return an object's state; None where it can't be read, whatever its own code raises."""
     try:
-        payload = state.to_payload(_read(value))
-    except (StateError, TypeError, NotImplementedError):
-        return ""
-    return hashlib.sha256(b"".join(map(bytes, serialize(payload)))).hexdigest()
+        return state.to_payload(_read(value))
+    except Exception:
+        return None
+
+
+def _digest(value: Any) -> str:
+    """Return the SHA-256 of an object's state; empty where it can't be read."""
+    payload = _payload(value)
+    return "" if payload is None else hashlib.sha256(b"".join(map(bytes, serialize(payload)))).hexdigest()
 
 
 def _is_copy(value: Any, model: nn.Module, random_parts: set[str]) -> bool:
@@ -277,10 +281,8 @@ def _is_copy(value: Any, model: nn.Module, random_parts: set[str]) -> bool:
     An average or a target network may not change for thousands of steps. A part counts where it is equal to the bit,
     and not only by its construction, as two fresh layer norms are.
     """
-    try:
-        tensors = state.to_payload(_read(value)).tensors
-    except (StateError, TypeError, NotImplementedError):
-        return False
+    payload = _payload(value)
+    tensors = payload.tensors if payload else {}
     shapes, wanted = (Counter(tuple(each.shape) for each in these) for these in (tensors.values(), model.parameters()))
     own = [each for each in value.parameters() if _is_random(each)] if isinstance(value, nn.Module) else []
     return (bool(wanted) and wanted <= shapes) or (bool(own) and {*map(_digest, own)} <= random_parts)
