@@ -13,10 +13,11 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, Self
 
 from holdfast import determinism, errors
 from holdfast.config import RunConfig
@@ -40,6 +41,9 @@ LAUNCHER_VARIABLES = (
 TORCHRUN = "torch/distributed/elastic"
 # The container's own by cgroup 2 and 1, then the machine's.
 OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat")
+
+
+Events = queue.SimpleQueue[dict[str, Any] | None]
 
 
 class Ranks:
@@ -76,9 +80,13 @@ class Ranks:
                 bufsize=1,
                 start_new_session=True,
             )
-        self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        # A thread, since a signal that arrives in the midst of a read would lose the line.
-        threading.Thread(target=self._read, daemon=True).start()
+        self._events: Events = queue.SimpleQueue()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        # Ranks whose last owner is gone end: a signal may have come between their start and whoever is to own them.
+        weakref.finalize(self, self._process.stdin.close)
+        # A thread, since a signal in the midst of a read would lose the line. It keeps the pipe alone, not this object.
+        threading.Thread(target=_read, args=(self._process.stdout, self._events), daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -86,15 +94,6 @@ class Ranks:
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        try:
-            with self._process.stdout as lines:
-                for line in lines:
-                    self._events.put(json.loads(line))
-        finally:
-            self._events.put(None)
 
     def signal(self, number: int) -> None:
         """Send a signal to every process of the ranks, loader workers included.
@@ -206,6 +205,12 @@ class Ranks:
         """Order a checkpoint and the end: after the step in hand, or in the last moment that is safe."""
         self.order("stop", within_s=within_s)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
     def end(self, within_s: float = END_WITHIN_S) -> None:
         """End every process of the ranks: order it, then send SIGTERM, then SIGKILL.
 
@@ -232,22 +237,40 @@ class Ranks:
         return not is_left
 
 
+def _read(pipe: IO[str], events: Events) -> None:
+    try:
+        with pipe as lines:
+            for line in lines:
+                events.put(json.loads(line))
+    finally:
+        events.put(None)
+
+
 # Ranks that nobody commands yet, and what they were started with.
 _ahead: list[tuple[tuple[RunConfig, Path, int], Ranks]] = []
 
 
-def start_ahead(config: RunConfig, log_path: Path, commit: int) -> None:
-    """Ranks are started for whoever asks for them in this process; see `start`."""
+@contextlib.contextmanager
+def started_ahead(config: RunConfig, log_path: Path, commit: int) -> Iterator[None]:
+    """Start ranks for whoever calls `start` inside the block; those that nobody took over end with it."""
     _ahead.append(((config, log_path, commit), Ranks(config, log_path, commit)))
+    try:
+        yield
+    finally:
+        while _ahead:
+            _ahead[-1][1].end()
+            _ahead.pop()
 
 
 def start(config: RunConfig, log_path: Path, commit: int) -> Ranks:
-    """Ranks; those that were started ahead, if it was with the same arguments."""
+    """Return ranks: those that were started ahead with the same arguments, or new ones."""
     while _ahead:
-        arguments, ranks = _ahead.pop()
+        arguments, ranks = _ahead[-1]
         if arguments == (config, log_path, commit):
+            _ahead.pop()
             return ranks
         ranks.end()
+        _ahead.pop()
     return Ranks(config, log_path, commit)
 
 

@@ -59,6 +59,7 @@ class ProgressView:
         self._task = self._bar.add_task("", total=total, completed=step, numbers="")
 
     def __enter__(self) -> Self:
+        self._before = self._attempt.watch
         self._attempt.watch = self.show
         self._bar.start()
         return self
@@ -66,10 +67,12 @@ class ProgressView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._attempt.watch = self._before
         self._bar.stop()
 
     def show(self, event: dict[str, Any]) -> None:
-        """A progress event of the ranks becomes visible."""
+        """Show a progress event of the ranks, and pass it on to what watched them before."""
+        self._before(event)
         if event["event"] != "progress":
             return
         numbers = f"loss {event['loss']:.4f}  {event['steps_per_s'] * self._units:,.0f} {self._unit}/s"

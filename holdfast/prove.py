@@ -145,8 +145,7 @@ class _Run:
         Raises:
             GateTripped: what was resumed isn't what was saved.
         """
-        ranks = Ranks(self._config, self._log, longest_epoch=self._chunks[-1] // 2)
-        try:
+        with Ranks(self._config, self._log, longest_epoch=self._chunks[-1] // 2) as ranks:
             line = self._resume(ranks)
             if not self._examined:
                 self._examine(ranks)
@@ -158,8 +157,6 @@ class _Run:
                     line.commit(saved, "chunk")
                     log.info("%s: trained to step %d of %d", self._journal.run, stop, self._chunks[-1])
             self._examine(ranks)
-        finally:
-            ranks.end()
 
     def _resume(self, ranks: Ranks) -> Line:
         built = ranks.expect("ready")

@@ -59,8 +59,7 @@ def ranks_at(journal: Journal, at: Commit | None, settings: Commit) -> Iterator[
     """
     with tempfile.TemporaryDirectory(prefix="holdfast-") as scratch:
         config = read_run_config(journal, settings, Path(scratch))
-        ranks = Ranks(config, Path(scratch) / "ranks.log", at.number if at else 0)
-        try:
+        with Ranks(config, Path(scratch) / "ranks.log", at.number if at else 0) as ranks:
             description = ranks.expect("ready")
             ancestor = find_ancestor(journal, config.store, config.init_from, None)
             present = describe_present(config, description, ancestor)
@@ -73,8 +72,6 @@ def ranks_at(journal: Journal, at: Commit | None, settings: Commit) -> Iterator[
             if problem := problem_in(event):
                 raise _named(problem, journal, at, settings)
             yield ranks, present
-        finally:
-            ranks.end()
 
 
 def _named(problem: HoldfastError, journal: Journal, at: Commit | None, settings: Commit) -> HoldfastError:

@@ -8,29 +8,22 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from holdfast.attempt import Attempt, Chunk
+from holdfast.attempt.hooks import Proposal
 from holdfast.checkpoint import Saved
-from holdfast.config import RunConfig
 from holdfast.journal import Commit
 from tasks import hooks
 
 CHUNK_RETRIES = 2
 
 
-@task(task_run_name="open attempt {number}", cache_policy=NO_CACHE)
-def open_run(config: RunConfig, number: int) -> Attempt:
+@task(task_run_name="open attempt {attempt.number}", cache_policy=NO_CACHE)
+def open_run(attempt: Attempt) -> None:
     """Start the ranks, claim the attempt and find where the run continues.
 
     Args:
-        config: The run's configuration.
-        number: The attempt's number, its fencing token.
+        attempt: The attempt, which the flow owns: it ends the ranks, however this ends.
     """
-    attempt = Attempt(config, number)
-    try:
-        attempt.open()
-    except BaseException:
-        attempt.close()
-        raise
-    return attempt
+    attempt.open()
 
 
 @task(
@@ -51,14 +44,23 @@ def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
     return attempt.train_chunk(chunk)
 
 
-@task(task_run_name="commit {saved.path}", cache_policy=NO_CACHE)
-def commit_chunk(attempt: Attempt, saved: Saved) -> Commit:
+@task(task_run_name="commit {proposal.saved.path}", cache_policy=NO_CACHE)
+def commit_chunk(attempt: Attempt, proposal: Proposal) -> Commit:
     """Make a checkpoint count, while the ranks already train the next chunk.
 
     Args:
-        attempt: The attempt that trained it.
-        saved: The checkpoint.
+        attempt: The attempt that commits it.
+        proposal: The checkpoint, and why it is committed.
     """
-    hooks.guard_fingerprint(attempt, saved)
-    hooks.hash_checkpoint(attempt, saved)
-    return hooks.publish_latest(attempt, saved)
+    hooks.guard_fingerprint(attempt, proposal)
+    hooks.hash_checkpoint(attempt, proposal)
+    return hooks.publish_latest(attempt, proposal)
+
+
+def commit(attempt: Attempt, proposal: Proposal) -> Commit:
+    """Make a commit, whoever asks for it: a chunk, a stop, an adoption. See `tasks.hooks`.
+
+    While the attempt stops it is no task, but the same call: Prefect begins no task in a flow run that is suspended.
+    """
+    make = commit_chunk.fn if attempt.is_stopping else commit_chunk
+    return make(attempt, proposal)

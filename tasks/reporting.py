@@ -36,10 +36,10 @@ ROWS = 200
 
 @contextlib.contextmanager
 def reported(attempt: Attempt) -> Iterator[Callable[[Attempt], None]]:
-    """While the block lasts, the attempt's progress is an artifact of the flow run that it is in.
+    """Show the attempt's progress as an artifact of the flow run that it is in, while the block lasts.
 
     Yields:
-        the hook that adds the chunk just committed to the artifact that lists them.
+        the hook that adds the newest commit to the artifact that lists them.
     """
     pending: dict[str, Callable[[], object]] = {}  # what is newer takes the place of what waits
     news, done = threading.Event(), threading.Event()

@@ -1,6 +1,7 @@
 """One process life of a run: claim it, find where to go on, train chunks, commit them, stop in time."""
 
-from holdfast.attempt.attempt import Attempt, Chunk, start_ahead
+from holdfast.attempt.attempt import Attempt, Chunk, started_ahead
+from holdfast.attempt.hooks import Hooks
 from holdfast.attempt.line import Line
 
-__all__ = ["Attempt", "Chunk", "Line", "start_ahead"]
+__all__ = ["Attempt", "Chunk", "Hooks", "Line", "started_ahead"]

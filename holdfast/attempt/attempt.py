@@ -4,16 +4,18 @@ Single-threaded: the ranks are processes of their own, and they are ordered to t
 is committed, so that a commit costs no training time.
 """
 
+import contextlib
 import logging
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast import checkpoint, faults, launch, retention
+from holdfast.attempt.hooks import Hooks, Proposal, call_each
 from holdfast.attempt.line import Line
 from holdfast.attempt.lineage import (
     check_same,
@@ -60,19 +62,26 @@ class Chunk:
 
 Watch = Callable[[dict[str, Any]], None]
 
+# Why commits were made whose attempt left upkeep to the next one.
+LEFT_UPKEEP = {"preempted", "adopted"}
+
 
 class Attempt:
-    """One attempt at a run. Making it starts the ranks; `open` then claims the run.
+    """One attempt at a run. `open` starts its ranks and claims the run; `close` or `end` ends the ranks.
+
+    Making one starts nothing, so that whoever makes it owns it before there is anything to end.
 
     Attributes:
-        line: the run's commits.
+        hooks: called for every commit.
+        line: the run's commits, once it is open.
         watch: called with the ranks' progress events, see `holdfast.training.train`.
         notice: that this machine goes away, if it does.
         description: what the ranks built; see `holdfast.rank.serving.describe`.
     """
 
-    def __init__(self, config: RunConfig, number: int | None = None) -> None:
+    def __init__(self, config: RunConfig, number: int | None = None, hooks: Hooks | None = None) -> None:
         self.config = config
+        self.hooks = hooks or Hooks()
         self.journal = Journal(open_store(config.store), config.run)
         self.number = number or self.journal.attempts() + 1
         self.watch: Watch = lambda event: None
@@ -88,24 +97,17 @@ class Attempt:
         self._history: History | None = None  # of an automatic chunk length
         self._pruned: PruneReport | None = None
         self.description: dict[str, Any] = {}
-        signing_key = load_signing_key(config.signing_key) if config.signing_key else None
-        trusted_keys = [load_trusted_key(source) for source in config.resume.trusted_keys]
-        self._newest = self.journal.newest()
-        self._start_ranks(self._newest)
-        self._ancestor = find_ancestor(self.journal, config.store, config.init_from, self._newest)
-        self._present = describe_present(config, self.description, self._ancestor)
-        self.fingerprint = self._present.fingerprint
-        self.line = Line(
-            self.journal,
-            self.number,
-            self.fingerprint,
-            self.steps_per_epoch,
-            signing_key=signing_key,
-            trusted_keys=trusted_keys,
-        )
+        self._owes_upkeep = False
+        self._restored = 0  # the commit that the ranks were restored from, and so verified
+        self._line: Line | None = None
+
+    @property
+    def line(self) -> Line:
+        assert self._line is not None, "the attempt was never opened"
+        return self._line
 
     def close(self) -> None:
-        """No rank of this attempt is left."""
+        """End this attempt's ranks."""
         if self._ranks is not None:
             self._ranks.end()
             self._ranks = None
@@ -116,7 +118,7 @@ class Attempt:
     @property
     def head(self) -> Commit | None:
         """The commit that the run continues from; None before the first."""
-        return self.line.head
+        return self._line.head if self._line else None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -137,6 +139,11 @@ class Attempt:
     def is_complete(self) -> bool:
         return self.step >= self.total_steps
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether this process was told to end."""
+        return self._is_stopped or self._is_told
+
     def next_chunk(self) -> Chunk | None:
         """What is to be trained next; None if nothing is, or there is no time left for it."""
         if self.is_complete or self._is_stopped:
@@ -154,9 +161,9 @@ class Attempt:
     # ---- open: where to go on
 
     def open(self) -> None:
-        """The run is ours, and the ranks hold the state of the last verified checkpoint, which is ``head``.
+        """Claim the run and restore the last verified checkpoint into the ranks; ``head`` is its commit.
 
-        A run that is complete, and verifies, is not claimed.
+        A run that is complete, and verifies, is not claimed. Whatever is raised, no rank is left.
 
         Raises:
             ConfigDrift: the run exists with other settings, or other code.
@@ -165,6 +172,35 @@ class Attempt:
             NoVerifiedCheckpoint: it has committed, and nothing of that can be verified.
             Superseded: the attempt's number is taken.
         """
+        try:
+            self._build()
+            self._continue()
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self) -> None:
+        """Start the ranks, and describe what they built."""
+        config = self.config
+        signing_key = load_signing_key(config.signing_key) if config.signing_key else None
+        trusted_keys = [load_trusted_key(source) for source in config.resume.trusted_keys]
+        self._newest = self.journal.newest()
+        self._start_ranks(self._newest)
+        self._ancestor = find_ancestor(self.journal, config.store, config.init_from, self._newest)
+        self._present = describe_present(config, self.description, self._ancestor)
+        self.fingerprint = self._present.fingerprint
+        self._line = Line(
+            self.journal,
+            self.number,
+            self.fingerprint,
+            self.steps_per_epoch,
+            signing_key=signing_key,
+            trusted_keys=trusted_keys,
+            commit_adopted=self._commit_adopted,
+        )
+
+    def _continue(self) -> None:
+        """Claim the run and restore its head, unless it is complete."""
         newest, present = self._newest, self._present
         lineage: dict[str, Any] = {}
         if newest is not None:
@@ -188,6 +224,7 @@ class Attempt:
         self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
         self._history = History(self.journal, self.number) if self.config.chunk.auto else None
         self._resume()
+        self._owes_upkeep |= self.head is not None and self.head.why in LEFT_UPKEEP
         log.info("%s", self._what())
         log.info("attempt %d (%s): %s", self.number, why, self._where_from())
         if self.config.determinism.mode == "fast":
@@ -263,6 +300,7 @@ class Attempt:
         log.info("restored: %s", event["summary"])
         for name in event["taken_over"]:
             log.info("the changed %s is in force from step %d on", name, event["step"])
+        self._restored = commit.number
         if event["note"]:
             log.warning("%s; settings or code were changed, so that it only goes on record", event["note"])
         return None
@@ -319,6 +357,9 @@ class Attempt:
         self._order_steps(stop)
         if stop < self.total_steps and not self._is_told:
             self._order_steps(self._stop_after(stop))  # which is trained while this chunk is saved and committed
+        if self._owes_upkeep and self.notice is None:
+            self._owes_upkeep = False
+            call_each(self.hooks.upkeep, self)
         while True:
             self._pass_on_notice()
             event = self._ranks.next_event(self.notice.left_s() if self.notice else None)
@@ -345,29 +386,43 @@ class Attempt:
             reason=error.reason,
         )
 
-    def commit(self, saved: Saved, why: str = "") -> Commit:
-        """The checkpoint counts: its commit is on record, and latest.json names it.
+    def commit(self, saved: Saved) -> Commit:
+        """Commit a checkpoint: its record is published, latest.json names it, and the hooks are called.
 
-        Doing it again, after a signal has interrupted it, finishes it.
-
-        Args:
-            why: otherwise ``chunk``, or ``preempted`` where a notice has cut the chunk short.
+        Calling it again, after a signal has interrupted it, finishes it. While the attempt stops, upkeep is left to the
+        next one.
 
         Raises:
             Superseded: a later attempt owns the run; nothing was changed.
         """
         assert saved == self._uncommitted[0], "chunks are committed in the order of training"
-        if self.head is None or self.head.path != saved.path:
-            try:
-                self.line.commit(saved, why or ("preempted" if self._is_stopped else "chunk"))
-            except NameTaken:
-                # The ranks hold a state that no commit names; the next chunk starts new ones.
-                self.close()
-                self._uncommitted.clear()
-                return self.line.follow()
+        try:
+            self._commit(saved, "preempted" if self._is_stopped else "chunk")
+        except NameTaken:
+            # The ranks hold a state that no commit names; the next chunk starts new ones.
+            self.close()
+            self._uncommitted.clear()
+            return self.line.follow()
         self._uncommitted.pop(0)
+        if not self.is_stopping:
+            call_each(self.hooks.upkeep, self)
         assert self.head is not None
         return self.head
+
+    def _commit(self, saved: Saved, why: str) -> Commit:
+        """Commit by the hooks: the one path of every commit."""
+        commit = self.hooks.commit(self, Proposal(saved, why, lambda: self._publish(saved, why)))
+        call_each(self.hooks.notify, self)
+        return commit
+
+    def _publish(self, saved: Saved, why: str) -> Commit:
+        if self.head is not None and self.head.path == saved.path:
+            return self.head  # an interrupted call got so far
+        return self.line.commit(saved, why)
+
+    def _commit_adopted(self, saved: Saved) -> None:
+        self._commit(saved, "adopted")
+        self._owes_upkeep = True  # not before the ranks are restored, and so have verified it
 
     def read_back(self) -> bool:
         """The newest commit's stored bytes are what was hashed, if it is one that is read back; whether it was.
@@ -380,6 +435,8 @@ class Attempt:
         commit, every = self.head, self.config.parity.every
         if commit is None or not every or (self._has_read_back and commit.number % every):
             return False
+        if commit.number == self._restored:
+            return False  # its bytes were hashed when the ranks were restored from it
         self._has_read_back = True
         if damaged := checkpoint.verify(self.journal.store, commit, is_urgent=False):
             reason = f"read back after its commit: {'; '.join(map(str, damaged))}"
@@ -435,11 +492,12 @@ class Attempt:
     def _pass_on_notice(self) -> None:
         if self.notice is not None and not self._is_told:
             assert self._ranks is not None
-            self._ranks.stop(self.notice.left_s())
+            self._ranks.stop(None if self.notice.is_at_once else self.notice.left_s())
             self._is_told = True
 
     def stop(self) -> None:
-        """The step in hand is done, saved and committed, or the time is up; no rank is left."""
+        """Save and commit what is trained, after the step in hand, as far as the time allows, and end the ranks."""
+        self._is_stopped = True
         deadline = time.monotonic() + self.config.resume.stop_within_s
         if self._ranks is not None and self._is_claimed:
             self._ranks.stop()
@@ -454,12 +512,12 @@ class Attempt:
                 log.warning("%s", error)
         self.close()
         while self._uncommitted:
-            self.commit(self._uncommitted[0], "preempted")
+            self.commit(self._uncommitted[0])
         if self._is_claimed:
             log.info("stopped after step %d, which is saved and committed; the same command continues", self.step)
 
     def end(self, reason: str, message: str = "") -> None:
-        """No rank is left, and how the attempt ended is on record, if it had claimed the run."""
+        """End the ranks, and record how the attempt ended, if it had claimed the run."""
         self.close()
         if self._is_claimed:
             try:
@@ -468,16 +526,18 @@ class Attempt:
                 log.warning("how the attempt ended is not on record: %s", error)
 
 
-def start_ahead(config: RunConfig) -> None:
-    """The ranks of the run's next attempt are started; if it is made in this process, it takes them over.
+@contextlib.contextmanager
+def started_ahead(config: RunConfig) -> Iterator[None]:
+    """Start the ranks of the run's next attempt; if it is opened inside the block, it takes them over.
 
-    For whoever has something else to wait for until then. They end with the process.
+    For a caller that has something else to wait for until then. Ranks that nothing took over end with the block.
 
     Raises:
         HoldfastError: the run's folder can't be read, or the ranks' output can't be written.
     """
     journal = Journal(open_store(config.store), config.run)
-    launch.start_ahead(*_rank_arguments(config, journal.attempts() + 1, journal.newest()))
+    with launch.started_ahead(*_rank_arguments(config, journal.attempts() + 1, journal.newest())):
+        yield
 
 
 def _rank_arguments(config: RunConfig, number: int, newest: Commit | None) -> tuple[RunConfig, Path, int]:

@@ -44,7 +44,12 @@ class Line:
         *,
         signing_key: SigningKey | None = None,
         trusted_keys: Sequence[TrustedKey] = (),
+        commit_adopted: Callable[[Saved], object] | None = None,
     ) -> None:
+        """
+        Args:
+            commit_adopted: commits what dead ranks had saved, by `commit`; otherwise that is called alone.
+        """
         self.journal = journal
         self.attempt = attempt
         self.config_fingerprint = config_fingerprint
@@ -55,6 +60,7 @@ class Line:
         self._tripped: dict[int, GateTripped] = {}
         self._signing_key = signing_key
         self._trusted_keys = trusted_keys
+        self._commit_adopted = commit_adopted or (lambda saved: self.commit(saved, "adopted"))
 
     def resume(self, restore: Restore) -> None:
         """``head`` is restored: what dead ranks had saved is adopted, or else it is the newest commit that verifies.
@@ -185,18 +191,18 @@ class Line:
         if self._trusted_keys:
             return False  # nobody has signed it, and anyone who can write to the store could have put it there
         for saved in checkpoint.find_orphans(
-            self.journal.store, self.head, self._fingerprints(), self.steps_per_epoch, self._given_up
+            self.journal.store, self.head, self.fingerprints(), self.steps_per_epoch, self._given_up
         ):
             log.info("adopting %s (step %d), which a dead attempt had saved", saved.path, saved.step)
             try:
-                self.commit(saved, "adopted")
+                self._commit_adopted(saved)
             except NameTaken:
                 log.info("it had still been alive, and has committed by itself")
             return True
         return False
 
-    def _fingerprints(self) -> set[str]:
-        """The settings now, and, where a change was let through, those that dead ranks still had."""
+    def fingerprints(self) -> set[str]:
+        """Return the settings now, and, where a change was let through, those that dead ranks still had."""
         return {self.config_fingerprint, *([self.head.config_fingerprint] if self.head else [])}
 
     def _given_up(self) -> set[str]:

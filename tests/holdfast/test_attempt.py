@@ -1,23 +1,37 @@
 """Attempts with real ranks, without Prefect: what is read back, what the gate refuses, what another run lends."""
 
+import gc
 import itertools
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from holdfast import interval
-from holdfast.attempt import Attempt, start_ahead
+from holdfast import interval, launch
+from holdfast.attempt import Attempt, Hooks, started_ahead
+from holdfast.attempt.hooks import Proposal
 from holdfast.checkpoint import read_metadata
 from holdfast.config import Checkpoint, ChunkLength, InitFrom, Log, Parity, Retention, RunConfig
-from holdfast.errors import ConfigError, GateTripped, NoProgress, RankDied, Unhealthy, from_json
+from holdfast.errors import (
+    ConfigError,
+    GateTripped,
+    HoldfastError,
+    NoProgress,
+    RankDied,
+    RunStopped,
+    Unhealthy,
+    from_json,
+)
 from holdfast.interval import read_losses
-from holdfast.journal import Journal
+from holdfast.journal import Commit, Journal
+from holdfast.launch import Ranks
 from holdfast.store import open_store
 from holdfast.verification import verify_run
 from tests.conftest import ranks_of
@@ -243,16 +257,15 @@ def test_damage_to_a_file_that_checkpoints_share_leaves_one_to_fall_back_on(trai
 
 
 def test_an_attempt_takes_over_the_ranks_that_were_started_ahead_for_it(tmp_path: Path) -> None:
-    config, began = make_config(tmp_path, "run"), time.monotonic()
-    start_ahead(config)
-    ahead = ranks_of(os.getpid())
-    time.sleep(AHEAD_S)
+    config, began = make_config(tmp_path, "run", log=Log(every=1, folder=str(tmp_path))), time.monotonic()
+    seen: list[list[psutil.Process]] = []
     attempt = Attempt(config)
-    try:
-        assert ranks_of(os.getpid()) == ahead
+    with started_ahead(config):
+        ahead = ranks_of(os.getpid())
+        time.sleep(AHEAD_S)
+        attempt.watch = lambda event: seen.append(ranks_of(os.getpid()))
         train_on(attempt)
-    finally:
-        attempt.close()
+    assert seen[0] == ahead
     assert attempt.is_complete
     assert verify_run(journal_of(config)).ok
     assert not ranks_of(os.getpid())
@@ -262,11 +275,117 @@ def test_an_attempt_takes_over_the_ranks_that_were_started_ahead_for_it(tmp_path
 
 def test_ranks_that_were_started_ahead_for_another_attempt_are_ended(tmp_path: Path) -> None:
     config = make_config(tmp_path, "run")
-    start_ahead(config)
-    ahead = ranks_of(os.getpid())
     attempt = Attempt(config, 2)  # somebody else was faster
-    try:
+    with started_ahead(config):
+        ahead = ranks_of(os.getpid())
+        try:
+            attempt.open()
+            assert len(ranks_of(os.getpid())) == 1
+            assert ranks_of(os.getpid()) != ahead
+        finally:
+            attempt.close()
+
+
+@pytest.fixture
+def idle_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank is a process that waits for the end of its orders, and needs no second to start."""
+    idle = [sys.executable, "-c", "import sys; sys.stdin.read()", "holdfast.rank"]
+    monkeypatch.setattr(launch, "_command", lambda config: idle)
+
+
+def test_ranks_that_were_started_ahead_end_when_nothing_takes_them_over(tmp_path: Path, idle_rank: None) -> None:
+    def fail() -> None:
         assert len(ranks_of(os.getpid())) == 1
-        assert ranks_of(os.getpid()) != ahead
-    finally:
-        attempt.close()
+        raise RunStopped("Prefect's temporary server did not start")
+
+    with pytest.raises(RunStopped), started_ahead(make_config(tmp_path, "run")):
+        fail()
+    assert not ranks_of(os.getpid())
+
+
+@pytest.mark.parametrize(("where", "error"), [("_start_ranks", KeyboardInterrupt), ("_resume", RunStopped)])
+def test_no_rank_is_left_whatever_opening_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: type[BaseException]
+) -> None:
+    """As a signal does, which arrives just after a step of opening is done."""
+    attempt = Attempt(make_config(tmp_path, "run"))
+    done = getattr(attempt, where)
+
+    def interrupted(*arguments: Any) -> None:
+        done(*arguments)
+        raise error("now")
+
+    monkeypatch.setattr(attempt, where, interrupted)
+    with pytest.raises(error):
+        attempt.open()
+    assert not ranks_of(os.getpid())
+
+
+def test_no_rank_is_left_where_the_run_to_begin_from_is_unknown(tmp_path: Path) -> None:
+    attempt = Attempt(make_config(tmp_path, "run", init_from=InitFrom(run="nobody")))
+    with pytest.raises(HoldfastError, match="nobody"):
+        attempt.open()
+    assert not ranks_of(os.getpid())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Popen's: the process still runs
+def test_ranks_that_lost_their_owner_end(tmp_path: Path, idle_rank: None) -> None:
+    """As where a signal arrives between their start and the line that takes them."""
+    Ranks(make_config(tmp_path, "run"), tmp_path / "ranks.log")
+    gc.collect()
+    _, alive = psutil.wait_procs(ranks_of(os.getpid()), timeout=60)
+    assert not alive
+
+
+def test_every_commit_goes_by_the_same_hooks_whoever_makes_it(tmp_path: Path) -> None:
+    """A chunk's, a stop's, and what dead ranks had saved: checked before, told of after, in order."""
+    calls: list[tuple[str, object]] = []
+
+    def commit(attempt: Attempt, proposal: Proposal) -> Commit:
+        calls.append(("before", proposal.why))
+        return proposal.publish()
+
+    def tell(name: str) -> Callable[[Attempt], None]:
+        return lambda attempt: calls.append((name, attempt.head.step if attempt.head else 0))
+
+    def failing(attempt: Attempt) -> None:
+        raise ZeroDivisionError("nobody minds")
+
+    hooks = Hooks(commit=commit, notify=[tell("one"), failing, tell("other")], upkeep=[tell("upkeep")])
+    config = make_config(tmp_path, "run", "tests.toy:toy", chunk=ChunkLength(steps=2), epochs=2)
+    attempt = Attempt(config, hooks=hooks)
+    attempt.open()
+    chunk = attempt.next_chunk()
+    assert chunk is not None
+    saved = attempt.train_chunk(chunk)
+    assert saved is not None
+    attempt.commit(saved)
+    assert calls == [("before", "chunk"), ("one", 2), ("other", 2), ("upkeep", 2)]
+
+    calls.clear()
+    attempt.stop()
+    stopped_at = attempt.step
+    assert stopped_at > 2
+    names = ["before", "one", "other"]  # upkeep has no time
+    assert [name for name, _ in calls] == names * (len(calls) // 3)
+    assert {what for name, what in calls if name == "before"} == {"preempted"}
+    assert calls[-1] == ("other", stopped_at)
+    attempt.end("preempted")
+
+    calls.clear()
+    lost = Attempt(config)
+    lost.open()
+    chunk = lost.next_chunk()
+    assert chunk is not None
+    lost.train_chunk(chunk)
+    lost.close()  # it had saved, and dies before it commits
+    heir = Attempt(config, hooks=hooks)
+    heir.open()
+    adopted = [("before", "adopted"), ("one", heir.step), ("other", heir.step)]
+    assert calls[-3:] == adopted
+    chunk = heir.next_chunk()
+    assert chunk is not None
+    heir.train_chunk(chunk)
+    assert calls[-1] == ("upkeep", heir.head.step if heir.head else 0), "what was left to it, while its ranks train"
+    heir.end("completed")
+    assert verify_run(journal_of(config)).ok
