@@ -15,6 +15,7 @@ from flows.train import train
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, RunStopped
 from holdfast.journal import Journal
+from holdfast.liveness import Watch
 from holdfast.standing import read_standing
 from holdfast.store import open_store
 from holdfast.sweep import expand
@@ -60,16 +61,17 @@ def _train_here(configs: list[RunConfig]) -> dict[str, str]:
 
 def _train_on_pool(configs: list[RunConfig], at_once: int) -> dict[str, str]:
     """Why runs have failed, by name; each is trained by a `train` of its own."""
-    waiting, live, failed = list(configs), list[tuple[RunConfig, FlowRun]](), dict[str, str]()
+    waiting, live, failed = list(configs), list[tuple[RunConfig, FlowRun, Watch]](), dict[str, str]()
     while waiting or live:
         while waiting and len(live) < at_once:
             config = waiting.pop(0)
-            live.append((config, pool.start_train(config, key=f"{runtime.flow_run.id}:{config.run}")))
+            live.append((config, pool.start_train(config, key=f"{runtime.flow_run.id}:{config.run}"), Watch()))
         time.sleep(pool.POLL_EVERY_S)
-        for config, flow_run in list(live):
-            state = pool.read_state(flow_run)
+        for each in list(live):
+            config, flow_run, watch = each
+            state = pool.look(flow_run, watch).state
             if state is not None and state.is_final():
-                live.remove((config, flow_run))
+                live.remove(each)
                 if not state.is_completed():
                     failed[config.run] = state.message or state.name or ""
     return failed

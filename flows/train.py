@@ -1,5 +1,6 @@
 """The run that a person starts: ``python -m flows.train CONFIG.toml``, or `train` from Python."""
 
+import contextlib
 import logging
 import signal
 import sys
@@ -17,18 +18,19 @@ from prefect.states import Cancelled
 from prefect.utilities.urls import url_for
 
 from flows.attempt import attempt
-from holdfast.attempt import start_ahead
+from holdfast.attempt import started_ahead
 from holdfast.cli import EXIT_CODES, run_app
 from holdfast.columns import align
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import RunStopped
 from holdfast.journal import Journal
+from holdfast.liveness import is_cancel
 from holdfast.progress import log_plain_lines
 from holdfast.retention import prune_run
 from holdfast.standing import Outcome, TrainResult, is_trained, read_standing
 from holdfast.store import open_store
 from holdfast.supervision import End, judge
-from tasks import pool
+from tasks import own_run, pool
 from tasks.heartbeat import heartbeat
 from tasks.reporting import summarize
 from tasks.served import served_flow
@@ -48,16 +50,21 @@ def train(config: RunConfig) -> TrainResult | State[Any]:
     Args:
         config: The run's configuration.
     """
+    own_run.outlive_worker()
+    with heartbeat():
+        return train_run(config)
+
+
+def train_run(config: RunConfig) -> TrainResult | State[Any]:
+    """Train a run where its configuration says, and show how it stands."""
     journal = Journal(open_store(config.store), config.run)
     newest = journal.newest()
-    pool.outlive_worker()
     pool.claim_train(config)
     if config.where == "here":
         outcome = attempt(config, journal.attempts() + 1)
         assert isinstance(outcome, Outcome)
     else:
-        with heartbeat():
-            ended = supervise(config, journal)
+        ended = supervise(config, journal)
         if ended.reason != "completed":
             return Cancelled(message=f"attempt {journal.attempts()} was cancelled; the run, started again, continues")
         report = prune_run(journal, dry_run=True)
@@ -69,7 +76,9 @@ def train(config: RunConfig) -> TrainResult | State[Any]:
 def supervise(
     config: RunConfig, journal: Journal, choose_environment: Callable[[], dict[str, str]] = dict[str, str]
 ) -> End:
-    """The run is trained by attempts on a work pool, one after the other, until it is complete or cancelled.
+    """Train a run by attempts on a work pool, one after the other, until it is complete or cancelled.
+
+    An attempt that was being cancelled before this began is waited for; the run then goes on.
 
     Args:
         choose_environment: what the next attempt has in its environment, besides what its pool gives it.
@@ -83,13 +92,17 @@ def supervise(
     live = pool.find_live_attempt(config)
     while live is not None or not is_trained(journal, config.epochs):
         flow_run = live or pool.start_attempt(config, journal.attempts() + 1, len(others), choose_environment())
+        was_cancelled = live is not None and is_cancel(live.state)
         live = None
         log.info("attempt %d at work: %s", flow_run.parameters["number"], url_for(flow_run) or flow_run.name)
         try:
             flow_run = pool.await_end(flow_run)
         except (TerminationSignal, Pause) as signal:
-            if isinstance(signal, Pause) or pool.is_being_cancelled():
+            is_cancelled = isinstance(signal, Pause) or own_run.is_being_cancelled()
+            if is_cancelled:
                 pool.cancel(flow_run, config.resume.stop_within_s)
+            elif is_cancelled is None:
+                log.warning("Prefect's server does not say whether this is being cancelled; %s goes on", flow_run.name)
             raise
         except KeyboardInterrupt:
             log.info("attempt %d goes on; the same command watches it again", flow_run.parameters["number"])
@@ -100,6 +113,8 @@ def supervise(
         end = find_end(journal, number, flow_run.state)
         pool.add_tags(flow_run.id, end.reason)
         log.info("attempt %d ended at step %d: %s", number, end.step, end)
+        if end.reason == "cancelled" and was_cancelled:
+            continue
         if end.reason in ("cancelled", "paused"):
             return end
         if end.step > furthest:
@@ -116,12 +131,17 @@ def supervise(
 
 
 def find_end(journal: Journal, number: int, state: State[Any] | None) -> End:
-    """How an attempt ended: as it has said itself, or else by the state of its flow run, which goes on record."""
+    """Return how an attempt ended: as it has said itself, or else by the state of its flow run, which goes on record.
+
+    One that a person cancelled counts as cancelled, even if it could not ask the server and said that it was preempted.
+    """
     newest = journal.newest()
     end = pool.end_by_state(state, newest.step if newest else 0)
-    if journal.has_attempt(number):
-        return End.of(journal.end_attempt(number, end.reason, end.message, end.step))
-    return end
+    if not journal.has_attempt(number):
+        return end
+    said = End.of(journal.end_attempt(number, end.reason, end.message, end.step))
+    is_unheard = end.reason == "cancelled" and said.reason != "completed"
+    return End("cancelled", end.message, said.step) if is_unheard else said
 
 
 app = App(
@@ -149,9 +169,9 @@ def main(
     settings = load_config(config, set_ or [])
     log_plain_lines()
     signal.signal(signal.SIGTERM, _exit_after_sigterm)
-    if settings.where == "here":
-        start_ahead(settings)  # which takes as long as Prefect's server takes to start
-    with server():
+    # Starting the ranks takes as long as Prefect's server takes to start.
+    ahead = started_ahead(settings) if settings.where == "here" else contextlib.nullcontext()
+    with ahead, server():
         result = train(settings)
     if not isinstance(result, TrainResult) or not result.complete:
         raise RunStopped(f"run {settings.run} was stopped early", hint="the same command continues it")

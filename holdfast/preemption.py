@@ -57,11 +57,13 @@ class Notice:
         why: who says so, as a person reads it.
         within_s: seconds that are left, from now on; at most a year, which every timeout can hold.
         is_advice: it may go away; a checkpoint is worth having.
+        is_at_once: stop after the step in hand; the seconds are for the save alone.
     """
 
     why: str
     within_s: float
     is_advice: bool = False
+    is_at_once: bool = False
     _deadline: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +76,9 @@ class Notice:
         return max(0.0, self._deadline - time.monotonic())
 
     def __str__(self) -> str:
-        return f"{self.why}: a checkpoint is made" if self.is_advice else f"{self.why}: {self.within_s:.0f} s are left"
+        if self.is_advice:
+            return f"{self.why}: a checkpoint is made"
+        return self.why if self.is_at_once else f"{self.why}: {self.within_s:.0f} s are left"
 
 
 Source = Callable[[], Notice | None]

@@ -1,11 +1,11 @@
 """Attempts as flow runs on a work pool: started once, watched, cancelled.
 
 The server may be away for a while: what can't be asked now is asked again. What a run's attempts have done is read
-from its journal alone; the server only says that one has ended.
+from its journal alone; the server only says that one has ended. Every flow run that is waited for is watched for signs
+of life (`holdfast.liveness`), so that nothing waits for one whose process is gone.
 """
 
 import contextlib
-import contextvars
 import itertools
 import logging
 import time
@@ -20,17 +20,18 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.context import FlowRunContext, SyncClientContext
 from prefect.deployments import run_deployment
-from prefect.exceptions import ObjectNotFound, Pause
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from prefect.states import Cancelling
-from rich.console import Console
+from prefect.states import Cancelled, Cancelling, Crashed
 
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError, Superseded
 from holdfast.journal import Journal
-from holdfast.preemption import Notice
+from holdfast.liveness import Verdict, Watch
 from holdfast.store import open_store
 from holdfast.supervision import REASONS, End
+from tasks.heartbeat import BEAT_LABEL
+from tasks.own_run import raise_if_paused
 
 log = logging.getLogger("holdfast.pool")
 
@@ -39,6 +40,7 @@ POLL_EVERY_S = 0.5
 ASK_AGAIN_S = 0.5
 WARN_AFTER = 5  # failures in a row
 LOOK_AT_ONESELF_EVERY = 4  # polls
+SAY_AFTER_S = 10.0  # of waiting for a worker
 RECENT = 50
 # Statuses of a server that is busy, or not there yet.
 MAY_PASS = {429, 500, 502, 503, 504}
@@ -83,7 +85,8 @@ def claim_train(config: RunConfig) -> None:
         return
     for other in find_runs("train", config):
         is_first = (other.start_time or NEVER, str(other.id)) < (own.start_time or NEVER, str(own.id))
-        if other.state and other.state.is_running() and other.id != own.id and is_first:
+        is_running = other.state is not None and other.state.is_running()
+        if is_running and other.id != own.id and is_first and await_sign(other):
             raise Superseded(
                 f"run {config.run!r} is being trained already, by flow run {other.name} ({other.id})",
                 hint='--set supervision.if_running="attach" watches it',
@@ -148,15 +151,68 @@ def _start(
     return ask_server(start)
 
 
-def read_state(flow_run: FlowRun) -> State[Any] | None:
-    """The state that a flow run has now."""
-    return ask_server(lambda client: client.read_flow_run(flow_run.id)).state
+def look(flow_run: FlowRun, watch: Watch) -> FlowRun:
+    """Return the flow run as it is now. If it is lost, its state says so first.
+
+    Args:
+        watch: what was seen of it before; the same one each time.
+    """
+    try:
+        found = ask_server(lambda client: client.read_flow_run(flow_run.id))
+    except ObjectNotFound:
+        # Deleted, or unknown to a server that was restored from a backup.
+        gone: State[Any] = Crashed(name="Vanished", message="Prefect's server does not know it any more")
+        return flow_run.model_copy(update={"state": gone})
+    state = found.state
+    if state is None:
+        return found
+    if watch.judge(state.type.value, state.id, found.labels.get(BEAT_LABEL), time.monotonic()) is not Verdict.LOST:
+        return found
+    lost = state_of_lost(state, watch.silent_s)
+    log.warning("%s is %s, but lost: %s", found.name, state.name, lost.message)
+    ask_server(lambda client: client.set_flow_run_state(found.id, lost, force=True))
+    return ask_server(lambda client: client.read_flow_run(found.id))
+
+
+def state_of_lost(state: State[Any], silent_s: float) -> State[Any]:
+    """Return the state that a lost flow run is set to.
+
+    Args:
+        state: the state that it was left in.
+        silent_s: how long it gave no sign of life.
+    """
+    silence = f"no sign of life for {silent_s:.0f} s"
+    if state.is_cancelling():
+        return Cancelled(message=f"cancelled; {silence}: its process was gone already")
+    if state.is_pending():
+        return Crashed(name="Vanished", message=f"its worker took it and did not start it: {silence}")
+    return Crashed(name="Vanished", message=f"{silence}: its process, or its machine, is gone")
+
+
+def describe_wait(flow_run: FlowRun) -> str:
+    """Return what a flow run waits for, as a person reads it; empty if it doesn't wait."""
+    state, pool = flow_run.state, flow_run.work_pool_name
+    if state is None or state.is_scheduled():
+        return f"{flow_run.name} waits for a worker of pool {pool}; prefect worker start --pool {pool} starts one"
+    if state.is_pending():
+        return f"{flow_run.name} waits for its worker, which took it, to start it"
+    if state.is_paused():
+        return f"{flow_run.name} is paused; it waits until a person resumes it"
+    return ""
+
+
+def is_final(flow_run: FlowRun) -> bool:
+    """Return whether a flow run has ended."""
+    return flow_run.state is not None and flow_run.state.is_final()
 
 
 def find_live_attempt(config: RunConfig) -> FlowRun | None:
-    """The attempt at the run that a worker has, or is to have; None for none."""
+    """Return the newest attempt at the run that has not ended, as far as the server knows; None if all have.
+
+    Its process may be gone: `await_end` finds that out.
+    """
     runs = find_runs("attempt", config)
-    return next((run for run in runs if run.state and not run.state.is_final()), None)
+    return next((run for run in runs if not is_final(run)), None)
 
 
 def find_runs(flow: str, config: RunConfig) -> list[FlowRun]:
@@ -173,40 +229,36 @@ def find_runs(flow: str, config: RunConfig) -> list[FlowRun]:
 
 
 def await_end(flow_run: FlowRun) -> FlowRun:
-    """The flow run, when it has ended.
+    """Return the flow run when it has ended, or is lost. What it waits for is logged once.
 
     Raises:
         Pause: the flow run that waits was itself paused by a person.
     """
+    watch, said, began = Watch(), "", time.monotonic()
     for poll in itertools.count():
-        found = ask_server(lambda client: client.read_flow_run(flow_run.id))
-        if found.state is not None and found.state.is_final():
+        found = look(flow_run, watch)
+        if is_final(found):
             return found
+        waits_for = describe_wait(found)
+        if waits_for not in ("", said) and time.monotonic() - began > SAY_AFTER_S:
+            log.info("%s", waits_for)
+            said = waits_for
         if poll % LOOK_AT_ONESELF_EVERY == 0:
             raise_if_paused()
         time.sleep(POLL_EVERY_S)
     raise AssertionError
 
 
-def own_state() -> State[Any] | None:
-    """What the server says of the flow run that this is called in, if a worker has started it; asked just once."""
-    flow_run = own_flow_run()
-    if flow_run is None:
-        return None
-    with (
-        contextlib.suppress(httpx.HTTPError),
-        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-        SyncClientContext.get_or_create() as context,
-    ):
-        return context.client.read_flow_run(flow_run.id).state
-    return None  # nobody answers
-
-
-def own_flow_run() -> FlowRun | None:
-    """The flow run that this is called in, if a worker has started it."""
-    context = FlowRunContext.get()
-    flow_run = context.flow_run if context else None
-    return flow_run if flow_run and flow_run.deployment_id else None
+def await_sign(flow_run: FlowRun) -> bool:
+    """Return whether a flow run that is Running lives: True after its next sign of life, False when it is lost."""
+    if flow_run.deployment_id is None:
+        return True  # a person's command, which gives no signs of life
+    watch = Watch()
+    while not is_final(look(flow_run, watch)):
+        if watch.has_beaten:
+            return True
+        time.sleep(POLL_EVERY_S)
+    return False
 
 
 def number_now(config: RunConfig, number: int) -> int:
@@ -221,68 +273,24 @@ def was_paused(journal: Journal, number: int) -> bool:
     return ending is not None and ending.reason == "paused"
 
 
-def outlive_worker() -> None:
-    """What this process prints may go nowhere: its worker reads it, and may die.
-
-    Rich, with which Prefect prints, would otherwise end the process.
-    """
-    Console.on_broken_pipe = _print_no_more  # type: ignore[method-assign, assignment]
-
-
-def _print_no_more(console: Console) -> None:
-    console.quiet = True
-
-
-def raise_if_paused() -> None:
-    """Return if nobody has paused the flow run that this is called in.
-
-    Raises:
-        Pause: somebody has.
-    """
-    state = own_state()
-    if state is not None and state.is_paused():
-        raise Pause(state=state)
-
-
-def find_pause() -> Callable[[], Notice | None]:
-    """What can be asked, from another thread, whether a person has paused the flow run that this is called in."""
-    flow_run = own_flow_run()
-    if flow_run is None:
-        return lambda: None
-    context = contextvars.copy_context()
-
-    def ask() -> Notice | None:
-        state = context.run(own_state)
-        return Notice("a person has paused this attempt", 0.0) if state is not None and state.is_paused() else None
-
-    return ask
-
-
-def is_being_cancelled() -> bool:
-    """Whether a person cancels the flow run that this is called in."""
-    state = own_state()
-    return state is not None and (state.is_cancelling() or state.is_cancelled())
-
-
 def cancel(flow_run: FlowRun, within_s: float) -> None:
-    """The flow run is told to save and to end, and has ended, or the time is up."""
-    ask_server(lambda client: client.set_flow_run_state(flow_run.id, Cancelling()))
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        state = read_state(flow_run)
-        if state is None or state.is_final():
-            return
+    """Tell a flow run to save and to end, and wait until it has ended, is lost, or the time is up."""
+    with contextlib.suppress(ObjectNotFound):
+        ask_server(lambda client: client.set_flow_run_state(flow_run.id, Cancelling()))
+    watch, deadline = Watch(), time.monotonic() + within_s
+    while not is_final(look(flow_run, watch)) and time.monotonic() < deadline:
         time.sleep(POLL_EVERY_S)
 
 
 def add_tags(flow_run_id: Any, *tags: str) -> None:
-    """The flow run has these tags too."""
+    """Add tags to a flow run, if the server still knows it."""
 
     def add(client: SyncPrefectClient) -> None:
         known = client.read_flow_run(flow_run_id).tags
         client.update_flow_run(flow_run_id, tags=sorted({*known, *tags}))
 
-    ask_server(add)
+    with contextlib.suppress(ObjectNotFound):
+        ask_server(add)
 
 
 def end_by_state(state: State[Any] | None, step: int) -> End:

@@ -1,0 +1,130 @@
+"""Judge whether a process that is watched from elsewhere lives: its state, its signs of life and the watcher's clock.
+
+==================  =========================================================  ================================
+state               alive                                                      after the window
+==================  =========================================================  ================================
+``RUNNING``         a new sign of life within `LOST_AFTER_S`                   lost: crashed (*vanished*)
+``CANCELLING``      a new sign of life within `CANCELLED_AFTER_S`              lost: cancelled
+``PENDING``         its worker starts it within `NOT_BEGUN_AFTER_S`            lost: crashed (*vanished*)
+``SCHEDULED``       it waits for a worker, as long as that takes               -
+``PAUSED``          it waits for a person, as long as that takes               -
+==================  =========================================================  ================================
+
+A sign of life is a change that the watcher sees: of the state, or of a mark that the process renews every few seconds.
+Only the watcher's own monotonic clock is read; no two machines' clocks are compared. A false alarm costs work and
+nothing else: the next attempt fences the last one off.
+"""
+
+import enum
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from holdfast.preemption import Notice
+
+# Seconds between two signs of life.
+EVERY_S = 3.0
+# Ten signs of life: a machine ten times busier than usual still gives one.
+LOST_AFTER_S = 10 * EVERY_S
+# Less than `resume.stop_within_s`, so that a cancelled train still sees the end of an attempt that was dead already.
+CANCELLED_AFTER_S = 5 * EVERY_S
+# A worker starts a process within seconds; pulling a container image takes longer.
+NOT_BEGUN_AFTER_S = 120.0
+# A watcher that has not looked for longer than this (the server or its own machine was away) begins its window again.
+LONGEST_GAP_S = 10.0
+# A worker signals the process of a flow run that is cancelled sooner than this; a dead worker never does.
+SIGNALLED_WITHIN_S = 10.0
+
+WINDOWS_S = {"RUNNING": LOST_AFTER_S, "CANCELLING": CANCELLED_AFTER_S, "PENDING": NOT_BEGUN_AFTER_S}
+FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+
+
+class Verdict(enum.Enum):
+    """What a watcher knows of a process."""
+
+    ENDED = "its state is final"
+    ALIVE = "it may be alive"
+    LOST = "it gave no sign of life for longer than its window"
+
+
+class Watch:
+    """One watcher's memory of one process.
+
+    Attributes:
+        silent_s: seconds without a sign of life, as of the last `judge`.
+        has_beaten: whether a new mark of the process itself arrived while it was watched.
+    """
+
+    def __init__(self) -> None:
+        self.silent_s = 0.0
+        self.has_beaten = False
+        self._seen: tuple[object, object] | None = None
+        self._heard_at = self._looked_at = -math.inf
+
+    def judge(self, kind: str, state: object, mark: object, now: float) -> Verdict:
+        """Return the verdict on what was read just now.
+
+        Args:
+            kind: the state's kind, as in the table above.
+            state: what tells this state from another of its kind.
+            mark: what the process renews.
+            now: the time on the watcher's monotonic clock, in seconds.
+        """
+        self.has_beaten = self.has_beaten or (self._seen is not None and mark != self._seen[1])
+        if (state, mark) != self._seen or now - self._looked_at > LONGEST_GAP_S:
+            self._heard_at = now
+        self._seen, self._looked_at = (state, mark), now
+        self.silent_s = now - self._heard_at
+        if kind in FINAL:
+            return Verdict.ENDED
+        return Verdict.LOST if self.silent_s > WINDOWS_S.get(kind, math.inf) else Verdict.ALIVE
+
+
+class Asked(Protocol):
+    """A state, as far as it says what a person asks for."""
+
+    def is_paused(self) -> bool: ...
+    def is_cancelling(self) -> bool: ...
+    def is_cancelled(self) -> bool: ...
+
+
+class Request:
+    """What a person asks of this process; looked for from another thread, as a source of notices.
+
+    Attributes:
+        state: the paused, cancelling or cancelled state that was found; None while there is none.
+    """
+
+    def __init__(self, read: Callable[[], Any], save_within_s: float) -> None:
+        """
+        Args:
+            read: reads this process's state; None if there is none, or if nobody answers.
+            save_within_s: how long the last save may take once a person asks for an end.
+        """
+        self.read = read
+        self.state: Any = None
+        self._save_within_s = save_within_s
+        self._cancelling_since: float | None = None
+
+    def judge(self, state: Asked | None, now: float) -> Notice | None:
+        """Return a notice if a person has paused this process, or has cancelled it and no worker has signalled that.
+
+        Args:
+            state: the state that was read just now.
+            now: the time on the monotonic clock, in seconds.
+        """
+        if state is None or not (state.is_paused() or is_cancel(state)):
+            self._cancelling_since = None
+            return None
+        if state.is_cancelling():
+            self._cancelling_since = now if self._cancelling_since is None else self._cancelling_since
+            if now - self._cancelling_since < SIGNALLED_WITHIN_S:
+                return None  # its worker is about to signal this process
+        self.state = state
+        why = f"a person has {'paused' if state.is_paused() else 'cancelled'} this attempt"
+        return Notice(why, self._save_within_s, is_at_once=True)
+
+
+def is_cancel(state: Asked | None) -> bool:
+    """Return whether a person cancels, or has cancelled, what is in this state."""
+    return state is not None and (state.is_cancelling() or state.is_cancelled())

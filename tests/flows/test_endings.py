@@ -1,0 +1,72 @@
+"""How an attempt ended: what it has said itself, what the server says, and what neither can say."""
+
+from typing import Any
+
+import httpx
+import pytest
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Running
+
+from flows.attempt import end_by_signal
+from flows.train import find_end
+from holdfast.journal import Journal
+from holdfast.store import open_store
+from tasks import own_run
+from tests.makers import claim
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, state: State[Any] | None) -> None:
+    """The server says that this flow run is in a state; None: it doesn't answer."""
+
+    def read_own_state() -> State[Any]:
+        if state is None:
+            raise httpx.ConnectError("nobody listens")
+        return state
+
+    monkeypatch.setattr(own_run, "read_own_state", read_own_state)
+    monkeypatch.setattr(own_run, "ASK_AGAIN_S", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_cancelled"),
+    [(Cancelling(), True), (Cancelled(), True), (Running(), False), (None, None)],
+    ids=["cancelling", "cancelled", "running", "nobody answers"],
+)
+def test_whether_it_is_being_cancelled_has_three_answers(
+    monkeypatch: pytest.MonkeyPatch, state: State[Any] | None, is_cancelled: bool | None
+) -> None:
+    answer(monkeypatch, state)
+    assert own_run.is_being_cancelled(within_s=0.1) is is_cancelled
+
+
+@pytest.mark.parametrize(
+    ("is_cancelled", "reason", "says"),
+    [(True, "cancelled", "by a person"), (False, "preempted", "signal"), (None, "preempted", "did not say")],
+)
+def test_told_to_end_it_is_cancelled_only_if_the_server_says_so(
+    monkeypatch: pytest.MonkeyPatch, is_cancelled: bool | None, reason: str, says: str
+) -> None:
+    monkeypatch.setattr(own_run, "is_being_cancelled", lambda: is_cancelled)
+    end = end_by_signal()
+    assert end.reason == reason
+    assert says in end.message
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "reason"),
+    [
+        ("preempted", Cancelled(), "cancelled"),
+        ("preempted", Completed(name="Preempted"), "preempted"),
+        ("completed", Cancelled(), "completed"),
+        ("crashed", Crashed(name="Vanished"), "crashed"),
+        ("", Crashed(name="Vanished"), "vanished"),
+        ("", Cancelled(), "cancelled"),
+    ],
+)
+def test_what_the_server_cancelled_is_not_started_again(said: str, state: State[Any], reason: str) -> None:
+    """Though the attempt itself could not ask, and has said that it was preempted."""
+    journal = Journal(open_store(f"memory://endings-{said}-{state.name}"), "run")
+    claim(journal, 1)
+    if said:
+        journal.end_attempt(1, said, "", 4)
+    assert find_end(journal, 1, state).reason == reason

@@ -1,0 +1,155 @@
+"""Is a flow run alive? By its state, its signs of life and the watcher's own clock; nothing runs here."""
+
+import math
+import uuid
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Paused, Pending, Running, Scheduled
+
+from holdfast.liveness import (
+    CANCELLED_AFTER_S,
+    EVERY_S,
+    LONGEST_GAP_S,
+    LOST_AFTER_S,
+    NOT_BEGUN_AFTER_S,
+    SIGNALLED_WITHIN_S,
+    Request,
+    Verdict,
+    Watch,
+)
+from tasks.pool import describe_wait, state_of_lost
+
+POLL_S = 0.5
+LONG_S = 3600.0
+LONG_AGO = datetime.now(UTC) - timedelta(days=400)
+
+
+def flow_run(state: State[Any]) -> FlowRun:
+    return FlowRun(id=uuid.uuid4(), flow_id=uuid.uuid4(), name="toy attempt 1", state=state, work_pool_name="gpu")
+
+
+def judge(watch: Watch, state: State[Any], mark: str, now: float) -> Verdict:
+    return watch.judge(state.type.value, state.id, mark, now)
+
+
+def lost_after(states: Iterable[tuple[float, State[Any], str]], until_s: float) -> float:
+    """The second of the first verdict that it is lost, looked at twice a second; infinity for none.
+
+    Args:
+        states: from which second on it has which state and which sign of life.
+    """
+    watch, changes = Watch(), list(states)
+    for poll in range(int(until_s / POLL_S) + 1):
+        now = poll * POLL_S
+        _, state, beat = max((change for change in changes if change[0] <= now), key=lambda change: change[0])
+        if judge(watch, state, beat, 1000.0 + now) is Verdict.LOST:
+            return now
+    return math.inf
+
+
+@pytest.mark.parametrize(
+    ("state", "window_s"),
+    [
+        (Running(), LOST_AFTER_S),
+        (Cancelling(), CANCELLED_AFTER_S),
+        (Pending(), NOT_BEGUN_AFTER_S),
+        (Scheduled(), math.inf),
+        (Scheduled(name="Late"), math.inf),
+        (Paused(), math.inf),
+        (State(type=StateType.PAUSED, name="Suspended"), math.inf),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_the_silent_are_lost_after_the_window_of_their_state(state: State[Any], window_s: float) -> None:
+    assert lost_after([(0, state, "a")], LONG_S) == (window_s + POLL_S if window_s < math.inf else math.inf)
+
+
+@pytest.mark.parametrize("state", [Completed(), Failed(), Crashed(), Cancelled(), Completed(name="Preempted")])
+def test_what_has_ended_is_never_lost(state: State[Any]) -> None:
+    watch = Watch()
+    assert {judge(watch, state, "", now) for now in range(0, 1000, 5)} == {Verdict.ENDED}
+
+
+@pytest.mark.parametrize("state", [Running(), Cancelling()])
+@pytest.mark.parametrize("every_s", [EVERY_S, 4 * EVERY_S])
+def test_it_lives_while_signs_arrive_and_is_lost_a_window_after_the_last(state: State[Any], every_s: float) -> None:
+    signs = [(at * every_s, state, str(at)) for at in range(20)]
+    window_s = LOST_AFTER_S if state.is_running() else CANCELLED_AFTER_S
+    assert lost_after(signs, LONG_S) == signs[-1][0] + window_s + POLL_S
+
+
+def test_a_change_of_state_is_a_sign() -> None:
+    states = [(0, Pending(), ""), (100, Pending(name="Submitting"), ""), (200, Running(), ""), (220, Cancelling(), "")]
+    assert lost_after(states, LONG_S) == 220 + CANCELLED_AFTER_S + POLL_S
+
+
+def test_what_the_other_machines_clocks_say_does_not_matter() -> None:
+    state: State[Any] = Running()
+    old = state.model_copy(update={"timestamp": LONG_AGO})
+    assert lost_after([(0, old, "a")], LOST_AFTER_S) == math.inf
+
+
+def test_nothing_is_concluded_from_the_time_in_which_nobody_could_look() -> None:
+    """The server was away, or the watcher's machine slept: the window begins again when it answers."""
+    watch, running = Watch(), Running()
+    for now in (0.0, LOST_AFTER_S - 1, LOST_AFTER_S - 1 + LONGEST_GAP_S + 1, 1000.0, 2000.0):
+        assert judge(watch, running, "a", now) is Verdict.ALIVE
+    back = 2000.0
+    while judge(watch, running, "a", back) is Verdict.ALIVE:
+        back += POLL_S
+    assert back == 2000.0 + LOST_AFTER_S + POLL_S
+
+
+def test_a_slow_server_does_not_keep_the_dead_alive() -> None:
+    watch, running, now = Watch(), Running(), 0.0
+    while judge(watch, running, "a", now) is Verdict.ALIVE:
+        now += LONGEST_GAP_S - 1
+        assert now < 2 * LOST_AFTER_S
+
+
+def test_only_a_sign_that_arrives_while_it_is_watched_is_a_sign_of_its_process() -> None:
+    watch, running = Watch(), Running()
+    judge(watch, running, "left by the dead", 0.0)
+    assert not watch.has_beaten
+    judge(watch, running, "new", 1.0)
+    assert watch.has_beaten
+
+
+@pytest.mark.parametrize(
+    ("state", "name", "message"),
+    [
+        (Running(), "Vanished", "no sign of life for 31 s: its process, or its machine, is gone"),
+        (Pending(), "Vanished", "its worker took it and did not start it"),
+        (Cancelling(), "Cancelled", "its process was gone already"),
+    ],
+)
+def test_the_lost_get_the_state_that_fits(state: State[Any], name: str, message: str) -> None:
+    lost = state_of_lost(state, 31.0)
+    assert (lost.name, lost.is_final()) == (name, True)
+    assert message in str(lost.message)
+
+
+def test_what_it_waits_for_is_said_with_what_to_do() -> None:
+    assert "prefect worker start --pool gpu" in describe_wait(flow_run(Scheduled()))
+    assert "to start it" in describe_wait(flow_run(Pending()))
+    assert "until a person resumes it" in describe_wait(flow_run(Paused()))
+    assert describe_wait(flow_run(Running())) == ""
+
+
+def test_a_cancel_is_left_to_the_worker_first_and_a_pause_is_not() -> None:
+    """A worker signals the process within seconds; the process of a dead worker finds out by itself."""
+    request, cancelling = Request(lambda: None, 25.0), Cancelling()
+    assert request.judge(Running(), 0.0) is None
+    assert request.judge(cancelling, 1.0) is None
+    assert request.state is None
+    notice = request.judge(cancelling, 1.0 + SIGNALLED_WITHIN_S)
+    assert notice is not None
+    assert notice.is_at_once
+    assert (notice.why, notice.within_s) == ("a person has cancelled this attempt", 25.0)
+    assert request.state is cancelling
+    assert Request(lambda: None, 25.0).judge(Cancelled(), 0.0) is not None
+    assert Request(lambda: None, 25.0).judge(Paused(), 0.0) is not None
