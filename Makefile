@@ -66,7 +66,8 @@ soak: .venv/ready
 	HOLDFAST_EXAMPLES=100000 $(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 0 \
 		tests/holdfast/test_state_machine.py tests/holdfast/test_matrix.py tests/holdfast/test_two_writers.py \
 		tests/holdfast/test_false_alarms.py \
-		tests/flows/test_killed_anywhere.py tests/flows/test_pool.py::test_death $(ARGS)
+		tests/flows/test_killed_anywhere.py tests/flows/test_pool.py::test_death \
+		tests/flows/test_pool.py::test_make_up_after_a_death $(ARGS)
 
 # With a Chromium that is installed; the pictures are in docs/.
 screenshots: .venv/ready

@@ -1,5 +1,8 @@
 """What Prefect's server does by itself: a flow run that gives no sign of life any more is Crashed.
 
+`train` watches its attempts by itself (`holdfast.liveness`), and finds a lost one without these. They are faster, and
+end flow runs that nothing watches.
+
 ``python -m deployments.automations`` makes the automations, or brings them up to date, on the configured server.
 Events from before an automation was made are not seen by it: make it before the first run.
 """
@@ -11,14 +14,15 @@ import tasks.untracked  # noqa: F401
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState
-from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
 
-from tasks.heartbeat import EVENT, EVERY_S, LAST_EVENT
+from holdfast.liveness import CANCELLED_AFTER_S, EVERY_S, NOT_BEGUN_AFTER_S
+from tasks.heartbeat import EVENT, LAST_EVENT
 
 # The server looks at what was to happen within 10 seconds at the least.
 LOST_AFTER_S = max(10.0, 3 * EVERY_S)
-NOT_BEGUN_AFTER_S = 120.0
 ANY_STATE = "prefect.flow-run.*"
+FINAL_STATES = {f"prefect.flow-run.{name}" for name in ("Cancelled", "Completed", "Crashed", "Failed")}
 
 
 def describe_automations() -> list[AutomationCore]:
@@ -30,6 +34,17 @@ def describe_automations() -> list[AutomationCore]:
             "the next attempt fences the last one off.",
             trigger=_missing(EVENT, {EVENT, LAST_EVENT, ANY_STATE}, LOST_AFTER_S),
             actions=[_crash("vanished", f"nothing was heard of it for {LOST_AFTER_S:.0f} s: its machine is gone")],
+        ),
+        AutomationCore(
+            name="holdfast: a cancel that nobody carries out",
+            description="A train or an attempt that is being cancelled, and whose process is gone already.",
+            trigger=_missing(
+                "prefect.flow-run.Cancelling",
+                {EVENT, LAST_EVENT, *FINAL_STATES},
+                CANCELLED_AFTER_S,
+                match_related={"prefect.resource.role": "flow", "prefect.resource.name": ["train", "attempt", "drill"]},
+            ),
+            actions=[ChangeFlowRunState(state=StateType.CANCELLED, message="cancelled; its process was gone already")],
         ),
         AutomationCore(
             name="holdfast: what never begins is a crash",
@@ -63,17 +78,25 @@ def _crash(name: str, message: str) -> ChangeFlowRunState:
 
 
 def make_automations() -> None:
-    """The server has each automation once, as it is described here."""
+    """Make each automation that the server lacks, and update each that differs from its description here.
+
+    One that is equal is left alone: an update makes the server forget which flow runs it was waiting for.
+    """
     with get_client(sync_client=True) as client:
         for automation in describe_automations():
             known = client.read_automations_by_name(automation.name)
-            if known:
-                client.update_automation(known[0].id, automation)
-            else:
+            if not known:
                 client.create_automation(automation)
+            elif not is_equal(known[0], automation):
+                client.update_automation(known[0].id, automation)
             for double in known[1:]:
                 client.delete_automation(double.id)
             print(f"automation  {automation.name}")
+
+
+def is_equal(known: Automation, automation: AutomationCore) -> bool:
+    """Return whether an automation of the server is the one described, besides the ids that the server gives."""
+    return AutomationCore.model_validate(known.model_dump()) == automation
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -66,6 +67,28 @@ class Pool:
 
     def start_server(self) -> None:
         local.start_server(self.ledger, "")
+
+    def make_up(self) -> None:
+        """All that ``make up`` does once the server is there; workers that live stay."""
+        with self.settings():
+            local.make_pools()
+            make_automations()
+            local.deploy(self.ledger, self.url)
+        self.start_worker("stable")
+        self.start_worker("gpu")
+
+    def make_automations(self) -> None:
+        with self.settings():
+            make_automations()
+
+    def settings(self) -> AbstractContextManager[object]:
+        """In the block this process's clients use the server."""
+        return temporary_settings({PREFECT_API_URL: self.url, PREFECT_API_AUTH_STRING: ":".join(self.auth)})
+
+    def delete_automations(self) -> None:
+        """The server waits for no flow run any more."""
+        for automation in self.ask("POST", "/automations/filter", {}):
+            self.ask("DELETE", f"/automations/{automation['id']}")
 
     def kill_server(self) -> None:
         kill_tree(self.ledger.known["server"]["pid"])
@@ -211,12 +234,7 @@ def pool_up(folder: Path, **environment: str) -> Iterator[Pool]:
     with clean_environment():
         try:
             pool.url = local.start_server(pool.ledger, "", port=local.free_port())
-            with temporary_settings({PREFECT_API_URL: pool.url, PREFECT_API_AUTH_STRING: ":".join(pool.auth)}):
-                local.make_pools()
-                make_automations()
-                local.deploy(pool.ledger, pool.url)
-            pool.start_worker("stable")
-            pool.start_worker("gpu")
+            pool.make_up()
             yield pool
         finally:
             for name in ("worker-stable", "worker-gpu", "server"):

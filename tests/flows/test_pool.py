@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.testing.faults import fault
 from tests.conftest import IS_SOAK, Reference
-from tests.pools import ENDS_WITHIN_S, Pool, PoolRun, pool_up, strike
+from tests.pools import ENDS_WITHIN_S, Pool, PoolRun, await_true, pool_up, strike
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
@@ -36,6 +36,14 @@ names = itertools.count(1)
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     with pool_up(tmp_path_factory.mktemp("pool"), TOY_DELAY_S=DELAY) as pool:
         yield pool
+
+
+@pytest.fixture
+def forgetful(pool: Pool) -> Iterator[None]:
+    """The server has no automation, as one that was updated a moment ago has forgotten whom it waits for."""
+    pool.delete_automations()
+    yield
+    pool.make_automations()
 
 
 @pytest.fixture
@@ -106,6 +114,83 @@ def test_death(run: PoolRun, reference: Reference, victim: str, number: signal.S
         print(f"{victim} {number.name}: {began_to_train(run, 2) - at:.1f} s")
 
 
+def test_the_server_forgets_a_death(run: PoolRun, reference: Reference, forgetful: None) -> None:
+    """The machine is gone, and no automation says so: train finds out by itself."""
+    train = run.start()
+    run.await_commits(1)
+    at = time.monotonic()
+    kill_machine(run)
+    run.pool.replace_worker()
+    run.await_attempt(2)
+    print(f"the next attempt, {time.monotonic() - at:.1f} s after a death that no automation knows of")
+    assert run.pool.await_end(train)["state"]["name"] == "Completed"
+    assert run.attempts()[0]["state"]["name"] == "Vanished"
+    assert [reason for reason, _ in run.reasons()] == ["vanished", "completed"]
+    assert_right_bytes(run, reference)
+
+
+def test_a_cancelled_attempt_that_is_dead_does_not_hold_up_the_next_start(
+    run: PoolRun, reference: Reference, forgetful: None
+) -> None:
+    """Nor does train wait for a worker in silence."""
+    train = run.start()
+    run.await_commits(1)
+    supervisor_of(run.pool, train).kill()
+    kill_machine(run)
+    (first,) = run.attempts()
+    run.pool.cancel(first["id"])
+    at = time.monotonic()
+    again = run.start()
+    waits = f"{run.name} attempt 2 waits for a worker of pool gpu"
+    await_true(lambda: waits in run.pool.logs(again), f"train did not say: {waits}", ENDS_WITHIN_S)
+    print(f"on, past a dead attempt that is Cancelling, and waiting: {time.monotonic() - at:.1f} s")
+    run.pool.replace_worker()
+    assert run.pool.await_end(again)["state"]["name"] == "Completed"
+    assert run.pool.read(first["id"])["state"]["name"] == "Cancelled"
+    assert [reason for reason, _ in run.reasons()] == ["cancelled", "completed"]
+    assert_right_bytes(run, reference)
+
+
+def test_cancelled_without_its_worker_an_attempt_saves_and_ends(run: PoolRun, forgetful: None) -> None:
+    train = run.start(epochs=30)
+    run.await_commits(1)
+    engine, ranks = run.processes(1)
+    psutil.Process(run.pool.worker()).kill()
+    run.pool.cancel(train)
+    assert run.pool.await_end(train)["state"]["name"] == "Cancelled"
+    _, alive = psutil.wait_procs([engine, *ranks], timeout=60)
+    assert not alive
+    run.pool.replace_worker()
+    (attempt,) = run.attempts()
+    assert run.pool.await_end(attempt["id"])["state"]["name"] == "Cancelled"
+    newest = run.journal().newest()
+    assert newest is not None
+    assert newest.why == "preempted"
+    assert run.reasons() == [("cancelled", newest.step)]
+
+
+@pytest.mark.skipif(not IS_SOAK, reason="a minute each: make soak")
+@pytest.mark.parametrize("after_s", [0, 2, 4, 6, 8, 10, 12, 15, 20])
+@pytest.mark.parametrize("is_forced", [False, True], ids=["make up", "an update of each automation"])
+def test_make_up_after_a_death(run: PoolRun, reference: Reference, after_s: float, is_forced: bool) -> None:
+    """Updated, an automation forgets whom it waits for; `make up` updates those that changed."""
+    train = run.start()
+    run.await_commits(1)
+    kill_machine(run)
+    at = time.monotonic()
+    run.pool.replace_worker()
+    time.sleep(after_s)
+    if is_forced:
+        run.pool.delete_automations()
+    run.pool.make_up()
+    run.await_attempt(2)
+    print(f"the next attempt, {time.monotonic() - at:.1f} s after the blow")
+    assert time.monotonic() - at < 60
+    assert run.pool.await_end(train)["state"]["name"] == "Completed"
+    assert [reason for reason, _ in run.reasons()] == ["vanished", "completed"]
+    assert_right_bytes(run, reference)
+
+
 def test_during_a_save(run: PoolRun, reference: Reference) -> None:
     """SIGKILL of a rank between two writes of its second checkpoint, then of the attempt before it has committed."""
     try:
@@ -154,6 +239,12 @@ def test_cancelled_it_saves_and_started_again_it_continues(run: PoolRun, referen
     assert newest.why == "preempted"
     (attempt,) = run.attempts()
     assert run.pool.await_end(attempt["id"])["state"]["name"] == "Cancelled"
+    # A stop's commit is shown as every other one is.
+    assert newest.path in run.pool.logs(attempt["id"])
+    shown = {artifact["key"]: artifact for artifact in run.pool.artifacts(attempt["id"])}
+    assert newest.path in str(shown[f"{run.name}-chunks"]["data"])
+    events = run.pool.await_events(newest.number, "holdfast.commit", f"{run.store}/{run.name}")
+    assert newest.path in {event["payload"]["path"] for event in events}
     assert run.pool.await_end(run.start())["state"]["name"] == "Completed"
     assert_right_bytes(run, reference)
 
@@ -184,10 +275,7 @@ def test_paused_and_resumed(run: PoolRun, reference: Reference, flow: str) -> No
 def test_train_itself_is_killed(run: PoolRun, reference: Reference) -> None:
     train = run.start()
     run.await_commits(1)
-    (supervisor,) = [
-        child for child in psutil.Process(run.pool.worker("stable")).children() if train in child.environ().values()
-    ]
-    supervisor.kill()
+    supervisor_of(run.pool, train).kill()
     assert run.pool.await_end(train)["state"]["name"] == "Crashed"
     assert run.pool.await_end(run.start())["state"]["name"] == "Completed"
     assert_right_bytes(run, reference)
@@ -295,6 +383,22 @@ def test_a_drill(run: PoolRun) -> None:
     assert "passed: 10 steps end on the same bytes" in verdict["data"]
     assert "ended at step 6: preempted" in verdict["data"] or "ended at step 7: preempted" in verdict["data"]
     assert not list((run.folder / "runs").glob("*drill*"))
+
+
+def kill_machine(run: PoolRun) -> None:
+    """SIGKILL to the worker, the attempt and its ranks at once."""
+    engine, ranks = run.processes(1)
+    worker = psutil.Process(run.pool.worker())
+    strike([worker, engine, *ranks], signal.SIGKILL)
+    psutil.wait_procs([worker], timeout=30)
+
+
+def supervisor_of(pool: Pool, train: str) -> psutil.Process:
+    """The process of a flow run of train."""
+    (found,) = [
+        child for child in psutil.Process(pool.worker("stable")).children() if train in child.environ().values()
+    ]
+    return found
 
 
 def assert_one_line(run: PoolRun) -> None:

@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from deployments.automations import describe_automations
+from deployments import automations
+from deployments.automations import describe_automations, make_automations
 from holdfast.config import load_config, parse_config
 from holdfast.recipe import default_settings
 from tasks.heartbeat import EVENT, LAST_EVENT
@@ -52,7 +55,30 @@ def test_only_tidying_up_is_scheduled_without_being_asked_for() -> None:
 
 
 def test_a_run_that_ends_is_not_taken_for_lost() -> None:
-    lost, _ = describe_automations()
+    lost, *_ = describe_automations()
     trigger: Any = lost.trigger
     assert trigger.after == {EVENT}
     assert {EVENT, LAST_EVENT, "prefect.flow-run.*"} <= trigger.expect
+
+
+@pytest.mark.slow
+def test_automations_that_did_not_change_are_left_alone(
+    prefect_api: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update gives a trigger another id, and the server forgets which flow runs it was waiting for."""
+
+    def triggers() -> dict[str, str]:
+        with get_client(sync_client=True) as client:
+            answer = client.request("POST", "/automations/filter", json={})
+        return {automation["name"]: automation["trigger"]["id"] for automation in answer.json()}
+
+    with temporary_settings({PREFECT_API_URL: prefect_api["PREFECT_API_URL"]}):
+        make_automations()
+        first = triggers()
+        make_automations()
+        assert triggers() == first
+        assert set(first) == {automation.name for automation in describe_automations()}
+        monkeypatch.setattr(automations, "LOST_AFTER_S", 20.0)
+        make_automations()
+        changed = {name for name, trigger in triggers().items() if trigger != first[name]}
+    assert changed == {"holdfast: a lost heartbeat is a crash"}
