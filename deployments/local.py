@@ -76,8 +76,8 @@ def seal_pages(folder: Path, url: str) -> None:
     policy = f"connect-src {own} {own.replace('http', 'ws', 1)}"
     tag = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     for page in folder.rglob("index.html"):
-        text = SEAL.sub("", page.read_text())
-        page.write_text(text.replace("<head>", f"<head>{tag}", 1))
+        text = SEAL.sub("", page.read_text("utf-8"))
+        page.write_text(text.replace("<head>", f"<head>{tag}", 1), "utf-8")
 
 
 def own_auth(ledger: Ledger) -> str:

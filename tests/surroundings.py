@@ -29,7 +29,7 @@ for hidden in filter(is_hidden, list(os.environ)):
     del os.environ[hidden]
 
 # Profiles of Prefect, and configurations of the clouds, are in the home folder.
-_home = tempfile.TemporaryDirectory(prefix="holdfast-home-", ignore_cleanup_errors=True)
+_home = tempfile.TemporaryDirectory(prefix="home-", ignore_cleanup_errors=True)
 atexit.register(_home.cleanup)
 os.environ["HOME"] = _home.name
 

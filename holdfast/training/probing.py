@@ -117,7 +117,10 @@ def _take_gradient(training: "Training", batch: Any) -> str:
     if batch is None:
         return ""
     model: nn.Module = training.accelerator.unwrap_model(training.model)
-    parameters = [each for group in training.optimizer.param_groups for each in group["params"] if each.requires_grad]
+    members = (each for group in training.optimizer.param_groups for each in group["params"])
+    named = zip(state.name_parameters(training), members, strict=True)
+    # By name: the order in which an optimizer gets its parameters may differ between processes.
+    parameters = [each for _, each in sorted(named, key=lambda pair: pair[0]) if each.requires_grad]
     with undisturbed(model) as kept, _kept_extras(training), torch.enable_grad():
         try:
             with training.generators.borrowed(training.config.seed):

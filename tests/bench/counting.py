@@ -63,6 +63,9 @@ class _Counted:
     def inside(self, folder: str) -> Store:
         return counted(self._store.inside(folder), self._tally)
 
+    def existing(self) -> Store:
+        return counted(self._store.existing(), self._tally)
+
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
         return self._count(name, found) if name in VERBS else found

@@ -11,7 +11,8 @@ import pytest
 from prefect.settings import PREFECT_HOME, temporary_settings
 from prefect.utilities.processutils import command_from_string
 
-from deployments.local import began_at, describe_process
+from deployments.ledger import began_at
+from deployments.local import describe_process
 from holdfast import Recipe
 from holdfast.errors import ConfigError
 from tasks.server import bypass_proxy, server

@@ -225,6 +225,10 @@ def test_frozen_weights_have_a_name() -> None:
         time.time(), time.time_ns(), "/home/someone", "~/x", "https://host/x", str(uuid.uuid4()), "cuda:0",
         "2026-01-01T10:00:00", repr(object()), torch.device("cpu"), Path("x"), object(), os.environ,
     ],
+    ids=[
+        "seconds", "nanoseconds", "path", "home", "URL", "UUID", "GPU", "time", "address", "device", "Path", "object",
+        "environment",
+    ],
 )  # fmt: skip
 def test_what_belongs_to_a_process_is_left_out(value: Any) -> None:
     assert "model.value" not in describe(model=Scaled(value=value))

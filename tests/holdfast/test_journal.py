@@ -71,7 +71,7 @@ def test_committing_again_finishes_an_interrupted_commit(journal: Journal, root:
     first = make_commit(1)
     publish(journal, first)
     (root / "latest.json").unlink()
-    again = make_commit(1, created_at="later")
+    again = make_commit(1, created_at="2026-03-01T00:00:00+00:00")
     assert journal.publish_commit(again) == first
 
 
