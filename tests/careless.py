@@ -75,6 +75,30 @@ def target(of: str = "model", every: int = 50) -> Recipe:
     return make(model, loss, after_step=follow)
 
 
+def noise() -> Recipe:
+    """Noise that only training adds, and that grows in every step."""
+    model, size = net(), [0.0]
+
+    def grow() -> None:
+        size[0] += 0.1
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x, y = batch
+        return fit(model, (x + size[0] * torch.randn_like(x) if model.training else x, y))
+
+    return make(model, loss, after_step=grow)
+
+
+def dropout() -> Recipe:
+    """A dropout rate that after_step raises."""
+    dropout = nn.Dropout(0.1)
+
+    def grow() -> None:
+        dropout.p = min(0.5, dropout.p + 0.02)
+
+    return make(nn.Sequential(nn.Linear(8, 6), dropout, nn.Linear(6, 1)), fit, after_step=grow)
+
+
 def torch_generator() -> Recipe:
     generator = torch.Generator().manual_seed(3)
     return make(net(), lambda model, batch: fit(model, batch) * (1 + torch.rand((), generator=generator)))

@@ -164,6 +164,60 @@ def forget_a_buffer() -> None:
     _restoring(restore)
 
 
+def exchange_moments() -> None:
+    """Two tensors of one shape get each other's moments."""
+
+    def restore(training: Any, saved: dict[str, Any], right: Callable[..., None]) -> None:
+        right(training, saved)
+        norm, state = training.accelerator.unwrap_model(training.model)[1], training.optimizer.state
+        state[norm.weight], state[norm.bias] = state[norm.bias], state[norm.weight]
+
+    _restoring(restore)
+
+
+def exchange_groups() -> None:
+    """Two parameters are each in the other's group, as where a recipe sorts them by what a set gives."""
+
+    def restore(training: Any, saved: dict[str, Any], right: Callable[..., None]) -> None:
+        first, second = (group["params"] for group in training.optimizer.param_groups)
+        first[0], second[0] = second[0], first[0]
+        right(training, saved)
+
+    _restoring(restore)
+
+
+def after_the_gate(change: Callable[[Any, Any], object]) -> Callable[[], None]:
+    """A change between the gate and the first resumed step; it is given the training and its model."""
+
+    def apply() -> None:
+        from holdfast import training
+
+        right = training.resume
+
+        def resume(run: Any, *arguments: Any) -> Any:
+            resumed = right(run, *arguments)
+            change(run, run.accelerator.unwrap_model(run.model))
+            return resumed
+
+        training.resume = resume
+
+    return apply
+
+
+def flip(tensor: Any) -> None:
+    """One bit of the first number."""
+    import torch
+
+    tensor.detach().view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 12)
+
+
+def draw(training: Any, model: Any) -> None:
+    import random
+
+    with training.generators.training():
+        random.random()
+
+
 MUTATIONS = [
     Mutation("forget the scheduler", "gate", "schedulers.0", forget_the_scheduler),
     Mutation("forget one RNG", "gate", "rng.0.numpy", forget_one_rng),
@@ -177,6 +231,41 @@ MUTATIONS = [
     Mutation("forget the epoch's losses", "gate", "progress.epoch_loss_sum", forget("progress", "epoch_loss_sum", 0.0)),
     Mutation("forget the epochs before", "gate", "progress.history", forget("progress", "history", [])),
     Mutation("forget the batch norm's statistics", "gate", "model.1.", forget_a_buffer),
+    Mutation("exchange the moments of two tensors", "gate", "optimizer.state.1.", exchange_moments),
+    Mutation("exchange two parameters' groups", "gate", "optimizer.param_groups.", exchange_groups),
+    Mutation(
+        "a bit of a weight, flipped after the gate",
+        "prove",
+        "loss",
+        after_the_gate(lambda training, model: flip(model[0].weight)),
+    ),
+    Mutation(
+        "a bit of a moment, flipped after the gate",
+        "prove",
+        "optimizer.exp_avg",
+        after_the_gate(lambda training, model: flip(training.optimizer.state[model[0].weight]["exp_avg"])),
+    ),
+    Mutation(
+        "a bit of a buffer, flipped after the gate",
+        "prove",
+        "buffers",
+        after_the_gate(lambda training, model: flip(model[1].running_var)),
+    ),
+    Mutation(
+        "a rate, changed after the gate",
+        "prove",
+        "lrs",
+        after_the_gate(lambda training, model: training.optimizer.param_groups[0].update(lr=0.02)),
+    ),
+    Mutation(
+        "a scheduler, stepped after the gate",
+        "prove",
+        "optimizer",
+        after_the_gate(lambda training, model: vars(training.schedulers[0]).update(last_epoch=1)),
+    ),
+    Mutation("a number drawn after the gate", "prove", "rng", after_the_gate(draw)),
+    careless("noise in training that grows", "gate", "the gradient of a micro-batch", "noise"),
+    careless("a dropout rate that grows", "gate", "the gradient of a micro-batch", "dropout"),
     careless("an average left out of extras, read by evaluation only", "prove", "average (Average", "average"),
     careless("the same average in a plain dict", "prove", "metrics", "plain_average"),
     careless("a target network that follows every 50 steps", "search", "target (Sequential", "target"),

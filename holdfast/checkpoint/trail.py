@@ -22,6 +22,7 @@ class Trail:
     Attributes:
         step: the last step.
         first, last: the lines of the first and the last step; None where the trail is lost.
+        losses: of each step, as they are written: a string where one isn't finite.
         file: the file that was read, with its hash; None where it is lost.
     """
 
@@ -29,6 +30,7 @@ class Trail:
     first: dict[str, Any] | None = None
     last: dict[str, Any] | None = None
     file: FileRecord | None = None
+    losses: tuple[Any, ...] = ()
 
 
 def read_trail(run: Store, path: str) -> Trail:
@@ -49,13 +51,15 @@ def read_trail(run: Store, path: str) -> Trail:
             yield piece
 
     first = last = None
+    losses: list[Any] = []
     for line in _lines(pieces(), name):
         read = _parse(line, name)
         if last is not None and read["step"] != last["step"] + 1:
             raise RecordDamaged(f"{name} has step {read['step']} after step {last['step']}")
         first, last = first or read, read
+        losses.append(read.get("loss"))
     file = FileRecord(name=METRICS, size_bytes=size_bytes, sha256=digest.hexdigest())
-    return Trail(last["step"] if last else 0, first, last, file)
+    return Trail(last["step"] if last else 0, first, last, file, tuple(losses))
 
 
 def read_known_trail(run: Store, path: str, step: int) -> Trail:

@@ -13,6 +13,7 @@ from holdfast.checkpoint.files import hash_file
 from holdfast.checkpoint.format import PAYLOAD, Payload, deserialize, is_part, part_name
 from holdfast.checkpoint.metadata import METADATA, METRICS, Metadata, Saved, content_id, is_folder_name, step_of
 from holdfast.checkpoint.priority import Priority
+from holdfast.checkpoint.progress import Sums, disagree, read_sums
 from holdfast.checkpoint.trail import Trail, continues, read_known_trail, read_trail
 from holdfast.errors import CheckpointDamaged, NameMissing, RecordDamaged, RunStopped
 from holdfast.journal import Commit, FileRecord, read_record
@@ -220,7 +221,8 @@ def find_orphans(
 ) -> Iterator[Saved]:
     """Find the complete checkpoints that were trained from ``head``, the newest commit; furthest first, verified.
 
-    What a checkpoint says of its parent can be rewritten; its trail must go on where the parent's ends, too.
+    What a checkpoint says of its parent can be rewritten. So its trail must go on where the parent's ends, and the
+    losses in its state must follow from the parent's.
 
     Args:
         head: the commit that they must have been trained from; None for the very beginning.
@@ -250,7 +252,9 @@ def find_orphans(
         before = before or (read_known_trail(run, head.path, head.step) if head else Trail(0))
         try:
             trail = read_trail(run, path)
-            if problem := continues(before, trail) or _misses_the_end(trail, metadata):
+            problem = continues(before, trail) or _misses_the_end(trail, metadata)
+            problem = problem or _disagrees(run, head, path, metadata, trail, steps_per_epoch)
+            if problem:
                 raise RecordDamaged(problem)
             described = hash_file(run, path, METADATA)
             damaged = _find(functools.partial(_verify_file, run, path), metadata.parts)
@@ -267,6 +271,13 @@ def find_orphans(
 def _misses_the_end(trail: Trail, metadata: Metadata) -> str:
     last = metadata.optimizer_steps_total
     return "" if trail.step == last else f"its trail ends with step {trail.step} and not with step {last}"
+
+
+def _disagrees(
+    run: Store, head: Commit | None, path: str, metadata: Metadata, trail: Trail, steps_per_epoch: int
+) -> str:
+    before = read_sums(run, head.path, find_parts(head)) if head else Sums()
+    return disagree(before, trail.losses, read_sums(run, path, metadata.parts), steps_per_epoch)
 
 
 def _damage(commit: Commit, damaged: list[FileDamage]) -> CheckpointDamaged:

@@ -1,0 +1,78 @@
+"""The sums of losses in a state, which must follow from the parent's sums and the losses of the steps between.
+
+Another checkpoint of the same step has other losses behind it. So the state itself says whether a checkpoint was
+trained from its parent, where ``metadata.json`` could be rewritten.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from holdfast.checkpoint.format import HEADER_METADATA, MAX_HEADER_BYTES, METADATA_KEY, PAYLOAD
+from holdfast.errors import NameMissing
+from holdfast.journal import FileRecord
+from holdfast.store import Store
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a state has of the losses before it.
+
+    Attributes:
+        epochs: the mean loss of each completed epoch.
+        loss_sum, steps: of the epoch in progress.
+    """
+
+    step: int = 0
+    epochs: tuple[float, ...] = ()
+    loss_sum: float = 0.0
+    steps: int = 0
+
+    def add(self, losses: Sequence[float], steps_per_epoch: int) -> Self:
+        """Return the sums after further steps, added up as training adds them."""
+        step, epochs, loss_sum, steps = self.step, [*self.epochs], self.loss_sum, self.steps
+        for loss in losses:
+            step, loss_sum, steps = step + 1, loss_sum + loss, steps + 1
+            if step % steps_per_epoch == 0:
+                epochs.append(loss_sum / steps)
+                loss_sum, steps = 0.0, 0
+        return type(self)(step, tuple(epochs), loss_sum, steps)
+
+
+def read_sums(run: Store, path: str, parts: Sequence[FileRecord]) -> Sums | None:
+    """Read the sums in a checkpoint's state, from the header of its first file; None if there are none to be read."""
+    name = f"{path}/{parts[0].name if parts else PAYLOAD}"
+    try:
+        (header_bytes,) = struct.unpack("<Q", run.read(name, 0, 8))
+        header = json.loads(run.read(name, 8, 8 + min(header_bytes, MAX_HEADER_BYTES)))
+        progress = json.loads(header[HEADER_METADATA][METADATA_KEY])["progress"]
+        return Sums(
+            int(progress["step"]),
+            tuple(_number(entry["avg_loss"]) for entry in progress["history"]),
+            _number(progress["epoch_loss_sum"]),
+            int(progress["epoch_loss_steps"]),
+        )
+    except (NameMissing, struct.error, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def disagree(before: Sums | None, losses: Sequence[Any], after: Sums | None, steps_per_epoch: int) -> str:
+    """Return why a state can't have been trained from its parent; empty if nothing speaks against it.
+
+    Args:
+        before, after: the sums of the parent, and of the state; None where they can't be read.
+        losses: of the steps between, from the trail.
+    """
+    numbers = [loss for loss in losses if isinstance(loss, int | float) and math.isfinite(loss)]
+    if before is None or after is None or len(numbers) != len(losses):
+        return ""
+    if before.add(numbers, steps_per_epoch) == after:
+        return ""
+    return "the losses in its state don't follow from its parent's and its trail"
+
+
+def _number(value: Any) -> float:
+    return float.fromhex(value["$float"]) if isinstance(value, dict) else float(value)

@@ -1,0 +1,96 @@
+"""``python -m tests.bench.trust SIZE``: what it costs to know that a resume was right, beside a step.
+
+Trains in this process, and prints one JSON object of seconds.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast import determinism
+from holdfast.checkpoint import count_cores
+from holdfast.config import Determinism, Resume, RunConfig
+from holdfast.training import Training, measure, train
+from holdfast.training.checksums import choose_every, describe_components
+from tests.bench.bare import KEEP_MEMORY
+from tests.bench.frame import Benchmark, Row, ask, compare, median_of, time_of
+from tests.bench.recipe import STEPS_VARIABLE
+
+SIZES = ("100 MB", "1,000 small")
+WARM_UP, STEPS, ROUNDS = 5, 8, 7
+# Of a step's time, for the checksums of the trail.
+REACH = 0.005
+
+
+def run(full: bool) -> list[Row]:
+    """Each size in a process of its own."""
+    rows: list[Row] = []
+    for size in (*SIZES, *(["1 GB"] if full else [])):
+        found = ask("tests.bench.trust", size, **determinism.preamble(_strict()), **KEEP_MEMORY)
+        step, every = found["step"], found["every"]
+        rows += [
+            compare(size, "probe, at a save and a resume", found["probe"], "a step", step),
+            compare(size, "training probe, likewise", found["both probes"] - found["probe"], "a step", step),
+            compare(size, f"checksums, 1 step in {every}", found["checksums"] / every, "a step", step, REACH),
+            compare(size, "generators kept apart", found["generators"], "a step", step),
+            compare(size, "torch's flags", found["flags"], "a step", step),
+        ]
+    return rows
+
+
+def _strict() -> Determinism:
+    return Determinism(threads=count_cores())
+
+
+def main(size: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(_measure(size, Path(folder))))
+
+
+def _measure(size: str, folder: Path) -> dict[str, float]:
+    os.environ[STEPS_VARIABLE] = str(folder / "steps")
+    settings = {"size": size, "steps": 10**6}
+    known = {"recipe": "tests.bench.recipe:stack", "run": "trust", "store": str(folder), "settings": settings}
+    both = RunConfig(**known, determinism=_strict())
+    one = RunConfig(**known, determinism=_strict(), resume=Resume(training_probe=False))
+    training = Training(both)
+
+    def probe(config: RunConfig) -> None:
+        training.config = config
+        measure(training)
+
+    def enter() -> None:
+        with training.generators.training():
+            pass
+
+    calls: dict[str, Callable[[], object]] = {
+        "step": lambda: train(training, training.progress.step + STEPS, lambda: False, lambda fields: None),
+        "both probes": lambda: probe(both),
+        "probe": lambda: probe(one),
+        "checksums": lambda: describe_components(training, in_detail=False),
+        "generators": enter,
+        "flags": lambda: determinism.check_unchanged(both.determinism, training.flags, "here"),
+    }
+    train(training, WARM_UP, lambda: False, lambda fields: None)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            samples[name].append(time_of(call))
+    found = median_of(samples)
+    return found | {"step": found["step"] / STEPS, "every": choose_every(training)}
+
+
+BENCHMARK = Benchmark(
+    name="trust",
+    about=(
+        "What it costs to know that a resume was right. The probes are taken at each save and each resume; the rest "
+        "is what each step pays, the checksums spread over the steps between two of them."
+    ),
+    run=run,
+)
+
+if __name__ == "__main__":
+    main(sys.argv[1])
