@@ -331,11 +331,15 @@ def _environment(config: RunConfig, commit: int) -> dict[str, str]:
 def _find_ending(lines: Sequence[str]) -> str:
     """Return how the first rank ended, as torchrun says in the log: by a signal, if one did; empty if it doesn't say.
 
-    A rank that has lost another ends with an exit code, and may do so within the same of torchrun's looks.
+    A rank that has lost another ends with an exit code, and torchrun may see that first; it lists all failures at the
+    end. SIGTERM is what it sends to the rest itself.
     """
-    found = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", "\n".join(lines))
-    endings = [f"rank {rank}: {_ending(int(code))}" for code, rank in found]
-    return next((ending for ending in endings if "signal" in ending), next(iter(endings), ""))
+    text = "\n".join(lines)
+    first = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", text)
+    listed = re.findall(r"\(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+)", text)
+    found = [(int(rank), int(code)) for code, rank in first] + [(int(rank), int(code)) for rank, code in listed]
+    killed = [(rank, code) for rank, code in found if code < 0 and -code != signal.SIGTERM]
+    return next((f"rank {rank}: {_ending(code)}" for rank, code in [*killed, *found]), "")
 
 
 def _ending(returncode: int) -> str:

@@ -164,13 +164,14 @@ def explain_unfit(
     names the changes. Otherwise it is the ranks' own.
     """
     changed = [change for change in changes_since(journal, commit, present) if not is_harmless(change)]
-    names = [change.name for change in changed] or [name for name in resume.accept_drift if name == BUILT]
+    chosen = [change for change in changed if change.kind != "built"] or changed  # built values follow from the others
+    names = [change.name for change in chosen] or [name for name in resume.accept_drift if name == BUILT]
     if not names:
         return error
     first = " ".join(line.strip() for line in error.message.splitlines()[:2])  # torch lists every tensor
     lines = [f"{commit.path} can't be resumed with the accepted {', '.join(names)}: {first}"]
     return ConfigDrift(
-        "\n".join([*lines, *(f"  {change}" for change in changed)]),
+        "\n".join([*lines, *(f"  {change}" for change in chosen)]),
         hint="put the saved values back, or train as a run of another name (--set run=...), which can begin with the "
         "weights that fit (init_from, reset)",
         fields={change.name: [change.saved, change.current] for change in changed},

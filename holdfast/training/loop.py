@@ -109,5 +109,5 @@ def evaluate(training: Training) -> dict[str, float]:
     if training.recipe.evaluate is None:
         return {}
     model = training.accelerator.unwrap_model(training.model)
-    with undisturbed(model), training.generators.borrowed(), torch.no_grad():
+    with undisturbed(model, training.optimizer), training.generators.borrowed(), torch.no_grad():
         return {name: float(value) for name, value in training.recipe.evaluate(model).items()}

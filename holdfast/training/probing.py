@@ -60,7 +60,8 @@ def _look(training: "Training", outputs: Outputs) -> dict[str, Any]:
     No graph is recorded, unless the probe itself takes gradients.
     """
     model: nn.Module = training.accelerator.unwrap_model(training.model)
-    with undisturbed(model) as kept:
+    with undisturbed(model, training.optimizer) as kept:
+        share_buffers(training, model)
         try:
             with training.generators.borrowed(training.config.seed), torch.no_grad():
                 return dict(outputs(model))
@@ -68,9 +69,17 @@ def _look(training: "Training", outputs: Outputs) -> dict[str, Any]:
             if "require grad" not in str(error):
                 raise
         kept.put_back()
+        share_buffers(training, model)
         with training.generators.borrowed(training.config.seed), torch.enable_grad():
             found = outputs(model.eval())
             return {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
+
+
+def share_buffers(training: "Training", model: nn.Module) -> None:
+    """Give all ranks the main rank's buffers, as DDP does before each step, and as a checkpoint has them."""
+    if training.accelerator.num_processes > 1:
+        for buffer in model.buffers():
+            torch.distributed.broadcast(buffer, 0)
 
 
 def _default_probe(training: "Training", batch: Any) -> Outputs | None:
@@ -121,7 +130,8 @@ def _take_gradient(training: "Training", batch: Any) -> str:
     named = zip(state.name_parameters(training), members, strict=True)
     # By name: the order in which an optimizer gets its parameters may differ between processes.
     parameters = [each for _, each in sorted(named, key=lambda pair: pair[0]) if each.requires_grad]
-    with undisturbed(model) as kept, _kept_extras(training), torch.enable_grad():
+    with undisturbed(model, training.optimizer) as kept, _kept_extras(training), torch.enable_grad():
+        share_buffers(training, model)
         try:
             with training.generators.borrowed(training.config.seed):
                 loss = _take_loss(training, model.train(), batch)
@@ -130,11 +140,13 @@ def _take_gradient(training: "Training", batch: Any) -> str:
             if "use_reentrant" not in str(error):
                 raise
             kept.put_back()  # reentrant checkpointing allows backward() alone
+            share_buffers(training, model)
             with training.generators.borrowed(training.config.seed):
                 loss = _take_loss(training, model.train(), batch)
                 loss.backward()  # type: ignore[no-untyped-call]
                 gradient = tuple(each.grad for each in parameters)
-        return f"{checksum_together([loss, *(each for each in gradient if each is not None)]):016x}"
+        dense = [each.to_dense() for each in gradient if each is not None]  # an embedding's may be sparse
+        return f"{checksum_together([loss, *dense]):016x}"
 
 
 def _tensors(value: Any) -> list[Tensor]:

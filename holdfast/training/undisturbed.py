@@ -16,20 +16,21 @@ MOST_ITEMS = 1000
 
 
 @contextlib.contextmanager
-def undisturbed(model: nn.Module) -> Iterator["Kept"]:
+def undisturbed(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator["Kept"]:
     """Set the model to evaluation mode for the block, and put it back to what it was afterwards.
 
     Put back are, of each module: buffers and other tensors, with their values; its training mode; its attributes,
     submodules and hooks (lists, dicts, sets and deques of up to `MOST_ITEMS` items with what is in them); and of each
-    parameter its gradient and ``requires_grad``. Costs memory and a copy for all buffers.
+    parameter its gradient and ``requires_grad``. A loss may step another optimizer, as a critic's: parameters that
+    learn and aren't in this one are put back, too. Tensors that are put back take their memory once more.
 
     Yields:
         Kept: its `put_back` undoes what happened so far.
 
     Raises:
-        RecipeError: a parameter has changed in the block.
+        RecipeError: one of the optimizer's parameters has changed in the block.
     """
-    kept = Kept(model)
+    kept = Kept(model, optimizer)
     model.eval()
     try:
         yield kept
@@ -41,13 +42,17 @@ def undisturbed(model: nn.Module) -> Iterator["Kept"]:
 class Kept:
     """What a model was."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        own = {id(each) for group in optimizer.param_groups for each in group["params"]}
         self._modules = [(module, {**vars(module)}, _copy_items(module)) for module in model.modules()]
         self._parameters = [
             (name, each, each.grad, each.requires_grad, _version_of(each)) for name, each in model.named_parameters()
         ]
+        others = [each for each in model.parameters() if each.requires_grad and id(each) not in own]
         self._tensors = {
-            id(value): (value, value.detach().clone()) for value in self._list_tensors() if not is_lazy(value)
+            id(value): (value, value.detach().clone())
+            for value in (*others, *self._list_tensors())
+            if not is_lazy(value)
         }
         for _, parameter, *_ in self._parameters:
             parameter.grad = None  # what the block adds up goes nowhere
@@ -74,7 +79,7 @@ class Kept:
     def check_parameters(self) -> None:
         """Raise RecipeError if a parameter has changed: copies of all of them would take as much memory again."""
         for name, parameter, *_, version in self._parameters:
-            if _version_of(parameter) != version:
+            if _version_of(parameter) != version and id(parameter) not in self._tensors:
                 raise RecipeError(
                     f"the parameter {name} changed while the model was only looked at",
                     hint="probe, and loss where there is no probe, may not change weights",

@@ -73,7 +73,7 @@ def test_up_and_down_as_often_as_one_likes(local: Local) -> None:
     assert (local.folder.stat().st_mode & 0o777, (local.folder / "auth").stat().st_mode & 0o777) == (0o700, 0o600)
     assert httpx.post(f"{url}/automations/filter", json={}, trust_env=False).status_code == httpx.codes.UNAUTHORIZED
     automations = local.ask("/automations/filter")
-    assert len({each["name"] for each in automations}) == len(automations) == 2
+    assert len({each["name"] for each in automations}) == len(automations) == 3
     pool_ids = local.ids_of_pools()
     for pid in (pids["worker-stable"], pids["worker-gpu"]):  # a shell's background ignores Ctrl-C
         ignored = int(Path(f"/proc/{pid}/status").read_text().partition("SigIgn:\t")[2].split()[0], 16)

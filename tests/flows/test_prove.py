@@ -108,13 +108,14 @@ def test_what_survives_is_proved(driver: Driver, reference: Reference) -> None:
 
 def test_state_that_nobody_registered_is_not_proved(own: Engine) -> None:
     """The first step after the resume is the one that differs, and no step that came before it."""
-    done = prove(own, "--set", "recipe=unproved:counting", "--steps", "8", "--kills", "1", "--seed", "2", "--json")
+    without = ("--set", "resume.training_probe=false")
+    done = prove(own, "--set", "recipe=unproved:counting", *without, "--steps=8", "--kills=1", "--seed=2", "--json")
     assert done.returncode == 2, done.stdout
     proof, found = read_proof(done)
     assert found["is_proved"] is False
     assert proof.first_step is not None
     assert proof.first_step - 1 in proof.chunks
-    assert proof.first_differs_in == ["loss", "grad_norm"]
+    assert proof.first_differs_in == ["loss", "grad_norm", "model"]
     assert {"model.weight", "model.bias"} < set(proof.different)
     text = str(proof)
     assert text.startswith("not proved: 8 steps of unproved:counting end on other bytes with SIGKILL in step ")
@@ -146,11 +147,11 @@ def test_what_differs_from_itself_is_told_so(own: Engine) -> None:
 
 
 def test_an_audit_names_the_first_step_too(own: Engine) -> None:
-    done = own.run("recipe=unproved:counting", "epochs=1", "retention.keep_last=99")
+    done = own.run("recipe=unproved:counting", "epochs=1", "retention.keep_last=99", "resume.training_probe=false")
     assert done.returncode == 0, done.stderr
     done = own.command("audit", str(own.run_folder), "--commit", "2")
     assert done.returncode == 2
     first, *rows = done.stdout.splitlines()
     assert first.startswith("commit 2 (epoch-0001, steps 4-8): the replay ends on other bytes: ")
-    assert rows[0] == "  first in step 5: loss, grad_norm"
+    assert rows[0] == "  first in step 5: loss, grad_norm"  # it was trained without checksums
     assert rows[1].startswith("  then, at the end: model.bias, model.weight, progress.")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from deployments import automations
 from deployments.automations import describe_automations, make_automations
@@ -72,7 +72,9 @@ def test_automations_that_did_not_change_are_left_alone(
             answer = client.request("POST", "/automations/filter", json={})
         return {automation["name"]: automation["trigger"]["id"] for automation in answer.json()}
 
-    with temporary_settings({PREFECT_API_URL: prefect_api["PREFECT_API_URL"]}):
+    known = {PREFECT_API_URL: prefect_api["PREFECT_API_URL"]}
+    known[PREFECT_API_AUTH_STRING] = prefect_api["PREFECT_API_AUTH_STRING"]
+    with temporary_settings(known):
         make_automations()
         first = triggers()
         make_automations()
