@@ -203,10 +203,10 @@ class PoolRun:
     def attempts(self) -> list[dict[str, Any]]:
         return self.pool.find("attempt", self.name)
 
-    def await_commits(self, number: int, within_s: float = 90.0) -> None:
+    def await_commits(self, number: int, within_s: float = ENDS_WITHIN_S) -> None:
         await_true(lambda: self.journal().newest_number() >= number, f"there was no commit {number}", within_s)
 
-    def await_attempt(self, number: int, within_s: float = 90.0) -> None:
+    def await_attempt(self, number: int, within_s: float = ENDS_WITHIN_S) -> None:
         """It has claimed the run."""
         await_true(lambda: self.journal().attempts() >= number, f"there was no attempt {number}", within_s)
 
