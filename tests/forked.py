@@ -22,7 +22,7 @@ from cyclopts import App
 
 import holdfast.cli
 from holdfast import errors, launch, load_config
-from holdfast.attempt import Attempt, Chunk
+from holdfast.attempt import Attempt, Chunk, Hooks
 from holdfast.audit import audit_commit
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
@@ -166,7 +166,7 @@ def audit_mutated(mutation: str, settings: dict[str, Any]) -> int:
 
 
 def _train(config: RunConfig, chunks: int = sys.maxsize, retries: int = CHUNK_RETRIES) -> None:
-    attempt = Attempt(config)
+    attempt = Attempt(config, hooks=Hooks(upkeep=(Attempt.read_back, Attempt.prune)))
     try:
         attempt.open()
         while chunks and (chunk := attempt.next_chunk()) is not None:
@@ -174,8 +174,6 @@ def _train(config: RunConfig, chunks: int = sys.maxsize, retries: int = CHUNK_RE
             saved = _train_chunk(attempt, chunk, retries)
             if saved is not None:
                 attempt.commit(saved)
-                attempt.read_back()
-                attempt.prune()
     finally:
         attempt.close()
 
