@@ -125,7 +125,7 @@ class Anneal:
 
 
 def _is_of_longer_name(key: str, name: str) -> bool:
-    """Whether a setting that begins with ``<name>_`` is of an anneal such as ``<name>_scale``."""
+    """Return whether a setting that begins with ``<name>_`` is of an anneal such as ``<name>_scale``."""
     rest = key.removeprefix(f"{name}_")
     return not rest.startswith("anneal_") and any(rest.endswith(f"_{ending}") for ending in ENDINGS)
 

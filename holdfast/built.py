@@ -56,7 +56,7 @@ def describe_built(training: "Training") -> dict[str, Any]:
     found: dict[str, Any] = {
         name: to_plain(getattr(recipe, name)) for name in ("batch_size", "grad_accum", "clip_norm")
     } | {"steps_per_epoch": training.steps_per_epoch}
-    # What is described below by its own name is not described as what a function has captured.
+    # The optimizer, modules and extras have names of their own below: skip them among a function's captured values.
     seen = {id(each) for each in (recipe.optimizer, *recipe.model.modules(), *recipe.extras.values())}
     for name in ("loss", "after_step", "collate"):
         found |= _walk(name, getattr(recipe, name), seen)

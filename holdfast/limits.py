@@ -47,7 +47,7 @@ def find_infinite(value: object, name: str) -> str:
 
 
 def is_http_address(url: str) -> bool:
-    """Whether a URL names a host that can be asked over HTTP."""
+    """Return whether a URL names a host that can be asked over HTTP."""
     try:
         parts = urlsplit(url)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

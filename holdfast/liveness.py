@@ -40,7 +40,7 @@ FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
 class Verdict(enum.Enum):
-    """What a watcher knows of a process."""
+    """A watcher's verdict on a process."""
 
     ENDED = "its state is final"
     ALIVE = "it may be alive"
@@ -89,7 +89,7 @@ class Asked(Protocol):
 
 
 class Request:
-    """What a person asks of this process; looked for from another thread, as a source of notices.
+    """A person's request to this process, read from another thread as a source of notices.
 
     Attributes:
         state: the paused, cancelling or cancelled state that was found; None while there is none.

@@ -109,12 +109,12 @@ class _Run:
 
     @property
     def built(self) -> list[Found]:
-        """What was found before the first step that nobody registered."""
+        """The unregistered objects that were found before the first step."""
         return self._find(0)
 
     @property
     def found(self) -> list[Found]:
-        """What was found after the last step."""
+        """The unregistered objects that were found after the last step."""
         return self._find(-1)
 
     def _find(self, index: int) -> list[Found]:

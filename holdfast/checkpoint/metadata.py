@@ -64,7 +64,7 @@ class Metadata(Record):
 
     @property
     def is_at_epoch_end(self) -> bool:
-        """Whether the checkpoint was made after an epoch's last step."""
+        """True if the checkpoint was made after an epoch's last step."""
         return self.optimizer_steps_total % self.steps_per_epoch == 0
 
 

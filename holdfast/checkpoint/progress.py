@@ -19,7 +19,7 @@ from holdfast.store import Store
 
 @dataclass(frozen=True)
 class Sums:
-    """What a state has of the losses before it.
+    """The sums of losses in a state.
 
     Attributes:
         epochs: the mean loss of each completed epoch.

@@ -17,7 +17,7 @@ MAX_LINE_BYTES = 2**26
 
 @dataclass(frozen=True)
 class Trail:
-    """What is needed of a trail to tell whether another one continues it.
+    """The parts of a trail that tell whether another one continues it.
 
     Attributes:
         step: the last step.

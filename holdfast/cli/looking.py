@@ -166,7 +166,7 @@ def _rows(standing: Standing) -> dict[str, Any]:
 
 
 def _age(time: str) -> str:
-    """How long ago a record was made, such as ``12 min ago``; the time itself where it can't be read."""
+    """Return a record's age, such as ``12 min ago``; the time itself if it can't be read."""
     try:
         seconds = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds())
     except (ValueError, TypeError):
