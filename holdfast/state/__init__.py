@@ -6,7 +6,6 @@ from holdfast.state.captured import (
     decode,
     describe_built,
     load,
-    load_optimizer,
     own_part,
     restore,
 )
@@ -14,7 +13,7 @@ from holdfast.state.encoding import from_payload, to_payload
 from holdfast.state.generators import Generators, capture_rng, digest_rng, restore_rng
 from holdfast.state.memory import pinning
 from holdfast.state.merging import take_over
-from holdfast.state.naming import has_names, name_parameters, numbered_state
+from holdfast.state.naming import has_names, name_parameters
 
 __all__ = [
     "Generators",
@@ -27,9 +26,7 @@ __all__ = [
     "from_payload",
     "has_names",
     "load",
-    "load_optimizer",
     "name_parameters",
-    "numbered_state",
     "own_part",
     "pinning",
     "restore",
