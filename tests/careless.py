@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -193,10 +194,11 @@ def _count() -> int:
     return calls
 
 
-def counter() -> Recipe:
-    """A count that no search can know of; the probe doesn't see it either."""
+def counter(rank: int = 0) -> Recipe:
+    """A count in one rank that no search can find; the probe doesn't see it either."""
     probe = lambda model: {"output": model(torch.ones(2, 8))}  # noqa: E731
-    return make(net(), lambda model, batch: fit(model, batch) * (1 + _count() / 1000), probe=probe)
+    weight = 0.001 * (int(os.environ.get("RANK", 0)) == rank)
+    return make(net(), lambda model, batch: fit(model, batch) * (1 + weight * _count()), probe=probe)
 
 
 class Drifting(nn.Module):

@@ -6,6 +6,7 @@ said through their pipes, and how they die, is the real thing.
 """
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -29,13 +30,14 @@ from holdfast.config import RunConfig
 from holdfast.determinism import separate_threads
 from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
+from holdfast.processes import RANK_MODULE
 from holdfast.progress import log_plain_lines
 from holdfast.prove import prove
 from holdfast.rank import serving
 from holdfast.store import open_store
 from holdfast.testing import faults
 from tests.lives import leave
-from tests.mutants import MUTATIONS
+from tests.mutants import find_fault
 
 CHUNK_RETRIES = 2
 
@@ -81,18 +83,22 @@ class Rank:
         return self.returncode
 
 
-def start(command: list[str], env: dict[str, str], stderr: IO[bytes], **options: Any) -> Any:
-    """A rank that is alone is forked; several are started by torchrun."""
-    is_alone = command[1:] == ["-m", "holdfast.rank"]
-    return Rank(env, stderr) if is_alone else subprocess.Popen(command, env=env, stderr=stderr, **options)
+def start(mutation: str, command: list[str], env: dict[str, str], stderr: IO[bytes], **options: Any) -> Any:
+    """Fork a rank that is alone; let torchrun start several."""
+    if command[1:] == ["-m", RANK_MODULE]:
+        return Rank(env, stderr)
+    if mutation:
+        command = [*command[:-1], "tests.mutated_rank", mutation, RANK_MODULE]
+    return subprocess.Popen(command, env=env, stderr=stderr, **options)
 
 
 def fork_ranks(mutation: str = "") -> None:
-    """The ranks that this process starts are forked; a mutation changes their code first."""
+    """Fork the ranks that this process starts; a mutation changes their code first."""
     own = os.getpid()
-    apply = next((each.apply for each in MUTATIONS if each.name == mutation), lambda: None)
+    apply = find_fault(mutation)
     Rank.main = staticmethod(lambda: apply() or serving.main())
-    launch.subprocess = SimpleNamespace(Popen=start, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    popen = functools.partial(start, mutation)
+    launch.subprocess = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]
     faults._is_rank = lambda pid: pid != own  # their command line is this process's
 
 

@@ -21,6 +21,7 @@ class Mutation:
         named: what the message has to name.
         apply: puts the fault into the rank's code.
         recipe, settings: what is trained.
+        ranks: how many ranks train it.
     """
 
     name: str
@@ -29,11 +30,12 @@ class Mutation:
     apply: Callable[[], None] = lambda: None
     recipe: str = "tests.varied:averaged"
     settings: Mapping[str, Any] = field(default_factory=lambda: {"schedule": "cosine"})
+    ranks: int = 1
 
 
-def careless(name: str, caught_by: Any, named: str, recipe: str, **settings: Any) -> Mutation:
-    """A recipe of `tests.careless`."""
-    return Mutation(name, caught_by, named, recipe=f"tests.careless:{recipe}", settings=settings)
+def careless(name: str, caught_by: Any, named: str, recipe: str, ranks: int = 1, **settings: Any) -> Mutation:
+    """Return a row for a recipe of `tests.careless`."""
+    return Mutation(name, caught_by, named, recipe=f"tests.careless:{recipe}", settings=settings, ranks=ranks)
 
 
 def _restoring(change: Callable[[Any, dict[str, Any], Callable[..., None]], None]) -> None:
@@ -142,6 +144,18 @@ def optimizer_of_another_commit() -> None:
         right(training, saved | {"optimizer": other["optimizer"]})
 
     _restoring(restore)
+
+
+def with_two_ranks(name: str, named: str, part: str) -> Mutation:
+    """Return a row in which both ranks restore what the first one saved of a component."""
+
+    def apply() -> None:
+        def restore(training: Any, saved: dict[str, Any], right: Callable[..., None]) -> None:
+            right(training, saved | {part: [saved[part][0]] * 2})
+
+        _restoring(restore)
+
+    return Mutation(name, "gate", named, apply, "tests.varied:normalised", {}, ranks=2)
 
 
 def forget(part: str, name: str, value: Any) -> Callable[[], None]:
@@ -264,6 +278,9 @@ MUTATIONS = [
         after_the_gate(lambda training, model: vars(training.schedulers[0]).update(last_epoch=1)),
     ),
     Mutation("a number drawn after the gate", "prove", "rng", after_the_gate(draw)),
+    with_two_ranks("the first rank's generators, restored in both ranks", "rng.1.", "rng"),
+    with_two_ranks("the first rank's normaliser, restored in both ranks", "extras.1.normaliser.mean", "extras"),
+    careless("a count that only the second rank keeps", "gate", "the gradient of a micro-batch", "counter", 2, rank=1),
     careless("noise in training that grows", "gate", "the gradient of a micro-batch", "noise"),
     careless("a dropout rate that grows", "gate", "the gradient of a micro-batch", "dropout"),
     careless("an average left out of extras, read by evaluation only", "prove", "average (Average", "average"),
@@ -282,3 +299,8 @@ MUTATIONS = [
     careless("the same, audited, trained without the training probe", "audit", "loss", "buffer"),
     careless("a count, audited, trained without the training probe", "audit", "loss", "counter"),
 ]
+
+
+def find_fault(name: str) -> Callable[[], None]:
+    """Return what puts the fault of this name into a rank's code; nothing is done for an empty name."""
+    return next((each.apply for each in MUTATIONS if each.name == name), lambda: None)

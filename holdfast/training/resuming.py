@@ -1,5 +1,6 @@
 """The state of a checkpoint in this process, and the gate that it has to pass."""
 
+import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -145,6 +146,8 @@ def _capture_as(training: Training, saved: Mapping[str, Any]) -> dict[str, Any]:
     captured = state.capture(training)
     if not state.has_names(saved["optimizer"]):
         captured["optimizer"] = training.optimizer.state_dict()
+    if len(captured["extras"]) == 1:  # equal in all ranks, and kept once: each is compared with its rank's own
+        captured["extras"] = [copy.deepcopy(captured["extras"][0]) for _ in saved["extras"]]
     return captured
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.audit import Audit
-from holdfast.config import ChunkLength, Log, Resume, RunConfig
+from holdfast.config import ChunkLength, Compute, Log, Resume, RunConfig
 from holdfast.proof import Proof
 from tests.lives import Lives
 from tests.mutants import MUTATIONS, Mutation
@@ -23,7 +23,7 @@ def make_config(mutation: Mutation, folder: Path) -> RunConfig:
     return RunConfig(
         recipe=mutation.recipe, run="mutant", settings=dict(mutation.settings), store=str(folder), epochs=9,
         chunk=ChunkLength(steps=3), log=Log(folder=str(folder / "logs")),
-        resume=Resume(training_probe=mutation.caught_by != "audit"),
+        compute=Compute(ranks=mutation.ranks), resume=Resume(training_probe=mutation.caught_by != "audit"),
     )  # fmt: skip
 
 
