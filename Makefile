@@ -71,7 +71,7 @@ soak: .venv/ready
 
 # With a Chromium that is installed; the pictures are in docs/.
 screenshots: .venv/ready
-	@$(BIN)/python -m tests.screenshots
+	@$(BIN)/python -m tests.support.screenshots
 
 # Whom the benchmarks stand beside, with the project's own torch.
 .venv/peers/ready: .venv/ready constraints.txt tests/bench/peers.txt

@@ -22,8 +22,8 @@ from holdfast.standing import Standing, read_standing
 from holdfast.store import open_store
 from tasks.credentials import new_auth
 from tasks.server import await_healthy, describe_server, free_port
-from tests import servers
-from tests.lives import Lives, lives
+from tests.support import servers
+from tests.support.lives import Lives, lives
 
 # A shell that runs the tests in the background ignores Ctrl-C for them, and so for all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,7 +65,7 @@ class Driver:
         self.store = self.store or f"{self.folder}/runs"
         self.config = self.folder / "toy.toml"
         self.config.write_text(
-            'recipe = "tests.toy:toy"\nrun = "toy"\nepochs = 3\n'
+            'recipe = "tests.support.toy:toy"\nrun = "toy"\nepochs = 3\n'
             f'store = "{self.store}"\n[chunk]\nsteps = 4\n[log]\nfolder = "{self.folder}/logs"\nevery = 1\n'
         )
 
@@ -162,9 +162,9 @@ class Engine(Driver):
         return self.call("command", *arguments, **environment)
 
     def call(self, function: str, *arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
-        """One of the commands of `tests.forked`."""
+        """One of the commands of `tests.support.forked`."""
         assert self.nursery is not None
-        return self.nursery.call(f"tests.forked:{function}", *arguments, **self.environment | environment)
+        return self.nursery.call(f"tests.support.forked:{function}", *arguments, **self.environment | environment)
 
 
 @pytest.fixture

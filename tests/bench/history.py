@@ -27,7 +27,7 @@ from holdfast.journal import (
 from holdfast.retention import REPORTS_TRIED
 from holdfast.store import Store
 from holdfast.store.local import LocalStore
-from tests.makers import IDENTITY, SETTINGS, STEPS_PER_EPOCH, make_commit, save
+from tests.support.makers import IDENTITY, SETTINGS, STEPS_PER_EPOCH, make_commit, save
 
 T = TypeVar("T")
 

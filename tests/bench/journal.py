@@ -10,11 +10,11 @@ from holdfast.attempt import Line
 from holdfast.journal import Journal
 from holdfast.retention import prune
 from holdfast.store import Store, open_store
-from tests import servers
 from tests.bench.counting import Tally, counted
 from tests.bench.frame import Benchmark, Row
 from tests.bench.history import POLICY, RUN, History
-from tests.makers import SETTINGS, STEPS_PER_EPOCH
+from tests.support import servers
+from tests.support.makers import SETTINGS, STEPS_PER_EPOCH
 
 COMMITS = (10, 1_000, 10_000)
 # Writing a history takes a server some ten seconds a thousand commits.

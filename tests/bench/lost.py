@@ -30,7 +30,7 @@ from holdfast.store.local import LocalStore
 from tests.bench.disk import take_memory, write_raw
 from tests.bench.frame import Benchmark, Row, ask, compare, median_of, scratch, time_of
 from tests.bench.workload import Loop
-from tests.makers import METADATA_FIELDS
+from tests.support.makers import METADATA_FIELDS
 
 # Steps after a save is durable, and of a quiet block at least.
 AFTER, QUIET = 2, 6

@@ -23,7 +23,7 @@ from holdfast.state import decode, from_payload, to_payload
 from holdfast.store.local import LocalStore
 from tests.bench.disk import make_cold, read_raw, take_memory, write_raw
 from tests.bench.frame import Benchmark, Row, ask, compare, median_of, scratch, time_of
-from tests.makers import METADATA_FIELDS, commit_of
+from tests.support.makers import METADATA_FIELDS, commit_of
 
 MB = 10**6
 SIZES = {"100 MB": (100 * MB, 24), "1 GB": (1000 * MB, 48), "3 GB": (3000 * MB, 48), "1,000 small": (64 * MB, 1000)}

@@ -304,7 +304,7 @@ class Holdfast:
     def restore(self) -> float:
         from holdfast.checkpoint import read_payload
         from holdfast.training import Gate, resume
-        from tests.makers import commit_of
+        from tests.support.makers import commit_of
 
         self.training.saver.wait()
         began = time.perf_counter()

@@ -17,8 +17,8 @@ from holdfast import Recipe
 from holdfast.errors import ConfigError
 from tasks.server import bypass_proxy, server
 from tests.conftest import COMMAND_WITHIN_S, ROOT, Engine, Reference, assert_same_bytes, kill_tree
-from tests.metadata_server import metadata_server
-from tests.toy import toy
+from tests.support.metadata_server import metadata_server
+from tests.support.toy import toy
 
 NOBODY = "http://127.0.0.1:9"
 PROXIES = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), NOBODY)
@@ -105,7 +105,7 @@ def test_a_run_ends_on_the_same_bytes(engine: Engine, reference: Reference, tmp_
     text = tmp_path / "text"
     text.write_text("gr\u00f6\u00dfer \u2265 0", "utf-8")
     places = {"TMPDIR": str(temporary), "PREFECT_HOME": str(tmp_path / "prefect"), "TOY_TEXT": str(text)}
-    config = engine.config.read_text("utf-8").replace("tests.toy:toy", f"{__name__}:lettered")
+    config = engine.config.read_text("utf-8").replace("tests.support.toy:toy", f"{__name__}:lettered")
     engine.config.write_text(config, "utf-8")
     trained = run("flows.train", str(engine.config), "--set", "compute.loader_workers=1", **places)
     assert trained.returncode == 0, trained.stderr

@@ -23,7 +23,7 @@ from holdfast.retention import prune
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
 from tests.conftest import COMMAND_WITHIN_S, ROOT, Engine, Reference
-from tests.lives import Lives
+from tests.support.lives import Lives
 
 pytestmark = pytest.mark.slow
 

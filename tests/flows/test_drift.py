@@ -18,7 +18,7 @@ import os
 import torch
 from torch.nn import functional as F
 from holdfast import Recipe
-from tests.toy import Made
+from tests.support.toy import Made
 
 def own(momentum: float = 0.5) -> Recipe:
     model = torch.nn.Linear(8, 1)

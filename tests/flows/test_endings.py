@@ -12,7 +12,7 @@ from flows.train import find_end
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from tasks import own_run
-from tests.makers import claim
+from tests.support.makers import claim
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, state: State[Any] | None) -> None:

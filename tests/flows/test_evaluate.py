@@ -16,8 +16,8 @@ from holdfast.journal import Journal
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
 from tests.conftest import COMMAND_WITHIN_S, ROOT, Engine
-from tests.lives import Lives
-from tests.varied import STEPS_PER_EPOCH, pythonic
+from tests.support.lives import Lives
+from tests.support.varied import STEPS_PER_EPOCH, pythonic
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> Path:
     """The toy of two epochs, in chunks of four steps; and ``pythonic``, which has an anneal, of nine steps."""
     engine = Engine(tmp_path_factory.mktemp("evaluated"), {}, nursery=nursery)
     engine.finish("epochs=2", KEEP)
-    pythonic = ["recipe=tests.varied:pythonic", "run=pythonic", "epochs=2"]
+    pythonic = ["recipe=tests.support.varied:pythonic", "run=pythonic", "epochs=2"]
     struck = engine.folder / "struck"
     engine.run(*pythonic, KEEP, **fault("latest-replaced", 3, "both", struck))
     assert struck.exists()

@@ -7,17 +7,19 @@ import pytest
 from holdfast.config import ChunkLength, RunConfig
 from holdfast.journal import Journal
 from holdfast.store import open_store
-from tests.faulty import faulty_s3, use
-from tests.lives import Lives
-from tests.varied import EPOCHS, STEPS_PER_EPOCH
+from tests.support.faulty import faulty_s3, use
+from tests.support.lives import Lives
+from tests.support.varied import EPOCHS, STEPS_PER_EPOCH
 
 RATE = 0.12
 
 
 def end(nursery: Lives, environment: dict[str, str], store: str, run: str) -> tuple[int, str]:
     """Train a run whose loss draws from Python's, NumPy's and torch's generators; return its step and content id."""
-    config = RunConfig(recipe="tests.varied:pythonic", run=run, store=store, epochs=EPOCHS, chunk=ChunkLength(steps=2))
-    done = nursery.call("tests.forked:train_chunks", config.model_dump(mode="json"), 99, **environment)
+    config = RunConfig(
+        recipe="tests.support.varied:pythonic", run=run, store=store, epochs=EPOCHS, chunk=ChunkLength(steps=2)
+    )
+    done = nursery.call("tests.support.forked:train_chunks", config.model_dump(mode="json"), 99, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     newest = Journal(open_store(store), run).newest()
     assert newest is not None

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.conftest import Driver, kill_tree, ranks_of
-from tests.terminals import ENDS_WITHIN_S, Terminal
+from tests.support.terminals import ENDS_WITHIN_S, Terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
 

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.testing.faults import fault
 from tests.conftest import IS_SOAK, Reference
-from tests.pools import ENDS_WITHIN_S, Pool, PoolRun, await_true, pool_up, strike
+from tests.support.pools import ENDS_WITHIN_S, Pool, PoolRun, await_true, pool_up, strike
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
@@ -293,7 +293,7 @@ def test_a_recipe_that_fails_in_a_step(run: PoolRun) -> None:
 
 
 def test_a_recipe_that_needs_more_memory_than_there_is(run: PoolRun) -> None:
-    changes = {"recipe": "tests.greedy:greedy", "supervision": {"max_failures": 1, "backoff_s": 0.1}}
+    changes = {"recipe": "tests.support.greedy:greedy", "supervision": {"max_failures": 1, "backoff_s": 0.1}}
     state = run.pool.await_end(run.start(**changes))["state"]
     assert state["name"] == "Failed"
     assert "out of memory in step" in state["message"]

@@ -25,7 +25,7 @@ import os
 import torch
 from torch.nn import functional as F
 from holdfast import Recipe
-from tests.toy import Made
+from tests.support.toy import Made
 
 calls = 0
 
@@ -103,7 +103,9 @@ def test_what_survives_is_proved(driver: Driver, reference: Reference) -> None:
     assert f"resumed: SIGKILL in step {proof.kills[0]}" in lines
     assert f"resumed: goes on from step {proof.resumed_from[0]}" in lines
     assert lines[-1] == "resumed: trained to step 30 of 30"
-    assert str(proof).startswith("proved: 30 steps of tests.toy:toy end on the same bytes, straight and with SIGKILL")
+    assert str(proof).startswith(
+        "proved: 30 steps of tests.support.toy:toy end on the same bytes, straight and with SIGKILL"
+    )
 
 
 def test_state_that_nobody_registered_is_not_proved(own: Engine) -> None:

@@ -10,7 +10,7 @@ import pytest
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S, ROOT
-from tests.makers import make_line, train
+from tests.support.makers import make_line, train
 
 pytestmark = pytest.mark.slow
 

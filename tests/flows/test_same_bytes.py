@@ -11,8 +11,8 @@ import pytest
 from holdfast.cli import app, run_app
 from holdfast.data import Order, combine, digest
 from tests.conftest import COMMAND_WITHIN_S, ROOT, Driver, Engine, Reference, assert_same_bytes, ranks_of
-from tests.lives import Lives
-from tests.toy import SAMPLES
+from tests.support.lives import Lives
+from tests.support.toy import SAMPLES
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from holdfast.attempt import Attempt, Line
 from holdfast.checkpoint import Saved
 from holdfast.errors import Superseded
 from tests.conftest import COMMAND_WITHIN_S, Driver, Reference, assert_same_bytes
-from tests.makers import claim
+from tests.support.makers import claim
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, Driver, kill_tree
-from tests.terminals import BEGINS_WITHIN_S, Terminal
+from tests.support.terminals import BEGINS_WITHIN_S, Terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
 

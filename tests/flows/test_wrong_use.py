@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.data import Order
 from tests.conftest import Driver, Engine, Reference, assert_same_bytes
-from tests.toy import SAMPLES
+from tests.support.toy import SAMPLES
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def assert_refused(done: "subprocess.CompletedProcess[str]", exit_code: int, err
         ("settings.widht=4", "unknown key settings.widht", "did you mean width?"),
         ("settings.width=wide", "settings.width = 'wide'", ""),
         ("recipe=tests.tyo:toy", "there is no module tests.tyo", "PYTHONPATH"),
-        ("recipe=tests.toy:tyo", "tests.toy has no tyo", "did you mean toy?"),
+        ("recipe=tests.support.toy:tyo", "tests.support.toy has no tyo", "did you mean toy?"),
         ("recipe=toy", "recipe = 'toy'", ""),
         ("epochs=0", "epochs = 0", ""),
         ("store=http://host/runs", "http:// is not known to create a name once", "s3://"),
@@ -56,7 +56,7 @@ def test_setting(engine: Engine, setting: str, error: str, hint: str) -> None:
 def test_setting_of_a_flow(driver: Driver) -> None:
     """Before anything is started, and when a rank is."""
     assert_refused(driver.run("epcohs=4"), 1, "unknown key epcohs", "did you mean epochs?")
-    assert_refused(driver.run("recipe=tests.toy:tyo"), 1, "tests.toy has no tyo", "did you mean toy?")
+    assert_refused(driver.run("recipe=tests.support.toy:tyo"), 1, "tests.support.toy has no tyo", "did you mean toy?")
 
 
 def test_configuration(driver: Driver) -> None:

@@ -1,4 +1,4 @@
-"""What tests that train in their own process have in common; see `tests.trainings`."""
+"""What tests that train in their own process have in common; see `tests.support.trainings`."""
 
 from collections.abc import Iterator
 

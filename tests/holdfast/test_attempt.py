@@ -35,7 +35,7 @@ from holdfast.launch import Ranks
 from holdfast.store import open_store
 from holdfast.verification import verify_run
 from tests.conftest import ranks_of
-from tests.lives import Lives
+from tests.support.lives import Lives
 
 Train = Callable[..., None]
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.slow
 AHEAD_S = 4.0
 
 
-def make_config(folder: Path, run: str, recipe: str = "tests.policy:policy", **fields: object) -> RunConfig:
+def make_config(folder: Path, run: str, recipe: str = "tests.support.policy:policy", **fields: object) -> RunConfig:
     known = {"store": str(folder), "epochs": 1, "chunk": ChunkLength(steps=3), "log": Log(folder=str(folder / "logs"))}
     return RunConfig.model_validate({"recipe": recipe, "run": run, **known, **fields})
 
@@ -60,7 +60,7 @@ def train(nursery: Lives) -> Train:
 
     def train(config: RunConfig, chunks: int = 100, **environment: str) -> None:
         settings = config.model_dump(mode="json")
-        done = nursery.call("tests.forked:train_chunks", settings, chunks, **environment)
+        done = nursery.call("tests.support.forked:train_chunks", settings, chunks, **environment)
         if done.returncode:
             raise from_json(json.loads(done.stdout))
 
@@ -104,12 +104,12 @@ def test_what_is_read_back_otherwise_than_it_was_hashed_is_trained_again(train: 
 def test_automatic_chunks_survive_a_kill_on_the_same_bytes(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    straight = make_config(tmp_path, "straight", "tests.toy:toy", epochs=4)
+    straight = make_config(tmp_path, "straight", "tests.support.toy:toy", epochs=4)
     train(straight)
     monkeypatch.setenv("TOY_DELAY_S", "0.02")
     for name, value in {"PRIOR_S": 4.0, "FLOOR_S": 0.0, "SAVES": 0.0, "FIRST_STEPS": 2}.items():
         monkeypatch.setattr(interval, name, value)
-    config = make_config(tmp_path, "run", "tests.toy:toy", epochs=4, chunk="auto")
+    config = make_config(tmp_path, "run", "tests.support.toy:toy", epochs=4, chunk="auto")
     first = Attempt(config)
 
     def kill(event: dict[str, Any]) -> None:
@@ -201,12 +201,12 @@ def test_an_unhealthy_step_is_tried_once_more(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_run_begins_with_the_weights_of_another(train: Train, tmp_path: Path) -> None:
-    ancestor = make_config(tmp_path, "ancestor", "tests.varied:pythonic", epochs=2)
+    ancestor = make_config(tmp_path, "ancestor", "tests.support.varied:pythonic", epochs=2)
     train(ancestor)
     init = InitFrom(run="ancestor", reset=("2",))
-    straight = make_config(tmp_path, "straight", "tests.varied:pythonic", init_from=init, epochs=2)
+    straight = make_config(tmp_path, "straight", "tests.support.varied:pythonic", init_from=init, epochs=2)
     train(straight)
-    cut = make_config(tmp_path, "cut", "tests.varied:pythonic", init_from=init, epochs=2)
+    cut = make_config(tmp_path, "cut", "tests.support.varied:pythonic", init_from=init, epochs=2)
     train(cut, chunks=1)
     train(ancestor.model_copy(update={"epochs": 3}))  # it goes on: who has begun with it isn't touched
     train(cut, chunks=1)
@@ -222,19 +222,21 @@ def test_a_run_begins_with_the_weights_of_another(train: Train, tmp_path: Path) 
     assert metadata is not None
     assert metadata.anneal_offset == 12
     assert metadata.anneals == {"temperature": 0.1}
-    fresh = make_config(tmp_path, "fresh", "tests.varied:pythonic", epochs=2)
+    fresh = make_config(tmp_path, "fresh", "tests.support.varied:pythonic", epochs=2)
     train(fresh)
     assert content_id(fresh) != content_id(straight)
     with pytest.raises(ConfigError, match="has no 'head'"):
         train(
-            make_config(tmp_path, "wrong", "tests.varied:pythonic", init_from=InitFrom(run="ancestor", reset=("head",)))
+            make_config(
+                tmp_path, "wrong", "tests.support.varied:pythonic", init_from=InitFrom(run="ancestor", reset=("head",))
+            )
         )
 
 
 def test_damage_to_a_file_that_checkpoints_share_leaves_one_to_fall_back_on(train: Train, tmp_path: Path) -> None:
     config, straight = (
         make_config(
-            tmp_path, name, "tests.frozen:frozen", chunk=ChunkLength(steps=2),
+            tmp_path, name, "tests.support.frozen:frozen", chunk=ChunkLength(steps=2),
             checkpoint=Checkpoint(part_bytes=2**16), retention=Retention(keep_last=3),
         )
         for name in ("run", "straight")
@@ -352,7 +354,7 @@ def test_every_commit_goes_by_the_same_hooks_whoever_makes_it(tmp_path: Path) ->
         raise ZeroDivisionError("nobody minds")
 
     hooks = Hooks(commit=commit, notify=[tell("one"), failing, tell("other")], upkeep=[tell("upkeep")])
-    config = make_config(tmp_path, "run", "tests.toy:toy", chunk=ChunkLength(steps=2), epochs=2)
+    config = make_config(tmp_path, "run", "tests.support.toy:toy", chunk=ChunkLength(steps=2), epochs=2)
     attempt = Attempt(config, hooks=hooks)
     attempt.open()
     chunk = attempt.next_chunk()

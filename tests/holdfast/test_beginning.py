@@ -13,9 +13,9 @@ from holdfast import Anneal, Recipe, Schedule, checkpoint, state
 from holdfast.config import InitFrom
 from holdfast.errors import ConfigError, StateError
 from holdfast.training import Training, begin_from
-from tests import trainings
-from tests.trainings import Saved, save_state, train_to
-from tests.varied import Average, Points
+from tests.support import trainings
+from tests.support.trainings import Saved, save_state, train_to
+from tests.support.varied import Average, Points
 
 pytestmark = pytest.mark.usefixtures("same_process")
 

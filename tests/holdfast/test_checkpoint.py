@@ -21,7 +21,7 @@ from holdfast.journal import Commit
 from holdfast.state import from_payload, to_payload
 from holdfast.store import Writer
 from holdfast.store.local import LocalStore
-from tests.makers import METADATA_FIELDS, commit_of, make_commit
+from tests.support.makers import METADATA_FIELDS, commit_of, make_commit
 
 STATE: dict[str, Any] = {
     "model": {"weight": torch.arange(6, dtype=torch.float32).reshape(2, 3), "mask": torch.tensor([True, False])},

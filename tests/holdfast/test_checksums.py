@@ -11,8 +11,8 @@ from holdfast import Recipe
 from holdfast.state.checksum import checksum, checksum_together
 from holdfast.training import checksums
 from holdfast.training.checksums import describe_components
-from tests import trainings
-from tests.trainings import train_to
+from tests.support import trainings
+from tests.support.trainings import train_to
 
 pytestmark = pytest.mark.usefixtures("same_process")
 

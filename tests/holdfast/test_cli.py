@@ -15,7 +15,7 @@ from holdfast.cli.looking import _age
 from holdfast.journal import Journal
 from holdfast.signature import load_signing_key
 from holdfast.store import open_store
-from tests.makers import load, make_line, save_next, train
+from tests.support.makers import load, make_line, save_next, train
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from torch.optim.lr_scheduler import (
 
 from holdfast import Recipe, state
 from holdfast.training import Training
-from tests import trainings
-from tests.trainings import train_to
-from tests.varied import Points
+from tests.support import trainings
+from tests.support.trainings import train_to
+from tests.support.varied import Points
 
 pytestmark = pytest.mark.usefixtures("same_process")
 

@@ -13,7 +13,7 @@ from holdfast.config import RunConfig
 from holdfast.journal import Commit, Journal
 from holdfast.preemption import Notice, watch
 from holdfast.store import open_store
-from tests.metadata_server import MetadataStub, metadata_server
+from tests.support.metadata_server import MetadataStub, metadata_server
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def _short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_config(folder: Path, **fields: Any) -> RunConfig:
     known = {
-        "recipe": "tests.toy:toy", "run": "toy", "epochs": 10_000, "store": f"{folder}/runs",
+        "recipe": "tests.support.toy:toy", "run": "toy", "epochs": 10_000, "store": f"{folder}/runs",
         "chunk": {"steps": 10}, "log": {"every": 1, "folder": f"{folder}/logs"},
     }  # fmt: skip
     return RunConfig.model_validate(known | fields)

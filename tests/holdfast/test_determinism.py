@@ -16,7 +16,7 @@ from holdfast.journal import Journal
 from holdfast.store import open_store
 from holdfast.training import Training
 from tests.conftest import ROOT
-from tests.lives import Lives
+from tests.support.lives import Lives
 
 WITHIN_S = 600
 
@@ -143,7 +143,7 @@ def test_every_change_back_is_noticed(found: Any) -> None:
 def test_a_loss_that_changes_a_flag_ends_the_run_in_that_step(nursery: Lives, tmp_path: Path, change: str) -> None:
     (tmp_path / "unruly.py").write_text(UNRULY.format(change=change))
     config = RunConfig(recipe="unruly:build", run="a", store=str(tmp_path / "runs"), chunk=ChunkLength(steps=2))
-    done = nursery.call("tests.lives:live", config.model_dump(mode="json"), 0, 0, PYTHONPATH=str(tmp_path))
+    done = nursery.call("tests.support.lives:live", config.model_dump(mode="json"), 0, 0, PYTHONPATH=str(tmp_path))
     assert "DeterminismError: after step 3, torch." in done.stderr
     journal = Journal(open_store(config.store), config.run)
     assert [commit.step for commit in journal.candidates()] == [2]
@@ -298,6 +298,6 @@ def test_a_training_that_was_not_started_as_a_rank_is_refused(trained: dict[str,
 def test_fp16_on_a_cpu_is_refused(tmp_path: Path) -> None:
     """torch would train in float32 there, under another fingerprint."""
     compute = Compute(device="cpu", mixed_precision="fp16")
-    config = RunConfig(recipe="tests.toy:toy", run="a", store=str(tmp_path), compute=compute)
+    config = RunConfig(recipe="tests.support.toy:toy", run="a", store=str(tmp_path), compute=compute)
     with pytest.raises(ConfigError, match=r'compute.mixed_precision = "fp16": .* this is a CPU'):
         Training(config)

@@ -21,7 +21,7 @@ from holdfast.recipe import default_settings, find_recipe, resolve_settings
 from holdfast.sources import hash_sources
 from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S
-from tests.makers import make_commit, publish, save
+from tests.support.makers import make_commit, publish, save
 
 RECIPE = """\
 import diff_layers

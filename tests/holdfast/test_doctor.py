@@ -21,7 +21,7 @@ from holdfast.doctor import Examination, Finding, examine, judge_reports
 from holdfast.errors import DeterminismError
 from holdfast.journal import Journal
 from holdfast.store import open_store
-from tests.makers import IDENTITY, SETTINGS, make_line, train
+from tests.support.makers import IDENTITY, SETTINGS, make_line, train
 
 PARTS = ("matmul", "conv", "attention", "embedding", "sum")
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from holdfast.drill import VARIABLE, Kill, judge_drill, left_after, to_environment
 from holdfast.journal import Journal
 from holdfast.store import open_store
-from tests.makers import make_line, save_next, train
+from tests.support.makers import make_line, save_next, train
 
 RANKS, ATTEMPT, MACHINE = Kill(what="ranks", at_step=2), Kill(what="attempt", at_step=4), Kill(at_step=6)
 

@@ -12,10 +12,10 @@ from holdfast import Anneal, Recipe, Schedule
 from holdfast.checkpoint import Metadata
 from holdfast.store.local import LocalStore
 from holdfast.training import Gate, Training, resume
-from tests import trainings
-from tests.makers import METADATA_FIELDS, make_line, train
-from tests.trainings import save_state, save_step, train_to
-from tests.varied import Points
+from tests.support import trainings
+from tests.support.makers import METADATA_FIELDS, make_line, train
+from tests.support.trainings import save_state, save_step, train_to
+from tests.support.varied import Points
 
 pytestmark = pytest.mark.usefixtures("same_process")
 

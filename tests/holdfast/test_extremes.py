@@ -18,7 +18,7 @@ from holdfast.journal import Journal
 from holdfast.preemption import find_sources
 from holdfast.signature import load_signing_key, load_trusted_key
 from holdfast.store import open_store
-from tests.makers import make_line, train
+from tests.support.makers import make_line, train
 
 LONG = "x" * 5000
 EXTREMES: list[Any] = [
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     line = make_line(open_store(str(folder / "runs")), "a")
     train(line)
     train(line)
-    (folder / "base.toml").write_text(f'recipe = "tests.toy:toy"\nrun = "a"\nstore = "{folder}/runs"\n')
+    (folder / "base.toml").write_text(f'recipe = "tests.support.toy:toy"\nrun = "a"\nstore = "{folder}/runs"\n')
     return folder
 
 

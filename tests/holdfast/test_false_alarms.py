@@ -12,8 +12,8 @@ import pytest
 from holdfast.config import Log, RunConfig
 from holdfast.proof import Proof
 from tests.conftest import IS_SOAK
-from tests.lives import Lives
-from tests.ordinary import OPTIMIZERS, SCHEDULERS
+from tests.support.lives import Lives
+from tests.support.ordinary import OPTIMIZERS, SCHEDULERS
 
 pytestmark = pytest.mark.slow
 
@@ -26,14 +26,14 @@ def prove(nursery: Lives, folder: Path, recipe: str, **settings: str) -> Proof:
     config = RunConfig(
         recipe=recipe, run="ordinary", store=str(folder), settings=settings, log=Log(folder=str(folder / "logs"))
     )
-    done = nursery.call("tests.forked:prove_mutated", "", config.model_dump(mode="json"), 12, 3, 9)
+    done = nursery.call("tests.support.forked:prove_mutated", "", config.model_dump(mode="json"), 12, 3, 9)
     assert done.stdout.startswith("{"), done.stdout + done.stderr
     return Proof.model_validate_json(done.stdout)
 
 
 @pytest.mark.parametrize(("optimizer", "scheduler"), PAIRS)
 def test_optimizers_and_schedulers(nursery: Lives, tmp_path: Path, optimizer: str, scheduler: str) -> None:
-    proof = prove(nursery, tmp_path, "tests.ordinary:trained", optimizer=optimizer, scheduler=scheduler)
+    proof = prove(nursery, tmp_path, "tests.support.ordinary:trained", optimizer=optimizer, scheduler=scheduler)
     assert proof.is_proved, str(proof)
     assert not proof.unchanged
 
@@ -47,7 +47,7 @@ def test_ordinary_recipes(nursery: Lives, tmp_path: Path, recipe: str) -> None:
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="torch.compile needs a compiler")
 def test_a_compiled_model(nursery: Lives, tmp_path: Path) -> None:
-    proof = prove(nursery, tmp_path, "tests.ordinary:compiled")
+    proof = prove(nursery, tmp_path, "tests.support.ordinary:compiled")
     assert proof.is_proved, str(proof)
 
 

@@ -16,10 +16,10 @@ from holdfast.store import Store, open_store, uploads
 from holdfast.store.local import LocalStore
 from holdfast.testing.stores import StoreTests
 from holdfast.verification import verify_run
-from tests import servers
 from tests.conftest import AZURITE
-from tests.faulty import KINDS, LOST, Faulty, behind_faults, faulty_s3, lose_each_write_once, use
-from tests.makers import make_line, train
+from tests.support import servers
+from tests.support.faulty import KINDS, LOST, Faulty, behind_faults, faulty_s3, lose_each_write_once, use
+from tests.support.makers import make_line, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 CLOUDS = ["s3", "gs", pytest.param("az", marks=pytest.mark.skipif(not AZURITE.exists(), reason="no Azurite here"))]

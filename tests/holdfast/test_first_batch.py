@@ -12,8 +12,8 @@ from holdfast import Recipe, state
 from holdfast.errors import GateTripped
 from holdfast.training import Gate, Training, measure, resume
 from holdfast.training.first_batch import LARGEST_BYTES, FirstBatch
-from tests import trainings
-from tests.trainings import save_state, train_to
+from tests.support import trainings
+from tests.support.trainings import save_state, train_to
 
 pytestmark = pytest.mark.usefixtures("same_process")
 

@@ -14,7 +14,7 @@ from holdfast.retention import prune
 from holdfast.standing import Standing, read_standing
 from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
-from tests.makers import STEPS_PER_EPOCH, load, make_line, train
+from tests.support.makers import STEPS_PER_EPOCH, load, make_line, train
 
 FLIPS = 1000
 # Which files, and which of their bytes where a file has parts.

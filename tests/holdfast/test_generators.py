@@ -18,8 +18,8 @@ from holdfast.journal import Journal
 from holdfast.store import open_store
 from holdfast.training import Training, train
 from tests.conftest import ROOT
-from tests.lives import Lives
-from tests.trainings import make, train_to
+from tests.support.lives import Lives
+from tests.support.trainings import make, train_to
 
 STEPS = 8
 
@@ -97,7 +97,9 @@ def trained(folder: Path, recipe: str, disturb: Any) -> Training:
     return training
 
 
-@pytest.mark.parametrize("recipe", ["tests.varied:pythonic", "tests.varied:averaged", "tests.varied:streamed"])
+@pytest.mark.parametrize(
+    "recipe", ["tests.support.varied:pythonic", "tests.support.varied:averaged", "tests.support.varied:streamed"]
+)
 def test_draws_between_two_steps_leave_no_trace(tmp_path: Path, recipe: str) -> None:
     quiet, disturbed = trained(tmp_path, recipe, lambda: None), trained(tmp_path, recipe, draw)
     assert differences(*(state.to_payload(state.capture(each)) for each in (quiet, disturbed))) == []
@@ -105,7 +107,7 @@ def test_draws_between_two_steps_leave_no_trace(tmp_path: Path, recipe: str) -> 
 
 
 def test_an_evaluation_draws_from_where_training_stands(tmp_path: Path) -> None:
-    training = make(tmp_path, "tests.varied:pythonic")
+    training = make(tmp_path, "tests.support.varied:pythonic")
     train_to(training, 2)
     before = training.generators.digest()
     with training.generators.borrowed():
@@ -130,7 +132,7 @@ def test_threads_that_draw_beside_the_steps_change_no_byte(nursery: Lives, tmp_p
     for noise in ("", "yes"):
         config = RunConfig(recipe="noisy:build", run=f"noise{noise}", store=str(tmp_path), chunk=ChunkLength(steps=4))
         settings, environment = config.model_dump(mode="json"), {"PYTHONPATH": str(tmp_path), "NOISE": noise}
-        done = nursery.call("tests.forked:train_chunks", settings, 2, **environment)
+        done = nursery.call("tests.support.forked:train_chunks", settings, 2, **environment)
         assert done.returncode == 0, done.stdout + done.stderr
         newest = Journal(open_store(config.store), config.run).newest()
         assert newest is not None

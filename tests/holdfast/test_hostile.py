@@ -20,7 +20,7 @@ from holdfast.retention import prune
 from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
 from tests.conftest import COMMAND_WITHIN_S, ROOT
-from tests.makers import STEPS_PER_EPOCH, load, make_line, resume, train
+from tests.support.makers import STEPS_PER_EPOCH, load, make_line, resume, train
 
 GB = 2**30
 MEMORY_MB = 700

@@ -22,7 +22,7 @@ from holdfast.journal import Journal
 from holdfast.retention import prune
 from holdfast.store.local import LocalStore
 from holdfast.terminal import printable
-from tests.makers import STEPS_PER_EPOCH, make_line, train
+from tests.support.makers import STEPS_PER_EPOCH, make_line, train
 
 VALUES: list[Any] = [
     "", "\x1b]0;owned\x07", "a\0\ud800\u202e", "../../etc", "9999-99-99T99:99:99Z", "x" * 10_000, -1, 0, 10**30, 1e308,

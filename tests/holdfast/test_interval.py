@@ -35,7 +35,7 @@ from holdfast.journal import AttemptRecord, Commit, Ending, Journal, record_name
 from holdfast.store import open_store
 from holdfast.store.memory import MemoryStore
 from holdfast.supervision import REASONS
-from tests.makers import make_commit, make_line, publish, save_next, train
+from tests.support.makers import make_commit, make_line, publish, save_next, train
 
 HOUR = 3600.0
 DAY = 24 * HOUR

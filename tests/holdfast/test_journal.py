@@ -8,7 +8,7 @@ import pytest
 from holdfast.errors import NameTaken, RecordDamaged, RunUnknown, Superseded, WrongUse
 from holdfast.journal import Commit, ConfigRecord, Journal
 from holdfast.store.local import LocalStore
-from tests.makers import claim, make_commit, make_latest, publish
+from tests.support.makers import claim, make_commit, make_latest, publish
 
 
 @pytest.fixture

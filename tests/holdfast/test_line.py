@@ -20,7 +20,7 @@ from holdfast.retention import prune
 from holdfast.signature import SigningKey, TrustedKey, generate_key, load_signing_key, load_trusted_key
 from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
-from tests.makers import STEPS_PER_EPOCH, claim, load, make_latest, make_line, resume, save, save_next, train
+from tests.support.makers import STEPS_PER_EPOCH, claim, load, make_latest, make_line, resume, save, save_next, train
 
 Keys = list[tuple[SigningKey, TrustedKey]]
 

@@ -19,7 +19,7 @@ from holdfast import state
 from holdfast.data import Batches, Order, Share, combine, is_stream
 from holdfast.data.loading import shorten_socket_paths
 from holdfast.errors import RecipeError, StateError
-from tests.varied import Counted, Numbers, Points
+from tests.support.varied import Counted, Numbers, Points
 
 pytestmark = pytest.mark.usefixtures("same_process")
 

@@ -13,7 +13,7 @@ from holdfast import Recipe, checkpoint
 from holdfast.determinism import reseed
 from holdfast.replay import find_difference
 from holdfast.store.local import LocalStore
-from tests.trainings import make, save_step, train_to
+from tests.support.trainings import make, save_step, train_to
 
 START = [1.0, 2.0]
 
@@ -62,7 +62,7 @@ def test_without_a_limit_it_is_left_as_it_is(tmp_path: Path, settings: dict[str,
 def test_a_measured_metric_is_logged_and_is_no_part_of_the_state(tmp_path: Path) -> None:
     """Two trainings measure other times and memory, and are saved as the same bytes."""
     stores = [LocalStore(str(tmp_path / name)) for name in ("one", "other")]
-    trainings = [make(tmp_path, "tests.varied:timed") for _ in stores]
+    trainings = [make(tmp_path, "tests.support.varied:timed") for _ in stores]
     saved = []
     for training, store in zip(trainings, stores, strict=True):
         reseed(training.config.seed)

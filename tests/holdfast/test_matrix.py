@@ -13,8 +13,8 @@ from holdfast.config import ChunkLength, Compute, Log, RunConfig
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from tests.conftest import IS_SOAK
-from tests.lives import Lives
-from tests.varied import EPOCHS, STEPS_PER_EPOCH
+from tests.support.lives import Lives
+from tests.support.varied import EPOCHS, STEPS_PER_EPOCH
 
 RECIPES = ("varied_language", "averaged", "pythonic")
 OPTIMIZERS = ("adamw", "sgd")
@@ -37,7 +37,7 @@ def _config(
     folder: Path, run: str, recipe: str, workers: int = 0, chunk: int = CHUNK_STEPS, **settings: str
 ) -> RunConfig:
     return RunConfig(
-        recipe=f"tests.varied:{recipe}", run=run, store=str(folder), epochs=EPOCHS, settings=settings,
+        recipe=f"tests.support.varied:{recipe}", run=run, store=str(folder), epochs=EPOCHS, settings=settings,
         chunk=ChunkLength(steps=chunk), compute=Compute(loader_workers=workers), log=Log(every=1),
     )  # fmt: skip
 

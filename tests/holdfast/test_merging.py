@@ -13,9 +13,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlat
 
 from holdfast import Recipe, Schedule, checkpoint, state
 from holdfast.training import Training
-from tests import trainings
-from tests.trainings import train_to
-from tests.varied import Points
+from tests.support import trainings
+from tests.support.trainings import train_to
+from tests.support.varied import Points
 
 pytestmark = pytest.mark.usefixtures("same_process")
 

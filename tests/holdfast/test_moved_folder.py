@@ -13,7 +13,7 @@ from holdfast.retention import prune_run
 from holdfast.store import Store, open_store
 from holdfast.store.local import LocalStore
 from tests.conftest import Engine
-from tests.makers import claim, make_line, save_next, train
+from tests.support.makers import claim, make_line, save_next, train
 
 TAKERS: dict[str, Callable[[Path], object]] = {
     "moved": lambda folder: folder.rename(folder.parent.parent / "away"),

@@ -9,8 +9,8 @@ import pytest
 from holdfast.audit import Audit
 from holdfast.config import ChunkLength, Compute, Log, Resume, RunConfig
 from holdfast.proof import Proof
-from tests.lives import Lives
-from tests.mutants import MUTATIONS, Mutation
+from tests.support.lives import Lives
+from tests.support.mutants import MUTATIONS, Mutation
 
 # Killed in two epochs of six steps: after a chunk that ends inside the first, and inside the second.
 STEPS, KILLS, SEED = 12, 2, 9
@@ -30,7 +30,7 @@ def make_config(mutation: Mutation, folder: Path) -> RunConfig:
 def prove(nursery: Lives, mutation: Mutation, folder: Path) -> str:
     """What `holdfast prove` prints of the mutated ranks, as JSON; or the error that it ends with."""
     config = make_config(mutation, folder).model_dump(mode="json")
-    done = nursery.call("tests.forked:prove_mutated", mutation.name, config, STEPS, KILLS, SEED)
+    done = nursery.call("tests.support.forked:prove_mutated", mutation.name, config, STEPS, KILLS, SEED)
     assert done.stdout, done.stderr
     return done.stdout
 
@@ -68,7 +68,7 @@ def test_mutation(nursery: Lives, tmp_path: Path, mutation: Mutation) -> None:
 def test_mutation_in_a_run(nursery: Lives, tmp_path: Path, mutation: Mutation) -> None:
     """The audited chunk is the first after a resume, and the audit's ranks have the same fault."""
     config = make_config(mutation, tmp_path).model_dump(mode="json")
-    done = nursery.call("tests.forked:audit_mutated", mutation.name, config)
+    done = nursery.call("tests.support.forked:audit_mutated", mutation.name, config)
     assert done.stdout, done.stderr
     audit = Audit.model_validate(json.loads(done.stdout))
     assert audit.is_failed

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from holdfast import Recipe, checkpoint, state
 from holdfast.errors import GateTripped, StateError
 from holdfast.training import Gate, Training, resume
-from tests import trainings
-from tests.trainings import Saved, save_state, train_to
+from tests.support import trainings
+from tests.support.trainings import Saved, save_state, train_to
 
 pytestmark = pytest.mark.usefixtures("same_process")
 

@@ -14,9 +14,9 @@ from holdfast.checkpoint.progress import Sums, disagree
 from holdfast.journal import Commit
 from holdfast.store.local import LocalStore
 from holdfast.training import Training
-from tests import trainings
-from tests.makers import commit_of
-from tests.trainings import save_step, train_to
+from tests.support import trainings
+from tests.support.makers import commit_of
+from tests.support.trainings import save_step, train_to
 
 pytestmark = pytest.mark.usefixtures("same_process")
 

@@ -22,7 +22,7 @@ from holdfast.signature import generate_key, load_signing_key, load_trusted_key
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryStore
 from holdfast.verification import verify_run
-from tests.makers import FILES, IDENTITY, SETTINGS, make_line, train
+from tests.support.makers import FILES, IDENTITY, SETTINGS, make_line, train
 
 FLIPS = 200
 Members = list[tuple[tarfile.TarInfo, bytes]]

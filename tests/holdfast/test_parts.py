@@ -41,7 +41,7 @@ from holdfast.errors import CheckpointDamaged, StoreFull
 from holdfast.state import from_payload, memory, to_payload
 from holdfast.store import Writer
 from holdfast.store.local import LocalStore
-from tests.makers import METADATA_FIELDS, commit_of
+from tests.support.makers import METADATA_FIELDS, commit_of
 
 PART_BYTES = 2**16
 generator = torch.Generator().manual_seed(3)

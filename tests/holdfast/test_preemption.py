@@ -12,7 +12,7 @@ import pytest
 from holdfast import preemption
 from holdfast.config import Preemption
 from holdfast.preemption import MAX_WITHIN_S, Notice, find_cloud, find_sources, read_drain_file, watch
-from tests.metadata_server import MetadataStub, metadata_server
+from tests.support.metadata_server import MetadataStub, metadata_server
 
 
 @pytest.fixture

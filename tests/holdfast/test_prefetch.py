@@ -17,8 +17,8 @@ from holdfast.rank import serving
 from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE, Prefetch
 from holdfast.state import captured
 from holdfast.store import open_store
-from tests.makers import commit_of, make_line, train
-from tests.trainings import make, save_step, train_to
+from tests.support.makers import commit_of, make_line, train
+from tests.support.trainings import make, save_step, train_to
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_damage_is_told_when_it_is_asked_for(line: Line) -> None:
 def test_a_rank_collects_its_garbage_but_not_what_was_there_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = make(tmp_path, "tests.varied:varied_language").config
+    config = make(tmp_path, "tests.support.varied:varied_language").config
     monkeypatch.setenv(CONFIG_VARIABLE, config.model_dump_json())
     monkeypatch.setattr(serving, "Events", Heard)
     monkeypatch.setattr(serving, "serve", lambda run, *rest: found.extend((gc.isenabled(), run)))
@@ -110,7 +110,7 @@ class Heard:
 def test_saves_use_the_memory_that_was_read_into_unless_someone_has_kept_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_kept: bool
 ) -> None:
-    training = make(tmp_path, "tests.varied:varied_language")
+    training = make(tmp_path, "tests.support.varied:varied_language")
     journal = Journal(open_store(str(tmp_path)), training.config.run)
     journal.begin(training.config.recipe)
     train_to(training, 2)
@@ -120,7 +120,7 @@ def test_saves_use_the_memory_that_was_read_into_unless_someone_has_kept_some(
     monkeypatch.setenv(COMMIT_VARIABLE, "1")
     prefetch, heard = Prefetch(), Heard()
     prefetch.decode(state.decode)
-    again = make(tmp_path, "tests.varied:varied_language")
+    again = make(tmp_path, "tests.support.varied:varied_language")
     again.saver.buffers = prefetch.buffers
     load, kept, addresses = captured.load, list[Tensor](), list[int]()
 

@@ -20,9 +20,9 @@ from holdfast.errors import ConfigError, GateTripped, RecipeError, Unhealthy
 from holdfast.probe import Probe, check_health, compare
 from holdfast.store.local import LocalStore
 from holdfast.training import Gate, Training, evaluate, measure, resume
-from tests import trainings
-from tests.trainings import train_to
-from tests.varied import Points
+from tests.support import trainings
+from tests.support.trainings import train_to
+from tests.support.varied import Points
 
 pytestmark = pytest.mark.usefixtures("same_process")
 

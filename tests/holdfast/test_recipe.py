@@ -8,7 +8,7 @@ import pytest
 
 from holdfast import recipe
 from holdfast.errors import RecipeError
-from tests.toy import toy
+from tests.support.toy import toy
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from holdfast.journal import Commit, Journal
 from holdfast.store.local import LocalStore
 from holdfast.training import Gate, Resumed, Training, resume
 from holdfast.verification import verify_run
-from tests import varied
-from tests.makers import make_line, save_next
-from tests.makers import train as commit_next
-from tests.trainings import Saved, make, save_state, train_to
+from tests.support import varied
+from tests.support.makers import make_line, save_next
+from tests.support.makers import train as commit_next
+from tests.support.trainings import Saved, make, save_state, train_to
 
 pytestmark = pytest.mark.usefixtures("same_process")
 
@@ -39,7 +39,7 @@ def content(payload: Payload) -> bytes:
 @pytest.fixture
 def averaged(tmp_path: Path) -> Saved:
     """Dropout, batch norm, two groups, and an average of the weights among its extras."""
-    training = make(tmp_path, "tests.varied:averaged", schedule="plateau")
+    training = make(tmp_path, "tests.support.varied:averaged", schedule="plateau")
     train_to(training, STEPS)
     return save_state(training, tmp_path)
 
@@ -59,13 +59,13 @@ def averaged(tmp_path: Path) -> Saved:
 def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(
     tmp_path: Path, recipe: str, settings: dict[str, Any]
 ) -> None:
-    training = make(tmp_path, f"tests.varied:{recipe}", **settings)
+    training = make(tmp_path, f"tests.support.varied:{recipe}", **settings)
     train_to(training, STEPS)
     saved = save_state(training, tmp_path)
     train_to(training, 2 * STEPS)
     lines = training.read_metrics()
     expected = content(state.to_payload(state.capture(training)))
-    for again in (make(tmp_path, f"tests.varied:{recipe}", **settings), training):
+    for again in (make(tmp_path, f"tests.support.varied:{recipe}", **settings), training):
         random.seed(9)
         resumed = resume_from(again, saved)
         assert (resumed.step, resumed.taken_over, resumed.note) == (STEPS, [], "")
@@ -76,11 +76,11 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(
 
 
 def test_a_stream_that_was_read_again_says_what_that_cost(tmp_path: Path) -> None:
-    training = make(tmp_path, "tests.varied:streamed", keeps_position=False)
+    training = make(tmp_path, "tests.support.varied:streamed", keeps_position=False)
     train_to(training, STEPS)
     first = save_state(training, tmp_path)
     assert first[1].replayed is None
-    again = make(tmp_path, "tests.varied:streamed", keeps_position=False)
+    again = make(tmp_path, "tests.support.varied:streamed", keeps_position=False)
     resume_from(again, first)
     train_to(again, STEPS + 1)
     replayed = save_state(again, tmp_path)[1].replayed
@@ -165,7 +165,7 @@ def test_what_is_altered_while_it_is_restored_is_named(
     how: str,
 ) -> None:  # fmt: skip
     """Nothing lets it through: neither another machine nor a change on purpose explains it."""
-    training = make(tmp_path, "tests.varied:averaged", schedule="plateau")
+    training = make(tmp_path, "tests.support.varied:averaged", schedule="plateau")
     resume_from(training, averaged, how, 1.0)
     restore = state.restore
 
@@ -184,10 +184,10 @@ def test_what_is_altered_while_it_is_restored_is_named(
 
 def test_what_a_model_alters_in_what_it_is_given_is_named(tmp_path: Path) -> None:
     """The saved tensors are held against it, not the altered ones."""
-    before = make(tmp_path, "tests.varied:pythonic")
+    before = make(tmp_path, "tests.support.varied:pythonic")
     train_to(before, STEPS)
     saved = save_state(before, tmp_path)
-    training = make(tmp_path, "tests.varied:pythonic")
+    training = make(tmp_path, "tests.support.varied:pythonic")
     model = training.accelerator.unwrap_model(training.model)
     model.register_load_state_dict_pre_hook(lambda module, state, *_: next(iter(state.values())).add_(1))
     with pytest.raises(GateTripped, match="after it was loaded, model"):
@@ -199,7 +199,7 @@ def test_what_is_not_restored_is_named(
     tmp_path: Path, averaged: Saved, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The whole component stays as it was built."""
-    training = make(tmp_path, "tests.varied:averaged", schedule="plateau")
+    training = make(tmp_path, "tests.support.varied:averaged", schedule="plateau")
     own = state.from_payload(state.to_payload(state.capture(training)))
     restore = state.restore
     monkeypatch.setattr(state, "restore", lambda training, saved: restore(training, {**saved, name: own[name]}))
@@ -209,7 +209,7 @@ def test_what_is_not_restored_is_named(
 
 
 def test_only_some_of_many_names_are_shown(tmp_path: Path, averaged: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
-    training = make(tmp_path, "tests.varied:averaged", schedule="plateau")
+    training = make(tmp_path, "tests.support.varied:averaged", schedule="plateau")
     monkeypatch.setattr(state, "restore", lambda training, saved: None)
     with pytest.raises(
         GateTripped, match=r"extras.0.average.0.bias, \S+, \S+ and \d\d more differ from what was saved"
@@ -219,7 +219,7 @@ def test_only_some_of_many_names_are_shown(tmp_path: Path, averaged: Saved, monk
 
 def test_what_was_saved_differently_than_it_is_now_trips_the_probe(tmp_path: Path, averaged: Saved) -> None:
     """Every byte is as it was saved, and yet the model gives something else."""
-    training = make(tmp_path, "tests.varied:averaged", schedule="plateau")
+    training = make(tmp_path, "tests.support.varied:averaged", schedule="plateau")
     payload, metadata = averaged
     loss = metadata.probe.values["loss"]
     assert loss is not None
@@ -263,7 +263,9 @@ def test_what_does_not_fit_is_named(tmp_path: Path, averaged: Saved, edit: Calla
     saved = state.from_payload(averaged[0])
     edit(saved)
     with pytest.raises(StateError, match=said):
-        resume_from(make(tmp_path, "tests.varied:averaged", schedule="plateau"), (state.to_payload(saved), averaged[1]))
+        resume_from(
+            make(tmp_path, "tests.support.varied:averaged", schedule="plateau"), (state.to_payload(saved), averaged[1])
+        )
 
 
 def by_environment() -> Recipe:

@@ -18,7 +18,7 @@ from holdfast.journal import Journal, PruneReport, read_record
 from holdfast.retention import choose_kept, prune, prune_run
 from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
-from tests.makers import STEPS_PER_EPOCH, claim, load, make_commit, make_line, resume, save, train
+from tests.support.makers import STEPS_PER_EPOCH, claim, load, make_commit, make_line, resume, save, train
 
 
 @pytest.fixture

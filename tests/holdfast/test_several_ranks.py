@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 def make_config(folder: Path, **settings: object) -> RunConfig:
     return RunConfig(
-        recipe="tests.failing:failing", run="several", store=str(folder), settings=settings, epochs=9,
+        recipe="tests.support.failing:failing", run="several", store=str(folder), settings=settings, epochs=9,
         compute=Compute(ranks=2, device="cpu"), log=Log(every=1, folder=str(folder)),
     )  # fmt: skip
 
@@ -56,7 +56,9 @@ def test_the_error_of_any_rank_names_the_recipes_line(tmp_path: Path, started: l
     started.append(Ranks(make_config(tmp_path, how="raise", rank=rank), tmp_path / "ranks.log"))
     error = train_to_the_end(started[0])
     assert isinstance(error, RecipeFailed)
-    assert str(error).startswith(f"training failed in step 2 of rank {rank}: {Path('tests/failing.py').absolute()}:")
+    assert str(error).startswith(
+        f"training failed in step 2 of rank {rank}: {Path('tests/support/failing.py').absolute()}:"
+    )
     assert "mat1 and mat2 shapes cannot be multiplied" in str(error)
 
 
@@ -72,7 +74,7 @@ def test_a_rank_that_a_signal_killed_is_named(tmp_path: Path, started: list[Rank
 
 def test_ranks_with_state_of_their_own_in_the_probe_are_proved(tmp_path: Path) -> None:
     """Each rank's probe is held against its own; the kills reach all of them."""
-    config = make_config(tmp_path).model_copy(update={"recipe": "tests.varied:normalised"})
+    config = make_config(tmp_path).model_copy(update={"recipe": "tests.support.varied:normalised"})
     proof = prove(config, 6, 1, seed=3)
     assert proof.is_proved, str(proof)
 

@@ -39,7 +39,7 @@ from holdfast.retention import prune
 from holdfast.store import Bytes, Store, Writer, open_store
 from holdfast.verification import verify_run
 from tests.conftest import IS_SOAK
-from tests.makers import STEPS_PER_EPOCH, load, make_line, save_next
+from tests.support.makers import STEPS_PER_EPOCH, load, make_line, save_next
 
 # The same lives every time, but for a soak, which goes on where tests must end.
 EXAMPLES = int(os.environ.get("HOLDFAST_EXAMPLES", "150"))

@@ -16,7 +16,7 @@ from holdfast.retention import prune
 from holdfast.standing import read_standing
 from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
-from tests.makers import STEPS_PER_EPOCH, make_commit, make_latest, make_line, publish, train
+from tests.support.makers import STEPS_PER_EPOCH, make_commit, make_latest, make_line, publish, train
 
 FOLDERS = ("attempts", "endings", "commits", "quarantine", "pruned", "pins", "prunes", "metrics")
 STRAYS = ("99999999", "²²²²²²²²", "00000000", "5", "notes", "20261123", "٣٣٣٣٣٣٣٣")

@@ -11,8 +11,8 @@ import pytest
 from holdfast.journal import Journal
 from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
-from tests import writer
 from tests.conftest import COMMAND_WITHIN_S, ROOT
+from tests.support import writer
 
 COMMITS = 4
 FAULTS = {
@@ -77,7 +77,7 @@ def strike(begun: Path, folder: Path, call: str, fault: str, nth: int) -> bool:
     done = subprocess.run(
         [
             "strace", "--follow-forks", "--output", trace, "--trace", call, "--inject", f"{call}:{fault}:when={nth}",
-            sys.executable, "-m", "tests.writer", str(folder / "store"), str(COMMITS),
+            sys.executable, "-m", "tests.support.writer", str(folder / "store"), str(COMMITS),
         ],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=COMMAND_WITHIN_S,
     )  # fmt: skip
@@ -101,7 +101,7 @@ def test_what_gets_a_name_is_durable_before_and_the_name_after(begun: Path, tmp_
             # A file for each thread: in one for all, a call that another thread's comes between is on two lines.
             "strace", "--follow-forks", "--output-separately", "--output", traces / "thread",
             "--decode-fds=path", "--trace", "fsync,linkat,renameat",
-            sys.executable, "-m", "tests.writer", str(tmp_path / "store"), str(COMMITS),
+            sys.executable, "-m", "tests.support.writer", str(tmp_path / "store"), str(COMMITS),
         ],
         cwd=ROOT, check=True, timeout=COMMAND_WITHIN_S,
     )  # fmt: skip

@@ -11,8 +11,8 @@ import pytest
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from holdfast.verification import verify_run
-from tests import writer
 from tests.conftest import AZURITE, IS_SOAK, ROOT
+from tests.support import writer
 
 LOCAL_ROUNDS, HTTP_ROUNDS = (20, 20) if IS_SOAK else (10, 4)
 COMMITS = 6
@@ -53,7 +53,7 @@ def test_exactly_one_line_advances(place: str, content_id: str) -> None:
 
 def race(store: str, later_s: float) -> list[tuple[int, str]]:
     """How two writers ended, the second of which began a little later."""
-    command = [sys.executable, "-m", "tests.writer", store, str(COMMITS), str(PAUSE_S)]
+    command = [sys.executable, "-m", "tests.support.writer", store, str(COMMITS), str(PAUSE_S)]
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     both = [subprocess.Popen(command, cwd=ROOT, text=True, **pipes) for _ in range(2)]  # type: ignore[call-overload]
     try:

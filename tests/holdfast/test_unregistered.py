@@ -14,10 +14,10 @@ from torch.optim.swa_utils import AveragedModel
 
 from holdfast import Recipe
 from holdfast.training import Unregistered, find_unregistered
-from tests import careless, varied
-from tests.careless import fit, make, net
-from tests.toy import toy
-from tests.varied import Average
+from tests.support import careless, varied
+from tests.support.careless import fit, make, net
+from tests.support.toy import toy
+from tests.support.varied import Average
 
 GLOBAL = nn.Linear(3, 3)
 

@@ -20,7 +20,7 @@ from holdfast.retention import prune
 from holdfast.signature import SigningKey, TrustedKey, generate_key, load_signing_key, load_trusted_key
 from holdfast.store.local import LocalStore
 from holdfast.verification import CheckedCheckpoint, VerifyReport, verify_run
-from tests.makers import (
+from tests.support.makers import (
     FILES,
     IDENTITY,
     SETTINGS,

@@ -17,8 +17,8 @@ from holdfast.store import Store, naming, open_store
 from holdfast.store.local import LocalStore
 from holdfast.testing.stores import StoreTests
 from holdfast.verification import verify_run
-from tests import writer
 from tests.conftest import ROOT
+from tests.support import writer
 
 VFAT_MB = 400
 needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace makes system calls fail")
@@ -78,7 +78,7 @@ def run_writer(store: Path, *faults: str) -> "subprocess.CompletedProcess[str]":
     options = [option for fault in faults for option in ("--inject", fault)]
     command = ["strace", "--follow-forks", "--output", os.devnull, "--trace", "linkat,renameat2", *options]
     return subprocess.run(
-        [*command, sys.executable, "-m", "tests.writer", str(store), "3"],
+        [*command, sys.executable, "-m", "tests.support.writer", str(store), "3"],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
 

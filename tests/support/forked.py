@@ -1,4 +1,4 @@
-"""Commands in processes that are forked from one which has imported everything already; see `tests.lives`.
+"""Commands in processes that are forked from one which has imported everything already; see `tests.support.lives`.
 
 Each function is one: it is given what is JSON, and gives an exit code. Its ranks are processes of their own, as ever,
 but forked from it instead of started by Python: that saves them the seconds in which they would import torch. What is
@@ -36,8 +36,8 @@ from holdfast.prove import prove
 from holdfast.rank import serving
 from holdfast.store import open_store
 from holdfast.testing import faults
-from tests.lives import leave
-from tests.mutants import find_fault
+from tests.support.lives import leave
+from tests.support.mutants import find_fault
 
 CHUNK_RETRIES = 2
 
@@ -88,7 +88,7 @@ def start(mutation: str, command: list[str], env: dict[str, str], stderr: IO[byt
     if command[1:] == ["-m", RANK_MODULE]:
         return Rank(env, stderr)
     if mutation:
-        command = [*command[:-1], "tests.mutated_rank", mutation, RANK_MODULE]
+        command = [*command[:-1], "tests.support.mutated_rank", mutation, RANK_MODULE]
     return subprocess.Popen(command, env=env, stderr=stderr, **options)
 
 

@@ -1,7 +1,7 @@
 """Ways to get a resume almost right, and what catches each: faults in a rank's code, and recipes that forget state.
 
 A row of MUTATIONS is a test in `tests/holdfast/test_mutants.py`, through real ranks, and a row of a table in RESUME.md.
-`tests.forked` puts a fault into the ranks before they begin; everything else is the real thing.
+`tests.support.forked` puts a fault into the ranks before they begin; everything else is the real thing.
 """
 
 import os
@@ -28,14 +28,14 @@ class Mutation:
     caught_by: Literal["gate", "prove", "search", "audit", "start"]
     named: str
     apply: Callable[[], None] = lambda: None
-    recipe: str = "tests.varied:averaged"
+    recipe: str = "tests.support.varied:averaged"
     settings: Mapping[str, Any] = field(default_factory=lambda: {"schedule": "cosine"})
     ranks: int = 1
 
 
 def careless(name: str, caught_by: Any, named: str, recipe: str, ranks: int = 1, **settings: Any) -> Mutation:
-    """Return a row for a recipe of `tests.careless`."""
-    return Mutation(name, caught_by, named, recipe=f"tests.careless:{recipe}", settings=settings, ranks=ranks)
+    """Return a row for a recipe of `tests.support.careless`."""
+    return Mutation(name, caught_by, named, recipe=f"tests.support.careless:{recipe}", settings=settings, ranks=ranks)
 
 
 def _restoring(change: Callable[[Any, dict[str, Any], Callable[..., None]], None]) -> None:
@@ -155,7 +155,7 @@ def with_two_ranks(name: str, named: str, part: str) -> Mutation:
 
         _restoring(restore)
 
-    return Mutation(name, "gate", named, apply, "tests.varied:normalised", {}, ranks=2)
+    return Mutation(name, "gate", named, apply, "tests.support.varied:normalised", {}, ranks=2)
 
 
 def forget(part: str, name: str, value: Any) -> Callable[[], None]:

@@ -181,7 +181,7 @@ class PoolRun:
     def config(self, **changes: Any) -> dict[str, Any]:
         """What a person fills into the form."""
         known: dict[str, Any] = {
-            "recipe": "tests.toy:toy", "run": self.name, "epochs": 3, "where": "gpu", "store": self.store,
+            "recipe": "tests.support.toy:toy", "run": self.name, "epochs": 3, "where": "gpu", "store": self.store,
             "chunk": {"steps": 4}, "log": {"every": 1, "folder": f"{self.folder}/logs"},
             "resume": {"training_probe": False},  # `count_trained` counts losses in training mode
         }  # fmt: skip

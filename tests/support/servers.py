@@ -16,14 +16,14 @@ import boto3
 
 from tasks.server import free_port
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[dict[str, str]]:
     """The environment in which S3 is this server."""
     port = free_port()
-    command = [sys.executable, "-m", "tests.s3_server", str(port)]
+    command = [sys.executable, "-m", "tests.support.s3_server", str(port)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             await_port(port)
@@ -52,7 +52,7 @@ def gcs_server(*page: int) -> Iterator[dict[str, str]]:
         page: how many names a page of a listing has.
     """
     port = free_port()
-    command = [sys.executable, "-m", "tests.gcs_server", str(port), *map(str, page)]
+    command = [sys.executable, "-m", "tests.support.gcs_server", str(port), *map(str, page)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT) as server:
         try:
             await_port(port)

@@ -23,8 +23,8 @@ from websockets.sync.client import connect
 from holdfast.errors import ConfigError
 from tasks.server import free_port
 from tests.conftest import ROOT, kill_tree
-from tests.pools import Pool, PoolRun, pool_up, strike
-from tests.servers import await_port
+from tests.support.pools import Pool, PoolRun, pool_up, strike
+from tests.support.servers import await_port
 
 FOLDER = ROOT / "docs"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -2,7 +2,7 @@
 
 The first answers requests on its standard input, one JSON line each; see `Lives`. What a life does is what a rank and
 its attempt do, in one process: build, resume through the gate, train, save, commit; and it may kill itself. Whole
-commands, with ranks of their own, are in `tests.forked`.
+commands, with ranks of their own, are in `tests.support.forked`.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from holdfast.config import Determinism, RunConfig
 from holdfast.determinism import preamble
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 class Lives:
@@ -37,7 +37,7 @@ class Lives:
             kill_at: the step in which SIGKILL ends it; 0 for none.
             stop_at: the step after which it saves and ends; 0 for the end of the run.
         """
-        return self._ask("tests.lives:live", [config.model_dump(mode="json"), kill_at, stop_at], {})
+        return self._ask("tests.support.lives:live", [config.model_dump(mode="json"), kill_at, stop_at], {})
 
     def call(self, function: str, *arguments: Any, **environment: str) -> "subprocess.CompletedProcess[str]":
         """Call ``module:function`` in a process of its own; what it gives is the exit code.
@@ -63,7 +63,7 @@ class Lives:
 def lives() -> Iterator[Lives]:
     """The process that lives are forked from, while the block lasts."""
     with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "tests.lives"],
+        [sys.executable, "-W", "ignore", "-m", "tests.support.lives"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
         env=os.environ | preamble(Determinism()),
     ) as process:  # fmt: skip
@@ -147,9 +147,14 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory() as folder:  # torch imports a thousand modules when it first trains
-        config = {"recipe": "tests.varied:averaged", "run": "first", "store": folder, "determinism": {"mode": "fast"}}
+        config = {
+            "recipe": "tests.support.varied:averaged",
+            "run": "first",
+            "store": folder,
+            "determinism": {"mode": "fast"},
+        }
         live(config, 0, 1)  # which leaves it to each that is forked to become deterministic
-    importlib.import_module("tests.forked")
+    importlib.import_module("tests.support.forked")
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import SWALR, AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from holdfast import Recipe
-from tests.varied import Counted, Points
+from tests.support.varied import Counted, Points
 
 OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "Adadelta": lambda groups: optim.Adadelta(groups),

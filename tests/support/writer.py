@@ -1,4 +1,4 @@
-"""A process that writes a run as an attempt does, but without training: ``python -m tests.writer STORE COMMITS``.
+"""Write a run as an attempt does, but without training: ``python -m tests.support.writer STORE COMMITS``.
 
 Its checkpoints' bytes follow from their parents', so the last one shows whether every chunk was made once, in order.
 """
@@ -10,7 +10,7 @@ from holdfast.config import Retention
 from holdfast.errors import HoldfastError
 from holdfast.retention import prune
 from holdfast.store import open_store
-from tests.makers import STEPS_PER_EPOCH, make_line, train
+from tests.support.makers import STEPS_PER_EPOCH, make_line, train
 
 
 def main(store: str, commits: int, pause_s: float = 0.0) -> int:

@@ -1,4 +1,4 @@
-"""What gcsfs uses of the JSON API of Google Cloud Storage, over HTTP, in memory: ``python -m tests.gcs_server PORT``.
+"""The JSON API of Google Cloud Storage, as far as gcsfs uses it: ``python -m tests.support.gcs_server PORT``.
 
 A write with ``ifGenerationMatch=0`` succeeds only where there is no object. Listings come in short pages. The name of
 a bucket that refuses everything is ``forbidden``.

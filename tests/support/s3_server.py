@@ -1,4 +1,4 @@
-"""``python -m tests.s3_server PORT``: S3 as moto has it, where of all who create a name one succeeds.
+"""``python -m tests.support.s3_server PORT``: S3 as moto has it, where of all who create a name one succeeds.
 
 Moto looks whether there is an object of the name, and then makes one, in as many threads as there are requests.
 """

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests import servers
+from tests.support import servers
 
 # What may happen to a request, and how the client sees it.
 LOST = "lost"  # it is done, and the connection is reset before the answer

@@ -1,4 +1,4 @@
-"""Recipes that forget to register some of their state, each in another way; `tests.mutants` says what finds it."""
+"""Recipes that each forget to register some state; `tests.support.mutants` says what finds it."""
 
 import copy
 import functools
@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LinearLR
 from torch.utils.data import default_collate
 
 from holdfast import Recipe
-from tests.varied import Average, Normaliser, Points
+from tests.support.varied import Average, Normaliser, Points
 
 Loss = Callable[[nn.Module, Any], Tensor]
 calls = 0

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from holdfast import Recipe
-from tests.toy import Made
+from tests.support.toy import Made
 
 
 def failing(how: str = "", rank: int = 1) -> Recipe:
