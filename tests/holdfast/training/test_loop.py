@@ -40,7 +40,7 @@ def slope(gradient: list[float], clip_norm: float | None = None) -> Recipe:
 
 def step(folder: Path, gradient: list[float], **settings: Any) -> tuple[list[float], float]:
     """By how much one step moves the weights, and the norm that is on record."""
-    training = make(folder, "tests.holdfast.test_loop:slope", gradient=gradient, **settings)
+    training = make(folder, "tests.holdfast.training.test_loop:slope", gradient=gradient, **settings)
     train_to(training, 1)
     (line,) = training.read_metrics()
     return (torch.tensor(START) - training.recipe.model.weights.detach()).tolist(), line["grad_norm"]  # type: ignore[operator]
