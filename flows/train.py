@@ -20,8 +20,8 @@ from prefect.utilities.urls import url_for
 from flows.attempt import attempt
 from holdfast.attempt import started_ahead
 from holdfast.cli import EXIT_CODES, run_app
-from holdfast.columns import align
 from holdfast.config import RunConfig, load_config
+from holdfast.endings import Ending
 from holdfast.errors import RunStopped
 from holdfast.journal import Journal
 from holdfast.liveness import is_cancel
@@ -29,7 +29,7 @@ from holdfast.progress import log_plain_lines
 from holdfast.retention import prune_run
 from holdfast.standing import Outcome, TrainResult, is_trained, read_standing
 from holdfast.store import open_store
-from holdfast.supervision import End, judge
+from holdfast.supervision import judge
 from tasks import own_run, pool
 from tasks.heartbeat import heartbeat
 from tasks.reporting import summarize
@@ -75,7 +75,7 @@ def train_run(config: RunConfig) -> TrainResult | State[Any]:
 
 def supervise(
     config: RunConfig, journal: Journal, choose_environment: Callable[[], dict[str, str]] = dict[str, str]
-) -> End:
+) -> Ending:
     """Train a run by attempts on a work pool, one after the other, until it is complete or cancelled.
 
     An attempt that was being cancelled before this began is waited for; the run then goes on.
@@ -87,7 +87,7 @@ def supervise(
         NoProgress: a budget is spent; the message has the last error.
         WrongUse, Damage, Superseded: another attempt can't help.
     """
-    others: list[End] = []  # ends that the journal doesn't have, since the last step of progress
+    others: list[Ending] = []  # ends that the journal doesn't have, since the last step of progress
     furthest = 0
     live = pool.find_live_attempt(config)
     while live is not None or not is_trained(journal, config.epochs):
@@ -121,16 +121,16 @@ def supervise(
             others.clear()
         furthest = max(furthest, end.step)
         if end.reason == "completed" and not is_trained(journal, config.epochs):
-            end = End("stopped", f"attempt {number} called the run complete, which its journal does not", end.step)
+            end = Ending("stopped", f"attempt {number} called the run complete, which its journal does not", end.step)
             others.append(end)
         elif not journal.has_attempt(number):
             others.append(end)
         if end.reason != "completed":
-            time.sleep(judge([*map(End.of, journal.endings()), *others], config.supervision))
-    return End("completed")
+            time.sleep(judge([*journal.endings(), *others], config.supervision))
+    return Ending("completed")
 
 
-def find_end(journal: Journal, number: int, state: State[Any] | None) -> End:
+def find_end(journal: Journal, number: int, state: State[Any] | None) -> Ending:
     """Return how an attempt ended: as it has said itself, or else by the state of its flow run, which goes on record.
 
     One that a person cancelled counts as cancelled, even if it could not ask the server and said that it was preempted.
@@ -139,9 +139,9 @@ def find_end(journal: Journal, number: int, state: State[Any] | None) -> End:
     end = pool.end_by_state(state, newest.step if newest else 0)
     if not journal.has_attempt(number):
         return end
-    said = End.of(journal.end_attempt(number, end.reason, end.message, end.step))
+    said = journal.end_attempt(number, end)
     is_unheard = end.reason == "cancelled" and said.reason != "completed"
-    return End("cancelled", end.message, said.step) if is_unheard else said
+    return Ending("cancelled", end.message, said.step) if is_unheard else said
 
 
 app = App(
@@ -175,17 +175,7 @@ def main(
         result = train(settings)
     if not isinstance(result, TrainResult) or not result.complete:
         raise RunStopped(f"run {settings.run} was stopped early", hint="the same command continues it")
-    show(result, settings)
-
-
-def show(result: TrainResult, config: RunConfig) -> None:
-    """The result, as a person reads it."""
-    lies_in = f"{config.store.rstrip('/')}/{result.run}/{result.path}"
-    measured = {"final loss": result.avg_loss, **result.metrics}
-    rows = {name.replace("_", " "): f"{value:.4f}" for name, value in measured.items() if value is not None}
-    rows |= {"checkpoint": result.checkpoint_sha256_last, "lies in": lies_in}
-    print(f"run {result.run} is complete: step {result.steps}, epoch {result.epochs}")
-    print("\n".join(align(rows, indent="  ")))
+    print(result.describe(settings.store))
 
 
 def _exit_after_sigterm(signum: int, frame: object) -> None:

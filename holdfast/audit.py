@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from holdfast import checkpoint
-from holdfast.attempt.lineage import Present, changes_since, promise_for
+from holdfast.attempt.lineage import Past, Present, changes_since, promise_for
 from holdfast.checkpoint import Saved
 from holdfast.errors import GateTripped, WrongUse
 from holdfast.journal import Commit, Journal
@@ -214,8 +214,9 @@ def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
 
 def _notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
     # Of packages the promise speaks; a newer Holdfast is no excuse for other bits.
-    changes = [str(change) for change in changes_since(journal, commit, present) if change.kind != "package"]
-    return [*changes, *promise_for(journal, commit, present).reasons]
+    past = Past.read(journal, commit)
+    changes = [str(change) for change in changes_since(past, present) if change.kind != "package"]
+    return [*changes, *promise_for(past, present).reasons]
 
 
 def _difference(journal: Journal, span: Span, saved: Saved, folder: Store) -> dict[str, Any]:

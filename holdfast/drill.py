@@ -1,6 +1,5 @@
 """A disaster, rehearsed: what is to be killed, and how, by the process that it is to happen to; and the verdict."""
 
-import json
 import os
 import signal
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from holdfast.attempt import Attempt
+from holdfast.attempt import Attempt, Observer
 from holdfast.checkpoint import read_payload
 from holdfast.journal import Commit, Journal
 from holdfast.replay import find_difference, read_run_trail
@@ -47,19 +46,15 @@ def to_environment(kills: Sequence[Kill]) -> dict[str, str]:
     return {VARIABLE: KILLS.dump_json(list(kills)).decode()} if kills else {}
 
 
-def strike_when_told(attempt: Attempt) -> None:
-    """The attempt strikes the blows that its environment asks for; without any, nothing is changed."""
-    if VARIABLE not in os.environ:
-        return
-    kills = KILLS.validate_python(json.loads(os.environ[VARIABLE]))
-    watch = attempt.watch
+class Striker(Observer):
+    """Strikes the blows that this process's environment asks for; without any, it does nothing."""
 
-    def strike(event: dict[str, Any]) -> None:
-        watch(event)
-        while kills and event["event"] == "progress" and event["step"] >= kills[0].at_step:
-            _strike(kills.pop(0), attempt)
+    def __init__(self) -> None:
+        self._kills = KILLS.validate_json(os.environ.get(VARIABLE, "[]"))
 
-    attempt.watch = strike
+    def progressed(self, attempt: Attempt, event: dict[str, Any]) -> None:
+        while self._kills and event["event"] == "progress" and event["step"] >= self._kills[0].at_step:
+            _strike(self._kills.pop(0), attempt)
 
 
 def left_after(kills: Sequence[Kill], ended_early: int) -> list[Kill]:

@@ -5,11 +5,11 @@ on average. With ``M`` seconds between losses, the share ``c/T + T/2M`` of the t
 ``T = sqrt(2cM)``. That a save is durable ``d`` seconds later, and a restart of ``R``, add ``(R + d)/M``, whatever the
 interval is. Source: J. W. Young, A first order approximation to the optimum checkpoint interval, 1974.
 
-Only losses without an announcement count: who was told to go has saved. And only such as another machine would not
-have had: a recipe that raises, runs out of memory or becomes unhealthy does so again, however often it is saved. So a
-loss is an attempt that ended as one of `UNANNOUNCED`, even if its ranks lived on and saved themselves; or that was
-preempted and had not saved in time. A rank that died and was replaced within its attempt is in no record: it counts
-while that attempt lives.
+Only losses without an announcement count: an attempt that was told to end has saved. And only losses count that another
+machine would not have had: a recipe that raises, runs out of memory or becomes unhealthy does so again, however often
+it is saved. So an attempt is a loss if its reason is one (`holdfast.endings`), even if its ranks lived on and saved
+themselves, or if it was preempted and had not saved in time. A rank that died and was replaced within its attempt is in
+no record: it counts while that attempt lives.
 
 All of it is read from the journal's newest records, a few dozen, however many there are.
 """
@@ -27,17 +27,12 @@ from typing import Literal, TypeVar
 
 from holdfast.checkpoint import Saved
 from holdfast.errors import NameMissing, RecordDamaged
-from holdfast.journal import AttemptRecord, Commit, Ending, Journal
+from holdfast.journal import AttemptRecord, Commit, EndingRecord, Journal
 
 # What is believed before anything is seen: one loss in an hour, with the weight of one that was seen. In 22 public
 # recordings of spot machines and clusters there is one in 0.15 to 144 hours; half of them have one in less than 1.2.
 PRIOR_LOSSES = 1.0
 PRIOR_S = 3600.0
-
-# Ended without a word: its machine is gone, or its process, or its ranks again and again.
-UNANNOUNCED = {"vanished", "crashed", "rank_crashed"}
-# Those didn't live to say when.
-TOLD_BY_OTHERS = {"vanished", "crashed"}
 
 # A boundary between two chunks costs some 0.1 s of tasks and records, mostly beside the training: so it is below 1 %.
 FLOOR_S = 10.0
@@ -132,7 +127,7 @@ class Losses:
         return Losses(self.count + other.count, self.alive_s + other.alive_s, self.attempts + other.attempts)
 
 
-def count_losses(attempts: Iterable[tuple[AttemptRecord, Ending | None, Commit | None]]) -> Losses:
+def count_losses(attempts: Iterable[tuple[AttemptRecord, EndingRecord | None, Commit | None]]) -> Losses:
     """What became of some attempts.
 
     One that was found dead, or has not ended, was alive until its last commit at least; more nobody knows.
@@ -142,16 +137,16 @@ def count_losses(attempts: Iterable[tuple[AttemptRecord, Ending | None, Commit |
     """
     total = Losses()
     for record, ending, last in attempts:
-        is_own = ending is not None and ending.reason not in TOLD_BY_OTHERS
+        is_own = ending is not None and ending.ending.row.is_own
         ended = ending.created_at if ending and is_own else last.created_at if last else record.created_at
         alive_s = _time(ended) - _time(record.created_at)
         total += Losses(int(ending is not None and _is_loss(ending, last)), max(alive_s, 0.0), 1)
     return total
 
 
-def _is_loss(ending: Ending, last: Commit | None) -> bool:
+def _is_loss(ending: EndingRecord, last: Commit | None) -> bool:
     is_unsaved = last is not None and last.why == "chunk"  # otherwise the last is what it has saved, or has adopted
-    return ending.reason in UNANNOUNCED or (ending.reason == "preempted" and is_unsaved)
+    return ending.ending.row.is_loss or (ending.reason == "preempted" and is_unsaved)
 
 
 def _time(text: str) -> float:
@@ -286,7 +281,7 @@ def read_losses(journal: Journal, before: int | None = None) -> Losses:
     # The last commit of an attempt is the one that the next continues from.
     lasts = [_continued(record) for record in records[1:-1]] + [_continued(records[-1]) or journal.newest_number()]
 
-    def read(number: int, last: int) -> tuple[Ending | None, Commit | None]:
+    def read(number: int, last: int) -> tuple[EndingRecord | None, Commit | None]:
         commit = _find(journal.read_commit, last)
         return journal.read_ending(number), commit if commit and commit.attempt == number else None
 

@@ -2,13 +2,13 @@
 
 import logging
 import time
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from holdfast.attempt import Attempt
+from holdfast.attempt import Attempt, Observer
+from holdfast.journal import Commit
 from holdfast.terminal import printable
 
 PLAIN_LINE_EVERY_S = 30.0
@@ -29,7 +29,7 @@ class ConsoleLines(logging.Handler):
 
 
 def log_plain_lines() -> None:
-    """The engine's lines are on the terminal; Prefect's own go to its server alone."""
+    """Print the engine's lines on the terminal; Prefect's own lines go to its server alone."""
     lines = logging.getLogger("holdfast")
     lines.setLevel(logging.INFO)
     lines.addHandler(ConsoleLines())
@@ -37,13 +37,10 @@ def log_plain_lines() -> None:
     logging.getLogger("prefect").propagate = False
 
 
-class ProgressView:
-    """Shows an attempt's progress events while the block lasts."""
+class ProgressView(Observer):
+    """Shows how far training is: a live bar on a terminal, a plain line now and then elsewhere."""
 
-    def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
-        self._units = attempt.description["samples_per_step"] * attempt.description["sample_size"]
-        self._unit = attempt.description["unit"]
+    def __init__(self) -> None:
         self._last_line = time.monotonic()
         self._bar = Progress(
             BarColumn(bar_width=24),
@@ -55,28 +52,38 @@ class ProgressView:
             transient=True,
             disable=not console.is_terminal,
         )
-        total, step = attempt.total_steps, attempt.step
-        self._task = self._bar.add_task("", total=total, completed=step, numbers="")
+        self._task = self._bar.add_task("", numbers="")
 
-    def __enter__(self) -> Self:
-        self._before = self._attempt.watch
-        self._attempt.watch = self.show
+    def opened(self, attempt: Attempt) -> None:
+        self._bar.update(self._task, total=attempt.total_steps, completed=attempt.step)
         self._bar.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._attempt.watch = self._before
-        self._bar.stop()
-
-    def show(self, event: dict[str, Any]) -> None:
-        """Show a progress event of the ranks, and pass it on to what watched them before."""
-        self._before(event)
+    def progressed(self, attempt: Attempt, event: dict[str, Any]) -> None:
         if event["event"] != "progress":
             return
-        numbers = f"loss {event['loss']:.4f}  {event['steps_per_s'] * self._units:,.0f} {self._unit}/s"
+        built = attempt.ranks.description
+        units_per_s = event["steps_per_s"] * built["samples_per_step"] * built["sample_size"]
+        numbers = f"loss {event['loss']:.4f}  {units_per_s:,.0f} {built['unit']}/s"
         self._bar.update(self._task, completed=event["step"], numbers=numbers)
         if not console.is_terminal and time.monotonic() - self._last_line > PLAIN_LINE_EVERY_S:
-            log.info("step %d of %d: %s", event["step"], self._attempt.total_steps, numbers)
+            log.info("step %d of %d: %s", event["step"], attempt.total_steps, numbers)
             self._last_line = time.monotonic()
+
+    def ended(self, attempt: Attempt) -> None:
+        self._bar.stop()
+
+
+class CommitLines(Observer):
+    """Logs each commit as one plain line."""
+
+    def committed(self, attempt: Attempt, commit: Commit) -> None:
+        start = attempt.journal.read_commit(commit.parent).step if commit.parent else 0
+        names = {"avg_loss": "loss"}
+        numbers = "".join(
+            f"{names.get(name, name)} {value:.4f}  " for name, value in commit.metrics.items() if value is not None
+        )
+        size_mb, content_id = commit.size_bytes / 1e6, commit.checkpoint_sha256[:12]
+        log.info(
+            "chunk %d: steps %d-%d  %s%s  %.1f MB  %s",
+            commit.number, start, commit.step, numbers, commit.path, size_mb, content_id,
+        )  # fmt: skip

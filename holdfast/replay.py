@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import checkpoint
-from holdfast.attempt.lineage import Present, choose_gate, describe_present, find_ancestor
+from holdfast.attempt.lineage import Past, Present, choose_gate, describe_present, find_ancestor
 from holdfast.checkpoint import Payload, Saved
 from holdfast.config import Log, RunConfig
 from holdfast.errors import GateTripped, HoldfastError, NameMissing, RecordDamaged, RunStopped, WrongUse
@@ -64,7 +64,7 @@ def ranks_at(journal: Journal, at: Commit | None, settings: Commit) -> Iterator[
             ancestor = find_ancestor(journal, config.store, config.init_from, None)
             present = describe_present(config, description, ancestor)
             if at is not None:
-                event = ranks.restore(at, choose_gate(journal, at, present, config.resume))
+                event = ranks.restore(at, choose_gate(Past.read(journal, at), present, config.resume))
             elif ancestor:
                 event = ranks.begin(ancestor)
             else:

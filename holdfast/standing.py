@@ -5,6 +5,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict
 
 from holdfast.checkpoint import read_metadata
+from holdfast.columns import align
 from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import Commit, Journal
 
@@ -162,3 +163,16 @@ class TrainResult(BaseModel):
             avg_loss=standing.avg_loss,
             metrics=standing.metrics,
         )
+
+    def describe(self, store: str) -> str:
+        """Return the result as a person reads it.
+
+        Args:
+            store: its URL.
+        """
+        measured = {"final loss": self.avg_loss, **self.metrics}
+        rows = {name.replace("_", " "): f"{value:.4f}" for name, value in measured.items() if value is not None}
+        lies_in = f"{store.rstrip('/')}/{self.run}/{self.path}"
+        rows |= {"checkpoint": self.checkpoint_sha256_last, "lies in": lies_in}
+        first = f"run {self.run} is complete: step {self.steps}, epoch {self.epochs}"
+        return "\n".join([first, *align(rows, indent="  ")])

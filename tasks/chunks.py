@@ -7,13 +7,10 @@ are never cached or looked up: where a run continues is decided by its journal a
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from holdfast.attempt import Attempt, Chunk
-from holdfast.attempt.hooks import Proposal
+from holdfast.attempt import CHUNK_RETRIES, RETRY_AFTER_S, Acts, Attempt, Chunk, Proposal
 from holdfast.checkpoint import Saved
 from holdfast.journal import Commit
 from tasks import hooks
-
-CHUNK_RETRIES = 2
 
 
 @task(task_run_name="open attempt {attempt.number}", cache_policy=NO_CACHE)
@@ -21,7 +18,7 @@ def open_run(attempt: Attempt) -> None:
     """Start the ranks, claim the attempt and find where the run continues.
 
     Args:
-        attempt: The attempt, which the flow owns: it ends the ranks, however this ends.
+        attempt: The attempt, which ends its ranks, however this ends.
     """
     attempt.open()
 
@@ -30,7 +27,7 @@ def open_run(attempt: Attempt) -> None:
     task_run_name="{chunk}",
     cache_policy=NO_CACHE,
     retries=CHUNK_RETRIES,
-    retry_delay_seconds=1,
+    retry_delay_seconds=RETRY_AFTER_S,
     retry_condition_fn=hooks.should_retry,
 )
 def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
@@ -52,15 +49,15 @@ def commit_chunk(attempt: Attempt, proposal: Proposal) -> Commit:
         attempt: The attempt that commits it.
         proposal: The checkpoint, and why it is committed.
     """
-    hooks.guard_fingerprint(attempt, proposal)
-    hooks.hash_checkpoint(attempt, proposal)
-    return hooks.publish_latest(attempt, proposal)
+    return attempt.publish(proposal)
 
 
-def commit(attempt: Attempt, proposal: Proposal) -> Commit:
-    """Make a commit, whoever asks for it: a chunk, a stop, an adoption. See `tasks.hooks`.
+def publish(attempt: Attempt, proposal: Proposal) -> Commit:
+    """Make a commit, whoever asks for it: a chunk, a stop, an adoption.
 
     While the attempt stops it is no task, but the same call: Prefect begins no task in a flow run that is suspended.
     """
-    make = commit_chunk.fn if attempt.is_stopping else commit_chunk
-    return make(attempt, proposal)
+    return attempt.publish(proposal) if attempt.is_stopping else commit_chunk(attempt, proposal)
+
+
+ACTS = Acts(open_run, train_chunk, publish)

@@ -2,21 +2,23 @@
 
 import contextvars
 import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext, SyncClientContext
-from prefect.exceptions import ObjectNotFound, Pause
+from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from rich.console import Console
 
+from holdfast.attempt import Cause, find_ending
+from holdfast.endings import Ending
 from holdfast.liveness import Request, is_cancel
 from holdfast.preemption import Notice
 
 ASK_WITHIN_S = 5.0
 ASK_AGAIN_S = 0.5
+BY_A_PERSON = "by a person"
 
 
 def own_flow_run() -> FlowRun | None:
@@ -72,22 +74,69 @@ def raise_if_paused() -> None:
         raise Pause(state=state)
 
 
-def make_request(save_within_s: float) -> tuple[Request, list[Callable[[], Notice | None]]]:
-    """Return what a person asks of the flow run that this is called in, and the sources of notices that look for it.
+class Asked:
+    """What a person asks of the flow run that this is made in, and what its end is called for that.
 
-    Args:
-        save_within_s: how long the last save may take once a person asks for an end.
+    Attributes:
+        is_on_pool: whether a worker started it.
+        sources: the sources of notices that ask for it.
+        ending: how the attempt ended; None until `find_ending` has found it.
     """
-    context = contextvars.copy_context()
 
-    def read() -> State[Any] | None:
-        try:
-            return context.run(read_own_state)
-        except httpx.HTTPError:
-            return None
+    def __init__(self, save_within_s: float) -> None:
+        """
+        Args:
+            save_within_s: how long the last save may take once a person asks for an end.
+        """
+        context = contextvars.copy_context()
 
-    request = Request(read, save_within_s)
-    return request, [lambda: request.judge(request.read(), time.monotonic())] if own_flow_run() else []
+        def read() -> State[Any] | None:
+            try:
+                return context.run(read_own_state)
+            except httpx.HTTPError:
+                return None
+
+        self.is_on_pool = own_flow_run() is not None
+        self.ending: Ending | None = None
+        self._paused: State[Any] | None = None
+        self._request = request = Request(read, save_within_s)
+        self.sources = [lambda: request.judge(request.read(), time.monotonic())] if self.is_on_pool else []
+
+    def find_ending(self, cause: Cause) -> Ending:
+        """Return how the attempt ended: a notice and a signal may come from a person who pauses or cancels it."""
+        self.ending = find_ending(cause)
+        if isinstance(cause, Pause):
+            self.ending = Ending("paused", BY_A_PERSON)
+        elif isinstance(cause, TerminationSignal | KeyboardInterrupt):
+            self.ending = self._find_signals_ending()
+        elif isinstance(cause, Notice):
+            state = self._request.state or self._request.read()
+            if state is not None and state.is_paused():
+                self.ending, self._paused = Ending("paused", BY_A_PERSON), state
+            elif is_cancel(state):
+                self.ending = Ending("cancelled", BY_A_PERSON)
+        return self.ending
+
+    def _find_signals_ending(self) -> Ending:
+        """Return how an attempt ended that a signal has stopped.
+
+        If the server can't say whether a person cancels it, it counts as preempted here, and `flows.train` starts no
+        other one where the server says so later.
+        """
+        is_cancelled = is_being_cancelled()
+        if is_cancelled:
+            return Ending("cancelled", BY_A_PERSON)
+        unknown = "; Prefect's server did not say whether a person cancels it" if is_cancelled is None else ""
+        return Ending("preempted", f"told to end by a signal{unknown}")
+
+    def raise_if_paused(self) -> None:
+        """Return unless a notice has ended the attempt because a person has paused it.
+
+        Raises:
+            Pause: a person has; Prefect then shows the flow run as paused.
+        """
+        if self._paused is not None:
+            raise Pause(state=self._paused)
 
 
 def outlive_worker() -> None:

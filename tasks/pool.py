@@ -25,11 +25,11 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Cancelling, Crashed
 
 from holdfast.config import RunConfig
+from holdfast.endings import REASONS, Ending
 from holdfast.errors import ConfigError, Superseded
 from holdfast.journal import Journal
 from holdfast.liveness import Verdict, Watch
 from holdfast.store import open_store
-from holdfast.supervision import REASONS, End
 from tasks.heartbeat import BEAT_LABEL
 from tasks.own_run import raise_if_paused
 
@@ -293,17 +293,17 @@ def add_tags(flow_run_id: Any, *tags: str) -> None:
         ask_server(add)
 
 
-def end_by_state(state: State[Any] | None, step: int) -> End:
+def end_by_state(state: State[Any] | None, step: int) -> Ending:
     """How an attempt has ended that has not said so itself, by its flow run's state.
 
     Args:
         step: the newest that is committed.
     """
     if state is None:
-        return End("stopped", step=step)
+        return Ending("stopped", step=step)
     reason = (state.name or "").lower().replace(" ", "_")
     if state.is_cancelled():
         reason = "cancelled"
     elif reason not in REASONS:
         reason = "stopped"
-    return End(reason, state.message or "", step)
+    return Ending(reason, state.message or "", step)

@@ -3,14 +3,14 @@
 Sent by a thread of its own, the newest only, so that a slow or absent server never holds up a run.
 """
 
-import contextlib
 import contextvars
+import functools
 import json
 import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from prefect.artifacts import (
@@ -22,7 +22,7 @@ from prefect.artifacts import (
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.context import SyncClientContext
 
-from holdfast.attempt import Attempt
+from holdfast.attempt import Attempt, Observer
 from holdfast.journal import Commit, Journal
 from holdfast.standing import Standing, read_standing
 
@@ -34,85 +34,71 @@ SENT_WITHIN_S = 10.0
 ROWS = 200
 
 
-@contextlib.contextmanager
-def reported(attempt: Attempt) -> Iterator[Callable[[Attempt], None]]:
-    """Show the attempt's progress as an artifact of the flow run that it is in, while the block lasts.
+class Report(Observer):
+    """Shows an attempt's progress as artifacts of the flow run that it is in: a bar, and a table of its commits."""
 
-    Yields:
-        the hook that adds the newest commit to the artifact that lists them.
-    """
-    pending: dict[str, Callable[[], object]] = {}  # what is newer takes the place of what waits
-    news, done = threading.Event(), threading.Event()
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(_send, pending, news, done), name="reporting", daemon=True)
-    thread.start()
+    def __init__(self) -> None:
+        self._pending: dict[str, Callable[[], object]] = {}  # what is newer takes the place of what waits
+        self._news, self._done = threading.Event(), threading.Event()
+        self._artifacts: dict[str, Any] = {}  # their ids
+        self._rows: list[dict[str, Any]] = []
+        self._last_sent = 0.0
+        self._has_warned = False
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._run,), name="reporting", daemon=True)
+        self._thread.start()
 
-    def send(name: str, job: Callable[[], object]) -> None:
-        pending[name] = job
-        news.set()
-
-    key = key_of(attempt.config.run)
-    bar: list[Any] = []  # the artifact's id, once there is one
-    table: list[Any] = []
-    rows: list[dict[str, Any]] = []
-    last_sent = 0.0
-    watch = attempt.watch
-
-    def show_bar(step: int, text: str) -> None:
-        percent = 100.0 * step / attempt.total_steps
-        if bar:
-            update_progress_artifact(bar[0], percent, text)
-        else:
-            bar.append(create_progress_artifact(percent, f"{key}-progress", text))
-
-    def show_table(rows: list[dict[str, Any]]) -> None:
-        if table:
-            with SyncClientContext.get_or_create() as context:
-                context.client.update_artifact(table[0], ArtifactUpdate(data=json.dumps(rows)))
-        else:
-            table.append(create_table_artifact(rows, f"{key}-chunks", f"chunks of {attempt.config.run}"))
-
-    def show(event: dict[str, Any]) -> None:
-        nonlocal last_sent
-        watch(event)
-        if event["event"] == "progress" and time.monotonic() - last_sent > BAR_EVERY_S:
-            last_sent = time.monotonic()
+    def progressed(self, attempt: Attempt, event: dict[str, Any]) -> None:
+        if event["event"] == "progress" and time.monotonic() - self._last_sent > BAR_EVERY_S:
+            self._last_sent = time.monotonic()
             text = f"step {event['step']} of {attempt.total_steps}, loss {event['loss']:.4f}"
-            send("bar", lambda: show_bar(event["step"], text))
+            self._send("bar", self._show_bar, attempt, event["step"], text)
 
-    def show_chunk(attempt: Attempt) -> None:
-        commit = attempt.head
-        assert commit is not None
-        rows.append(describe_chunk(attempt.journal, commit))
-        newest = rows[-ROWS:]
-        send("bar", lambda: show_bar(commit.step, f"step {commit.step} of {attempt.total_steps} is committed"))
-        send("table", lambda: show_table(newest))
+    def committed(self, attempt: Attempt, commit: Commit) -> None:
+        self._rows.append(describe_chunk(attempt.journal, commit))
+        text = f"step {commit.step} of {attempt.total_steps} is committed"
+        self._send("bar", self._show_bar, attempt, commit.step, text)
+        self._send("table", self._show_table, attempt.config.run, self._rows[-ROWS:])
 
-    attempt.watch = show
-    try:
-        yield show_chunk
-    finally:
-        attempt.watch = watch
-        done.set()
-        news.set()
-        thread.join(SENT_WITHIN_S)
+    def ended(self, attempt: Attempt) -> None:
+        self._done.set()
+        self._news.set()
+        self._thread.join(SENT_WITHIN_S)
 
+    def _send(self, name: str, show: Callable[..., None], *arguments: Any) -> None:
+        self._pending[name] = functools.partial(show, *arguments)
+        self._news.set()
 
-def _send(pending: dict[str, Callable[[], object]], news: threading.Event, done: threading.Event) -> None:
-    warned = False
-    while news.wait():
-        news.clear()
-        is_last = done.is_set()
-        while pending:
-            name = next(iter(pending))
-            try:
-                pending.pop(name)()
-            except Exception as error:  # whatever the server or its client does is no concern of the run's
-                if not warned:
-                    log.warning("Prefect's server doesn't take what there is to see: %s; the run goes on", error)
-                warned = True
-        if is_last:
-            return
+    def _show_bar(self, attempt: Attempt, step: int, text: str) -> None:
+        percent = 100.0 * step / attempt.total_steps
+        if "bar" in self._artifacts:
+            update_progress_artifact(self._artifacts["bar"], percent, text)
+        else:
+            key = f"{key_of(attempt.config.run)}-progress"
+            self._artifacts["bar"] = create_progress_artifact(percent, key, text)
+
+    def _show_table(self, run: str, rows: list[dict[str, Any]]) -> None:
+        if "table" in self._artifacts:
+            with SyncClientContext.get_or_create() as context:
+                context.client.update_artifact(self._artifacts["table"], ArtifactUpdate(data=json.dumps(rows)))
+        else:
+            self._artifacts["table"] = create_table_artifact(rows, f"{key_of(run)}-chunks", f"chunks of {run}")
+
+    def _run(self) -> None:
+        """Send what is pending, in a thread, until the attempt has ended."""
+        while self._news.wait():
+            self._news.clear()
+            is_last = self._done.is_set()
+            while self._pending:
+                name = next(iter(self._pending))
+                try:
+                    self._pending.pop(name)()
+                except Exception as error:  # whatever the server or its client does is no concern of the run's
+                    if not self._has_warned:
+                        log.warning("Prefect's server doesn't take what there is to see: %s; the run goes on", error)
+                    self._has_warned = True
+            if is_last:
+                return
 
 
 def key_of(run: str) -> str:

@@ -1,7 +1,23 @@
 """One process life of a run: claim it, find where to go on, train chunks, commit them, stop in time."""
 
-from holdfast.attempt.attempt import Attempt, Chunk, started_ahead
-from holdfast.attempt.hooks import Hooks
+from holdfast.attempt.attempt import Attempt, Proposal
+from holdfast.attempt.life import CHUNK_RETRIES, RETRY_AFTER_S, Acts, Cause, find_ending, live
 from holdfast.attempt.line import Line
+from holdfast.attempt.observers import Observer
+from holdfast.attempt.pipeline import Chunk
+from holdfast.attempt.ranks import started_ahead
 
-__all__ = ["Attempt", "Chunk", "Hooks", "Line", "started_ahead"]
+__all__ = [
+    "CHUNK_RETRIES",
+    "RETRY_AFTER_S",
+    "Acts",
+    "Attempt",
+    "Cause",
+    "Chunk",
+    "Line",
+    "Observer",
+    "Proposal",
+    "find_ending",
+    "live",
+    "started_ahead",
+]

@@ -57,6 +57,7 @@ class Line:
         self.head: Commit | None = None
         self.next_number = 1
         self._begun: Commit | None = None
+        self._metadata: dict[str, checkpoint.Metadata] = {}  # of checkpoints, which never change
         self._tripped: dict[int, GateTripped] = {}
         self._signing_key = signing_key
         self._trusted_keys = trusted_keys
@@ -114,9 +115,22 @@ class Line:
                 break
             each = self.journal.find_commit(each.parent)
         with contextlib.suppress(RecordDamaged):  # restoring it finds that
-            metadata = checkpoint.read_metadata(self.journal.store, commit.path)
+            metadata = self.read_metadata(commit)
             return "; ".join(checkpoint.find_disagreements(commit, metadata)) if metadata else ""
         return ""
+
+    def read_metadata(self, commit: Commit) -> checkpoint.Metadata | None:
+        """Read the metadata of a commit's checkpoint, once; None where it is gone.
+
+        Raises:
+            RecordDamaged: it can't be read.
+        """
+        if commit.path not in self._metadata:
+            found = checkpoint.read_metadata(self.journal.store, commit.path)
+            if found is None:
+                return None
+            self._metadata[commit.path] = found
+        return self._metadata[commit.path]
 
     def commit(self, saved: Saved, why: str) -> Commit:
         """The checkpoint counts, and is the head. Doing it again, after it was interrupted, finishes it.
@@ -168,7 +182,7 @@ class Line:
     def renew_latest(self) -> None:
         """latest.json names the head, whose checkpoint was verified just now; a kill may have left it behind."""
         assert self.head is not None
-        metadata = checkpoint.read_metadata(self.journal.store, self.head.path)
+        metadata = self.read_metadata(self.head)
         assert metadata is not None
         latest = self.journal.read_latest()
         if latest == describe_latest(self.head, metadata):

@@ -1,7 +1,7 @@
 """On resume: what changed in settings, code and machine, whether it is allowed, and what is still promised."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from holdfast.store import open_store
 log = logging.getLogger(__name__)
 
 BUILT = "built"
+
+ReadMetadata = Callable[[Commit], checkpoint.Metadata | None]
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,37 @@ class Present:
     @property
     def fingerprint(self) -> str:
         return fingerprint(self.identity)
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a commit was trained with, as the run's records have it.
+
+    Args:
+        fingerprint: of its settings.
+        identity: what that was computed from; None where the record was lost.
+        environment: what it was trained on, and the hashes of the recipe's code; empty where that was lost.
+    """
+
+    commit: Commit
+    fingerprint: str
+    identity: dict[str, Any] | None
+    environment: dict[str, Any]
+
+    @classmethod
+    def read(cls, journal: Journal, commit: Commit, read: ReadMetadata | None = None) -> "Past":
+        """Read what a commit was trained with.
+
+        Args:
+            read: reads the metadata of a commit's checkpoint, perhaps from memory.
+        """
+        saved = journal.read_config(commit.config_fingerprint)
+        try:
+            metadata = read(commit) if read else checkpoint.read_metadata(journal.store, commit.path)
+        except RecordDamaged:
+            metadata = None
+        identity, environment = saved.identity if saved else None, metadata.environment if metadata else {}
+        return cls(commit, commit.config_fingerprint, identity, environment)
 
 
 def describe_present(config: RunConfig, built: dict[str, Any], ancestor: dict[str, Any]) -> Present:
@@ -67,33 +100,33 @@ def identify(
     return identity, find_defaults() | {f"settings.{name}": value for name, value in of_recipe.items()}
 
 
-def changes_since(journal: Journal, commit: Commit, present: Present) -> list[Change]:
+def changes_since(past: Past, present: Present) -> list[Change]:
     """Return how settings, code, packages, files and built values differ from those of the commit's training.
 
     Raises:
         ConfigDrift: the settings differ, and those that it was trained with were lost.
     """
     changes = []
-    if commit.config_fingerprint != present.fingerprint:
-        saved = journal.read_config(commit.config_fingerprint)
-        if saved is None:
-            validate_fingerprint(present.identity, commit.config_fingerprint)
+    if past.fingerprint != present.fingerprint:
+        if past.identity is None:
+            validate_fingerprint(present.identity, past.fingerprint)
         else:
-            changes += compare(saved.identity, present.identity, present.defaults)
-    return changes + compare_records(environment_of(journal, commit), present.environment)
+            changes += compare(past.identity, present.identity, present.defaults)
+    return changes + compare_records(past.environment, present.environment)
 
 
-def judge_drift(journal: Journal, newest: Commit, present: Present, config: RunConfig) -> dict[str, Any]:
+def judge_drift(past: Past, present: Present, config: RunConfig, epochs: int | None) -> dict[str, Any]:
     """Return what has changed and is allowed, for the lineage.
+
+    Args:
+        epochs: how long the run was last asked to train; None where that was lost.
 
     Raises:
         ConfigDrift: something has changed that was not accepted.
     """
-    changes = changes_since(journal, newest, present)
-    accept = config.resume.accept_drift
-    let_through = check_drift(changes, accept, newest.config_fingerprint, present.fingerprint)
+    changes = changes_since(past, present)
+    let_through = check_drift(changes, config.resume.accept_drift, past.fingerprint, present.fingerprint)
     _warn_of(let_through)
-    epochs = journal.read_epochs()
     if epochs not in (None, config.epochs):
         let_through.append(Change(name="epochs", kind="value", saved=epochs, current=config.epochs))
     return to_lineage(let_through)
@@ -119,20 +152,20 @@ def _warn_of(changes: Sequence[Change]) -> None:
         log.warning("drift: and %d more changes; they go into the lineage", len(changes) - SHOWN_CHANGES)
 
 
-def promise_for(journal: Journal, commit: Commit, present: Present) -> Verdict:
-    """Whether the same bits are promised here as where the commit was trained."""
-    return judge(environment_of(journal, commit), present.environment)
+def promise_for(past: Past, present: Present) -> Verdict:
+    """Return whether the same bits are promised here as where the commit was trained."""
+    return judge(past.environment, present.environment)
 
 
-def judge_environment(journal: Journal, newest: Commit, present: Present, resume: Resume) -> Verdict:
-    """Whether the same bits are promised here as where the commit was trained.
+def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
+    """Return whether the same bits are promised here as where the commit was trained.
 
     Raises:
         DeterminismError: they are not, and the configuration refuses that.
     """
-    if not environment_of(journal, newest):  # it was lost with the checkpoint, which can't be resumed from anyway
+    if not past.environment:  # it was lost with the checkpoint, which can't be resumed from anyway
         return Verdict("not promised", ("not recorded",))
-    verdict = promise_for(journal, newest, present)
+    verdict = promise_for(past, present)
     if verdict.promise == "identical":
         return verdict
     reasons = "\n".join(f"  {reason}" for reason in verdict.reasons)
@@ -145,46 +178,35 @@ def judge_environment(journal: Journal, newest: Commit, present: Present, resume
     return verdict
 
 
-def choose_gate(journal: Journal, commit: Commit, present: Present, resume: Resume) -> dict[str, Any]:
-    """How strictly the resumed model is held against the saved one; see `holdfast.training.Gate`."""
-    changed = [change for change in changes_since(journal, commit, present) if not is_harmless(change)]
+def choose_gate(past: Past, present: Present, resume: Resume) -> dict[str, Any]:
+    """Return how strictly the resumed model is compared with the saved one; see `holdfast.training.Gate`."""
+    changed = [change for change in changes_since(past, present) if not is_harmless(change)]
     if changed or BUILT in resume.accept_drift:
         return {"how": "record"}
-    if promise_for(journal, commit, present).promise == "identical":
+    if promise_for(past, present).promise == "identical":
         return {"how": "exact"}
     return {"how": "tolerance", "tolerance": resume.tolerance}
 
 
-def explain_unfit(
-    error: StateError, journal: Journal, commit: Commit, present: Present, resume: Resume
-) -> StateError | ConfigDrift:
+def explain_unfit(error: StateError, past: Past, present: Present, resume: Resume) -> StateError | ConfigDrift:
     """Return the error for a checkpoint that doesn't fit what the ranks built.
 
     Where changes were let through, the person has asked for something impossible: the error is one of wrong use and
     names the changes. Otherwise it is the ranks' own.
     """
-    changed = [change for change in changes_since(journal, commit, present) if not is_harmless(change)]
+    changed = [change for change in changes_since(past, present) if not is_harmless(change)]
     chosen = [change for change in changed if change.kind != "built"] or changed  # built values follow from the others
     names = [change.name for change in chosen] or [name for name in resume.accept_drift if name == BUILT]
     if not names:
         return error
     first = " ".join(line.strip() for line in error.message.splitlines()[:2])  # torch lists every tensor
-    lines = [f"{commit.path} can't be resumed with the accepted {', '.join(names)}: {first}"]
+    lines = [f"{past.commit.path} can't be resumed with the accepted {', '.join(names)}: {first}"]
     return ConfigDrift(
         "\n".join([*lines, *(f"  {change}" for change in chosen)]),
         hint="put the saved values back, or train as a run of another name (--set run=...), which can begin with the "
         "weights that fit (init_from, reset)",
         fields={change.name: [change.saved, change.current] for change in changed},
     )
-
-
-def environment_of(journal: Journal, commit: Commit) -> dict[str, Any]:
-    """What the commit was trained on, and the hashes of the recipe's code; empty where that was lost."""
-    try:
-        metadata = checkpoint.read_metadata(journal.store, commit.path)
-    except RecordDamaged:
-        return {}
-    return metadata.environment if metadata else {}
 
 
 # ---- beginning with another run's weights

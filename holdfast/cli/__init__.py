@@ -1,6 +1,6 @@
 """``holdfast``: a person's view of a store."""
 
-from holdfast.cli import differences, keeping, looking, machine, planning, proving
+from holdfast.cli import differences, keeping, looking, machine, planning, proving, training
 from holdfast.cli.app import EXIT_CODES, app, main, run_app
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "planning",
     "proving",
     "run_app",
+    "training",
 ]

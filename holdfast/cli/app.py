@@ -24,7 +24,7 @@ the same command continues it; 130 and 143 it was told to stop, by Ctrl-C or SIG
 
 app = App(
     name="holdfast",
-    help=f"Look at training runs, check them and keep them. RUN is <store>/<run>, or the name of a run in "
+    help=f"Train runs, look at them, check them and keep them. RUN is <store>/<run>, or the name of a run in "
     f"{DEFAULT_STORE}/, where runs lie by default.",
     help_epilogue=EXIT_CODES,
     help_format="plaintext",
@@ -32,6 +32,7 @@ app = App(
 )
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+Set = Annotated[list[str] | None, Parameter(name="--set", negative="", consume_multiple=False)]
 Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from holdfast.attempt.lineage import environment_of, find_ancestor, identify
+from holdfast.attempt.lineage import Past, find_ancestor, identify
 from holdfast.checkpoint import shorten
 from holdfast.cli.app import Json, app, open_journal, print_json
 from holdfast.config import RunConfig, load_config
@@ -175,7 +175,7 @@ def _identify(
 def _compare_recorded(journal: Journal, newest: Commit, config: RunConfig) -> tuple[list[Change], list[str]]:
     """Compare code, files and packages here with those on record; and note what isn't compared."""
     notes = ["what the recipe builds and the machine aren't compared: they are known when training starts"]
-    saved = environment_of(journal, newest)
+    saved = Past.read(journal, newest).environment
     names: dict[str, str] = saved.get("sources", {})
     if not names:
         return [], [*notes, "the code isn't compared: there is none on record"]

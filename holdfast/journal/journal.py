@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast import faults
+from holdfast.endings import Ending
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, RunGone, Superseded, WrongUse
 from holdfast.journal.folder import RunFolder
 from holdfast.journal.links import broken_links
@@ -21,7 +22,7 @@ from holdfast.journal.records import (
     MAX_RECORD_BYTES,
     AttemptRecord,
     Commit,
-    Ending,
+    EndingRecord,
     Latest,
     Pin,
     Quarantine,
@@ -94,26 +95,20 @@ class Journal(RunFolder):
             ) from None
         return record
 
-    def end_attempt(self, number: int, reason: str, message: str, step: int | None = None) -> Ending:
-        """It is on record how an attempt ended; what was recorded first stays.
-
-        Args:
-            step: the newest that is committed; otherwise it is looked up.
-        """
-        if step is None:
-            newest = self.newest()
-            step = newest.step if newest else 0
-        ending = Ending(number=number, reason=reason, message=message, step=step, created_at=now())
+    def end_attempt(self, number: int, ending: Ending) -> Ending:
+        """Record how an attempt ended; return what is on record, which is the first ending that was recorded."""
+        record = EndingRecord(number=number, created_at=now(), **vars(ending))
         try:
-            self.store.create(record_name("endings", number), ending.to_bytes())
+            self.store.create(record_name("endings", number), record.to_bytes())
         except NameTaken:
-            return self.read_ending(number) or ending
+            known = self.read_ending(number)
+            return known.ending if known else ending
         return ending
 
-    def read_ending(self, number: int) -> Ending | None:
-        """How an attempt ended; None while it lives, and where nobody has recorded it."""
+    def read_ending(self, number: int) -> EndingRecord | None:
+        """Return the record of how an attempt ended; None while it lives, and where nobody has recorded it."""
         try:
-            return read_record(self.store, Ending, record_name("endings", number))
+            return read_record(self.store, EndingRecord, record_name("endings", number))
         except NameMissing:
             return None
         except RecordDamaged as error:
@@ -121,9 +116,9 @@ class Journal(RunFolder):
             return None
 
     def endings(self) -> list[Ending]:
-        """How the attempts ended, by number."""
+        """Return how the attempts ended, by number."""
         found = map(self.read_ending, self.numbers("endings"))
-        return [ending for ending in found if ending is not None]
+        return [record.ending for record in found if record is not None]
 
     def check_fence(self, attempt: int) -> None:
         """Return if the run is there and no later attempt has claimed it.

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from holdfast.endings import Ending
 from holdfast.errors import RecordDamaged
 from holdfast.store import Store
 
@@ -145,14 +146,19 @@ class AttemptRecord(Record):
     )
 
 
-class Ending(Record):
+class EndingRecord(Record):
     """``endings/00000003.json``: how an attempt ended, as it said itself, or as was found later."""
 
     number: int = Field(ge=1, description="the attempt's")
-    reason: str = Field(description="completed, preempted, vanished, rank_crashed, ...: see holdfast.supervision")
+    reason: str = Field(description="a name in holdfast.endings.REASONS")
     message: str
     step: int = Field(ge=0, description="the newest step that was committed then")
     created_at: Time
+
+    @property
+    def ending(self) -> Ending:
+        """What the record says, without its number and time."""
+        return Ending(self.reason, self.message, self.step)
 
 
 class FileRecord(BaseModel):

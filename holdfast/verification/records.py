@@ -12,7 +12,7 @@ from holdfast.journal import (
     AttemptRecord,
     Commit,
     ConfigRecord,
-    Ending,
+    EndingRecord,
     Journal,
     Latest,
     Pin,
@@ -29,7 +29,7 @@ from holdfast.journal import (
 # Which class a folder's records have, and which of its fields is the number that they are named by.
 NUMBERED: dict[str, tuple[type[Record], str]] = {
     "attempts": (AttemptRecord, "number"),
-    "endings": (Ending, "number"),
+    "endings": (EndingRecord, "number"),
     "quarantine": (Quarantine, "commit"),
     "pruned": (Pruned, "commit"),
     "pins": (Pin, "commit"),

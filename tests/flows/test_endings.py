@@ -1,14 +1,16 @@
 """How an attempt ended: what it has said itself, what the server says, and what neither can say."""
 
+import signal
 from typing import Any
 
 import httpx
 import pytest
 from prefect.client.schemas.objects import State
+from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Running
 
-from flows.attempt import end_by_signal
 from flows.train import find_end
+from holdfast.endings import Ending
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from tasks import own_run
@@ -47,7 +49,7 @@ def test_told_to_end_it_is_cancelled_only_if_the_server_says_so(
     monkeypatch: pytest.MonkeyPatch, is_cancelled: bool | None, reason: str, says: str
 ) -> None:
     monkeypatch.setattr(own_run, "is_being_cancelled", lambda: is_cancelled)
-    end = end_by_signal()
+    end = own_run.Asked(60.0).find_ending(TerminationSignal(signal.SIGTERM))
     assert end.reason == reason
     assert says in end.message
 
@@ -68,5 +70,5 @@ def test_what_the_server_cancelled_is_not_started_again(said: str, state: State[
     journal = Journal(open_store(f"memory://endings-{said}-{state.name}"), "run")
     claim(journal, 1)
     if said:
-        journal.end_attempt(1, said, "", 4)
+        journal.end_attempt(1, Ending(said, "", 4))
     assert find_end(journal, 1, state).reason == reason

@@ -47,7 +47,7 @@ def test_a_commit_that_slipped_through_the_fence_is_followed(driver: Driver, ref
                 attempt.commit(saved)
         claim(driver.journal(), 3)
         with pytest.raises(Superseded):
-            attempt.prune()
+            attempt.upkeep.prune_epochs()
     finally:
         attempt.close()
     assert_same_bytes(driver, reference)

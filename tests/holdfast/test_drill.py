@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from holdfast.drill import VARIABLE, Kill, judge_drill, left_after, to_environment
+from holdfast.endings import Ending
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from tests.support.makers import make_line, save_next, train
@@ -41,7 +42,7 @@ def test_the_same_bytes_pass(tmp_path: Path) -> None:
     for line in (straight, drilled):
         train(line)
         train(line)
-    drilled.journal.end_attempt(1, "rank_crashed", "x", 10)
+    drilled.journal.end_attempt(1, Ending("rank_crashed", "x", 10))
     verdict = judge_drill([ATTEMPT], straight.journal, drilled.journal)
     assert verdict.is_passed
     assert str(verdict).splitlines()[0] == (

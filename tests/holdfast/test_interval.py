@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.endings import REASONS
 from holdfast.interval import (
     FIRST_STEPS,
     FLOOR_S,
@@ -31,10 +32,9 @@ from holdfast.interval import (
     read_costs,
     read_losses,
 )
-from holdfast.journal import AttemptRecord, Commit, Ending, Journal, record_name
+from holdfast.journal import AttemptRecord, Commit, EndingRecord, Journal, record_name
 from holdfast.store import open_store
 from holdfast.store.memory import MemoryStore
-from holdfast.supervision import REASONS
 from tests.support.makers import make_commit, make_line, publish, save_next, train
 
 HOUR = 3600.0
@@ -58,10 +58,10 @@ def at(hours: float) -> str:
 
 def life(
     reason: str | None, hours: float = 1.0, last_h: float | None = None, why: str = "chunk"
-) -> tuple[AttemptRecord, Ending | None, Commit | None]:
+) -> tuple[AttemptRecord, EndingRecord | None, Commit | None]:
     """An attempt that ended after so many hours, and had committed last before that."""
     record = AttemptRecord(number=1, why="", created_at=at(0), host="", pid=1, environment={})
-    ending = Ending(number=1, reason=reason, message="", step=0, created_at=at(hours)) if reason else None
+    ending = EndingRecord(number=1, reason=reason, message="", step=0, created_at=at(hours)) if reason else None
     last = make_commit(1, created_at=at(last_h), why=why) if last_h is not None else None
     return record, ending, last
 
@@ -173,7 +173,7 @@ def journal_of(lives: list[dict[str, Any]]) -> Journal:
         commit = make_commit(number, attempt=number, created_at=at(start + 0.5), **each.get("commit", {}))
         publish(journal, commit)
         if reason := each.get("reason"):
-            ending = Ending(number=number, reason=reason, message="", step=0, created_at=at(start + 1))
+            ending = EndingRecord(number=number, reason=reason, message="", step=0, created_at=at(start + 1))
             journal.store.create(record_name("endings", number), ending.to_bytes())
     return journal
 

@@ -3,6 +3,7 @@
 import pytest
 
 from holdfast.config import Supervision
+from holdfast.endings import REASONS, Ending, ending_of
 from holdfast.errors import (
     CheckpointDamaged,
     ConfigDrift,
@@ -18,14 +19,16 @@ from holdfast.errors import (
     Unhealthy,
     WrongUse,
 )
-from holdfast.supervision import ENDS_THE_RUN, LOST_MACHINES, REASONS, End, judge, reason_of, without_progress
+from holdfast.supervision import judge, without_progress
 
 LIMITS = Supervision(backoff_s=1.0)
-FAILURES = [reason for reason in REASONS if reason not in {*LOST_MACHINES, *ENDS_THE_RUN, "completed"}]
+LOST_MACHINES = [name for name, row in REASONS.items() if row.spends == "max_preemptions"]
+FAILURES = [name for name, row in REASONS.items() if row.spends == "max_failures"]
+ENDS_THE_RUN = {name: row.raises for name, row in REASONS.items() if row.raises}
 
 
-def ends(*found: tuple[str, int]) -> list[End]:
-    return [End(reason, f"why {reason}", step) for reason, step in found]
+def ends(*found: tuple[str, int]) -> list[Ending]:
+    return [Ending(reason, f"why {reason}", step) for reason, step in found]
 
 
 @pytest.mark.parametrize("reason", sorted(LOST_MACHINES))
@@ -104,5 +107,5 @@ def test_a_step_that_had_been_reached_before_is_no_progress() -> None:
     ],
 )
 def test_the_reason_of_an_error(error: Exception, reason: str) -> None:
-    assert reason_of(error) == reason
+    assert ending_of(error).reason == reason
     assert reason in REASONS

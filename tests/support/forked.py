@@ -8,22 +8,19 @@ said through their pipes, and how they die, is the real thing.
 import contextlib
 import functools
 import json
-import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import IO, Any
 
 import psutil
-from cyclopts import App
 
 import holdfast.cli
-from holdfast import errors, launch, load_config
-from holdfast.attempt import Attempt, Chunk, Hooks
+from holdfast import errors, launch
+from holdfast.attempt import Acts, Attempt, Chunk, live
 from holdfast.audit import audit_commit
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
@@ -31,15 +28,12 @@ from holdfast.determinism import separate_threads
 from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
 from holdfast.processes import RANK_MODULE
-from holdfast.progress import log_plain_lines
 from holdfast.prove import prove
 from holdfast.rank import serving
 from holdfast.store import open_store
 from holdfast.testing import faults
 from tests.support.lives import leave
 from tests.support.mutants import find_fault
-
-CHUNK_RETRIES = 2
 
 
 class Rank:
@@ -112,13 +106,8 @@ def command(*arguments: str) -> int:
 
 
 def train(path: str, settings: list[str]) -> int:
-    """``python -m flows.train``, without Prefect and without what is shown of it."""
-    fork_ranks()
-    logging.getLogger("holdfast").setLevel(logging.INFO)
-    log_plain_lines()
-    main = App()
-    main.default(lambda: _train(load_config(path, settings)))
-    return holdfast.cli.run_app(main, [])
+    """``holdfast train``."""
+    return command("train", path, *(option for setting in settings for option in ("--set", setting)))
 
 
 def train_until_killed(path: str, victim: str, after_s: float) -> int:
@@ -140,11 +129,29 @@ def train_chunks(settings: dict[str, Any], chunks: int) -> int:
     """Train so many chunks of a run, or to its end, trying none twice; an error is printed as JSON."""
     fork_ranks()
     try:
-        _train(RunConfig.model_validate(settings), chunks, retries=0)
+        live_for(chunks, RunConfig.model_validate(settings))
     except HoldfastError as error:
         print(json.dumps(errors.to_json(error)))
         return error.exit_code
     return 0
+
+
+def live_for(chunks: int, config: RunConfig) -> None:
+    """Live a life of so many chunks, or to the run's end; none is tried twice."""
+
+    def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
+        nonlocal chunks
+        if not chunks:
+            raise Enough
+        chunks -= 1
+        return attempt.train_chunk(chunk)
+
+    with contextlib.suppress(Enough):
+        live(config, acts=Acts(train_chunk=train_chunk))
+
+
+class Enough(Exception):
+    """As many chunks were trained as were to be."""
 
 
 def prove_mutated(mutation: str, settings: dict[str, Any], steps: int, kills: int, seed: int) -> int:
@@ -163,31 +170,9 @@ def audit_mutated(mutation: str, settings: dict[str, Any]) -> int:
     fork_ranks(mutation)
     config = RunConfig.model_validate(settings)
     for chunks in (2, 1):
-        _train(config, chunks)
+        live_for(chunks, config)
     journal = Journal(open_store(config.store), config.run)
     newest = journal.newest()
     assert newest is not None
     print(audit_commit(journal, newest).model_dump_json())
     return 0
-
-
-def _train(config: RunConfig, chunks: int = sys.maxsize, retries: int = CHUNK_RETRIES) -> None:
-    attempt = Attempt(config, hooks=Hooks(upkeep=(Attempt.read_back, Attempt.prune)))
-    try:
-        attempt.open()
-        while chunks and (chunk := attempt.next_chunk()) is not None:
-            chunks -= 1
-            saved = _train_chunk(attempt, chunk, retries)
-            if saved is not None:
-                attempt.commit(saved)
-    finally:
-        attempt.close()
-
-
-def _train_chunk(attempt: Attempt, chunk: Chunk, retries: int) -> Saved | None:
-    try:
-        return attempt.train_chunk(chunk)
-    except HoldfastError as error:
-        if not retries or not error.is_retryable:
-            raise
-        return _train_chunk(attempt, chunk, retries - 1)

@@ -125,3 +125,9 @@ def save(
     payload = Payload({"weight": Tensor("U8", (size_bytes,), (data,))}, {"step": step})
     trail = "".join(f'{{"step": {each}}}\n' for each in range(step - steps + 1, step + 1))
     return checkpoint.save(run, payload, known | fields, trail)
+
+
+def head_step(line: Line) -> int:
+    """Return the newest step of a line that has committed."""
+    assert line.head is not None
+    return line.head.step

@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from holdfast import interval, launch
-from holdfast.attempt import Attempt, Hooks, started_ahead
-from holdfast.attempt.hooks import Proposal
+from holdfast.attempt import Acts, Attempt, Observer, Proposal, live, started_ahead
+from holdfast.attempt.upkeep import Upkeep
 from holdfast.checkpoint import read_metadata
 from holdfast.config import Checkpoint, ChunkLength, InitFrom, Log, Parity, Retention, RunConfig
+from holdfast.endings import Ending
 from holdfast.errors import (
     ConfigError,
     GateTripped,
@@ -41,6 +42,8 @@ Train = Callable[..., None]
 
 pytestmark = pytest.mark.slow
 
+# No chunk is tried twice.
+ONCE = Acts(train_chunk=Attempt.train_chunk)
 # Longer than ranks take to start where nothing else runs.
 AHEAD_S = 4.0
 
@@ -73,26 +76,31 @@ def content_id(config: RunConfig) -> str:
     return newest.checkpoint_sha256
 
 
-def test_what_is_read_back_otherwise_than_it_was_hashed_is_trained_again(train: Train, tmp_path: Path) -> None:
+def test_what_is_read_back_otherwise_than_it_was_hashed_is_trained_again(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     straight, config = make_config(tmp_path, "straight"), make_config(tmp_path, "run", parity=Parity(every=2))
     train(straight)
-    attempt = Attempt(config)
-    read_back = []
-    try:
-        attempt.open()
-        while (chunk := attempt.next_chunk()) is not None:
-            saved = attempt.train_chunk(chunk)
-            assert saved is not None
-            attempt.commit(saved)
-            if chunk.number == 2:
-                payload = tmp_path / "run" / saved.path / "checkpoint.safetensors"
+    read_back: list[int] = []
+
+    class Damage(Observer):
+        def committed(self, attempt: Attempt, commit: Commit) -> None:
+            if commit.number == 2:
+                payload = tmp_path / "run" / commit.path / "checkpoint.safetensors"
                 data = bytearray(payload.read_bytes())
                 data[-1] ^= 1
                 payload.write_bytes(data)
-            if attempt.read_back():
-                read_back.append(chunk.number)
-    finally:
-        attempt.close()
+
+    read = Upkeep.read_back
+
+    def see(upkeep: Upkeep) -> bool:
+        number = journal_of(config).newest_number()
+        if was_due := read(upkeep):
+            read_back.append(number)
+        return was_due
+
+    monkeypatch.setattr(Upkeep, "read_back", see)
+    live(config, [Damage()])
     assert read_back == [1, 2, 4]
     assert [reason.split(":")[0] for reason in journal_of(config).quarantine_reasons()] == [
         "read back after its commit"
@@ -110,19 +118,15 @@ def test_automatic_chunks_survive_a_kill_on_the_same_bytes(
     for name, value in {"PRIOR_S": 4.0, "FLOOR_S": 0.0, "SAVES": 0.0, "FIRST_STEPS": 2}.items():
         monkeypatch.setattr(interval, name, value)
     config = make_config(tmp_path, "run", "tests.support.toy:toy", epochs=4, chunk="auto")
-    first = Attempt(config)
 
-    def kill(event: dict[str, Any]) -> None:
-        if event["event"] == "progress" and event["step"] >= 16:
-            first.signal_ranks(signal.SIGKILL)
+    class Kill(Observer):
+        def progressed(self, attempt: Attempt, event: dict[str, Any]) -> None:
+            if event["event"] == "progress" and event["step"] >= 16:
+                attempt.signal_ranks(signal.SIGKILL)
 
-    first.watch = kill
     with pytest.raises(RankDied):
-        train_on(first)
-    first.end("rank_crashed")
-    second = Attempt(config)
-    train_on(second)
-    second.end("completed")
+        live(config, [Kill()], acts=ONCE)
+    live(config)
 
     journal = journal_of(config)
     assert content_id(config) == content_id(straight)
@@ -138,16 +142,6 @@ def test_automatic_chunks_survive_a_kill_on_the_same_bytes(
         assert 0 < commit.save_s < 10
         assert commit.restart_s > 0.1
     assert read_losses(journal).count == 1
-
-
-def train_on(attempt: Attempt) -> None:
-    try:
-        attempt.open()
-        while (chunk := attempt.next_chunk()) is not None:
-            saved = attempt.train_chunk(chunk)
-            assert saved is None or attempt.commit(saved).step <= chunk.stop
-    finally:
-        attempt.close()
 
 
 def test_a_collapse_of_before_is_rolled_back(train: Train, tmp_path: Path) -> None:
@@ -261,14 +255,17 @@ def test_damage_to_a_file_that_checkpoints_share_leaves_one_to_fall_back_on(trai
 def test_an_attempt_takes_over_the_ranks_that_were_started_ahead_for_it(tmp_path: Path) -> None:
     config, began = make_config(tmp_path, "run", log=Log(every=1, folder=str(tmp_path))), time.monotonic()
     seen: list[list[psutil.Process]] = []
-    attempt = Attempt(config)
+
+    class See(Observer):
+        def progressed(self, attempt: Attempt, event: dict[str, Any]) -> None:
+            seen.append(ranks_of(os.getpid()))
+
     with started_ahead(config):
         ahead = ranks_of(os.getpid())
         time.sleep(AHEAD_S)
-        attempt.watch = lambda event: seen.append(ranks_of(os.getpid()))
-        train_on(attempt)
+        outcome = live(config, [See()])
     assert seen[0] == ahead
-    assert attempt.is_complete
+    assert outcome.complete
     assert verify_run(journal_of(config)).ok
     assert not ranks_of(os.getpid())
     # What it took to begin counts from the start of the ranks, not from when they were taken over.
@@ -305,7 +302,7 @@ def test_ranks_that_were_started_ahead_end_when_nothing_takes_them_over(tmp_path
     assert not ranks_of(os.getpid())
 
 
-@pytest.mark.parametrize(("where", "error"), [("_start_ranks", KeyboardInterrupt), ("_resume", RunStopped)])
+@pytest.mark.parametrize(("where", "error"), [("_build", KeyboardInterrupt), ("_resume", RunStopped)])
 def test_no_rank_is_left_whatever_opening_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: type[BaseException]
 ) -> None:
@@ -339,23 +336,32 @@ def test_ranks_that_lost_their_owner_end(tmp_path: Path, idle_rank: None) -> Non
     assert not alive
 
 
-def test_every_commit_goes_by_the_same_hooks_whoever_makes_it(tmp_path: Path) -> None:
+def test_every_commit_is_made_and_told_of_the_same_way_whoever_asks_for_it(tmp_path: Path) -> None:
     """A chunk's, a stop's, and what dead ranks had saved: checked before, told of after, in order."""
     calls: list[tuple[str, object]] = []
 
-    def commit(attempt: Attempt, proposal: Proposal) -> Commit:
+    def publish(attempt: Attempt, proposal: Proposal) -> Commit:
         calls.append(("before", proposal.why))
-        return proposal.publish()
+        return attempt.publish(proposal)
 
-    def tell(name: str) -> Callable[[Attempt], None]:
-        return lambda attempt: calls.append((name, attempt.head.step if attempt.head else 0))
+    class Tell(Observer):
+        def __init__(self, name: str) -> None:
+            self.name = name
 
-    def failing(attempt: Attempt) -> None:
-        raise ZeroDivisionError("nobody minds")
+        def committed(self, attempt: Attempt, commit: Commit) -> None:
+            calls.append((self.name, commit.step))
 
-    hooks = Hooks(commit=commit, notify=[tell("one"), failing, tell("other")], upkeep=[tell("upkeep")])
+    class Failing(Observer):
+        def committed(self, attempt: Attempt, commit: Commit) -> None:
+            raise ZeroDivisionError("nobody minds")
+
+    def make() -> Attempt:
+        attempt = Attempt(config, None, [Tell("one"), Failing(), Tell("other")], publish)
+        attempt.upkeep.prune_epochs = lambda: calls.append(("upkeep", attempt.step))  # type: ignore[method-assign, assignment, func-returns-value]
+        return attempt
+
     config = make_config(tmp_path, "run", "tests.support.toy:toy", chunk=ChunkLength(steps=2), epochs=2)
-    attempt = Attempt(config, hooks=hooks)
+    attempt = make()
     attempt.open()
     chunk = attempt.next_chunk()
     assert chunk is not None
@@ -372,7 +378,7 @@ def test_every_commit_goes_by_the_same_hooks_whoever_makes_it(tmp_path: Path) ->
     assert [name for name, _ in calls] == names * (len(calls) // 3)
     assert {what for name, what in calls if name == "before"} == {"preempted"}
     assert calls[-1] == ("other", stopped_at)
-    attempt.end("preempted")
+    attempt.end(Ending("preempted"))
 
     calls.clear()
     lost = Attempt(config)
@@ -381,7 +387,7 @@ def test_every_commit_goes_by_the_same_hooks_whoever_makes_it(tmp_path: Path) ->
     assert chunk is not None
     lost.train_chunk(chunk)
     lost.close()  # it had saved, and dies before it commits
-    heir = Attempt(config, hooks=hooks)
+    heir = make()
     heir.open()
     adopted = [("before", "adopted"), ("one", heir.step), ("other", heir.step)]
     assert calls[-3:] == adopted
@@ -389,5 +395,5 @@ def test_every_commit_goes_by_the_same_hooks_whoever_makes_it(tmp_path: Path) ->
     assert chunk is not None
     heir.train_chunk(chunk)
     assert calls[-1] == ("upkeep", heir.head.step if heir.head else 0), "what was left to it, while its ranks train"
-    heir.end("completed")
+    heir.end(Ending("completed"))
     assert verify_run(journal_of(config)).ok

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from holdfast import preemption
-from holdfast.attempt import Attempt
+from holdfast.attempt import Attempt, Observer, live
 from holdfast.config import RunConfig
 from holdfast.journal import Commit, Journal
-from holdfast.preemption import Notice, watch
+from holdfast.preemption import Notice
 from holdfast.store import open_store
 from tests.support.metadata_server import MetadataStub, metadata_server
 
@@ -44,26 +44,22 @@ def make_config(folder: Path, **fields: Any) -> RunConfig:
 
 
 def train(config: RunConfig, after_step: int, do: Callable[[Attempt], object]) -> tuple[Attempt, float]:
-    """The attempt, trained until it ends by itself, and when something was done to it."""
-    attempt, done_at = Attempt(config), 0.0
+    """Live one life; return the attempt, and when something was done to it."""
+    attempts: list[Attempt] = []
+    done_at = 0.0
 
-    def see(event: dict[str, Any]) -> None:
-        nonlocal done_at
-        if event["event"] == "progress" and event["step"] >= after_step and not done_at:
-            done_at = time.time()
-            do(attempt)
+    class Do(Observer):
+        def opened(self, attempt: Attempt) -> None:
+            attempts.append(attempt)
 
-    attempt.watch = see
-    try:
-        attempt.open()
-        with watch(config.preemption, attempt.notify):
-            while (chunk := attempt.next_chunk()) is not None:
-                saved = attempt.train_chunk(chunk)
-                if saved is not None:
-                    attempt.commit(saved)
-    finally:
-        attempt.end("preempted")
-    return attempt, done_at
+        def progressed(self, attempt: Attempt, event: dict[str, Any]) -> None:
+            nonlocal done_at
+            if event["event"] == "progress" and event["step"] >= after_step and not done_at:
+                done_at = time.time()
+                do(attempt)
+
+    live(config, [Do()])
+    return attempts[0], done_at
 
 
 def newest(config: RunConfig) -> Commit:

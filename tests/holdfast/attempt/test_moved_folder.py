@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.endings import Ending
 from holdfast.errors import RunGone
 from holdfast.journal import Journal
 from holdfast.retention import prune_run
@@ -63,7 +64,7 @@ def test_no_write_of_a_run_that_is_gone_makes_its_folder(tmp_path: Path) -> None
         lambda: line.commit(saved, "chunk"),
         lambda: save_next(line),
         lambda: claim(journal, 2),
-        lambda: journal.end_attempt(1, "completed", "", 10),
+        lambda: journal.end_attempt(1, Ending("completed", step=10)),
         lambda: journal.quarantine(1, "x", 1),
         lambda: journal.publish_metrics(1, b""),
         lambda: journal.store.copy("epoch-0001/metrics.jsonl", "epoch-0002/metrics.jsonl"),

@@ -12,10 +12,11 @@ import pytest
 
 from holdfast.cli import app, run_app
 from holdfast.cli.looking import _age
+from holdfast.endings import Ending
 from holdfast.journal import Journal
 from holdfast.signature import load_signing_key
 from holdfast.store import open_store
-from tests.support.makers import load, make_line, save_next, train
+from tests.support.makers import head_step, load, make_line, save_next, train
 
 
 @pytest.fixture
@@ -343,7 +344,7 @@ def test_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "don't say how long their steps and saves took" in capsys.readouterr().err
     took = {"train_s": 5.0, "stall_s": 2.0, "save_s": 4.0, "restart_s": 20.0}
     line.commit(save_next(line).model_copy(update=took), "chunk")
-    line.journal.end_attempt(1, "rank_crashed", "")
+    line.journal.end_attempt(1, Ending("rank_crashed", step=head_step(line)))
 
     planned = ask_json("plan", run, capsys=capsys)
     assert planned["measured"] == {"step_s": 0.5, "stall_s": 2.0, "save_s": 4.0, "restart_s": 20.0, "count": 1}
@@ -369,7 +370,7 @@ def test_plan_compares_with_the_chunks_of_a_configuration(
     line = make_line(open_store(str(tmp_path)), "run")
     took = {"train_s": 5.0, "stall_s": 2.0, "save_s": 4.0}
     line.commit(save_next(line).model_copy(update=took), "chunk")
-    line.journal.end_attempt(1, "rank_crashed", "")
+    line.journal.end_attempt(1, Ending("rank_crashed", step=head_step(line)))
     config = tmp_path / "a.toml"
     config.write_text(f'recipe = "m:f"\nrun = "run"\nstore = "{tmp_path}"\nepochs = 999\n{chunk}\n')
     planned = ask_json("plan", str(config), capsys=capsys)
@@ -408,7 +409,7 @@ def test_show_names_the_attempt_that_has_not_ended(tmp_path: Path, capsys: pytes
     assert run_app(app, ["show", run]) == 0
     (row,) = (row for row in capsys.readouterr().out.splitlines() if row.startswith("being trained"))
     assert re.search(r"by attempt 1 on host since \S+, last sign \d+ s ago; or it has died without a word$", row)
-    line.journal.end_attempt(1, "preempted", "")
+    line.journal.end_attempt(1, Ending("preempted", step=head_step(line)))
     assert ask_json("show", run, capsys=capsys)["live"] is None
 
 

@@ -10,13 +10,14 @@ import pytest
 from holdfast.attempt import Line
 from holdfast.cli import app, run_app
 from holdfast.config import Retention
+from holdfast.endings import Ending
 from holdfast.journal import Journal
 from holdfast.journal.names import REACH
 from holdfast.retention import prune
 from holdfast.standing import read_standing
 from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
-from tests.support.makers import STEPS_PER_EPOCH, make_commit, make_latest, make_line, publish, train
+from tests.support.makers import STEPS_PER_EPOCH, head_step, make_commit, make_latest, make_line, publish, train
 
 FOLDERS = ("attempts", "endings", "commits", "quarantine", "pruned", "pins", "prunes", "metrics")
 STRAYS = ("99999999", "²²²²²²²²", "00000000", "5", "notes", "20261123", "٣٣٣٣٣٣٣٣")
@@ -30,7 +31,7 @@ def line(tmp_path: Path) -> Line:
     line = make_line(LocalStore(str(tmp_path / "store")))
     for _ in range(6):
         train(line)
-    line.journal.end_attempt(1, "preempted", "")
+    line.journal.end_attempt(1, Ending("preempted", step=head_step(line)))
     line.journal.quarantine(4, "damaged", 1)
     line.journal.pin(6)
     prune(line.journal, Retention(keep_last=2), STEPS_PER_EPOCH)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.endings import Ending
 from holdfast.errors import NameTaken, Superseded
 from holdfast.journal import Journal
 from holdfast.store import Store, open_store, uploads
@@ -19,7 +20,7 @@ from holdfast.verification import verify_run
 from tests.conftest import AZURITE
 from tests.support import servers
 from tests.support.faulty import KINDS, LOST, Faulty, behind_faults, faulty_s3, lose_each_write_once, use
-from tests.support.makers import make_line, train
+from tests.support.makers import head_step, make_line, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 CLOUDS = ["s3", "gs", pytest.param("az", marks=pytest.mark.skipif(not AZURITE.exists(), reason="no Azurite here"))]
@@ -111,7 +112,7 @@ def test_a_run_whose_every_write_is_answered_only_the_second_time(store: Store, 
     """The claim, the configuration, the payload's parts, the metadata, the commit, the ending."""
     line = make_line(store)
     commits = [train(line, size_bytes=64), train(line, size_bytes=uploads.PART_BYTES + 64)]
-    line.journal.end_attempt(1, "completed", "")
+    line.journal.end_attempt(1, Ending("completed", step=head_step(line)))
     line.journal.pin(1)
     line.journal.quarantine(2, "damaged", 1)
     assert [commit.path for commit in commits] == ["epoch-0001", "epoch-0002"]  # no name was lost to ourselves

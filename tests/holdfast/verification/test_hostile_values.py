@@ -16,13 +16,14 @@ import pytest
 
 from holdfast.cli import app, run_app
 from holdfast.config import Retention, parse_config
+from holdfast.endings import Ending
 from holdfast.errors import ConfigError, RecordDamaged
 from holdfast.interval import read_losses
 from holdfast.journal import Journal
 from holdfast.retention import prune
 from holdfast.store.local import LocalStore
 from holdfast.terminal import printable
-from tests.support.makers import STEPS_PER_EPOCH, make_line, train
+from tests.support.makers import STEPS_PER_EPOCH, head_step, make_line, train
 
 VALUES: list[Any] = [
     "", "\x1b]0;owned\x07", "a\0\ud800\u202e", "../../etc", "9999-99-99T99:99:99Z", "x" * 10_000, -1, 0, 10**30, 1e308,
@@ -51,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     line.journal.pin(2)
     line.journal.quarantine(3, "damaged", 1)
     prune(line.journal, Retention(keep_last=2), STEPS_PER_EPOCH)
-    line.journal.end_attempt(1, "preempted", "told to")
+    line.journal.end_attempt(1, Ending("preempted", "told to", head_step(line)))
     return folder
 
 

@@ -1,0 +1,105 @@
+"""A whole life of a run in one process: open, train chunk after chunk, commit, stop in time, end on record."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from holdfast.attempt.attempt import Attempt, Proposal
+from holdfast.attempt.observers import Observer
+from holdfast.attempt.pipeline import Chunk
+from holdfast.checkpoint import Saved
+from holdfast.config import RunConfig
+from holdfast.endings import Ending, ending_of
+from holdfast.errors import HoldfastError
+from holdfast.journal import Commit
+from holdfast.preemption import Notice, Source, watch
+from holdfast.standing import Outcome
+
+CHUNK_RETRIES = 2
+RETRY_AFTER_S = 1.0
+
+# What has ended an attempt: a notice, an error, a signal's exception, or nothing: the run is complete.
+Cause = Notice | BaseException | None
+
+
+def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
+    """Train a chunk, and try it again in fresh ranks where that can help; see `Attempt.train_chunk`."""
+    for _ in range(CHUNK_RETRIES):
+        try:
+            return attempt.train_chunk(chunk)
+        except HoldfastError as error:
+            if not error.is_retryable:
+                raise
+            time.sleep(RETRY_AFTER_S)
+    return attempt.train_chunk(chunk)
+
+
+@dataclass(frozen=True)
+class Acts:
+    """How a life opens its run, trains a chunk and makes a commit; Prefect's flow makes a task of each."""
+
+    open: Callable[[Attempt], None] = Attempt.open
+    train_chunk: Callable[[Attempt, Chunk], Saved | None] = train_chunk
+    publish: Callable[[Attempt, Proposal], Commit] = Attempt.publish
+
+
+def find_ending(cause: Cause) -> Ending:
+    """Return how an attempt ended by what has ended it."""
+    return Ending("preempted", cause.why) if isinstance(cause, Notice) else ending_of(cause)
+
+
+def live(
+    config: RunConfig,
+    observers: Sequence[Observer] = (),
+    acts: Acts = Acts(),
+    *,
+    number: int | None = None,
+    sources: Sequence[Source] = (),
+    find_ending: Callable[[Cause], Ending] = find_ending,
+) -> Outcome:
+    """Train a run, from where its journal says that it stands, until it is complete or this process is told to end.
+
+    A notice tells it to end, or a signal whose handler raises an exception that is no `Exception`, such as SystemExit.
+    It then saves and commits what is trained. However it ends, its ending is on record, and no rank is left.
+
+    Args:
+        number: the attempt's; the next one if None.
+        sources: who says, beside clouds and the drain file, that this machine goes away.
+        find_ending: returns how the attempt ended by what has ended it, for the record.
+
+    Raises:
+        HoldfastError: the run can't be opened, trained or committed.
+        BaseException: a signal's, after what was trained is committed.
+    """
+    ending, attempt = Ending("preempted", "told to end by a signal"), None
+    try:
+        attempt = Attempt(config, number, observers, acts.publish)
+        _train(attempt, acts, sources)
+        ending = find_ending(attempt.notice)
+        return _describe(attempt)
+    except BaseException as error:
+        ending = find_ending(error)
+        raise
+    finally:
+        if attempt is not None:
+            attempt.end(ending)
+
+
+def _train(attempt: Attempt, acts: Acts, sources: Sequence[Source]) -> None:
+    try:
+        acts.open(attempt)
+        with watch(attempt.config.preemption, attempt.notify, sources):
+            while (chunk := attempt.next_chunk()) is not None:
+                saved = acts.train_chunk(attempt, chunk)
+                if saved is not None:
+                    attempt.commit(saved)
+    except Exception:
+        raise
+    except BaseException:  # a signal's
+        attempt.stop()
+        raise
+
+
+def _describe(attempt: Attempt) -> Outcome:
+    report = attempt.upkeep.read_report()
+    return Outcome(complete=attempt.is_complete, retention=report.model_dump(mode="json") if report else {})

@@ -1,0 +1,152 @@
+"""An attempt's ranks: start them, restore a commit into them, replace those that died."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from holdfast import launch
+from holdfast.attempt.lineage import (
+    Past,
+    Present,
+    ReadMetadata,
+    check_same,
+    choose_gate,
+    describe_present,
+    explain_unfit,
+    find_ancestor,
+)
+from holdfast.config import RunConfig
+from holdfast.errors import HoldfastError, StateError
+from holdfast.journal import Commit, Journal
+from holdfast.launch import Ranks, problem_in
+from holdfast.store import open_store
+
+log = logging.getLogger(__name__)
+
+
+class AttemptRanks:
+    """The ranks that one attempt has at a time; none before `build`, and none after `end`.
+
+    Attributes:
+        running: the ranks; None where there are none.
+        description: what they built; see `holdfast.rank.serving.describe`.
+        present: what they would train with.
+        ancestor: the checkpoint of another run that this one begins with; empty for none.
+        restored: the number of the commit that they were restored from, and so verified; 0 for none.
+    """
+
+    present: Present
+
+    def __init__(self, config: RunConfig, journal: Journal, number: int) -> None:
+        self._config = config
+        self._journal = journal
+        self._number = number
+        self._restart_s = 0.0
+        self.running: Ranks | None = None
+        self.description: dict[str, Any] = {}
+        self.ancestor: dict[str, Any] = {}
+        self.restored = 0
+
+    @property
+    def own(self) -> Ranks:
+        """The ranks, of which there are some."""
+        assert self.running is not None
+        return self.running
+
+    def build(self, newest: Commit | None) -> None:
+        """Start the attempt's first ranks, and describe what they built.
+
+        Args:
+            newest: the commit that will probably be restored.
+        """
+        self._start(newest)
+        self.ancestor = find_ancestor(self._journal, self._config.store, self._config.init_from, newest)
+        self.present = describe_present(self._config, self.description, self.ancestor)
+
+    def build_again(self, head: Commit | None) -> None:
+        """Start new ranks in the place of those that ended.
+
+        Raises:
+            ConfigDrift: they build something else than the first ones, and it is not accepted: code was edited.
+        """
+        self._start(head)
+        present = describe_present(self._config, self.description, self.ancestor)
+        check_same(self.present, present, self._config.resume.accept_drift)
+        self.present = present
+
+    def _start(self, newest: Commit | None) -> None:
+        self._restart_s = 0.0
+        self.running = launch.start(*_arguments(self._config, self._number, newest))
+        try:
+            self.description = self.running.expect("ready")
+        except BaseException:
+            self.end()
+            raise
+
+    def restore(self, commit: Commit, read_metadata: ReadMetadata) -> HoldfastError | None:
+        """Restore a commit's state; return how it is damaged, or what has tripped the gate, if so.
+
+        Raises:
+            StateError: the state doesn't fit what the ranks built.
+            ConfigDrift: it doesn't, because of a change that was let through.
+        """
+        past = Past.read(self._journal, commit, read_metadata)
+        try:
+            event = self.own.restore(commit, choose_gate(past, self.present, self._config.resume))
+        except StateError as error:
+            raise explain_unfit(error, past, self.present, self._config.resume) from error
+        if problem := problem_in(event):
+            return problem
+        log.info("restored: %s", event["summary"])
+        for name in event["taken_over"]:
+            log.info("the changed %s is in force from step %d on", name, event["step"])
+        self.restored = commit.number
+        if event["note"]:
+            log.warning("%s; settings or code were changed, so that it only goes on record", event["note"])
+        return None
+
+    def begin_from_ancestor(self) -> None:
+        """Begin with the weights of another run's checkpoint.
+
+        Raises:
+            CheckpointDamaged: they are not what was committed.
+        """
+        found = self.ancestor
+        if problem := problem_in(self.own.begin(found)):
+            raise problem
+        content_id = found["checkpoint_sha256"][:12]
+        log.info("begins with the weights of run %s, commit %d (%s)", found["run"], found["commit"], content_id)
+
+    def read_restart_s(self) -> float:
+        """Return the seconds from the start of these ranks until this was first asked, when training begins."""
+        self._restart_s = self._restart_s or time.monotonic() - self.own.began
+        return self._restart_s
+
+    def end(self) -> None:
+        """End the ranks, if there are any."""
+        if self.running is not None:
+            self.running.end()
+            self.running = None
+
+
+@contextlib.contextmanager
+def started_ahead(config: RunConfig) -> Iterator[None]:
+    """Start the ranks of the run's next attempt; if it is opened inside the block, it takes them over.
+
+    For a caller that has something else to wait for until then. Ranks that nothing took over end with the block.
+
+    Raises:
+        HoldfastError: the run's folder can't be read, or the ranks' output can't be written.
+    """
+    journal = Journal(open_store(config.store), config.run)
+    with launch.started_ahead(*_arguments(config, journal.attempts() + 1, journal.newest())):
+        yield
+
+
+def _arguments(config: RunConfig, number: int, newest: Commit | None) -> tuple[RunConfig, Path, int]:
+    """Return what an attempt's ranks are started with; see `launch.Ranks`."""
+    path = Path(config.log.folder) / config.run / f"attempt-{number:08d}.log"
+    return config, path, newest.number if newest else 0

@@ -1,0 +1,90 @@
+"""What is done after a commit, and may take its time: read the checkpoint back, and prune.
+
+A process that was told to end is killed when its time is up. So an attempt that stops leaves its upkeep to the next
+one, which does it while its ranks train their first chunk. Reading back is then not needed any more: the next attempt
+hashes every byte of the checkpoint that it continues from.
+"""
+
+import logging
+from typing import TYPE_CHECKING
+
+from holdfast import checkpoint, retention
+from holdfast.errors import HoldfastError
+from holdfast.journal import PruneReport
+
+if TYPE_CHECKING:
+    from holdfast.attempt.attempt import Attempt
+
+log = logging.getLogger(__name__)
+
+# How commits came about whose attempt left upkeep to the next one.
+LEFT_UPKEEP = {"preempted", "adopted"}
+
+
+class Upkeep:
+    """The upkeep of one attempt's commits.
+
+    Attributes:
+        is_owed: whether an earlier commit still waits for it.
+    """
+
+    def __init__(self, attempt: "Attempt") -> None:
+        self._attempt = attempt
+        self._has_read_back = False
+        self._pruned: PruneReport | None = None
+        self.is_owed = False
+
+    def do(self) -> None:
+        """Read back the newest commit, where it is due, and prune; a failure is a warning."""
+        self.is_owed = False
+        for act in (self.read_back, self.prune_epochs):
+            try:
+                act()
+            except Exception as error:  # the commit counts, whatever comes after it
+                log.warning("%s failed: %s; the run goes on", act.__name__, error or repr(error))
+
+    def read_back(self) -> bool:
+        """Compare the newest commit's stored bytes with their hashes, if it is due; return whether it was.
+
+        The first commit of an attempt is due, and then every ``parity.every``-th. A damaged one is quarantined, and the
+        next chunk begins at the checkpoint before.
+
+        Raises:
+            Superseded: a later attempt owns the run, and judges for itself.
+        """
+        attempt, every = self._attempt, self._attempt.config.parity.every
+        commit = attempt.head
+        if commit is None or not every or (self._has_read_back and commit.number % every):
+            return False
+        if commit.number == attempt.ranks.restored:
+            return False  # its bytes were hashed when the ranks were restored from it
+        self._has_read_back = True
+        if damaged := checkpoint.verify(attempt.journal.store, commit, is_urgent=False):
+            reason = f"read back after its commit: {'; '.join(map(str, damaged))}"
+            attempt.journal.quarantine(commit.number, reason, attempt.number)
+            attempt.fall_back()
+        return True
+
+    def prune_epochs(self) -> PruneReport | None:
+        """Delete the checkpoints that the run's retention doesn't keep; return None before the first commit.
+
+        Raises:
+            Superseded: a later attempt owns the run, perhaps with another policy.
+        """
+        attempt = self._attempt
+        attempt.journal.check_fence(attempt.number)
+        is_first = self._pruned is None  # it also deletes what earlier attempts have left
+        policy = attempt.config.retention
+        self._pruned = retention.prune(attempt.journal, policy, attempt.steps_per_epoch, collect=is_first)
+        return self._pruned
+
+    def read_report(self) -> PruneReport | None:
+        """Return the last prune's report; where nothing was pruned in this attempt, what a prune would do."""
+        if self._pruned is not None:
+            return self._pruned
+        attempt = self._attempt
+        try:
+            return retention.prune(attempt.journal, attempt.config.retention, attempt.steps_per_epoch, dry_run=True)
+        except HoldfastError as error:
+            log.warning("%s", error)
+            return None

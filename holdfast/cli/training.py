@@ -1,0 +1,38 @@
+"""Training: one life of a run in this process, without Prefect."""
+
+from pathlib import Path
+
+from holdfast.attempt import live
+from holdfast.cli.app import Json, Set, app, print_json
+from holdfast.config import load_config
+from holdfast.drill import Striker
+from holdfast.errors import RunStopped
+from holdfast.journal import Journal
+from holdfast.progress import CommitLines, ProgressView, log_plain_lines
+from holdfast.standing import TrainResult, read_standing
+from holdfast.store import open_store
+
+
+@app.command
+def train(config: Path, /, *, set_: Set = None, json: Json = False) -> None:
+    """Train a run, or continue it from its last verified checkpoint, in this process and without Prefect.
+
+    Killed at any moment, the same command finishes the run on the same bytes.
+
+    Args:
+        config: The run's configuration, a TOML file.
+        set_: key=value: change a setting, for example --set epochs=8 or --set settings.lr=0.001.
+        json: Print JSON.
+    """
+    settings = load_config(config, set_ or [])
+    log_plain_lines()
+    journal = Journal(open_store(settings.store), settings.run)
+    newest = journal.newest()
+    outcome = live(settings, [CommitLines(), ProgressView(), Striker()])
+    result = TrainResult.of(read_standing(journal), outcome, newest.epoch if newest else None)
+    if not result.complete:
+        raise RunStopped(f"run {settings.run} was stopped early", hint="the same command continues it")
+    if json:
+        print_json(result.model_dump(mode="json"))
+    else:
+        print(result.describe(settings.store))

@@ -1,0 +1,100 @@
+"""How an attempt ends: one row for each reason. A new reason is a row here and the error or the code that has it.
+
+FORMAT.md lists the names and the meanings, as a test checks; supervision, the choice of a chunk's length and Prefect's
+states follow from the other columns.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.errors import Damage, HoldfastError, RunGone, RunStopped, Superseded, WrongUse
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One reason why an attempt ends.
+
+    Attributes:
+        meaning: what happened, for a person.
+        spends: the budget in `supervision` that another attempt costs; empty where another attempt can't help.
+        is_loss: whether training was lost without an announcement, which calls for shorter chunks.
+        is_own: whether the attempt records it itself; otherwise its supervisor or its successor does.
+        state: the kind of state in which Prefect shows the attempt.
+        raises: the error that ends the run instead of another attempt.
+    """
+
+    name: str
+    meaning: str
+    spends: Literal["max_preemptions", "max_failures", ""] = ""
+    is_loss: bool = False
+    is_own: bool = True
+    state: Literal["Completed", "Failed", "Crashed", "Cancelled", "Paused"] = "Failed"
+    raises: type[HoldfastError] | None = None
+
+    @property
+    def retries(self) -> bool:
+        """Whether another attempt may help; it then spends a budget."""
+        return bool(self.spends)
+
+
+MACHINE: Literal["max_preemptions"] = "max_preemptions"
+FAILURE: Literal["max_failures"] = "max_failures"
+_ROWS = (
+    Reason("completed", "the run is complete", state="Completed"),
+    Reason(
+        "preempted", "SIGTERM, a cloud's notice or a drain file told it to end; it saved", MACHINE, state="Completed"
+    ),
+    Reason("vanished", "it gave no sign of life any more: its machine is gone", MACHINE, True, False, "Crashed"),
+    Reason("crashed", "its process died, and its worker saw that", FAILURE, True, False, "Crashed"),
+    Reason("rank_crashed", "a rank died, and so did the ranks that replaced it", FAILURE, True),
+    Reason("out_of_memory", "the recipe asked for more memory than there is", FAILURE),
+    Reason("recipe_failed", "the recipe's own code raised an error", FAILURE),
+    Reason("unhealthy", "a health signal left its limits", FAILURE),
+    Reason("no_progress", "the same failure came at the same step again", FAILURE),
+    Reason("store_failed", "the storage refused or failed", FAILURE),
+    Reason("stopped", "it ended early for another reason", FAILURE),
+    Reason("folder_gone", "the run's folder was moved or deleted", raises=RunGone),
+    Reason("settings", "settings or code changed, or can't be used", raises=WrongUse),
+    Reason("damaged", "nothing that can be trusted is left to continue from", raises=Damage),
+    Reason("superseded", "another process has started a later attempt, which owns the run", raises=Superseded),
+    Reason("cancelled", "a person cancelled it", state="Cancelled", raises=RunStopped),
+    Reason(
+        "paused", "a person paused it; resumed, the run continues as another attempt", state="Paused", raises=RunStopped
+    ),
+)
+REASONS = {row.name: row for row in _ROWS}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended, whether or not it is on record.
+
+    Attributes:
+        reason: a name in `REASONS`; a record of a later version may have another.
+        step: the newest step that was committed then.
+    """
+
+    reason: str
+    message: str = ""
+    step: int = 0
+
+    @property
+    def row(self) -> Reason:
+        """The reason's row; that of ``stopped`` for a name that this version doesn't know."""
+        return REASONS.get(self.reason, REASONS["stopped"])
+
+    def __str__(self) -> str:
+        reason = self.reason.replace("_", " ")
+        return f"{reason}: {self.message}" if self.message else reason
+
+
+def ending_of(error: BaseException | None) -> Ending:
+    """Return how an attempt ends that has raised an error; complete for None."""
+    if error is None:
+        return Ending("completed")
+    if isinstance(error, HoldfastError):
+        message = f"{error}; {error.hint}" if error.hint else str(error)
+        return Ending(str(error.data.get("reason", error.reason)), message)
+    if isinstance(error, Exception):
+        return Ending("stopped", f"{type(error).__name__}: {error}")
+    return Ending("preempted", "told to end by a signal")
