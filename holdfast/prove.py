@@ -17,8 +17,8 @@ from holdfast.checkpoint import Saved
 from holdfast.config import Log, RunConfig
 from holdfast.errors import ConfigError, GateTripped, HoldfastError
 from holdfast.journal import Commit, Journal
-from holdfast.launch import Ranks, problem_in
 from holdfast.proof import Found, Proof, judge_unregistered, list_not_reached
+from holdfast.rank.launching import Ranks, problem_in
 from holdfast.replay import find_difference, read_run_trail
 from holdfast.store import open_store
 

@@ -13,7 +13,7 @@ from holdfast.checkpoint import Payload, Saved
 from holdfast.config import Log, RunConfig
 from holdfast.errors import GateTripped, HoldfastError, NameMissing, RecordDamaged, RunStopped, WrongUse
 from holdfast.journal import Commit, Journal, metrics_name
-from holdfast.launch import Ranks, problem_in
+from holdfast.rank.launching import Ranks, problem_in
 from holdfast.store import Store, open_store
 from holdfast.trail import find_first
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from holdfast import launch
+from holdfast.rank import launching
 from holdfast.attempt.lineage import (
     Past,
     Present,
@@ -21,7 +21,7 @@ from holdfast.attempt.lineage import (
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, StateError
 from holdfast.journal import Commit, Journal
-from holdfast.launch import Ranks, problem_in
+from holdfast.rank.launching import Ranks, problem_in
 from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class AttemptRanks:
 
     def _start(self, newest: Commit | None) -> None:
         self._restart_s = 0.0
-        self.running = launch.start(*_arguments(self._config, self._number, newest))
+        self.running = launching.start(*_arguments(self._config, self._number, newest))
         try:
             self.description = self.running.expect("ready")
         except BaseException:
@@ -142,11 +142,11 @@ def started_ahead(config: RunConfig) -> Iterator[None]:
         HoldfastError: the run's folder can't be read, or the ranks' output can't be written.
     """
     journal = Journal(open_store(config.store), config.run)
-    with launch.started_ahead(*_arguments(config, journal.attempts() + 1, journal.newest())):
+    with launching.started_ahead(*_arguments(config, journal.attempts() + 1, journal.newest())):
         yield
 
 
 def _arguments(config: RunConfig, number: int, newest: Commit | None) -> tuple[RunConfig, Path, int]:
-    """Return what an attempt's ranks are started with; see `launch.Ranks`."""
+    """Return what an attempt's ranks are started with; see `launching.Ranks`."""
     path = Path(config.log.folder) / config.run / f"attempt-{number:08d}.log"
     return config, path, newest.number if newest else 0

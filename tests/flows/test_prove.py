@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from holdfast.config import load_config
-from holdfast.launch import Ranks
 from holdfast.proof import Proof
 from holdfast.prove import prove as prove_recipe
+from holdfast.rank.launching import Ranks
 from tests.conftest import COMMAND_WITHIN_S, ROOT, Driver, Engine, Reference, is_rank
 
 pytestmark = pytest.mark.slow

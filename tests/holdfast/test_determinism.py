@@ -172,7 +172,7 @@ def test_a_process_without_the_preamble_is_refused(found: Any) -> None:
     assert refused.keys() == PREAMBLE.keys()
     for name, (message, hint, is_on) in refused.items():
         assert message == f"this process was started without {name}"
-        assert "holdfast.launch" in hint
+        assert "holdfast.rank.launching" in hint
         assert not is_on
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.config import Compute, Log, RunConfig
 from holdfast.errors import HoldfastError, RankDied, RecipeFailed
-from holdfast.launch import Ranks
 from holdfast.prove import prove
+from holdfast.rank.launching import Ranks
 from tests.conftest import COMMAND_WITHIN_S, ranks_of
 
 pytestmark = pytest.mark.slow
