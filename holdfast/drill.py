@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from holdfast.attempt import Attempt, Observer
 from holdfast.checkpoint import read_payload
 from holdfast.journal import Commit, Journal
+from holdfast.rank.messages import Progress
 from holdfast.replay import find_difference, read_run_trail
 
 VARIABLE = "HOLDFAST_DRILL"
@@ -52,8 +53,8 @@ class Striker(Observer):
     def __init__(self) -> None:
         self._kills = KILLS.validate_json(os.environ.get(VARIABLE, "[]"))
 
-    def progressed(self, attempt: Attempt, event: dict[str, Any]) -> None:
-        while self._kills and event["event"] == "progress" and event["step"] >= self._kills[0].at_step:
+    def progressed(self, attempt: Attempt, progress: Progress) -> None:
+        while self._kills and progress.step >= self._kills[0].at_step:
             _strike(self._kills.pop(0), attempt)
 
 

@@ -6,7 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 from holdfast import checkpoint
 from holdfast.columns import align
-from holdfast.errors import RunStopped
 from holdfast.fingerprint import ABSENT
 from holdfast.journal import Commit, Journal
 from holdfast.probe import Probe
@@ -64,10 +63,7 @@ def evaluate_commit(journal: Journal, commit: Commit) -> Evaluation:
     """
     metadata = checkpoint.read_metadata(journal.store, commit.path)
     with ranks_at(journal, commit, commit) as (ranks, _):
-        ranks.order("evaluate")
-        event = ranks.next_event()
-        if event["event"] != "evaluated":
-            raise RunStopped(f"a rank reported {event['event']} where evaluated was expected")
+        found = ranks.evaluate()
     return Evaluation(
         run=journal.run,
         commit=commit.number,
@@ -75,9 +71,9 @@ def evaluate_commit(journal: Journal, commit: Commit) -> Evaluation:
         step=commit.step,
         epoch=commit.epoch,
         checkpoint_sha256=commit.checkpoint_sha256,
-        metrics=event["metrics"],
-        measured=event["measured"],
-        anneals=event["anneals"],
-        probe=event["probe"],
+        metrics=found.metrics,
+        measured=found.measured,
+        anneals=found.anneals,
+        probe=found.probe,
         recorded=metadata.metrics if metadata and metadata.is_at_epoch_end else {},
     )

@@ -52,6 +52,20 @@ class Limits:
         return ""
 
 
+@dataclass(frozen=True)
+class Gate:
+    """How strictly a resumed model is held against the saved one.
+
+    Args:
+        how: ``exact``: equal to the bit; ``tolerance``: on a machine whose bits nobody promises; ``record``: settings
+            or code were changed on purpose, and the probe only goes on record.
+        tolerance: of numbers, relative to the largest.
+    """
+
+    how: How = "exact"
+    tolerance: float = 0.0
+
+
 class Probe(BaseModel):
     """What the probe gave.
 

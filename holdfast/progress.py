@@ -2,13 +2,14 @@
 
 import logging
 import time
-from typing import Any
 
+from rich import progress as rich_progress
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from holdfast.attempt import Attempt, Observer
 from holdfast.journal import Commit
+from holdfast.rank.messages import Progress
 from holdfast.terminal import printable
 
 PLAIN_LINE_EVERY_S = 30.0
@@ -42,7 +43,7 @@ class ProgressView(Observer):
 
     def __init__(self) -> None:
         self._last_line = time.monotonic()
-        self._bar = Progress(
+        self._bar = rich_progress.Progress(
             BarColumn(bar_width=24),
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[numbers]}"),
@@ -58,15 +59,13 @@ class ProgressView(Observer):
         self._bar.update(self._task, total=attempt.total_steps, completed=attempt.step)
         self._bar.start()
 
-    def progressed(self, attempt: Attempt, event: dict[str, Any]) -> None:
-        if event["event"] != "progress":
-            return
-        built = attempt.ranks.description
-        units_per_s = event["steps_per_s"] * built["samples_per_step"] * built["sample_size"]
-        numbers = f"loss {event['loss']:.4f}  {units_per_s:,.0f} {built['unit']}/s"
-        self._bar.update(self._task, completed=event["step"], numbers=numbers)
+    def progressed(self, attempt: Attempt, progress: Progress) -> None:
+        built = attempt.ranks.built
+        units_per_s = progress.steps_per_s * built.samples_per_step * built.sample_size
+        numbers = f"loss {progress.loss:.4f}  {units_per_s:,.0f} {built.unit}/s"
+        self._bar.update(self._task, completed=progress.step, numbers=numbers)
         if not console.is_terminal and time.monotonic() - self._last_line > PLAIN_LINE_EVERY_S:
-            log.info("step %d of %d: %s", event["step"], attempt.total_steps, numbers)
+            log.info("step %d of %d: %s", progress.step, attempt.total_steps, numbers)
             self._last_line = time.monotonic()
 
     def ended(self, attempt: Attempt) -> None:

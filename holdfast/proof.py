@@ -6,30 +6,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from holdfast.audit import describe_difference
+from holdfast.rank.messages import Found
 
 CHANGED = "changed in these steps"
 COPY = "has the shape of the model, like an average or a target network that changes now and then"
-
-
-class Found(BaseModel):
-    """An object with state that nobody registered; see `holdfast.training.Unregistered`."""
-
-    model_config = ConfigDict(frozen=True)
-
-    name: str
-    kind: str
-    reached_by: str
-    remedy: str
-    sha256: str
-    is_generator: bool
-    is_copy: bool
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.reached_by, self.name
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.kind}, reached by {self.reached_by}) is not registered"
 
 
 class Proof(BaseModel):

@@ -17,12 +17,12 @@ from holdfast.checkpoint import Saved
 from holdfast.config import Log, RunConfig
 from holdfast.errors import ConfigError, GateTripped, HoldfastError
 from holdfast.journal import Commit, Journal
-from holdfast.proof import Found, Proof, judge_unregistered, list_not_reached
-from holdfast.rank.launching import Ranks, problem_in
+from holdfast.probe import Gate
+from holdfast.proof import Proof, judge_unregistered, list_not_reached
+from holdfast.rank.launching import Ranks
+from holdfast.rank.messages import Examined, Found, Problem, Progress, Ready, Tripped
 from holdfast.replay import find_difference, read_run_trail
 from holdfast.store import open_store
-
-EXACT = {"how": "exact"}
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class _Run:
         self._present: Present | None = None
         self.steps_per_epoch = 0
         self.resumed_from: list[int] = []
-        self._examined: list[dict[str, Any]] = []
+        self._examined: list[Examined] = []
 
     @property
     def content_id(self) -> str:
@@ -118,18 +118,18 @@ class _Run:
         return self._find(-1)
 
     def _find(self, index: int) -> list[Found]:
-        return [Found(**each) for each in self._examined[index]["unregistered"]] if self._examined else []
+        return self._examined[index].unregistered if self._examined else []
 
     def describe(self) -> dict[str, Any]:
         """Return what a `Proof` says of the run."""
         assert self._present is not None
         examined, compute, environment = self._examined[0], self._config.compute, self._present.environment
-        epoch, own_epoch = self.steps_per_epoch, examined["own_steps_per_epoch"]
+        epoch, own_epoch = self.steps_per_epoch, examined.own_steps_per_epoch
         return {
             "config_fingerprint": self._present.fingerprint, "environment": environment,
             "steps_per_epoch": epoch, "own_steps_per_epoch": own_epoch,
             "not_reached": list_not_reached(
-                self._chunks[-1], epoch, own_epoch, examined["events"],
+                self._chunks[-1], epoch, own_epoch, examined.events,
                 compute.ranks, compute.loader_workers, environment["device"],
             ),
         }  # fmt: skip
@@ -148,7 +148,7 @@ class _Run:
         with Ranks(self._config, self._log, longest_epoch=self._chunks[-1] // 2) as ranks:
             line = self._resume(ranks)
             if not self._examined:
-                self._examine(ranks)
+                self._examined.append(ranks.examine())
             for stop in self._chunks:
                 if stop > (line.head.step if line.head else 0):
                     saved = self._train(ranks, line, stop, kill_at)
@@ -156,33 +156,29 @@ class _Run:
                         return
                     line.commit(saved, "chunk")
                     log.info("%s: trained to step %d of %d", self._journal.run, stop, self._chunks[-1])
-            self._examine(ranks)
+            self._examined.append(ranks.examine())
 
     def _resume(self, ranks: Ranks) -> Line:
-        built = ranks.expect("ready")
-        self._present = present = describe_present(self._config, built, {})
-        self.steps_per_epoch = built["steps_per_epoch"]
+        built = ranks.expect(Ready)
+        self._present = present = describe_present(self._config, built, None)
+        self.steps_per_epoch = built.steps_per_epoch
         self._journal.begin(self._config.recipe)
         number = self._journal.attempts() + 1
         self._journal.claim_attempt(number, "prove", "", os.getpid(), present.environment)
         self._journal.record_config(present.fingerprint, present.identity, self._config.model_dump(mode="json"))
-        line = Line(self._journal, number, present.fingerprint, built["steps_per_epoch"])
+        line = Line(self._journal, number, present.fingerprint, built.steps_per_epoch)
         line.resume(lambda commit: self._restore(ranks, commit))
         return line
 
-    def _examine(self, ranks: Ranks) -> None:
-        ranks.order("examine")
-        self._examined.append(ranks.expect("examined"))
-
     def _restore(self, ranks: Ranks, commit: Commit) -> HoldfastError | None:
         self.resumed_from.append(commit.step)
-        problem = problem_in(ranks.restore(commit, EXACT))
-        # A run would fall back to the checkpoint before; here the first refusal is the answer.
-        if isinstance(problem, GateTripped):
-            raise problem
-        if problem is None:
-            log.info("%s: goes on from step %d", self._journal.run, commit.step)
-        return problem
+        event = ranks.restore(commit, Gate("exact"))
+        if isinstance(event, Tripped):
+            raise event.error  # a run would fall back to the checkpoint before; here the first refusal is the answer
+        if isinstance(event, Problem):
+            return event.error
+        log.info("%s: goes on from step %d", self._journal.run, commit.step)
+        return None
 
     def _train(self, ranks: Ranks, line: Line, stop: int, kill_at: int) -> Saved | None:
         """The chunk's checkpoint; None if the ranks were killed in it."""
@@ -190,12 +186,12 @@ class _Run:
         # However late the kill comes, they have not saved the chunk: what was saved would be adopted.
         assert self._present is not None
         ranks.train(sys.maxsize if is_fatal else stop, self._present.fingerprint, is_detailed=True)
-        while (event := ranks.next_event())["event"] != "saved":
-            if is_fatal and event.get("step", 0) >= kill_at:
+        while not isinstance(event := ranks.next_event(), Saved):
+            if is_fatal and isinstance(event, Progress) and event.step >= kill_at:
                 ranks.signal(signal.SIGKILL)
-                log.info("%s: SIGKILL in step %d", self._journal.run, event["step"])
+                log.info("%s: SIGKILL in step %d", self._journal.run, event.step)
                 return None
-        return Saved.model_validate(event)
+        return event
 
     def read_trail(self) -> list[dict[str, Any]]:
         """The trail of all steps that count."""

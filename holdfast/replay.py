@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import checkpoint
-from holdfast.attempt.lineage import Past, Present, choose_gate, describe_present, find_ancestor
+from holdfast.attempt.lineage import Past, Present, begin_from, choose_gate, describe_present, find_ancestor
 from holdfast.checkpoint import Payload, Saved
 from holdfast.config import Log, RunConfig
 from holdfast.errors import GateTripped, HoldfastError, NameMissing, RecordDamaged, RunStopped, WrongUse
 from holdfast.journal import Commit, Journal, metrics_name
-from holdfast.rank.launching import Ranks, problem_in
+from holdfast.rank.launching import Ranks
+from holdfast.rank.messages import Problem, Ready
 from holdfast.store import Store, open_store
 from holdfast.trail import find_first
 
@@ -60,25 +61,23 @@ def ranks_at(journal: Journal, at: Commit | None, settings: Commit) -> Iterator[
     with tempfile.TemporaryDirectory(prefix="holdfast-") as scratch:
         config = read_run_config(journal, settings, Path(scratch))
         with Ranks(config, Path(scratch) / "ranks.log", at.number if at else 0) as ranks:
-            description = ranks.expect("ready")
+            built = ranks.expect(Ready)
             ancestor = find_ancestor(journal, config.store, config.init_from, None)
-            present = describe_present(config, description, ancestor)
+            present = describe_present(config, built, ancestor)
             if at is not None:
                 event = ranks.restore(at, choose_gate(Past.read(journal, at), present, config.resume))
-            elif ancestor:
-                event = ranks.begin(ancestor)
-            else:
-                event = {"event": "ready"}
-            if problem := problem_in(event):
-                raise _named(problem, journal, at, settings)
+                if isinstance(event, Problem):
+                    raise _named(event.error, journal, at, settings)
+            elif ancestor is not None:
+                begin_from(ranks, ancestor)
             yield ranks, present
 
 
-def _named(problem: HoldfastError, journal: Journal, at: Commit | None, settings: Commit) -> HoldfastError:
-    """What is wrong with a commit, as whoever reads the run has it: retention may have given it up meanwhile."""
-    if at is not None and journal.is_pruned(at.number):
+def _named(problem: HoldfastError, journal: Journal, at: Commit, settings: Commit) -> HoldfastError:
+    """Return the error for a commit that can't be restored, which retention may have pruned meanwhile."""
+    if journal.is_pruned(at.number):
         return pruned(journal, at, settings)
-    if at is not None and isinstance(problem, GateTripped):
+    if isinstance(problem, GateTripped):
         return GateTripped(
             f"the gate refuses commit {at.number} of run {journal.run!r} ({at.path}): {problem}",
             hint="where its bytes verify, look at code, data and machine",
@@ -113,9 +112,8 @@ def replayed(journal: Journal, start: Commit | None, commit: Commit) -> Iterator
         raise pruned(journal, start, commit)
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder, ranks_at(journal, start, commit) as (ranks, now):
         ranks.train(commit.step, now.fingerprint, into=folder, is_detailed=True)
-        while (event := ranks.next_event())["event"] != "saved":
+        while not isinstance(saved := ranks.next_event(), Saved):
             pass
-        saved = Saved.model_validate(event)
         if saved.step != commit.step:
             raise RunStopped(f"the replay of commit {commit.number} was stopped after step {saved.step}")
         yield saved, open_store(folder), now

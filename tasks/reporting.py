@@ -24,6 +24,7 @@ from prefect.context import SyncClientContext
 
 from holdfast.attempt import Attempt, Observer
 from holdfast.journal import Commit, Journal
+from holdfast.rank.messages import Progress
 from holdfast.standing import Standing, read_standing
 
 log = logging.getLogger("holdfast.reporting")
@@ -48,11 +49,11 @@ class Report(Observer):
         self._thread = threading.Thread(target=context.run, args=(self._run,), name="reporting", daemon=True)
         self._thread.start()
 
-    def progressed(self, attempt: Attempt, event: dict[str, Any]) -> None:
-        if event["event"] == "progress" and time.monotonic() - self._last_sent > BAR_EVERY_S:
+    def progressed(self, attempt: Attempt, progress: Progress) -> None:
+        if time.monotonic() - self._last_sent > BAR_EVERY_S:
             self._last_sent = time.monotonic()
-            text = f"step {event['step']} of {attempt.total_steps}, loss {event['loss']:.4f}"
-            self._send("bar", self._show_bar, attempt, event["step"], text)
+            text = f"step {progress.step} of {attempt.total_steps}, loss {progress.loss:.4f}"
+            self._send("bar", self._show_bar, attempt, progress.step, text)
 
     def committed(self, attempt: Attempt, commit: Commit) -> None:
         self._rows.append(describe_chunk(attempt.journal, commit))

@@ -37,6 +37,7 @@ from holdfast.errors import (
 from holdfast.interval import FIRST_STEPS, History
 from holdfast.journal import Commit, Journal
 from holdfast.preemption import Notice
+from holdfast.rank.messages import Progress
 from holdfast.signature import load_signing_key, load_trusted_key
 from holdfast.store import open_store
 
@@ -111,7 +112,7 @@ class Attempt:
 
     @property
     def steps_per_epoch(self) -> int:
-        return int(self.ranks.description["steps_per_epoch"])
+        return self.ranks.built.steps_per_epoch
 
     @property
     def total_steps(self) -> int:
@@ -200,7 +201,7 @@ class Attempt:
             lineage["environment"] = asdict(judge_environment(past, present, self.config.resume))
             lineage["continues"] = {"commit": newest.number, "checkpoint_sha256": newest.checkpoint_sha256}
         if ancestor := self.ranks.ancestor:
-            lineage["ancestor"] = {name: value for name, value in ancestor.items() if name != "record"}
+            lineage["ancestor"] = ancestor.describe()
         why = known.say_why(self.steps_per_epoch)
         self.journal.begin(self.config.recipe)  # refuses a later format
         lineage = {name: value for name, value in lineage.items() if value}
@@ -227,11 +228,11 @@ class Attempt:
             number -= 1
 
     def _describe_run(self) -> str:
-        built = self.ranks.description
-        samples = f"{built['data']['samples']:,} samples" if "samples" in built["data"] else "a stream"
+        built = self.ranks.built
+        samples = f"{built.data['samples']:,} samples" if "samples" in built.data else "a stream"
         return (
-            f"run {self.config.run}: {built['model_params']:,} parameters, {samples}, "
-            f"{self.config.epochs} epochs of {self.steps_per_epoch} steps, on {built['device']}"
+            f"run {self.config.run}: {built.model_params:,} parameters, {samples}, "
+            f"{self.config.epochs} epochs of {self.steps_per_epoch} steps, on {built.device}"
         )
 
     def _describe_beginning(self) -> str:
@@ -243,7 +244,7 @@ class Attempt:
         """Restore the head into the ranks; what was saved and not committed may be adopted on the way."""
         self._pipeline.uncommitted.clear()
         self.line.resume(lambda commit: self.ranks.restore(commit, self.line.read_metadata))
-        if self.head is None and self.ranks.ancestor:
+        if self.head is None:
             self.ranks.begin_from_ancestor()
 
     # ---- train
@@ -293,9 +294,10 @@ class Attempt:
         while True:
             self._pass_on_notice()
             event = ranks.next_event(self.notice.left_s() if self.notice else None)
-            if event["event"] == "saved":
-                return Saved.model_validate(event | {"restart_s": restart_s})
-            self._observers.tell("progressed", self, event)
+            if isinstance(event, Saved):
+                return event.model_copy(update={"restart_s": restart_s})
+            if isinstance(event, Progress):
+                self._observers.tell("progressed", self, event)
 
     def _order_steps(self, stop: int) -> None:
         if self._pipeline.is_new(stop):
@@ -392,11 +394,11 @@ class Attempt:
         ranks = self.ranks.running
         if notice.is_advice:
             if ranks is not None:
-                ranks.order("save")
+                ranks.save()
             return
         self.notice = notice
         if ranks is not None:
-            ranks.tell({"event": "notice"})
+            ranks.wake()
 
     def _pass_on_notice(self) -> None:
         if self.notice is not None and not self.is_stopping:
@@ -418,8 +420,8 @@ class Attempt:
             try:
                 while True:
                     event = ranks.next_event(max(0.0, deadline - time.monotonic()))
-                    if event["event"] == "saved":
-                        self._pipeline.add(Saved.model_validate(event))
+                    if isinstance(event, Saved):
+                        self._pipeline.add(event)
             except RankDied:
                 pass  # they have ended, as they were told to
             except Unhealthy as error:

@@ -12,6 +12,9 @@ from holdfast.drift import SHOWN_CHANGES, Change, check_drift, compare, find_def
 from holdfast.errors import ConfigDrift, ConfigError, DeterminismError, NameMissing, RecordDamaged, StateError
 from holdfast.fingerprint import fingerprint, validate_fingerprint
 from holdfast.journal import Commit, Journal
+from holdfast.probe import Gate
+from holdfast.rank.launching import Ranks
+from holdfast.rank.messages import Problem, Ready
 from holdfast.recorded import compare_records
 from holdfast.store import open_store
 
@@ -73,30 +76,46 @@ class Past:
         return cls(commit, commit.config_fingerprint, identity, environment)
 
 
-def describe_present(config: RunConfig, built: dict[str, Any], ancestor: dict[str, Any]) -> Present:
-    """What ranks have built, as it counts for the fingerprint and the lineage.
+@dataclass(frozen=True)
+class Ancestor:
+    """Another run's checkpoint, which a run begins with.
 
-    Args:
-        built: what they reported, see `holdfast.rank.serving.describe`.
-        ancestor: what `find_ancestor` gave.
+    Attributes:
+        run: the other run's name, as the configuration has it.
+        store: the store that the other run lies in; empty where only the content id is known.
+        record: the other run's commit; None likewise.
     """
-    identity, defaults = identify(config, built["settings"], built["defaults"], ancestor)
-    return Present(identity | {"data": built["data"]}, defaults, built["environment"])
+
+    run: str
+    commit: int
+    checkpoint_sha256: str
+    store: str = ""
+    record: Commit | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Return the ancestor as the lineage has it."""
+        known = {"store": self.store} if self.store else {}
+        return {**known, "run": self.run, "commit": self.commit, "checkpoint_sha256": self.checkpoint_sha256}
+
+
+def describe_present(config: RunConfig, built: Ready, ancestor: Ancestor | None) -> Present:
+    """Return what ranks have built, as it counts for the fingerprint and the lineage."""
+    identity, defaults = identify(config, built.settings, built.defaults, ancestor)
+    return Present(identity | {"data": built.data}, defaults, built.environment)
 
 
 def identify(
-    config: RunConfig, settings: dict[str, Any], of_recipe: dict[str, Any], ancestor: dict[str, Any]
+    config: RunConfig, settings: dict[str, Any], of_recipe: dict[str, Any], ancestor: Ancestor | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The identity that a run with this configuration has, but for its data; and the defaults of all its fields.
 
     Args:
         settings: those that the recipe is built with.
         of_recipe: those that it has by itself.
-        ancestor: what `find_ancestor` gave.
     """
     identity = config.identity | {"settings": settings}
-    if ancestor:
-        identity["init_from"] |= {name: ancestor[name] for name in ("commit", "checkpoint_sha256")}
+    if ancestor is not None:
+        identity["init_from"] |= {"commit": ancestor.commit, "checkpoint_sha256": ancestor.checkpoint_sha256}
     return identity, find_defaults() | {f"settings.{name}": value for name, value in of_recipe.items()}
 
 
@@ -178,14 +197,14 @@ def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
     return verdict
 
 
-def choose_gate(past: Past, present: Present, resume: Resume) -> dict[str, Any]:
-    """Return how strictly the resumed model is compared with the saved one; see `holdfast.training.Gate`."""
+def choose_gate(past: Past, present: Present, resume: Resume) -> Gate:
+    """Return how strictly the resumed model is compared with the saved one."""
     changed = [change for change in changes_since(past, present) if not is_harmless(change)]
     if changed or BUILT in resume.accept_drift:
-        return {"how": "record"}
+        return Gate("record")
     if promise_for(past, present).promise == "identical":
-        return {"how": "exact"}
-    return {"how": "tolerance", "tolerance": resume.tolerance}
+        return Gate("exact")
+    return Gate("tolerance", resume.tolerance)
 
 
 def explain_unfit(error: StateError, past: Past, present: Present, resume: Resume) -> StateError | ConfigDrift:
@@ -212,20 +231,20 @@ def explain_unfit(error: StateError, past: Past, present: Present, resume: Resum
 # ---- beginning with another run's weights
 
 
-def find_ancestor(journal: Journal, store_url: str, init: InitFrom | None, newest: Commit | None) -> dict[str, Any]:
-    """The checkpoint that a new run begins with: store, run, commit and content id; empty for none.
+def find_ancestor(journal: Journal, store_url: str, init: InitFrom | None, newest: Commit | None) -> Ancestor | None:
+    """Return the checkpoint that a new run begins with; None if it begins with its own weights.
 
-    A run that has committed keeps the one that it began with, which may be gone.
+    A run that has committed keeps the checkpoint that it began with, which may be gone.
 
     Raises:
         ConfigError: there is no such checkpoint.
     """
     if init is None:
-        return {}
+        return None
     saved = journal.read_config(newest.config_fingerprint) if newest else None
     known = (saved.identity.get("init_from") or {}) if saved else {}
     if known.get("run") == init.run and init.commit in (None, known.get("commit")):
-        return {"run": init.run, "commit": known["commit"], "checkpoint_sha256": known["checkpoint_sha256"]}
+        return Ancestor(init.run, known["commit"], known["checkpoint_sha256"])
     store, _, run = init.run.rpartition("/")
     other = Journal(open_store(store or store_url), run)
     other.read_run()
@@ -235,13 +254,19 @@ def find_ancestor(journal: Journal, store_url: str, init: InitFrom | None, newes
             f"init_from: run {run!r} has no checkpoint {init.commit or 'that counts'}",
             hint=f"holdfast verify {store or store_url}/{run} lists what there is",
         )
-    return {
-        "store": store or store_url,
-        "run": init.run,
-        "commit": commit.number,
-        "checkpoint_sha256": commit.checkpoint_sha256,
-        "record": commit.model_dump(),
-    }
+    return Ancestor(init.run, commit.number, commit.checkpoint_sha256, store or store_url, commit)
+
+
+def begin_from(ranks: Ranks, ancestor: Ancestor) -> None:
+    """Load an ancestor's weights into ranks.
+
+    Raises:
+        CheckpointDamaged: the ancestor is damaged.
+    """
+    assert ancestor.record is not None, "the run has commits of its own"
+    event = ranks.begin(ancestor.store, ancestor.run.rpartition("/")[2], ancestor.record)
+    if isinstance(event, Problem):
+        raise event.error
 
 
 def _find_commit(journal: Journal, number: int | None) -> Commit | None:

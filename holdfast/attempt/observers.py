@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.journal import Commit
+from holdfast.rank.messages import Progress
 
 if TYPE_CHECKING:
     from holdfast.attempt.attempt import Attempt
@@ -22,8 +23,8 @@ class Observer:
     def opened(self, attempt: "Attempt") -> None:
         """The ranks hold the state that training begins with."""
 
-    def progressed(self, attempt: "Attempt", event: dict[str, Any]) -> None:
-        """The ranks have reported an event, mostly progress; see `holdfast.training.train`."""
+    def progressed(self, attempt: "Attempt", progress: Progress) -> None:
+        """The ranks have reported a step, as often as ``log.every`` says."""
 
     def committed(self, attempt: "Attempt", commit: Commit) -> None:
         """A commit counts from now on, whoever made it: a chunk, a stop, an adoption."""

@@ -5,13 +5,13 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from holdfast.rank import launching
 from holdfast.attempt.lineage import (
+    Ancestor,
     Past,
     Present,
     ReadMetadata,
+    begin_from,
     check_same,
     choose_gate,
     describe_present,
@@ -21,7 +21,9 @@ from holdfast.attempt.lineage import (
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, StateError
 from holdfast.journal import Commit, Journal
-from holdfast.rank.launching import Ranks, problem_in
+from holdfast.rank import launching
+from holdfast.rank.launching import Ranks
+from holdfast.rank.messages import Problem, Ready
 from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
@@ -32,13 +34,14 @@ class AttemptRanks:
 
     Attributes:
         running: the ranks; None where there are none.
-        description: what they built; see `holdfast.rank.serving.describe`.
+        built: what they have built.
         present: what they would train with.
-        ancestor: the checkpoint of another run that this one begins with; empty for none.
+        ancestor: the checkpoint of another run that this one begins with; None for none.
         restored: the number of the commit that they were restored from, and so verified; 0 for none.
     """
 
     present: Present
+    built: Ready
 
     def __init__(self, config: RunConfig, journal: Journal, number: int) -> None:
         self._config = config
@@ -46,8 +49,7 @@ class AttemptRanks:
         self._number = number
         self._restart_s = 0.0
         self.running: Ranks | None = None
-        self.description: dict[str, Any] = {}
-        self.ancestor: dict[str, Any] = {}
+        self.ancestor: Ancestor | None = None
         self.restored = 0
 
     @property
@@ -64,7 +66,7 @@ class AttemptRanks:
         """
         self._start(newest)
         self.ancestor = find_ancestor(self._journal, self._config.store, self._config.init_from, newest)
-        self.present = describe_present(self._config, self.description, self.ancestor)
+        self.present = describe_present(self._config, self.built, self.ancestor)
 
     def build_again(self, head: Commit | None) -> None:
         """Start new ranks in the place of those that ended.
@@ -73,7 +75,7 @@ class AttemptRanks:
             ConfigDrift: they build something else than the first ones, and it is not accepted: code was edited.
         """
         self._start(head)
-        present = describe_present(self._config, self.description, self.ancestor)
+        present = describe_present(self._config, self.built, self.ancestor)
         check_same(self.present, present, self._config.resume.accept_drift)
         self.present = present
 
@@ -81,7 +83,7 @@ class AttemptRanks:
         self._restart_s = 0.0
         self.running = launching.start(*_arguments(self._config, self._number, newest))
         try:
-            self.description = self.running.expect("ready")
+            self.built = self.running.expect(Ready)
         except BaseException:
             self.end()
             raise
@@ -98,27 +100,27 @@ class AttemptRanks:
             event = self.own.restore(commit, choose_gate(past, self.present, self._config.resume))
         except StateError as error:
             raise explain_unfit(error, past, self.present, self._config.resume) from error
-        if problem := problem_in(event):
-            return problem
-        log.info("restored: %s", event["summary"])
-        for name in event["taken_over"]:
-            log.info("the changed %s is in force from step %d on", name, event["step"])
+        if isinstance(event, Problem):
+            return event.error
+        log.info("restored: %s", event.summary)
+        for name in event.taken_over:
+            log.info("the changed %s is in force from step %d on", name, event.step)
         self.restored = commit.number
-        if event["note"]:
-            log.warning("%s; settings or code were changed, so that it only goes on record", event["note"])
+        if event.note:
+            log.warning("%s; settings or code were changed, so that it only goes on record", event.note)
         return None
 
     def begin_from_ancestor(self) -> None:
-        """Begin with the weights of another run's checkpoint.
+        """Begin with the weights of another run's checkpoint, if the run has an ancestor.
 
         Raises:
             CheckpointDamaged: they are not what was committed.
         """
         found = self.ancestor
-        if problem := problem_in(self.own.begin(found)):
-            raise problem
-        content_id = found["checkpoint_sha256"][:12]
-        log.info("begins with the weights of run %s, commit %d (%s)", found["run"], found["commit"], content_id)
+        if found is not None:
+            begin_from(self.own, found)
+            content_id = found.checkpoint_sha256[:12]
+            log.info("begins with the weights of run %s, commit %d (%s)", found.run, found.commit, content_id)
 
     def read_restart_s(self) -> float:
         """Return the seconds from the start of these ranks until this was first asked, when training begins."""

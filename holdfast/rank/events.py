@@ -1,12 +1,10 @@
 """What a rank reports."""
 
-import json
 import os
 import threading
-from typing import Any
 
-from holdfast import errors
 from holdfast.errors import HoldfastError
+from holdfast.rank.messages import Event, Failed, encode
 
 # A write of so many bytes to a pipe is never mixed with another process's. Source: POSIX, PIPE_BUF.
 ATOMIC_BYTES = 4096
@@ -23,23 +21,24 @@ class Events:
         self._lock = threading.Lock()  # a save is reported beside the training
         self._is_main = os.environ.get("RANK", "0") == "0"
 
-    def send(self, event: str, **fields: Any) -> None:
+    def send(self, event: Event) -> None:
         """Report an event, if this is the main rank and somebody still reads."""
         if self._is_main:
-            self._write({"event": event, **fields})
+            self._write(encode(event))
 
     def send_error(self, error: HoldfastError) -> None:
         """Report the error that ends this rank.
 
         Every rank does: the first error is the cause, and what the other ranks then raise is its effect.
         """
-        record = {"event": "error", **errors.to_json(error)}
-        if not self._is_main and len(json.dumps(record)) >= ATOMIC_BYTES:  # the main rank may be writing, too
-            record |= {"message": error.message[:MESSAGE_LETTERS], "hint": "", "data": {}}
-        self._write(record)
+        failed = Failed.of(error)
+        line = encode(failed)
+        if not self._is_main and len(line) > ATOMIC_BYTES:  # the main rank may be writing, too
+            line = encode(Failed(kind=failed.kind, message=failed.message[:MESSAGE_LETTERS]))
+        self._write(line)
 
-    def _write(self, record: dict[str, Any]) -> None:
-        line = memoryview((json.dumps(record) + "\n").encode())
+    def _write(self, text: str) -> None:
+        line = memoryview(text.encode())
         try:
             with self._lock:
                 while line:

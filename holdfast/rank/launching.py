@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import logging
 import os
 import queue
@@ -14,16 +13,41 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Self
+from typing import IO, BinaryIO, Self, TypeVar
 
-from holdfast import determinism, errors
+from pydantic import BaseModel
+
+from holdfast import determinism
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError, HoldfastError, OutOfMemory, RankDied, RunStopped
 from holdfast.journal import Commit
+from holdfast.probe import Gate
 from holdfast.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, RANK_MODULE, find_processes, leads_session
+from holdfast.rank.messages import (
+    Begin,
+    Begun,
+    End,
+    Evaluate,
+    Evaluated,
+    Event,
+    Examine,
+    Examined,
+    Failed,
+    Order,
+    Problem,
+    Restore,
+    Restored,
+    Save,
+    Skipped,
+    Stop,
+    Train,
+    Woken,
+    decode_event,
+    encode,
+)
 from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE
 
 log = logging.getLogger(__name__)
@@ -43,7 +67,9 @@ TORCHRUN = "torch/distributed/elastic"
 OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat")
 
 
-Events = queue.SimpleQueue[dict[str, Any] | None]
+E = TypeVar("E", bound=BaseModel)
+F = TypeVar("F", bound=BaseModel)
+Events = queue.SimpleQueue[Event | None]
 
 
 class Ranks:
@@ -110,24 +136,15 @@ class Ranks:
         """Return the processes outside of our child's group; a rank that is alone has none. The search takes 0.1 s."""
         return find_processes(self._mark) if self._has_several else []
 
-    def order(self, do: str, **fields: Any) -> None:
-        """Send an order. That the ranks are dead shows when their next event is asked for."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: they were ended before
-            self._process.stdin.write(json.dumps({"do": do, **fields}) + "\n")
-            self._process.stdin.flush()
+    # ---- events
 
-    def tell(self, event: dict[str, Any]) -> None:
-        """Whoever waits for the next event gets this one; from any thread."""
-        self._events.put(event)
-
-    def next_event(self, within_s: float | None = None) -> dict[str, Any]:
-        """The next event.
+    def next_event(self, within_s: float | None = None) -> Event:
+        """Return the next event, which is no `Failed`.
 
         Raises:
-            HoldfastError: the one that a rank reported.
-            RankDied: they ended without a word, or said nothing within the time.
-            OutOfMemory: the kernel has killed one, for want of memory.
+            HoldfastError: a rank reported this error.
+            RankDied: the ranks ended without a report, or sent nothing for ``within_s`` seconds.
+            OutOfMemory: the kernel has killed a rank because memory ran out.
         """
         try:
             event = self._events.get(timeout=within_s)
@@ -135,17 +152,38 @@ class Ranks:
             raise RankDied(f"the ranks said nothing for {within_s:.0f} s", is_silent=True) from None
         if event is None:
             raise self._describe_end()
-        if event["event"] == "error":
-            error = errors.from_json(event)
+        if isinstance(event, Failed):
+            error = event.error
             raise self._find_cause() or error if error.data.get("is_effect") else error
         return event
+
+    def expect(self, kind: type[E], *others: type[F]) -> E | F:
+        """Return the next event, which has to be of one of these classes; log on the way what is skipped of a stream.
+
+        Raises:
+            HoldfastError: as `next_event`.
+            RunStopped: it is of another class.
+        """
+        while isinstance(event := self.next_event(), Skipped | Woken):  # a caller that waits for progress asks later
+            if isinstance(event, Skipped):
+                log.info("reading the data again from its head: micro-batch %d of %d", event.done, event.total)
+        if isinstance(event, kind):
+            return event
+        for other in others:
+            if isinstance(event, other):
+                return event
+        raise RunStopped(f"a rank reported {type(event).__name__} where {kind.__name__} was expected")
+
+    def wake(self) -> None:
+        """Give whoever waits for the next event a `Woken`; from any thread."""
+        self._events.put(Woken())
 
     def _find_cause(self) -> HoldfastError | None:
         """Return what the ranks ended by, after one of them has lost another; None if they don't end."""
         with contextlib.suppress(queue.Empty):
             while event := self._events.get(timeout=END_WITHIN_S):
-                if event["event"] == "error" and not event["data"].get("is_effect"):
-                    return errors.from_json(event)
+                if isinstance(event, Failed) and not event.data.get("is_effect"):
+                    return event.error
             return self._describe_end()
         return None
 
@@ -168,42 +206,54 @@ class Ranks:
             return log.read().decode(errors="replace")
         return ""
 
-    def expect(self, name: str) -> dict[str, Any]:
-        """The next event, which has to be of this name."""
-        event = self.next_event()
-        if event["event"] != name:
-            raise RunStopped(f"a rank reported {event['event']} where {name} was expected")
-        return event
+    # ---- orders
 
-    def restore(self, commit: Commit, gate: Mapping[str, Any]) -> dict[str, Any]:
-        """The commit's state is in the ranks (the event ``restored``), or it is ``damaged``, or ``tripped``.
+    def _order(self, order: Order) -> None:
+        """Send an order. If the ranks are dead, the next call for an event says so."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: they were ended before
+            self._process.stdin.write(encode(order))
+            self._process.stdin.flush()
+
+    def restore(self, commit: Commit, gate: Gate) -> Restored | Problem:
+        """Restore a commit's state and pass the gate; return the event that came of it.
 
         Raises:
             HoldfastError: as `next_event`.
         """
-        self.order("restore", commit=commit.model_dump(), gate=gate)
-        while (event := self.next_event())["event"] == "skipped":
-            log.info("reading the data again from its head: micro-batch %d of %d", event["done"], event["total"])
-        return event
+        self._order(Restore(commit=commit, gate=gate))
+        return self.expect(Restored, Problem)
 
-    def begin(self, ancestor: Mapping[str, Any]) -> dict[str, Any]:
-        """The ranks have the weights of another run's checkpoint (the event ``begun``), or it is ``damaged``."""
-        run = ancestor["run"].rpartition("/")[2]
-        self.order("begin", store=ancestor["store"], run=run, commit=ancestor["record"])
-        return self.next_event()
+    def begin(self, store: str, run: str, commit: Commit) -> Begun | Problem:
+        """Load the weights of another run's checkpoint; return the event that came of it.
+
+        Raises:
+            HoldfastError: as `next_event`.
+        """
+        self._order(Begin(store=store, run=run, commit=commit))
+        return self.expect(Begun, Problem)
 
     def train(self, stop: int, fingerprint: str, into: str = "", *, is_detailed: bool = False) -> None:
-        """Order the steps until ``stop``, and a checkpoint of it.
+        """Order the steps until ``stop``, and a checkpoint of it; see `Train`."""
+        self._order(Train(stop=stop, fingerprint=fingerprint, into=into, is_detailed=is_detailed))
 
-        Args:
-            into: the folder to save it in, if not the run's own.
-            is_detailed: whether the trail has the checksums of all components and tensors, step by step.
-        """
-        self.order("train", stop=stop, fingerprint=fingerprint, into=into, is_detailed=is_detailed)
+    def save(self) -> None:
+        """Order a checkpoint after the current step; training goes on."""
+        self._order(Save())
 
     def stop(self, within_s: float | None = None) -> None:
         """Order a checkpoint and the end: after the step in hand, or in the last moment that is safe."""
-        self.order("stop", within_s=within_s)
+        self._order(Stop(within_s=within_s))
+
+    def evaluate(self) -> Evaluated:
+        """Return what the model evaluates to."""
+        self._order(Evaluate())
+        return self.expect(Evaluated)
+
+    def examine(self) -> Examined:
+        """Return the unregistered state, and what happens at which step."""
+        self._order(Examine())
+        return self.expect(Examined)
 
     def __enter__(self) -> Self:
         return self
@@ -217,7 +267,7 @@ class Ranks:
         Args:
             within_s: how long each of the first two may take.
         """
-        self.order("end")
+        self._order(End())
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -238,10 +288,13 @@ class Ranks:
 
 
 def _read(pipe: IO[str], events: Events) -> None:
+    """Put the events that arrive into a queue, and None at their end."""
     try:
         with pipe as lines:
             for line in lines:
-                events.put(json.loads(line))
+                events.put(decode_event(line))
+    except RunStopped as error:
+        events.put(Failed.of(error))
     finally:
         events.put(None)
 
@@ -284,11 +337,6 @@ def count_oom_kills() -> int:
                 if line.startswith("oom_kill ")
             )
     return 0
-
-
-def problem_in(event: Mapping[str, Any]) -> HoldfastError | None:
-    """Why a checkpoint can't be resumed from, if that is what a rank has reported."""
-    return errors.from_json(dict(event)) if event["event"] in ("damaged", "tripped") else None
 
 
 def _open_log(path: Path) -> BinaryIO:

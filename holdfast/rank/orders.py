@@ -1,17 +1,16 @@
 """What a rank is ordered to do, and when it has to stop."""
 
-import json
 import math
 import queue
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
 from holdfast.checkpoint import Saved
+from holdfast.rank.messages import End, Order, Save, Stop, decode_order
 from holdfast.training import Training
 
 # The longest step and the longest save so far, times two, and a second for the commit: then a deadline is kept.
@@ -30,7 +29,7 @@ class Orders:
         self._training = run
         self._report = report
         self._several = run.accelerator.num_processes > 1
-        self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._stop_at = math.inf  # of time.monotonic()
         self._saving = threading.Event()
         self._last_pause = math.inf
@@ -41,18 +40,20 @@ class Orders:
 
     def _read(self) -> None:
         # Unbuffered: the lock of sys.stdin, held by this thread, would abort the interpreter when the rank ends.
-        with open(0, "rb", buffering=0, closefd=False) as lines:
-            for line in lines:
-                order = json.loads(line)
-                if order["do"] == "save":
-                    self._saving.set()
-                elif order["do"] != "stop":
-                    self._queue.put(order)
-                elif order["within_s"] is None:
-                    break
-                else:
-                    self._stop_at = min(self._stop_at, time.monotonic() + order["within_s"])
-        self._stop()
+        try:
+            with open(0, "rb", buffering=0, closefd=False) as lines:
+                for line in lines:
+                    order = decode_order(line)
+                    if isinstance(order, Save):
+                        self._saving.set()
+                    elif not isinstance(order, Stop):
+                        self._queue.put(order)
+                    elif order.within_s is None:
+                        break
+                    else:
+                        self._stop_at = min(self._stop_at, time.monotonic() + order.within_s)
+        finally:
+            self._stop()
 
     def _stop(self) -> None:
         self._stop_at = 0.0
@@ -98,11 +99,11 @@ class Orders:
     def _ask_all(self, answer: bool) -> bool:
         return any(self._training.gather(answer)) if self._several else answer
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        while (order := self._next()) is not None and order["do"] != "end":
+    def __iter__(self) -> Iterator[Order]:
+        while (order := self._next()) is not None and not isinstance(order, End):
             yield order
 
-    def _next(self) -> dict[str, Any] | None:
+    def _next(self) -> Order | None:
         orders = [self._queue.get() if self._training.accelerator.is_main_process else None]
         if self._several:
             broadcast_object_list(orders)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed import DistError
 
-from holdfast import checkpoint, errors, opened, state, training
+from holdfast import checkpoint, opened, state, training
 from holdfast.checkpoint import Metadata, Payload
 from holdfast.environment import describe_environment
 from holdfast.errors import CheckpointDamaged, GateTripped, HoldfastError, OutOfMemory, RankDied, RecipeFailed
@@ -20,6 +20,23 @@ from holdfast.fingerprint import to_plain
 from holdfast.journal import Commit
 from holdfast.location import describe_error
 from holdfast.rank.events import Events
+from holdfast.rank.messages import (
+    Begin,
+    Begun,
+    Damaged,
+    Evaluate,
+    Evaluated,
+    Examine,
+    Examined,
+    Found,
+    Progress,
+    Ready,
+    Restore,
+    Restored,
+    Skipped,
+    Train,
+    Tripped,
+)
 from holdfast.rank.orders import Orders
 from holdfast.rank.prefetch import Prefetch
 from holdfast.rank.record import Record
@@ -34,11 +51,11 @@ LOST_CONNECTION = ("gloo/transport", "by peer", "ncclRemoteError", "ncclSystemEr
 
 def serve(run: training.Training, events: Events, prefetch: Prefetch, record: Record | None) -> None:
     """Obey orders until told to end, or to stop."""
-    orders = Orders(run, lambda saved: events.send("saved", **saved.model_dump()))
-    described = describe(run, record)
-    events.send("ready", **described)
+    orders = Orders(run, events.send)
+    ready = describe(run, record)
+    events.send(ready)
     try:
-        obey(run, orders, events, prefetch, record, described["environment"])
+        obey(run, orders, events, prefetch, record, ready.environment)
     finally:
         run.saver.wait()
 
@@ -59,81 +76,106 @@ def obey(
     """
     folder = open_store(run.config.store).inside(run.config.run).existing()
     for order in orders:
-        if order["do"] == "restore":
-            restore(run, folder, order, events, prefetch)
-        elif order["do"] == "begin":
-            begin(run, order, events)
-        elif order["do"] == "evaluate":
-            metrics = training.evaluate(run)
-            events.send(
-                "evaluated",
-                metrics=metrics,
-                measured=list(filter(run.recipe.is_measured, metrics)),
-                anneals=run.set_anneals(),
-                probe=training.measure(run).model_dump(),
-            )
-        elif order["do"] == "examine":
-            examine(run, events)
-        elif order["do"] == "train":
-            run.is_detailed = order["is_detailed"]
-            into = open_store(order["into"]) if order["into"] else folder
-            save = functools.partial(training.begin_save, run, into, order["fingerprint"], ran_on)
-            while run.progress.step < order["stop"]:
-                first, began = run.progress.step, time.monotonic()
-                training.train(run, order["stop"], orders.is_pausing, lambda fields: events.send("progress", **fields))
-                train_s = time.monotonic() - began
-                if record is not None:
-                    record.complete(ran_on)  # by what the steps have imported
-                is_stopping = orders.is_stopping()
-                if run.progress.step > first:
-                    orders.begin_save(functools.partial(save, train_s=train_s), is_urgent=is_stopping)
-                if is_stopping:
+        match order:
+            case Restore():
+                restore(run, folder, order, events, prefetch)
+            case Begin():
+                begin(run, order, events)
+            case Evaluate():
+                evaluate(run, events)
+            case Examine():
+                examine(run, events)
+            case Train():
+                if train(run, folder, order, orders, events, record, ran_on):
                     return
 
 
-def examine(run: training.Training, events: Events) -> None:
-    """Report what `holdfast prove` asks for: state that nobody registered, and what happens at which step."""
-    found = training.find_unregistered(run.recipe)
+def train(
+    run: training.Training,
+    folder: Store,
+    order: Train,
+    orders: Orders,
+    events: Events,
+    record: Record | None,
+    ran_on: dict[str, Any],
+) -> bool:
+    """Train until a step and begin to save, as often as the orders ask for it; return whether to end."""
+    run.is_detailed = order.is_detailed
+    into = open_store(order.into) if order.into else folder
+    save = functools.partial(training.begin_save, run, into, order.fingerprint, ran_on)
+
+    def report(step: int, loss: float, steps_per_s: float) -> None:
+        events.send(Progress(step=step, loss=loss, steps_per_s=steps_per_s))
+
+    while run.progress.step < order.stop:
+        first, began = run.progress.step, time.monotonic()
+        training.train(run, order.stop, orders.is_pausing, report)
+        train_s = time.monotonic() - began
+        if record is not None:
+            record.complete(ran_on)  # by what the steps have imported
+        is_stopping = orders.is_stopping()
+        if run.progress.step > first:
+            orders.begin_save(functools.partial(save, train_s=train_s), is_urgent=is_stopping)
+        if is_stopping:
+            return True
+    return False
+
+
+def evaluate(run: training.Training, events: Events) -> None:
+    """Run the recipe's evaluation and measure the probe."""
+    metrics = training.evaluate(run)
     events.send(
-        "examined",
-        unregistered=[{**dataclasses.asdict(each), "remedy": each.remedy} for each in found],
-        events=training.list_events(run),
-        own_steps_per_epoch=run.own_steps_per_epoch,
+        Evaluated(
+            metrics=metrics,
+            measured=list(filter(run.recipe.is_measured, metrics)),
+            anneals=run.set_anneals(),
+            probe=training.measure(run),
+        )
     )
 
 
-def restore(run: training.Training, folder: Store, order: dict[str, Any], events: Events, prefetch: Prefetch) -> None:
-    """The commit's state is in this process, and has passed the gate; or why not is reported."""
-    loaded = load(run, folder, order, events, prefetch)
+def examine(run: training.Training, events: Events) -> None:
+    """Report unregistered state, and what happens at which step."""
+    found = training.find_unregistered(run.recipe)
+    events.send(
+        Examined(
+            unregistered=[Found(**dataclasses.asdict(each), remedy=each.remedy) for each in found],
+            events=training.list_events(run),
+            own_steps_per_epoch=run.own_steps_per_epoch,
+        )
+    )
+
+
+def restore(run: training.Training, folder: Store, order: Restore, events: Events, prefetch: Prefetch) -> None:
+    """Load a commit's state and pass the gate; report what came of it."""
+    loaded = load(run, folder, order.commit, events, prefetch)
     if loaded is None:
         return
     resumed, problem = None, None
     try:
         payload, metadata, saved = loaded
-        gate = training.Gate(**order["gate"])
-        resumed = training.resume(run, payload, metadata, gate, lambda *skipped: say(events, *skipped), saved)
+        resumed = training.resume(run, payload, metadata, order.gate, lambda *skipped: say(events, *skipped), saved)
     except GateTripped as error:
-        problem = errors.to_json(error)
+        problem = Tripped.of(error)
     problems = [each for each in run.gather(problem) if each]
     if problems:
-        events.send("tripped", **problems[0])
+        events.send(problems[0])
     elif resumed is not None:
-        events.send("restored", **vars(resumed))
+        events.send(Restored(**vars(resumed)))
 
 
 def say(events: Events, done: int, total: int) -> None:
-    """A stream is being read again from its head, and has come so far."""
-    events.send("skipped", done=done, total=total)
+    """Report how far a stream is that is read again from its beginning."""
+    events.send(Skipped(done=done, total=total))
 
 
 def load(
-    run: training.Training, folder: Store, order: dict[str, Any], events: Events, prefetch: Prefetch | None = None
+    run: training.Training, folder: Store, commit: Commit, events: Events, prefetch: Prefetch | None = None
 ) -> tuple[Payload, Metadata, Any] | None:
-    """A commit's verified checkpoint, as bytes and, if that's done already, as a state.
+    """Return a commit's verified checkpoint: its bytes, its metadata and, if it is decoded already, its state.
 
-    None, on all ranks, if one of them has found it damaged, which is reported.
+    Return None on all ranks if one of them has found it damaged, and report the damage.
     """
-    commit = Commit.model_validate(order["commit"])
     loaded, problem = None, None
     try:
         taken = prefetch.take(commit) if prefetch else None
@@ -142,39 +184,39 @@ def load(
         assert metadata is not None
         loaded = payload, metadata, saved
     except CheckpointDamaged as error:
-        problem = errors.to_json(error)
+        problem = Damaged.of(error)
     problems = [each for each in run.gather(problem) if each]
     if problems:
-        events.send("damaged", **problems[0])
+        events.send(problems[0])
         return None
     return loaded
 
 
-def begin(run: training.Training, order: dict[str, Any], events: Events) -> None:
-    """The model has the weights of another run's checkpoint; or how that is damaged is reported."""
+def begin(run: training.Training, order: Begin, events: Events) -> None:
+    """Give the model the weights of another run's checkpoint; report what came of it."""
     init = run.config.init_from
     assert init is not None
-    loaded = load(run, open_store(order["store"]).inside(order["run"]), order, events)
+    loaded = load(run, open_store(order.store).inside(order.run), order.commit, events)
     if loaded is not None:
         payload, metadata, _ = loaded
         training.begin_from(run, payload, metadata, init)
-        events.send("begun", anneal_offset=run.progress.anneal_offset)
+        events.send(Begun(anneal_offset=run.progress.anneal_offset))
 
 
-def describe(run: training.Training, record: Record | None) -> dict[str, Any]:
+def describe(run: training.Training, record: Record | None) -> Ready:
     """Return what an attempt has to know of what was built: for the fingerprint, the journal and the person."""
-    return {
-        "settings": run.settings,
-        "defaults": {name: to_plain(value) for name, value in default_settings(run.config.recipe).items()},
-        "data": describe_data(run),
-        "steps_per_epoch": run.steps_per_epoch,
-        "samples_per_step": run.recipe.batch_size * run.recipe.grad_accum,
-        "sample_size": run.recipe.sample_size,
-        "unit": run.recipe.unit,
-        "model_params": training.count_params(run),
-        "device": str(run.accelerator.device),
-        "environment": (record.describe() if record else {}) | describe_environment(run.accelerator.device.type),
-    }
+    return Ready(
+        settings=run.settings,
+        defaults={name: to_plain(value) for name, value in default_settings(run.config.recipe).items()},
+        data=describe_data(run),
+        steps_per_epoch=run.steps_per_epoch,
+        samples_per_step=run.recipe.batch_size * run.recipe.grad_accum,
+        sample_size=run.recipe.sample_size,
+        unit=run.recipe.unit,
+        model_params=training.count_params(run),
+        device=str(run.accelerator.device),
+        environment=(record.describe() if record else {}) | describe_environment(run.accelerator.device.type),
+    )
 
 
 def describe_data(run: training.Training) -> dict[str, Any]:

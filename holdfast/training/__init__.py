@@ -1,11 +1,12 @@
 """A recipe made ready, the loop that trains it, and what a checkpoint says of it."""
 
+from holdfast.probe import Gate
 from holdfast.training.beginning import begin_from
 from holdfast.training.build import Progress, Training
 from holdfast.training.horizon import list_events
 from holdfast.training.loop import Report, evaluate, train
 from holdfast.training.probing import measure
-from holdfast.training.resuming import Gate, Resumed, resume
+from holdfast.training.resuming import Resumed, resume
 from holdfast.training.saving import begin_save, count_params, describe_state
 from holdfast.training.unregistered import Unregistered, find_unregistered
 

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -12,7 +11,8 @@ from holdfast.data import combine
 from holdfast.training.build import Training, Unread, waits_for_plateau
 from holdfast.training.undisturbed import undisturbed
 
-Report = Callable[[dict[str, Any]], None]
+# Told the step that is done, its loss, and the steps per second since `train` began.
+Report = Callable[[int, float, float], None]
 
 
 def train(training: Training, stop: int, is_stopping: Callable[[], bool], report: Report) -> None:
@@ -28,9 +28,8 @@ def train(training: Training, stop: int, is_stopping: Callable[[], bool], report
             end_epoch(training)
         determinism.check_unchanged(training.config.determinism, training.flags, f"after step {step}")
         if step % training.config.log.every == 0 or step == stop:
-            last = training.read_metrics()[-1]
             speed = (step - first) / (time.monotonic() - began)
-            report({"step": step, "loss": last["loss"], "steps_per_s": speed, "metrics": shown_metrics(last)})
+            report(step, training.read_metrics()[-1]["loss"], speed)
 
 
 def train_step(training: Training) -> Unread:
@@ -90,11 +89,6 @@ def end_epoch(training: Training) -> None:
     entry = {"avg_loss": progress.avg_loss, "lrs": last["lrs"], "metrics": metrics, "anneals": anneals}
     progress.history.append(entry)
     progress.epoch_loss_sum, progress.epoch_loss_steps = 0.0, 0
-
-
-def shown_metrics(line: dict[str, Any]) -> dict[str, float]:
-    """Return all that an epoch was evaluated to, from its last line of the trail."""
-    return {**line.get("metrics", {}), **line.get("measured", {})}
 
 
 def evaluate(training: Training) -> dict[str, float]:

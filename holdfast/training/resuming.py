@@ -12,27 +12,13 @@ import torch
 from holdfast import state
 from holdfast.checkpoint import Metadata, Payload, differences, shorten
 from holdfast.errors import ConfigDrift, GateTripped
-from holdfast.probe import How, Probe, check_health, compare
+from holdfast.probe import Gate, Probe, check_health, compare
 from holdfast.store import open_store
 from holdfast.training.build import Training
 from holdfast.training.history import read_first_lrs
 from holdfast.training.probing import measure
 
 SHOWN_NAMES = 3
-
-
-@dataclass(frozen=True)
-class Gate:
-    """How strictly a resumed model is held against the saved one.
-
-    Args:
-        how: ``exact``: equal to the bit; ``tolerance``: on a machine whose bits nobody promises; ``record``: settings
-            or code were changed on purpose, and the probe only goes on record.
-        tolerance: of numbers, relative to the largest.
-    """
-
-    how: How = "exact"
-    tolerance: float = 0.0
 
 
 @dataclass

@@ -67,14 +67,14 @@ def _measure(size: str, folder: Path) -> dict[str, float]:
             pass
 
     calls: dict[str, Callable[[], object]] = {
-        "step": lambda: train(training, training.progress.step + STEPS, lambda: False, lambda fields: None),
+        "step": lambda: train(training, training.progress.step + STEPS, lambda: False, lambda *done: None),
         "both probes": lambda: probe(both),
         "probe": lambda: probe(one),
         "checksums": lambda: describe_components(training, in_detail=False),
         "generators": enter,
         "flags": lambda: determinism.check_unchanged(both.determinism, training.flags, "here"),
     }
-    train(training, WARM_UP, lambda: False, lambda fields: None)
+    train(training, WARM_UP, lambda: False, lambda *done: None)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
         for name, call in calls.items():

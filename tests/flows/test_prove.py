@@ -15,6 +15,7 @@ from holdfast.config import load_config
 from holdfast.proof import Proof
 from holdfast.prove import prove as prove_recipe
 from holdfast.rank.launching import Ranks
+from holdfast.rank.messages import Event
 from tests.conftest import COMMAND_WITHIN_S, ROOT, Driver, Engine, Reference, is_rank
 
 pytestmark = pytest.mark.slow
@@ -129,7 +130,7 @@ def test_ranks_are_killed_in_their_chunk_however_late(engine: Engine, monkeypatc
     """Ranks that are faster than whoever watches them would have saved the chunk, and nothing would be resumed."""
     next_event = Ranks.next_event
 
-    def late(ranks: Ranks, within_s: float | None = None) -> dict[str, Any]:
+    def late(ranks: Ranks, within_s: float | None = None) -> Event:
         time.sleep(0.2)
         return next_event(ranks, within_s)
 

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from holdfast.proof import Found, judge_unregistered, list_not_reached
+from holdfast.proof import judge_unregistered, list_not_reached
 from holdfast.prove import choose_kills
+from holdfast.rank.messages import Found
 
 
 @pytest.mark.parametrize("steps", [2, 3, 5, 8, 12, 20, 31])

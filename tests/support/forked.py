@@ -19,7 +19,7 @@ from typing import IO, Any
 import psutil
 
 import holdfast.cli
-from holdfast import errors, launch
+from holdfast import errors
 from holdfast.attempt import Acts, Attempt, Chunk, live
 from holdfast.audit import audit_commit
 from holdfast.checkpoint import Saved
@@ -29,7 +29,7 @@ from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
 from holdfast.processes import RANK_MODULE
 from holdfast.prove import prove
-from holdfast.rank import serving
+from holdfast.rank import launching, serving
 from holdfast.store import open_store
 from holdfast.testing import faults
 from tests.support.lives import leave
@@ -37,7 +37,7 @@ from tests.support.mutants import find_fault
 
 
 class Rank:
-    """What `holdfast.launch` needs of a `subprocess.Popen`, of a rank that is forked from this process."""
+    """What `holdfast.rank.launching` needs of a `subprocess.Popen`, of a rank that is forked from this process."""
 
     main: Callable[[], int] = staticmethod(serving.main)
 
@@ -92,7 +92,7 @@ def fork_ranks(mutation: str = "") -> None:
     apply = find_fault(mutation)
     Rank.main = staticmethod(lambda: apply() or serving.main())
     popen = functools.partial(start, mutation)
-    launch.subprocess = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    launching.subprocess = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]
     faults._is_rank = lambda pid: pid != own  # their command line is this process's
 
 

@@ -103,8 +103,8 @@ def live(settings: dict[str, Any], kill_at: int, stop_at: int) -> int:
             return error
         return None
 
-    def report(fields: dict[str, Any]) -> None:
-        if fields["step"] == kill_at:
+    def report(done: int, loss: float, steps_per_s: float) -> None:
+        if done == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     line.resume(restore)

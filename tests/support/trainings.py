@@ -22,7 +22,7 @@ def make(folder: Path, recipe: str, seed: int = DEFAULT_SEED, **settings: Any) -
 
 
 def train_to(training: Training, stop: int) -> None:
-    train(training, stop, lambda: False, lambda fields: None)
+    train(training, stop, lambda: False, lambda *done: None)
 
 
 def save_step(training: Training, store: LocalStore) -> checkpoint.Saved:

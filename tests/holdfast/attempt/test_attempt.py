@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast import interval, launch
+from holdfast import interval
 from holdfast.attempt import Acts, Attempt, Observer, Proposal, live, started_ahead
 from holdfast.attempt.upkeep import Upkeep
 from holdfast.checkpoint import read_metadata
@@ -32,7 +32,9 @@ from holdfast.errors import (
 )
 from holdfast.interval import read_losses
 from holdfast.journal import Commit, Journal
-from holdfast.launch import Ranks
+from holdfast.rank import launching
+from holdfast.rank.launching import Ranks
+from holdfast.rank.messages import Progress
 from holdfast.store import open_store
 from holdfast.verification import verify_run
 from tests.conftest import ranks_of
@@ -120,8 +122,8 @@ def test_automatic_chunks_survive_a_kill_on_the_same_bytes(
     config = make_config(tmp_path, "run", "tests.support.toy:toy", epochs=4, chunk="auto")
 
     class Kill(Observer):
-        def progressed(self, attempt: Attempt, event: dict[str, Any]) -> None:
-            if event["event"] == "progress" and event["step"] >= 16:
+        def progressed(self, attempt: Attempt, progress: Progress) -> None:
+            if progress.step >= 16:
                 attempt.signal_ranks(signal.SIGKILL)
 
     with pytest.raises(RankDied):
@@ -257,7 +259,7 @@ def test_an_attempt_takes_over_the_ranks_that_were_started_ahead_for_it(tmp_path
     seen: list[list[psutil.Process]] = []
 
     class See(Observer):
-        def progressed(self, attempt: Attempt, event: dict[str, Any]) -> None:
+        def progressed(self, attempt: Attempt, progress: Progress) -> None:
             seen.append(ranks_of(os.getpid()))
 
     with started_ahead(config):
@@ -289,7 +291,7 @@ def test_ranks_that_were_started_ahead_for_another_attempt_are_ended(tmp_path: P
 def idle_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank is a process that waits for the end of its orders, and needs no second to start."""
     idle = [sys.executable, "-c", "import sys; sys.stdin.read()", "holdfast.rank"]
-    monkeypatch.setattr(launch, "_command", lambda config: idle)
+    monkeypatch.setattr(launching, "_command", lambda config: idle)
 
 
 def test_ranks_that_were_started_ahead_end_when_nothing_takes_them_over(tmp_path: Path, idle_rank: None) -> None:

@@ -12,6 +12,7 @@ from holdfast.attempt import Attempt, Observer, live
 from holdfast.config import RunConfig
 from holdfast.journal import Commit, Journal
 from holdfast.preemption import Notice
+from holdfast.rank.messages import Progress
 from holdfast.store import open_store
 from tests.support.metadata_server import MetadataStub, metadata_server
 
@@ -52,9 +53,9 @@ def train(config: RunConfig, after_step: int, do: Callable[[Attempt], object]) -
         def opened(self, attempt: Attempt) -> None:
             attempts.append(attempt)
 
-        def progressed(self, attempt: Attempt, event: dict[str, Any]) -> None:
+        def progressed(self, attempt: Attempt, progress: Progress) -> None:
             nonlocal done_at
-            if event["event"] == "progress" and event["step"] >= after_step and not done_at:
+            if progress.step >= after_step and not done_at:
                 done_at = time.time()
                 do(attempt)
 

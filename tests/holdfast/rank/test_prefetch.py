@@ -13,7 +13,9 @@ from holdfast.attempt import Line
 from holdfast.checkpoint import PAYLOAD, Payload, differences, read_payload
 from holdfast.errors import CheckpointDamaged
 from holdfast.journal import Journal
+from holdfast.probe import Gate
 from holdfast.rank import serving
+from holdfast.rank.messages import Event, Restore
 from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE, Prefetch
 from holdfast.state import captured
 from holdfast.store import open_store
@@ -101,8 +103,8 @@ class Heard:
     def __init__(self) -> None:
         self.names = list[str]()
 
-    def send(self, event: str, **fields: Any) -> None:
-        self.names.append(event)
+    def send(self, event: Event) -> None:
+        self.names.append(type(event).__name__)
 
 
 @pytest.mark.usefixtures("same_process")
@@ -131,9 +133,9 @@ def test_saves_use_the_memory_that_was_read_into_unless_someone_has_kept_some(
         load(name, target, saved)
 
     monkeypatch.setattr(captured, "load", load_and_keep)
-    order = {"commit": commit.model_dump(), "gate": {}}
+    order = Restore(commit=commit, gate=Gate())
     serving.restore(again, journal.store, order, heard, prefetch)  # type: ignore[arg-type]
-    assert heard.names == ["restored"]
+    assert heard.names == ["Restored"]
     before = [tensor.clone() for tensor in kept]
     train_to(again, 4)
     saved = save_step(again, journal.store)

@@ -13,6 +13,7 @@ from holdfast.config import Compute, Log, RunConfig
 from holdfast.errors import HoldfastError, RankDied, RecipeFailed
 from holdfast.prove import prove
 from holdfast.rank.launching import Ranks
+from holdfast.rank.messages import Progress, Ready
 from tests.conftest import COMMAND_WITHIN_S, ranks_of
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def started() -> Iterator[list[Ranks]]:
 
 def train_to_the_end(ranks: Ranks) -> HoldfastError:
     """Return the error that the ranks end by."""
-    ranks.expect("ready")
+    ranks.expect(Ready)
     ranks.train(100, "f" * 64)
     try:
         while True:
@@ -81,9 +82,9 @@ def test_ranks_with_state_of_their_own_in_the_probe_are_proved(tmp_path: Path) -
 
 def test_a_kill_reaches_every_rank(tmp_path: Path, started: list[Ranks]) -> None:
     started.append(ranks := Ranks(make_config(tmp_path), tmp_path / "ranks.log"))
-    ranks.expect("ready")
+    ranks.expect(Ready)
     ranks.train(10_000, "f" * 64)
-    assert ranks.next_event()["event"] == "progress"
+    ranks.expect(Progress)
     processes = ranks_of(os.getpid())
     assert len(processes) == 3, "torchrun and two ranks"
     ranks.signal(signal.SIGKILL)
@@ -96,9 +97,9 @@ def test_a_kill_reaches_every_rank(tmp_path: Path, started: list[Ranks]) -> None
 
 def test_the_end_is_waited_for_when_torchrun_has_died(tmp_path: Path, started: list[Ranks]) -> None:
     started.append(ranks := Ranks(make_config(tmp_path), tmp_path / "ranks.log"))
-    ranks.expect("ready")
+    ranks.expect(Ready)
     ranks.train(10_000, "f" * 64)
-    assert ranks.next_event()["event"] == "progress"
+    ranks.expect(Progress)
     processes = [process for process in ranks_of(os.getpid()) if process.pid != ranks.pid]
     os.kill(ranks.pid, signal.SIGKILL)
     deadline = time.monotonic() + COMMAND_WITHIN_S

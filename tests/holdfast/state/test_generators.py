@@ -84,7 +84,7 @@ def trained(folder: Path, recipe: str, disturb: Any) -> Training:
     """A run whose generators are disturbed wherever the engine is between two steps."""
     training = make(folder, recipe)
 
-    def report(fields: dict[str, Any]) -> None:
+    def report(*done: float) -> None:
         disturb()
 
     def is_stopping() -> bool:

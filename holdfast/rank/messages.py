@@ -1,0 +1,300 @@
+"""What an attempt and its ranks say to each other: orders go to the main rank, events come back.
+
+Each message is a frozen class. On the wire it is a line of JSON: its class name and its fields. Nothing here imports
+torch, since an attempt doesn't.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Self, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from holdfast import errors
+from holdfast.checkpoint import Saved
+from holdfast.errors import HoldfastError, RunStopped
+from holdfast.journal import Commit
+from holdfast.probe import Gate, Probe
+
+SHOWN_LETTERS = 80
+
+
+class Message(BaseModel):
+    """Base of all orders and events. Fields that the receiver's version doesn't know are ignored."""
+
+    # Each class is built when it is first used: to build them all would delay the start of a rank.
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True, protected_namespaces=())
+
+
+# ---- orders, in the order of a life
+
+
+class Restore(Message):
+    """Load a commit's checkpoint and pass the gate. Answered by `Restored`, `Damaged` or `Tripped`."""
+
+    commit: Commit
+    gate: Gate
+
+
+class Begin(Message):
+    """Load the weights of another run's checkpoint. Answered by `Begun` or `Damaged`.
+
+    Attributes:
+        store: the store that the other run lies in.
+        run: the other run's name.
+    """
+
+    store: str
+    run: str
+    commit: Commit
+
+
+class Train(Message):
+    """Train until a step and save. Answered by `Progress` now and then, and by `Saved` once the save is durable.
+
+    The next order is obeyed while the save is written.
+
+    Attributes:
+        stop: the last step.
+        fingerprint: the fingerprint of the settings, for the checkpoint's metadata.
+        into: the URL of the folder to save in; empty for the run's own.
+        is_detailed: whether the trail has the checksums of all components and tensors, step by step.
+    """
+
+    stop: int
+    fingerprint: str
+    into: str = ""
+    is_detailed: bool = False
+
+
+class Save(Message):
+    """Save after the current step and train on. May come at any time. Answered by `Saved`."""
+
+
+class Stop(Message):
+    """Save and end. May come at any time. Answered by `Saved` if there is anything to save.
+
+    Attributes:
+        within_s: seconds until the machine goes away; the ranks train on as long as that is safe. None to save after
+            the current step.
+    """
+
+    within_s: float | None = None
+
+
+class Evaluate(Message):
+    """Run the recipe's evaluation and measure the probe. Answered by `Evaluated`."""
+
+
+class Examine(Message):
+    """List unregistered state and later events. Answered by `Examined`."""
+
+
+class End(Message):
+    """End without a save."""
+
+
+# ---- events
+
+
+class Ready(Message):
+    """The first event: what the ranks have built.
+
+    Attributes:
+        settings: the recipe's settings, as it was built with them.
+        defaults: the recipe's own values of its settings.
+        data: the fingerprint's part about the data; see `holdfast.rank.serving.describe_data`.
+        samples_per_step: over all ranks.
+        sample_size: units in a sample, such as tokens.
+        unit: the name of that unit.
+        device: where the model lies, as torch names it.
+        environment: the machine and the record of code, packages, files and built values; see `holdfast.rank.record`.
+    """
+
+    settings: dict[str, Any]
+    defaults: dict[str, Any]
+    data: dict[str, Any]
+    steps_per_epoch: int
+    samples_per_step: int
+    sample_size: int
+    unit: str
+    model_params: int
+    device: str
+    environment: dict[str, Any]
+
+
+class Restored(Message):
+    """The ranks hold the commit's state; see `holdfast.training.Resumed` for the fields."""
+
+    step: int
+    summary: str = ""
+    taken_over: list[str] = []
+    note: str = ""
+
+
+class Skipped(Message):
+    """A stream is being read again from its beginning: ``done`` of ``total`` micro-batches are skipped."""
+
+    done: int
+    total: int
+
+
+class Begun(Message):
+    """The model has another run's weights, and its anneals go on from this offset (in steps)."""
+
+    anneal_offset: int
+
+
+class Progress(Message):
+    """A step is done.
+
+    Attributes:
+        loss: the step's mean loss; may be NaN or infinite.
+        steps_per_s: since the order to train.
+    """
+
+    step: int
+    loss: float
+    steps_per_s: float
+
+
+class Evaluated(Message):
+    """What the model was evaluated to.
+
+    Attributes:
+        metrics: what the recipe's ``evaluate`` returns.
+        measured: the names of those metrics that differ each time.
+        anneals: their values in the next step.
+    """
+
+    metrics: dict[str, float]
+    measured: list[str]
+    anneals: dict[str, float]
+    probe: Probe
+
+
+class Found(BaseModel):
+    """An object with state that nobody registered; see `holdfast.training.Unregistered`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    kind: str
+    reached_by: str
+    remedy: str
+    sha256: str
+    is_generator: bool
+    is_copy: bool
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.reached_by, self.name
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind}, reached by {self.reached_by}) is not registered"
+
+
+class Examined(Message):
+    """What `holdfast prove` asks for.
+
+    Attributes:
+        unregistered: state that no checkpoint has.
+        events: the step of each later event by name; see `holdfast.training.list_events`.
+        own_steps_per_epoch: the length of an epoch where a proof doesn't cut it.
+    """
+
+    unregistered: list[Found]
+    events: dict[str, float]
+    own_steps_per_epoch: int
+
+
+class Problem(Message):
+    """Base of the events that carry an error.
+
+    Attributes:
+        kind: the class name of the error, one of `holdfast.errors`.
+        data: what a program would want to know of it, as JSON.
+    """
+
+    kind: str
+    message: str
+    hint: str = ""
+    data: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, error: HoldfastError) -> Self:
+        """Return the event that carries an error. Half a character, as in a file's name, becomes an escape."""
+        record = errors.to_json(error)
+        texts = {name: record[name].encode(errors="backslashreplace").decode() for name in ("message", "hint")}
+        return cls(kind=record["class"], **texts, data=record["data"])
+
+    @property
+    def error(self) -> HoldfastError:
+        return errors.from_json({"class": self.kind, **self.model_dump(include={"message", "hint", "data"})})
+
+
+class Damaged(Problem):
+    """The checkpoint to restore is damaged; nothing was loaded, and the next order is awaited."""
+
+
+class Tripped(Problem):
+    """The gate refuses the restored state; the next order is awaited."""
+
+
+class Failed(Problem):
+    """A rank ends by this error."""
+
+
+class Woken(Message):
+    """No rank said anything: `Ranks.wake` interrupts whoever waits for an event."""
+
+
+Order = Restore | Begin | Train | Save | Stop | Evaluate | Examine | End
+# `Saved` is the checkpoint layer's own class: a checkpoint is durable.
+Event = (
+    Ready | Restored | Skipped | Begun | Progress | Saved | Evaluated | Examined | Damaged | Tripped | Failed | Woken
+)
+
+
+# ---- the wire
+
+
+def encode(message: Order | Event) -> str:
+    """Return a message as a line of JSON, newline included."""
+    return json.dumps([type(message).__name__, message.model_dump()], separators=(",", ":")) + "\n"
+
+
+ORDERS = {kind.__name__: kind for kind in get_args(Order)}
+EVENTS = {kind.__name__: kind for kind in get_args(Event)}
+
+
+def decode_order(line: str | bytes) -> Order:
+    """Return the order that `encode` wrote.
+
+    Raises:
+        RunStopped: the line is no order of this version.
+    """
+    order: Order = _decode(line, ORDERS)
+    return order
+
+
+def decode_event(line: str | bytes) -> Event:
+    """Return the event that `encode` wrote.
+
+    Raises:
+        RunStopped: the line is no event of this version.
+    """
+    event: Event = _decode(line, EVENTS)
+    return event
+
+
+def _decode(line: str | bytes, kinds: Mapping[str, type[BaseModel]]) -> Any:
+    try:
+        name, fields = json.loads(line)
+        return kinds[name].model_validate(fields)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:  # pydantic's error is a ValueError, and JSON's
+        start = line[:SHOWN_LETTERS]
+        raise RunStopped(
+            f"attempt and ranks don't understand each other: {start!r}: {type(error).__name__}",
+            hint="was Holdfast updated while the run was trained? start again",
+        ) from error

@@ -1,0 +1,155 @@
+"""Every order and every event crosses the wire unchanged; what is no message is refused in one clear line."""
+
+import json
+import math
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+
+from holdfast.checkpoint import Saved
+from holdfast.errors import CheckpointDamaged, GateTripped, RankDied, RunStopped
+from holdfast.probe import Gate, Probe
+from holdfast.rank.messages import (
+    Begin,
+    Begun,
+    Damaged,
+    End,
+    Evaluate,
+    Evaluated,
+    Event,
+    Examine,
+    Examined,
+    Failed,
+    Found,
+    Order,
+    Progress,
+    Ready,
+    Restore,
+    Restored,
+    Save,
+    Skipped,
+    Stop,
+    Train,
+    Tripped,
+    Woken,
+    decode_event,
+    decode_order,
+    encode,
+)  # fmt: skip
+from holdfast.store import open_store
+from tests.support.makers import commit_of, make_line, save_next
+
+LONG = 'ä\n\x00"\\' * 100_000
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    return save_next(make_line(open_store(str(tmp_path_factory.mktemp("store")))))
+
+
+@pytest.fixture(scope="module")
+def orders(saved: Saved) -> list[Order]:
+    commit = commit_of(saved)
+    return [
+        Restore(commit=commit, gate=Gate("tolerance", 1e-3)), Begin(store="s3://else", run="other", commit=commit),
+        Train(stop=40, fingerprint="f" * 64), Train(stop=sys.maxsize, fingerprint="", into="/a b", is_detailed=True),
+        Save(), Stop(), Stop(within_s=0.25), Evaluate(), Examine(), End(),
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def events(saved: Saved) -> list[Event]:
+    found = Found(name="a.b", kind="C", reached_by="loss", remedy="x", sha256="", is_generator=False, is_copy=True)
+    return [
+        Ready(
+            settings={"lr": 0.1, "nested": {"a": [1, None, True]}}, defaults={"lr": math.inf}, data={"sha256": LONG},
+            steps_per_epoch=10, samples_per_step=8, sample_size=1, unit="samples", model_params=9, device="cpu",
+            environment={"sources": {"m": "0" * 64}},
+        ),
+        Restored(step=4, summary="lr 0.1", taken_over=["lr"], note=LONG), Skipped(done=1, total=2),
+        Begun(anneal_offset=7), Progress(step=1, loss=-0.0, steps_per_s=1e300), saved,
+        Evaluated(
+            metrics={"loss": math.inf}, measured=["seconds"], anneals={"beta": 5e-324},
+            probe=Probe(sha256="0" * 64, values={"loss_window": None}, sample=[1.5, None]),
+        ),
+        Examined(unregistered=[found], events={"the end of anneal 'beta'": 100.0}, own_steps_per_epoch=5),
+        Damaged.of(CheckpointDamaged(LONG, hint="verify")), Tripped.of(GateTripped("differs", different=["model.w"])),
+        Failed.of(RankDied("lost", is_effect=True)), Woken(),
+    ]  # fmt: skip
+
+
+def test_every_order_crosses_unchanged(orders: list[Order]) -> None:
+    assert {type(order) for order in orders} == {*get_args(Order)}
+    for order in orders:
+        assert encode(order).count("\n") == 1
+        assert decode_order(encode(order)) == order
+
+
+def test_every_event_crosses_unchanged(events: list[Event]) -> None:
+    assert {type(event) for event in events} == {*get_args(Event)}
+    for event in events:
+        assert encode(event).count("\n") == 1
+        assert decode_event(encode(event)) == event
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_crosses(loss: float) -> None:
+    event = decode_event(encode(Progress(step=1, loss=loss, steps_per_s=0.0)))
+    assert isinstance(event, Progress)
+    assert repr(event.loss) == repr(loss)
+
+
+def test_an_error_keeps_its_class_and_its_facts() -> None:
+    event = decode_event(encode(Failed.of(RankDied("lost", hint="again", is_effect=True, step=3))))
+    assert isinstance(event, Failed)
+    error = event.error
+    assert isinstance(error, RankDied)
+    assert (error.message, error.hint, error.data) == ("lost", "again", {"is_effect": True, "step": 3})
+
+
+def test_half_a_character_in_an_error_is_escaped() -> None:
+    """A file's name may have one; nothing could be written that has it."""
+    event = decode_event(encode(Failed.of(RunStopped("no file a\udcff"))))
+    assert isinstance(event, Failed)
+    assert event.error.message == "no file a\\udcff"
+
+
+def test_an_error_of_a_class_that_is_not_ours_is_a_stop() -> None:
+    assert type(Failed(kind="SystemExit", message="x").error) is RunStopped
+
+
+def test_fields_of_a_later_version_are_ignored(saved: Saved) -> None:
+    assert decode_order('["Save", {"into": "/tmp"}]') == Save()
+    name, fields = json.loads(encode(saved))
+    assert decode_event(json.dumps([name, fields | {"later": 1}])) == saved
+
+
+REFUSED = (
+    "", "{}", "[]", "null", '["Train"]', '["Train", 1]', '["Train", {"stop": "x"}]', '["No", {}]', '["Ready", {}]',
+    '["__class__", {}]', "[" * 100_000, "\udcff",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_is_no_message_is_refused(line: str) -> None:
+    for decode in (decode_order, decode_event):
+        with pytest.raises(RunStopped, match="don't understand each other") as caught:
+            decode(line)
+        assert len(str(caught.value)) < 300
+
+
+def test_orders_are_no_events(orders: list[Order]) -> None:
+    for order in orders:
+        with pytest.raises(RunStopped):
+            decode_event(encode(order))
+
+
+def test_a_frequent_message_is_small() -> None:
+    assert len(encode(Progress(step=1_000_000, loss=0.123456789, steps_per_s=12.3456789))) < 100
+
+
+def test_messages_import_no_torch() -> None:
+    code = "import sys, holdfast.rank.messages, holdfast.rank.launching; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
