@@ -7,7 +7,7 @@ are never cached or looked up: where a run continues is decided by its journal a
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from holdfast.attempt import CHUNK_RETRIES, RETRY_AFTER_S, Acts, Attempt, Chunk, Proposal
+from holdfast.attempt import CHUNK_RETRIES, RETRY_AFTER_S, Acts, Attempt, Chunk, Proposal, publish_commit
 from holdfast.checkpoint import Saved
 from holdfast.journal import Commit
 from tasks import hooks
@@ -49,7 +49,7 @@ def commit_chunk(attempt: Attempt, proposal: Proposal) -> Commit:
         attempt: The attempt that commits it.
         proposal: The checkpoint, and why it is committed.
     """
-    return attempt.publish(proposal)
+    return publish_commit(attempt, proposal)
 
 
 def publish(attempt: Attempt, proposal: Proposal) -> Commit:
@@ -57,7 +57,7 @@ def publish(attempt: Attempt, proposal: Proposal) -> Commit:
 
     While the attempt stops it is no task, but the same call: Prefect begins no task in a flow run that is suspended.
     """
-    return attempt.publish(proposal) if attempt.is_stopping else commit_chunk(attempt, proposal)
+    return publish_commit(attempt, proposal) if attempt.is_stopping else commit_chunk(attempt, proposal)
 
 
 ACTS = Acts(open_run, train_chunk, publish)

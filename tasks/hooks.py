@@ -3,7 +3,7 @@
 ==========================  =============================================================  =======================
 around a commit             in this order                                                  if it fails
 ==========================  =============================================================  =======================
-`Attempt.publish`, a task   fingerprint, hashes, the commit's record, latest.json          the task fails
+`publish_commit`, a task    fingerprint, hashes, the commit's record, latest.json          the task fails
 observers, at once          the commit's line, `tasks.reporting.Report`, `Events`          a warning
 `Attempt.upkeep`            read the checkpoint back, prune the epochs                     a warning
 ==========================  =============================================================  =======================

@@ -1,6 +1,7 @@
 """One process life of a run: claim it, find where to go on, train chunks, commit them, stop in time."""
 
-from holdfast.attempt.attempt import Attempt, Proposal
+from holdfast.attempt.attempt import Attempt
+from holdfast.attempt.commits import Proposal, publish_commit
 from holdfast.attempt.life import CHUNK_RETRIES, RETRY_AFTER_S, Acts, Cause, find_ending, live
 from holdfast.attempt.line import Line
 from holdfast.attempt.observers import Observer
@@ -19,5 +20,6 @@ __all__ = [
     "Proposal",
     "find_ending",
     "live",
+    "publish_commit",
     "started_ahead",
 ]

@@ -8,15 +8,17 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from holdfast import checkpoint, faults
+from holdfast.attempt.commits import Proposal, Publish, publish_commit
+from holdfast.attempt.failures import Failures
 from holdfast.attempt.line import Line
 from holdfast.attempt.lineage import Past, judge_drift, judge_environment
 from holdfast.attempt.observers import Observer, Observers
-from holdfast.attempt.opening import Known
+from holdfast.attempt.opening import Known, describe_beginning, describe_built
 from holdfast.attempt.pipeline import Chunk, Pipeline
 from holdfast.attempt.ranks import AttemptRanks
 from holdfast.attempt.stopping import Stopping
@@ -25,10 +27,8 @@ from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
 from holdfast.endings import Ending
 from holdfast.errors import (
-    ConfigDrift,
     HoldfastError,
     NameTaken,
-    NoProgress,
     OutOfMemory,
     RankDied,
     RecipeFailed,
@@ -42,22 +42,6 @@ from holdfast.signature import load_signing_key, load_trusted_key
 from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A commit that is about to be made.
-
-    Attributes:
-        saved: the checkpoint.
-        why: ``chunk``, ``preempted`` or ``adopted``.
-    """
-
-    saved: Saved
-    why: str
-
-
-Publish = Callable[["Attempt", Proposal], Commit]
 
 
 class Attempt:
@@ -81,7 +65,7 @@ class Attempt:
         """
         Args:
             number: the attempt's; the next one if None.
-            publish: makes every commit, by calling `publish`; that alone if None.
+            publish: makes every commit, by calling `publish_commit`; that itself if None.
         """
         self.config = config
         self.journal = Journal(open_store(config.store), config.run)
@@ -89,12 +73,12 @@ class Attempt:
         self.notice: Notice | None = None
         self.ranks = AttemptRanks(config, self.journal, self.number)
         self._observers = Observers(observers)
-        self._publish: Publish = publish or Attempt.publish
+        self._publish: Publish = publish or publish_commit
         self.upkeep = Upkeep(self)
         self._pipeline = Pipeline(self._choose_stop)
         self._stopping = Stopping.TRAINING
         self._is_claimed = False
-        self._last_failure: tuple[int, object] | None = None
+        self._failures = Failures()
         self._history: History | None = None  # of an automatic chunk length
         self._line: Line | None = None
 
@@ -207,38 +191,19 @@ class Attempt:
         lineage = {name: value for name, value in lineage.items() if value}
         self.journal.claim_attempt(self.number, why, platform.node(), os.getpid(), present.environment, lineage)
         self._is_claimed = True
-        self._record_lost_attempts(known)
+        known.record_lost_attempts(self.journal, self.number)
         self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
         self._history = History(self.journal, self.number) if self.config.chunk.auto else None
         self._resume()
         self.upkeep.is_owed |= self.head is not None and self.head.why in LEFT_UPKEEP
-        log.info("%s", self._describe_run())
-        log.info("attempt %d (%s): %s", self.number, why, self._describe_beginning())
+        log.info("run %s: %s", self.config.run, describe_built(self.ranks.built, self.config.epochs))
+        log.info("attempt %d (%s): %s", self.number, why, describe_beginning(self.head, self.total_steps))
         if self.config.determinism.mode == "fast":
             log.warning('determinism.mode = "fast": the same steps may give other bits each time; nothing is promised')
 
     def _is_verified_end(self, newest: Commit) -> bool:
         is_end = newest.step >= self.total_steps and not self.line.find_break(newest)
         return is_end and not checkpoint.verify(self.journal.store, newest)
-
-    def _record_lost_attempts(self, known: Known) -> None:
-        lost = Ending("vanished", f"it had not ended when attempt {self.number} began", known.step)
-        number = known.attempts if known.ending is None else 0
-        while number and self.journal.has_attempt(number) and self.journal.end_attempt(number, lost) == lost:
-            number -= 1
-
-    def _describe_run(self) -> str:
-        built = self.ranks.built
-        samples = f"{built.data['samples']:,} samples" if "samples" in built.data else "a stream"
-        return (
-            f"run {self.config.run}: {built.model_params:,} parameters, {samples}, "
-            f"{self.config.epochs} epochs of {self.steps_per_epoch} steps, on {built.device}"
-        )
-
-    def _describe_beginning(self) -> str:
-        if self.head is None:
-            return f"begins with step 0 of {self.total_steps}"
-        return f"continues from {self.head.path}, step {self.head.step} of {self.total_steps}"
 
     def _resume(self) -> None:
         """Restore the head into the ranks; what was saved and not committed may be adopted on the way."""
@@ -275,7 +240,7 @@ class Attempt:
                 return None
             if self._history and isinstance(error, RankDied):
                 self._history.note_death()
-            raise self._is_repeated(error) or error from error.__cause__
+            raise self._failures.find_no_progress(error, self.step) or error from error.__cause__
         if self._history:
             self._history.note_saved(saved, saved.step - self.step)
         self._pipeline.add(saved)
@@ -302,19 +267,6 @@ class Attempt:
     def _order_steps(self, stop: int) -> None:
         if self._pipeline.is_new(stop):
             self.ranks.own.train(stop, self.fingerprint)
-
-    def _is_repeated(self, error: HoldfastError) -> NoProgress | None:
-        failure = (self.step, error.data.get("step"))
-        is_repeated = not isinstance(error, RankDied) and failure == self._last_failure
-        self._last_failure = failure
-        if not is_repeated:
-            return None
-        return NoProgress(
-            f"twice in a row, with no step committed in between: {error}",
-            hint=error.hint,
-            step=self.step,
-            reason=error.reason,
-        )
 
     # ---- commit
 
@@ -345,33 +297,6 @@ class Attempt:
         """Make a commit: the one path of every commit, whoever asks for it: a chunk, a stop, an adoption."""
         commit = self._publish(self, proposal)
         self._observers.tell("committed", self, commit)
-
-    def publish(self, proposal: Proposal) -> Commit:
-        """Check a checkpoint, and publish its commit's record and latest.json, in this order.
-
-        Raises:
-            ConfigDrift: it was trained with other settings than the run's.
-            CheckpointDamaged: a file of it is missing or cut short, or its hashes contradict each other.
-            Superseded: a later attempt owns the run.
-        """
-        if self.head is not None and self.head.path == proposal.saved.path:
-            return self.head  # an interrupted call got so far
-        self.check_fingerprint(proposal)
-        checkpoint.check_saved(self.journal.store, proposal.saved)
-        return self.line.commit(proposal.saved, proposal.why)
-
-    def check_fingerprint(self, proposal: Proposal) -> None:
-        """Return if a checkpoint was trained with the run's settings.
-
-        An adopted one may have been trained with those of the commit before it, if a change was let through since.
-
-        Raises:
-            ConfigDrift: it was not.
-        """
-        trained_with = proposal.saved.metadata.config_fingerprint
-        if trained_with not in (self.line.fingerprints() if proposal.why == "adopted" else {self.fingerprint}):
-            path, current = proposal.saved.path, self.fingerprint
-            raise ConfigDrift(f"{path} was trained with settings {trained_with[:16]}, not {current[:16]}")
 
     def _commit_adopted(self, saved: Saved) -> None:
         self._commit(Proposal(saved, "adopted"))

@@ -4,14 +4,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from holdfast.attempt.attempt import Attempt, Proposal
+from holdfast.attempt.attempt import Attempt
+from holdfast.attempt.commits import Publish, publish_commit
 from holdfast.attempt.observers import Observer
 from holdfast.attempt.pipeline import Chunk
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
 from holdfast.endings import Ending, ending_of
 from holdfast.errors import HoldfastError
-from holdfast.journal import Commit
 from holdfast.preemption import Notice, Source, watch
 from holdfast.standing import Outcome
 
@@ -40,7 +40,7 @@ class Acts:
 
     open: Callable[[Attempt], None] = Attempt.open
     train_chunk: Callable[[Attempt, Chunk], Saved | None] = train_chunk
-    publish: Callable[[Attempt, Proposal], Commit] = Attempt.publish
+    publish: Publish = publish_commit
 
 
 def find_ending(cause: Cause) -> Ending:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from holdfast.endings import Ending
 from holdfast.journal import Commit, Journal
+from holdfast.rank.messages import Ready
 
 
 @dataclass(frozen=True)
@@ -45,3 +46,28 @@ class Known:
         if newest is not None and self.epochs is not None and newest.step >= self.epochs * steps_per_epoch:
             return "extended"
         return "continued"
+
+    def record_lost_attempts(self, journal: Journal, number: int) -> None:
+        """Record that the attempts before this one vanished, back to the last one whose ending is on record.
+
+        Args:
+            number: this attempt's.
+        """
+        lost = Ending("vanished", f"it had not ended when attempt {number} began", self.step)
+        number = self.attempts if self.ending is None else 0
+        while number and journal.has_attempt(number) and journal.end_attempt(number, lost) == lost:
+            number -= 1
+
+
+def describe_built(built: Ready, epochs: int) -> str:
+    """Return what the ranks have built, for a person."""
+    samples = f"{built.data['samples']:,} samples" if "samples" in built.data else "a stream"
+    epochs_of = f"{epochs} epochs of {built.steps_per_epoch} steps"
+    return f"{built.model_params:,} parameters, {samples}, {epochs_of}, on {built.device}"
+
+
+def describe_beginning(head: Commit | None, total_steps: int) -> str:
+    """Return where training begins, for a person."""
+    if head is None:
+        return f"begins with step 0 of {total_steps}"
+    return f"continues from {head.path}, step {head.step} of {total_steps}"

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from holdfast import interval
-from holdfast.attempt import Acts, Attempt, Observer, Proposal, live, started_ahead
+from holdfast.attempt import Acts, Attempt, Observer, Proposal, live, publish_commit, started_ahead
 from holdfast.attempt.upkeep import Upkeep
 from holdfast.checkpoint import read_metadata
 from holdfast.config import Checkpoint, ChunkLength, InitFrom, Log, Parity, Retention, RunConfig
@@ -344,7 +344,7 @@ def test_every_commit_is_made_and_told_of_the_same_way_whoever_asks_for_it(tmp_p
 
     def publish(attempt: Attempt, proposal: Proposal) -> Commit:
         calls.append(("before", proposal.why))
-        return attempt.publish(proposal)
+        return publish_commit(attempt, proposal)
 
     class Tell(Observer):
         def __init__(self, name: str) -> None:

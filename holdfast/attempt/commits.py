@@ -1,0 +1,61 @@
+"""What makes a checkpoint count: fingerprint, hashes, the commit's record, latest.json, in this order.
+
+There is one path for every commit, whoever asks for it: a chunk, a stop, a notice, an adoption.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast import checkpoint
+from holdfast.checkpoint import Saved
+from holdfast.errors import ConfigDrift
+from holdfast.journal import Commit
+
+if TYPE_CHECKING:
+    from holdfast.attempt.attempt import Attempt
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A commit that is about to be made.
+
+    Attributes:
+        saved: the checkpoint.
+        why: ``chunk``, ``preempted`` or ``adopted``.
+    """
+
+    saved: Saved
+    why: str
+
+
+Publish = Callable[["Attempt", Proposal], Commit]
+
+
+def publish_commit(attempt: "Attempt", proposal: Proposal) -> Commit:
+    """Check a checkpoint, and publish its commit's record and latest.json.
+
+    Raises:
+        ConfigDrift: it was trained with other settings than the run's.
+        CheckpointDamaged: a file of it is missing or cut short, or its hashes contradict each other.
+        Superseded: a later attempt owns the run.
+    """
+    if attempt.head is not None and attempt.head.path == proposal.saved.path:
+        return attempt.head  # an interrupted call got so far
+    check_fingerprint(attempt, proposal)
+    checkpoint.check_saved(attempt.journal.store, proposal.saved)
+    return attempt.line.commit(proposal.saved, proposal.why)
+
+
+def check_fingerprint(attempt: "Attempt", proposal: Proposal) -> None:
+    """Return if a checkpoint was trained with the run's settings.
+
+    An adopted one may have been trained with those of the commit before it, if a change was let through since.
+
+    Raises:
+        ConfigDrift: it was not.
+    """
+    trained_with = proposal.saved.metadata.config_fingerprint
+    if trained_with not in (attempt.line.fingerprints() if proposal.why == "adopted" else {attempt.fingerprint}):
+        path, current = proposal.saved.path, attempt.fingerprint
+        raise ConfigDrift(f"{path} was trained with settings {trained_with[:16]}, not {current[:16]}")

@@ -1,0 +1,26 @@
+"""Failures of an attempt's ranks: the same one twice in a row ends the attempt."""
+
+from holdfast.errors import HoldfastError, NoProgress, RankDied
+
+
+class Failures:
+    """What the last failure was, and in which step."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, object] | None = None
+
+    def find_no_progress(self, error: HoldfastError, step: int) -> NoProgress | None:
+        """Return the error that ends the attempt if this failure came in the same step as the last one; else None.
+
+        A rank that died is never a repeated failure: its machine may have killed it.
+
+        Args:
+            step: the last step that is safe on the store.
+        """
+        failure = (step, error.data.get("step"))
+        is_repeated = not isinstance(error, RankDied) and failure == self._last
+        self._last = failure
+        if not is_repeated:
+            return None
+        message = f"twice in a row, with no step committed in between: {error}"
+        return NoProgress(message, hint=error.hint, step=step, reason=error.reason)
