@@ -1,31 +1,26 @@
 """Start, watch, command and end the ranks of an attempt."""
 
 import contextlib
-import itertools
 import logging
 import os
 import queue
-import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, BinaryIO, Self, TypeVar
+from typing import IO, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel
 
-from holdfast import determinism
 from holdfast.config import RunConfig
-from holdfast.errors import ConfigError, HoldfastError, OutOfMemory, RankDied, RunStopped
+from holdfast.errors import HoldfastError, RankDied, RunStopped
 from holdfast.journal import Commit
 from holdfast.probe import Gate
-from holdfast.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, RANK_MODULE, find_processes, leads_session
+from holdfast.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, find_processes, leads_session
+from holdfast.rank.ending import RankLog
 from holdfast.rank.messages import (
     Begin,
     Begun,
@@ -48,24 +43,11 @@ from holdfast.rank.messages import (
     decode_event,
     encode,
 )
-from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE
+from holdfast.rank.process import Spawn, make_command, make_environment, start_process
 
 log = logging.getLogger(__name__)
 
-LAST_LINES = 3
 END_WITHIN_S = 5.0
-# How torchrun, accelerate, MPI and Slurm tell a process its place among others. Inherited, as in a pod of a training
-# operator, they would make a rank of ours wait for processes that never come, or choose another precision.
-LAUNCHER_VARIABLES = (
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_*",
-    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_*", "PET_*", "ACCELERATE_*", "FSDP_*", "FORK_LAUNCHED", "PMI_*",
-    "PMIX_*", "MPI_LOCAL*", "OMPI_COMM_WORLD_*", "MV2_COMM_WORLD_*",
-)  # fmt: skip
-# Where torchrun's own lines in the ranks' log come from.
-TORCHRUN = "torch/distributed/elastic"
-# The container's own by cgroup 2 and 1, then the machine's.
-OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat")
-
 
 E = TypeVar("E", bound=BaseModel)
 F = TypeVar("F", bound=BaseModel)
@@ -82,33 +64,32 @@ class Ranks:
         began: when they were started, as `time.monotonic` has it.
     """
 
-    def __init__(self, config: RunConfig, log_path: Path, commit: int = 0, longest_epoch: int = 0) -> None:
+    # Starts the processes of all ranks that aren't given another `spawn`.
+    spawn: ClassVar[Spawn] = staticmethod(start_process)
+
+    def __init__(
+        self,
+        config: RunConfig,
+        log_path: Path,
+        commit: int = 0,
+        longest_epoch: int = 0,
+        spawn: Spawn | None = None,
+    ) -> None:
         """
         Args:
             commit: the number of the run's commit that will probably be restored; it is read at once.
             longest_epoch: the steps to which an epoch is cut, for a proof; 0 for no cut.
+            spawn: starts the process; by default `Ranks.spawn`.
         """
-        self.log_path = log_path
         self.began = time.monotonic()
-        self._oom_kills = count_oom_kills()
         self._has_several = config.compute.ranks > 1
         self._mark = uuid.uuid4().hex
-        self._log_begins = log_path.stat().st_size if log_path.exists() else 0
-        with _open_log(log_path) as log:
-            self._process = subprocess.Popen(
-                _command(config),
-                env=_environment(config, commit)
-                | {MARK_VARIABLE: self._mark, LONGEST_EPOCH_VARIABLE: str(longest_epoch)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                encoding="utf-8",
-                bufsize=1,
-                start_new_session=True,
-            )
+        self._log = RankLog(log_path)
+        environment = make_environment(config, commit)
+        environment |= {MARK_VARIABLE: self._mark, LONGEST_EPOCH_VARIABLE: str(longest_epoch)}
+        with self._log.open() as log:
+            self._process = (spawn or self.spawn)(make_command(config), environment, log)
         self._events: Events = queue.SimpleQueue()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         # Ranks whose last owner is gone end: a signal may have come between their start and whoever is to own them.
         weakref.finalize(self, self._process.stdin.close)
         # A thread, since a signal in the midst of a read would lose the line. It keeps the pipe alone, not this object.
@@ -190,27 +171,12 @@ class Ranks:
     def _describe_end(self) -> HoldfastError:
         """Return the error that the ranks have ended by without reporting one."""
         self._events.put(None)  # the end stays the end
-        returncode = self._process.wait()
-        lines = self._read_log().splitlines()
-        ending = _find_ending(lines) or _ending(returncode)
-        lines = list(itertools.takewhile(lambda line: TORCHRUN not in line, lines))[-LAST_LINES:]
-        last = f" (last lines of {self.log_path}: {' | '.join(line.strip() for line in lines)})" if lines else ""
-        if count_oom_kills() > self._oom_kills:
-            return OutOfMemory(f"the kernel killed a rank for want of memory ({ending}){last}")
-        return RankDied(f"the ranks ended: {ending}{last}")
-
-    def _read_log(self) -> str:
-        """Return what these ranks have written to their log, which earlier ones may have begun."""
-        with contextlib.suppress(OSError), self.log_path.open("rb") as log:
-            log.seek(self._log_begins)
-            return log.read().decode(errors="replace")
-        return ""
+        return self._log.describe_end(self._process.wait())
 
     # ---- orders
 
     def _order(self, order: Order) -> None:
         """Send an order. If the ranks are dead, the next call for an event says so."""
-        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: they were ended before
             self._process.stdin.write(encode(order))
             self._process.stdin.flush()
@@ -268,9 +234,8 @@ class Ranks:
             within_s: how long each of the first two may take.
         """
         self._order(End())
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._has_ended(within_s):
                 return
@@ -325,70 +290,3 @@ def start(config: RunConfig, log_path: Path, commit: int) -> Ranks:
         ranks.end()
         _ahead.pop()
     return Ranks(config, log_path, commit)
-
-
-def count_oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory: in this container, or else on this machine."""
-    for path in OOM_COUNTERS:
-        with contextlib.suppress(OSError, ValueError):
-            return sum(
-                int(line.split()[1])
-                for line in Path(path).read_text("utf-8").splitlines()
-                if line.startswith("oom_kill ")
-            )
-    return 0
-
-
-def _open_log(path: Path) -> BinaryIO:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("ab")
-    except OSError as error:
-        raise ConfigError(
-            f"the ranks' output can't be written to {path}: {error.strerror}", hint='--set log.folder="..."'
-        ) from None
-
-
-def _command(config: RunConfig) -> list[str]:
-    rank = ["-m", RANK_MODULE]
-    if config.compute.ranks == 1:
-        return [sys.executable, *rank]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.compute.ranks}"]
-    return [sys.executable, *torchrun, *rank]
-
-
-def is_launchers(name: str) -> bool:
-    """Return whether another launcher tells a process its place by the environment variable of this name."""
-    return any(fnmatchcase(name, pattern) for pattern in LAUNCHER_VARIABLES)
-
-
-def _environment(config: RunConfig, commit: int) -> dict[str, str]:
-    # The recipe is imported by the ranks: what the attempt can import, they can.
-    paths = [str(Path(path).absolute()) for path in sys.path]
-    kept = {name: value for name, value in os.environ.items() if not is_launchers(name)}
-    return {
-        **kept,
-        **determinism.preamble(config.determinism),
-        "PYTHONUTF8": "1",  # a recipe's open() reads the same text on every machine, whatever the locale
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        CONFIG_VARIABLE: config.model_dump_json(),
-        COMMIT_VARIABLE: str(commit),
-    }
-
-
-def _find_ending(lines: Sequence[str]) -> str:
-    """Return how the first rank ended, as torchrun says in the log: by a signal, if one did; empty if it doesn't say.
-
-    A rank that has lost another ends with an exit code, and torchrun may see that first; it lists all failures at the
-    end. SIGTERM is what it sends to the rest itself.
-    """
-    text = "\n".join(lines)
-    first = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", text)
-    listed = re.findall(r"\(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+)", text)
-    found = [(int(rank), int(code)) for code, rank in first] + [(int(rank), int(code)) for rank, code in listed]
-    killed = [(rank, code) for rank, code in found if code < 0 and -code != signal.SIGTERM]
-    return next((f"rank {rank}: {_ending(code)}" for rank, code in [*killed, *found]), "")
-
-
-def _ending(returncode: int) -> str:
-    return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"

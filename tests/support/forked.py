@@ -9,12 +9,9 @@ import contextlib
 import functools
 import json
 import os
-import signal
-import subprocess
 import time
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import IO, Any
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
 
 import psutil
 
@@ -29,7 +26,9 @@ from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
 from holdfast.processes import RANK_MODULE
 from holdfast.prove import prove
-from holdfast.rank import launching, serving
+from holdfast.rank import serving
+from holdfast.rank.launching import Ranks
+from holdfast.rank.process import start_process
 from holdfast.store import open_store
 from holdfast.testing import faults
 from tests.support.lives import leave
@@ -37,11 +36,11 @@ from tests.support.mutants import find_fault
 
 
 class Rank:
-    """What `holdfast.rank.launching` needs of a `subprocess.Popen`, of a rank that is forked from this process."""
+    """A `holdfast.rank.process.Process` that is a rank, forked from this process."""
 
     main: Callable[[], int] = staticmethod(serving.main)
 
-    def __init__(self, env: dict[str, str], stderr: IO[bytes]) -> None:
+    def __init__(self, env: dict[str, str], stderr: BinaryIO) -> None:
         self.returncode: int | None = None
         orders, orders_in = os.pipe()
         events, events_in = os.pipe()
@@ -67,9 +66,6 @@ class Rank:
     def wait(self) -> int | None:
         return self._wait(0)
 
-    def terminate(self) -> None:
-        os.kill(self.pid, signal.SIGTERM)
-
     def _wait(self, options: int) -> int | None:
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, options)
@@ -77,13 +73,13 @@ class Rank:
         return self.returncode
 
 
-def start(mutation: str, command: list[str], env: dict[str, str], stderr: IO[bytes], **options: Any) -> Any:
+def spawn(mutation: str, command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Any:
     """Fork a rank that is alone; let torchrun start several."""
-    if command[1:] == ["-m", RANK_MODULE]:
-        return Rank(env, stderr)
+    if list(command[1:]) == ["-m", RANK_MODULE]:
+        return Rank(environment, log)
     if mutation:
         command = [*command[:-1], "tests.support.mutated_rank", mutation, RANK_MODULE]
-    return subprocess.Popen(command, env=env, stderr=stderr, **options)
+    return start_process(command, environment, log)
 
 
 def fork_ranks(mutation: str = "") -> None:
@@ -91,8 +87,7 @@ def fork_ranks(mutation: str = "") -> None:
     own = os.getpid()
     apply = find_fault(mutation)
     Rank.main = staticmethod(lambda: apply() or serving.main())
-    popen = functools.partial(start, mutation)
-    launching.subprocess = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    Ranks.spawn = staticmethod(functools.partial(spawn, mutation))
     faults._is_rank = lambda pid: pid != own  # their command line is this process's
 
 

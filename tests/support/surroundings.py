@@ -11,7 +11,7 @@ import tempfile
 
 from hypothesis import HealthCheck, settings
 
-from holdfast.rank.launching import is_launchers
+from holdfast.rank.process import is_launchers
 
 HIDDEN = ("COLORTERM", "FORCE_COLOR", "NO_COLOR", "STORAGE_EMULATOR_HOST", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 HIDDEN_PREFIXES = ("AWS_", "AZURE_", "CLOUDSDK_", "FSSPEC_", "GCSFS_", "GOOGLE_", "HOLDFAST_", "PREFECT_", "TOY_")

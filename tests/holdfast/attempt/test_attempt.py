@@ -32,9 +32,9 @@ from holdfast.errors import (
 )
 from holdfast.interval import read_losses
 from holdfast.journal import Commit, Journal
-from holdfast.rank import launching
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Progress
+from holdfast.rank.process import start_process
 from holdfast.store import open_store
 from holdfast.verification import verify_run
 from tests.conftest import ranks_of
@@ -291,7 +291,8 @@ def test_ranks_that_were_started_ahead_for_another_attempt_are_ended(tmp_path: P
 def idle_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank is a process that waits for the end of its orders, and needs no second to start."""
     idle = [sys.executable, "-c", "import sys; sys.stdin.read()", "holdfast.rank"]
-    monkeypatch.setattr(launching, "_command", lambda config: idle)
+    spawn = staticmethod(lambda command, environment, log: start_process(idle, environment, log))
+    monkeypatch.setattr(Ranks, "spawn", spawn)
 
 
 def test_ranks_that_were_started_ahead_end_when_nothing_takes_them_over(tmp_path: Path, idle_rank: None) -> None:

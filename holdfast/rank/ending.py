@@ -1,0 +1,91 @@
+"""How ranks ended: what their exit code, their log and the kernel's counters say."""
+
+import contextlib
+import itertools
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from holdfast.errors import ConfigError, OutOfMemory, RankDied
+
+# How many lines of the log an error shows.
+LAST_LINES = 3
+# Where torchrun's own lines in the ranks' log come from.
+TORCHRUN = "torch/distributed/elastic"
+# The container's own by cgroup 2 and 1, then the machine's.
+OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat")
+
+
+class RankLog:
+    """The file that ranks write to, from where their predecessors left it; it tells how the ranks ended."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._begins = path.stat().st_size if path.exists() else 0
+        self._oom_kills = count_oom_kills()
+
+    def open(self) -> BinaryIO:
+        """Open the log for the ranks to append to.
+
+        Raises:
+            ConfigError: it can't be written.
+        """
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return self._path.open("ab")
+        except OSError as error:
+            raise ConfigError(
+                f"the ranks' output can't be written to {self._path}: {error.strerror}", hint='--set log.folder="..."'
+            ) from None
+
+    def describe_end(self, returncode: int) -> RankDied | OutOfMemory:
+        """Return the error for ranks that ended without reporting one.
+
+        Args:
+            returncode: of the process that was started: torchrun, if there are several ranks.
+        """
+        lines = self._read().splitlines()
+        ending = find_ending(lines) or _name_ending(returncode)
+        lines = list(itertools.takewhile(lambda line: TORCHRUN not in line, lines))[-LAST_LINES:]
+        last = f" (last lines of {self._path}: {' | '.join(line.strip() for line in lines)})" if lines else ""
+        if count_oom_kills() > self._oom_kills:
+            return OutOfMemory(f"the kernel killed a rank for want of memory ({ending}){last}")
+        return RankDied(f"the ranks ended: {ending}{last}")
+
+    def _read(self) -> str:
+        with contextlib.suppress(OSError), self._path.open("rb") as log:
+            log.seek(self._begins)
+            return log.read().decode(errors="replace")
+        return ""
+
+
+def count_oom_kills() -> int:
+    """Return how many processes the kernel has killed for want of memory, in this container or on this machine."""
+    for path in OOM_COUNTERS:
+        with contextlib.suppress(OSError, ValueError):
+            return sum(
+                int(line.split()[1])
+                for line in Path(path).read_text("utf-8").splitlines()
+                if line.startswith("oom_kill ")
+            )
+    return 0
+
+
+def find_ending(lines: Sequence[str]) -> str:
+    """Return how the first rank ended, as torchrun says in the log: by a signal, if one did; empty if it doesn't say.
+
+    A rank that has lost another ends with an exit code, and torchrun may see that first; it lists all failures at the
+    end. SIGTERM is what it sends to the rest itself.
+    """
+    text = "\n".join(lines)
+    first = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", text)
+    listed = re.findall(r"\(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+)", text)
+    found = [(int(rank), int(code)) for code, rank in first] + [(int(rank), int(code)) for rank, code in listed]
+    killed = [(rank, code) for rank, code in found if code < 0 and -code != signal.SIGTERM]
+    return next((f"rank {rank}: {_name_ending(code)}" for rank, code in [*killed, *found]), "")
+
+
+def _name_ending(returncode: int) -> str:
+    return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
