@@ -20,6 +20,7 @@ from holdfast.rank.messages import (
     Event,
     Failed,
     Progress,
+    Ready,
     Restore,
     Restored,
     Save,
@@ -36,14 +37,13 @@ Make = Callable[..., "tuple[Ranks, Said]"]
 
 
 class Said:
-    """A process that has said what it is given, and then ended with an exit code."""
+    """A process that says what it is given, and then ends with an exit code."""
 
     pid = 2**30  # nobody's
 
     def __init__(self, text: str, returncode: int = 0) -> None:
-        said, said_in = os.pipe()
-        with os.fdopen(said_in, "w") as pipe:
-            pipe.write(text)
+        said, self._said_in = os.pipe()
+        self._text = text
         self.stdout: IO[str] = os.fdopen(said)
         heard, heard_in = os.pipe()
         self.heard = os.fdopen(heard)
@@ -57,6 +57,10 @@ class Said:
         log.write(b"the last line\n")
         return self
 
+    def say(self) -> None:
+        with os.fdopen(self._said_in, "w") as pipe:
+            pipe.write(self._text)
+
     def poll(self) -> int:
         return self.returncode
 
@@ -69,9 +73,11 @@ def make(tmp_path: Path) -> Iterator[Make]:
     """Make ranks that have said some events."""
     made = list[Said]()
 
-    def make(*events: Event, text: str = "", returncode: int = 0) -> tuple[Ranks, Said]:
+    def make(*events: Event, text: str = "", returncode: int = 0, is_held: bool = False) -> tuple[Ranks, Said]:
         said = Said("".join(map(encode, events)) + text, returncode)
         made.append(said)
+        if not is_held:
+            said.say()
         ranks = Ranks(RunConfig(recipe="m:f", run="r"), tmp_path / "ranks.log", longest_epoch=7, spawn=said)
         return ranks, said
 
@@ -105,8 +111,9 @@ def test_each_verb_is_an_order(make: Make) -> None:
 
 
 def test_a_notice_while_a_state_is_restored_is_not_taken_for_the_answer(make: Make) -> None:
-    ranks, _ = make(Skipped(done=1, total=2), Restored(step=4))
+    ranks, said = make(Skipped(done=1, total=2), Restored(step=4), is_held=True)
     ranks.wake()
+    said.say()
     assert ranks.restore(make_commit(1), Gate()) == Restored(step=4)
 
 
@@ -151,3 +158,14 @@ def test_a_line_that_is_no_event_is_told_of(make: Make) -> None:
     assert ranks.next_event() == SAID
     with pytest.raises(RunStopped, match="don't understand each other"):
         ranks.next_event()
+
+
+@pytest.mark.slow
+def test_a_rank_that_gets_a_line_that_is_no_order_ends(tmp_path: Path) -> None:
+    """It would wait for orders for ever, and the attempt for its answer."""
+    config = RunConfig.model_validate({"recipe": "tests.support.toy:toy", "run": "r", "store": str(tmp_path)})
+    with Ranks(config, tmp_path / "ranks.log") as ranks:
+        ranks.expect(Ready)
+        ranks._process.stdin.write('["Later", {}]\n')
+        with pytest.raises(RankDied, match=r"the ranks ended: exit code 0 .*don't understand each other"):
+            ranks.next_event(within_s=120)
