@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed import DistError
 
-from holdfast import checkpoint, opened, state, training
+from holdfast import checkpoint, opened, training
 from holdfast.checkpoint import Metadata, Payload
 from holdfast.environment import describe_environment
 from holdfast.errors import CheckpointDamaged, GateTripped, HoldfastError, OutOfMemory, RankDied, RecipeFailed
@@ -235,7 +235,7 @@ def main(prefetch: Prefetch | None = None) -> int:
     prefetch = prefetch or Prefetch()
     run = None
     try:
-        prefetch.decode(state.decode)
+        prefetch.decode(training.decode)
         before = {*sys.modules}
         with opened.watch() as files:
             run = training.Training(prefetch.config)

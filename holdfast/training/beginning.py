@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from holdfast import state
 from holdfast.checkpoint import Metadata, Payload
 from holdfast.config import InitFrom, did_you_mean
 from holdfast.errors import ConfigError
+from holdfast.training import capturing
 from holdfast.training.build import Training
+from holdfast.training.naming import has_names, name_parameters
 
 
 def begin_from(training: Training, payload: Payload, metadata: Metadata, init: InitFrom) -> None:
@@ -18,17 +19,17 @@ def begin_from(training: Training, payload: Payload, metadata: Metadata, init: I
         ConfigError: a weight, or what ``init`` names, is in one of the two only, or has another shape.
         StateError: an extra doesn't fit what the recipe built.
     """
-    saved = state.decode(payload)
+    saved = capturing.decode(payload)
     model = training.accelerator.unwrap_model(training.model)
     model.load_state_dict(_weights(model.state_dict(), saved["model"], init.reset))
     if init.load_optimizer:
         training.optimizer.load_state_dict(_moments(training, saved["optimizer"], init.reset))
-    extras = state.own_part(training, "extras", saved["extras"]) if init.extras else {}
+    extras = capturing.own_part(training, "extras", saved["extras"]) if init.extras else {}
     for name in init.extras:
         if name not in extras or name not in training.recipe.extras:
             known = extras.keys() & training.recipe.extras.keys()
             raise ConfigError(f"init_from.extras: there is no {name!r} in both", hint=did_you_mean(name, known))
-        state.load(f"extra {name}", training.recipe.extras[name], extras[name])
+        capturing.load(f"extra {name}", training.recipe.extras[name], extras[name])
     continued = metadata.optimizer_steps_total + metadata.anneal_offset
     training.progress.anneal_offset = continued if init.anneal_offset is None else init.anneal_offset
 
@@ -66,9 +67,9 @@ def _moments(training: Training, saved: dict[str, Any], reset: tuple[str, ...]) 
             "init_from.load_optimizer: the optimizer is of another kind than the saved one",
             hint="load_optimizer = false begins with a fresh one",
         )
-    names = state.name_parameters(training)
+    names = name_parameters(training)
     moments = saved["state"]
-    if not state.has_names(saved):  # earlier versions have the parameters' numbers
+    if not has_names(saved):  # earlier versions have the parameters' numbers
         moments = {names[number]: value for number, value in moments.items()}
     moments = {name: value for name, value in moments.items() if not any(_is_below(name, each) for each in reset)}
     if unknown := sorted(moments.keys() - set(names)):

@@ -26,6 +26,7 @@ from holdfast.probe import Probe
 from holdfast.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.recipe import Recipe, build_recipe
 from holdfast.schedule import Schedule
+from holdfast.training.capturing import describe_built
 from holdfast.training.checksums import choose_every, describe_components
 from holdfast.training.first_batch import FirstBatch
 
@@ -145,7 +146,7 @@ class Training:
         self.schedulers = _build_schedulers(self.recipe, self.steps_per_epoch)
         names = [type(scheduler).__name__ for scheduler in self.schedulers]
         self.scheduler_type = schedule.name if isinstance(schedule, Schedule) else "+".join(names) or "NoneType"
-        self.built = state.describe_built(self)
+        self.built = describe_built(self)
         self.progress = Progress()
         self.first = FirstBatch()
         self.parent = ""

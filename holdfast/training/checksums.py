@@ -13,6 +13,7 @@ from holdfast.fingerprint import canonical_json
 from holdfast.state.checksum import checksum, checksum_together, checksum_value
 from holdfast.state.memory import TensorBytes
 from holdfast.trail import spreads
+from holdfast.training.capturing import capture_own
 
 if TYPE_CHECKING:
     from holdfast.training.build import Training
@@ -38,7 +39,7 @@ def describe_components(training: "Training", *, in_detail: bool) -> dict[str, A
     Args:
         in_detail: whether each tensor has a checksum of its own, under ``tensors``.
     """
-    payload = state.to_payload(state.capture_own(training))
+    payload = state.to_payload(capture_own(training))
     buffers = {name for name, _ in training.accelerator.unwrap_model(training.model).named_buffers()}
     members: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in _tensors_of(payload).items():

@@ -16,6 +16,7 @@ from holdfast.config import did_you_mean
 from holdfast.errors import RecipeError
 from holdfast.probe import Probe
 from holdfast.state.checksum import checksum_together
+from holdfast.training.naming import name_parameters
 from holdfast.training.undisturbed import undisturbed
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _take_gradient(training: "Training", batch: Any) -> str:
         return ""
     model: nn.Module = training.accelerator.unwrap_model(training.model)
     members = (each for group in training.optimizer.param_groups for each in group["params"])
-    named = zip(state.name_parameters(training), members, strict=True)
+    named = zip(name_parameters(training), members, strict=True)
     # By name: the order in which an optimizer gets its parameters may differ between processes.
     parameters = [each for _, each in sorted(named, key=lambda pair: pair[0]) if each.requires_grad]
     with undisturbed(model, training.optimizer) as kept, _kept_extras(training), torch.enable_grad():

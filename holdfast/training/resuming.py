@@ -14,8 +14,11 @@ from holdfast.checkpoint import Metadata, Payload, differences, shorten
 from holdfast.errors import ConfigDrift, GateTripped
 from holdfast.probe import Gate, Probe, check_health, compare
 from holdfast.store import open_store
+from holdfast.training import capturing
 from holdfast.training.build import Training
 from holdfast.training.history import read_first_lrs
+from holdfast.training.merging import take_over
+from holdfast.training.naming import has_names
 from holdfast.training.probing import measure
 
 SHOWN_NAMES = 3
@@ -44,20 +47,20 @@ def resume(
 
     Args:
         watch: told how many micro-batches of how many were skipped, where a stream is read again.
-        saved: what `state.decode` makes of the payload, where that's done already.
+        saved: what `capturing.decode` makes of the payload, where that's done already.
 
     Raises:
         StateError: the state doesn't fit what the recipe built.
         ConfigDrift: the recipe builds other hyperparameters, though no setting and no code has changed.
         GateTripped: what is in this process now isn't what was saved, or isn't healthy.
     """
-    saved = state.decode(payload) if saved is None else saved
-    state.restore(training, saved)
+    saved = capturing.decode(payload) if saved is None else saved
+    capturing.restore(training, saved)
     _begin_data(training, saved, metadata, watch)
     _check_state(training, payload, saved)
     resumed = Resumed(training.progress.step)
     if gate.how == "record":
-        resumed.taken_over = state.take_over(training, saved["built"])
+        resumed.taken_over = take_over(training, saved["built"])
     else:
         _check_built(training, payload)
     resumed.summary = summarize(training)
@@ -106,7 +109,7 @@ def _own_probe(training: Training, metadata: Metadata) -> Probe | None:
 def _begin_data(training: Training, saved: Mapping[str, Any], metadata: Metadata, watch: Any) -> None:
     began = monotonic()
     training.replayed = metadata.replayed
-    if training.begin_data(state.own_part(training, "data", saved["data"]), watch):
+    if training.begin_data(capturing.own_part(training, "data", saved["data"]), watch):
         micro_batches = training.progress.step * training.recipe.grad_accum
         training.replayed = {"micro_batches": float(micro_batches), "seconds": round(monotonic() - began, 3)}
 
@@ -129,8 +132,8 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
 
 def _capture_as(training: Training, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of this process in the form of a saved one: earlier versions numbered the parameters."""
-    captured = state.capture(training)
-    if not state.has_names(saved["optimizer"]):
+    captured = capturing.capture(training)
+    if not has_names(saved["optimizer"]):
         captured["optimizer"] = training.optimizer.state_dict()
     if len(captured["extras"]) == 1:  # equal in all ranks, and kept once: each is compared with its rank's own
         captured["extras"] = [copy.deepcopy(captured["extras"][0]) for _ in saved["extras"]]

@@ -13,6 +13,7 @@ from holdfast.journal import now
 from holdfast.probe import Probe, check_health
 from holdfast.store import Store
 from holdfast.training.build import Training
+from holdfast.training.capturing import capture
 from holdfast.training.probing import measure
 
 
@@ -54,7 +55,7 @@ def begin_save(
     rank_probes = training.gather(probe) if training.accelerator.num_processes > 1 else []
     if all(each == probe for each in rank_probes):
         rank_probes = rank_probes[:1]
-    captured = state.capture(training)
+    captured = capture(training)
     if training.accelerator.is_main_process:
         training.saver.wait()  # whose checkpoint this one continues
         stall_s: Future[float] = Future()  # a small checkpoint is durable before it is known

@@ -39,11 +39,11 @@ def careless(name: str, caught_by: Any, named: str, recipe: str, ranks: int = 1,
 
 
 def _restoring(change: Callable[[Any, dict[str, Any], Callable[..., None]], None]) -> None:
-    """`state.restore` becomes the change, which is given the training, the saved state, and the right way to do it."""
-    from holdfast import state
+    """Replace `capturing.restore` by the change, which gets the training, the saved state and the right function."""
+    from holdfast.training import capturing
 
-    right = state.restore
-    state.restore = lambda training, saved: change(training, saved, right)
+    right = capturing.restore
+    capturing.restore = lambda training, saved: change(training, saved, right)
 
 
 def forget_the_scheduler() -> None:

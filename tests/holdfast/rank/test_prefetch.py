@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast import RunConfig, state
+from holdfast import RunConfig
 from holdfast.attempt import Line
 from holdfast.checkpoint import PAYLOAD, Payload, differences, read_payload
 from holdfast.errors import CheckpointDamaged
@@ -17,8 +17,8 @@ from holdfast.probe import Gate
 from holdfast.rank import serving
 from holdfast.rank.messages import Event, Restore
 from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE, Prefetch
-from holdfast.state import captured
 from holdfast.store import open_store
+from holdfast.training import capturing
 from tests.support.makers import commit_of, make_line, train
 from tests.support.trainings import make, save_step, train_to
 
@@ -121,10 +121,10 @@ def test_saves_use_the_memory_that_was_read_into_unless_someone_has_kept_some(
     monkeypatch.setenv(CONFIG_VARIABLE, training.config.model_dump_json())
     monkeypatch.setenv(COMMIT_VARIABLE, "1")
     prefetch, heard = Prefetch(), Heard()
-    prefetch.decode(state.decode)
+    prefetch.decode(capturing.decode)
     again = make(tmp_path, "tests.support.varied:varied_language")
     again.saver.buffers = prefetch.buffers
-    load, kept, addresses = captured.load, list[Tensor](), list[int]()
+    load, kept, addresses = capturing.load, list[Tensor](), list[int]()
 
     def load_and_keep(name: str, target: Any, saved: Any) -> None:
         if name == "model":
@@ -132,7 +132,7 @@ def test_saves_use_the_memory_that_was_read_into_unless_someone_has_kept_some(
             kept.extend(saved.values() if is_kept else ())
         load(name, target, saved)
 
-    monkeypatch.setattr(captured, "load", load_and_keep)
+    monkeypatch.setattr(capturing, "load", load_and_keep)
     order = Restore(commit=commit, gate=Gate())
     serving.restore(again, journal.store, order, heard, prefetch)  # type: ignore[arg-type]
     assert heard.names == ["Restored"]

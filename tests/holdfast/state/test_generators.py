@@ -16,7 +16,7 @@ from holdfast.checkpoint import differences
 from holdfast.config import ChunkLength, RunConfig
 from holdfast.journal import Journal
 from holdfast.store import open_store
-from holdfast.training import Training, train
+from holdfast.training import Training, capturing, train
 from tests.conftest import ROOT
 from tests.support.lives import Lives
 from tests.support.trainings import make, train_to
@@ -102,7 +102,7 @@ def trained(folder: Path, recipe: str, disturb: Any) -> Training:
 )
 def test_draws_between_two_steps_leave_no_trace(tmp_path: Path, recipe: str) -> None:
     quiet, disturbed = trained(tmp_path, recipe, lambda: None), trained(tmp_path, recipe, draw)
-    assert differences(*(state.to_payload(state.capture(each)) for each in (quiet, disturbed))) == []
+    assert differences(*(state.to_payload(capturing.capture(each)) for each in (quiet, disturbed))) == []
     assert quiet.read_metrics() == disturbed.read_metrics()
 
 

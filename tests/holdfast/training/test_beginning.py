@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from holdfast import Anneal, Recipe, Schedule, checkpoint, state
 from holdfast.config import InitFrom
 from holdfast.errors import ConfigError, StateError
-from holdfast.training import Training, begin_from
+from holdfast.training import Training, begin_from, capturing
 from tests.support import trainings
 from tests.support.trainings import Saved, save_state, train_to
 from tests.support.varied import Average, Points
@@ -69,7 +69,7 @@ def begin(training: Training, saved: Saved, **init: Any) -> Training:
 
 def parts(training: Training) -> dict[str, Any]:
     """What of the state there is, as it is now."""
-    return state.from_payload(state.to_payload(state.capture(training)))  # type: ignore[no-any-return]
+    return state.from_payload(state.to_payload(capturing.capture(training)))  # type: ignore[no-any-return]
 
 
 def differ(one: Any, other: Any) -> set[str]:
@@ -161,7 +161,7 @@ def test_nothing_was_changed_when_weights_are_refused(tmp_path: Path, saved: Sav
     before = state.to_payload(parts(training))
     with pytest.raises(ConfigError):
         begin(training, saved)
-    assert checkpoint.differences(before, state.to_payload(state.capture(training))) == []
+    assert checkpoint.differences(before, state.to_payload(capturing.capture(training))) == []
 
 
 def test_the_optimizer_brings_its_moments_and_no_setting(tmp_path: Path, saved: Saved) -> None:

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from holdfast import Recipe, state
-from holdfast.training import Training
+from holdfast.training import Training, capturing, merging
 from tests.support import trainings
 from tests.support.trainings import train_to
 from tests.support.varied import Points
@@ -75,9 +75,9 @@ def take_over(kind: str, **changed: Any) -> tuple[list[str], list[float], list[f
     before, after, always = make(kind=kind), make(kind=kind, **changed), make(kind=kind, **changed)
     for training in (before, always):
         train_to(training, STEPS)
-    saved = state.from_payload(state.to_payload(copy.deepcopy(state.capture(before))))
-    state.restore(after, saved)
-    names = state.take_over(after, saved["built"])
+    saved = state.from_payload(state.to_payload(copy.deepcopy(capturing.capture(before))))
+    capturing.restore(after, saved)
+    names = merging.take_over(after, saved["built"])
     return names, go_on(after), go_on(always)
 
 
@@ -100,9 +100,9 @@ def test_all_report_the_rate_that_is_in_force(kind: str) -> None:
     after, always = make(kind=kind, lr=0.01), make(kind=kind, lr=0.01)
     train_to(before := make(kind=kind), STEPS)
     train_to(always, STEPS)
-    saved = state.from_payload(state.to_payload(copy.deepcopy(state.capture(before))))
-    state.restore(after, saved)
-    state.take_over(after, saved["built"])
+    saved = state.from_payload(state.to_payload(copy.deepcopy(capturing.capture(before))))
+    capturing.restore(after, saved)
+    merging.take_over(after, saved["built"])
     assert after.schedulers[0].get_last_lr() == after.lrs
     assert last_rates(after.schedulers) == pytest.approx(last_rates(always.schedulers))
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlateau, StepLR
 
 from holdfast import Recipe, Schedule, checkpoint, state
-from holdfast.training import Training
+from holdfast.training import Training, capturing, merging
 from tests.support import trainings
 from tests.support.trainings import train_to
 from tests.support.varied import Points
@@ -63,7 +63,7 @@ make = functools.partial(trainings.make, recipe=f"{__name__}:grouped")
 
 def captured(training: Training) -> checkpoint.Payload:
     """What the next step depends on, as it is now."""
-    return state.to_payload(copy.deepcopy(state.capture(training)))
+    return state.to_payload(copy.deepcopy(capturing.capture(training)))
 
 
 def rates(training: Training, stop: int) -> list[list[float]]:
@@ -86,8 +86,8 @@ def take_over(
     before, after = make(folder, **old), make(folder, **old | new)
     train_to(before, step)
     saved = state.from_payload(captured(before))
-    state.restore(after, saved)
-    names = state.take_over(after, saved["built"])
+    capturing.restore(after, saved)
+    names = merging.take_over(after, saved["built"])
     changed = [
         name
         for name in checkpoint.differences(captured(before), captured(after))
@@ -222,8 +222,8 @@ def test_what_was_taken_over_is_what_the_next_checkpoint_was_built_with(tmp_path
     train_to(training, 5)
     saved = state.from_payload(captured(training))
     again = make(tmp_path, schedule=schedule, lr=0.005, weight_decay=0.3)
-    state.restore(again, saved)
-    assert state.take_over(again, saved["built"]) == []
+    capturing.restore(again, saved)
+    assert merging.take_over(again, saved["built"]) == []
     assert again.lrs == training.lrs
 
 

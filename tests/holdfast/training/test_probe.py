@@ -19,7 +19,7 @@ from holdfast.config import Resume
 from holdfast.errors import ConfigError, GateTripped, RecipeError, Unhealthy
 from holdfast.probe import Probe, check_health, compare
 from holdfast.store.local import LocalStore
-from holdfast.training import Gate, Training, evaluate, measure, resume
+from holdfast.training import Gate, Training, capturing, evaluate, measure, resume
 from tests.support import trainings
 from tests.support.trainings import train_to
 from tests.support.varied import Points
@@ -186,7 +186,7 @@ def make(folder: Path, recipe: str = "probed", **settings: Any) -> Training:
 def everything(training: Training) -> Any:
     """All that the next step depends on, and what a careless probe leaves behind."""
     return (
-        state.to_payload(copy.deepcopy(state.capture(training))),
+        state.to_payload(copy.deepcopy(capturing.capture(training))),
         [module.training for module in training.model.modules()],
         [parameter.grad is None for parameter in training.model.parameters()],
         training.generators.digest(),
@@ -243,7 +243,7 @@ def test_training_goes_on_as_if_nobody_had_measured(tmp_path: Path, own: bool) -
             if measures:
                 measure(training)
             train_to(training, step)
-        found.append(state.to_payload(state.capture(training)))
+        found.append(state.to_payload(capturing.capture(training)))
     assert checkpoint.differences(*found) == []
 
 

@@ -16,7 +16,7 @@ from holdfast.checkpoint import Payload
 from holdfast.errors import CheckpointDamaged, ConfigDrift, GateTripped, HoldfastError, StateError
 from holdfast.journal import Commit, Journal
 from holdfast.store.local import LocalStore
-from holdfast.training import Gate, Resumed, Training, resume
+from holdfast.training import Gate, Resumed, Training, capturing, resume
 from holdfast.verification import verify_run
 from tests.support import varied
 from tests.support.makers import make_line, save_next
@@ -64,7 +64,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(
     saved = save_state(training, tmp_path)
     train_to(training, 2 * STEPS)
     lines = training.read_metrics()
-    expected = content(state.to_payload(state.capture(training)))
+    expected = content(state.to_payload(capturing.capture(training)))
     for again in (make(tmp_path, f"tests.support.varied:{recipe}", **settings), training):
         random.seed(9)
         resumed = resume_from(again, saved)
@@ -72,7 +72,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(
         again.metrics = []
         train_to(again, 2 * STEPS)
         assert again.read_metrics() == lines
-        assert content(state.to_payload(state.capture(again))) == expected
+        assert content(state.to_payload(capturing.capture(again))) == expected
 
 
 def test_a_stream_that_was_read_again_says_what_that_cost(tmp_path: Path) -> None:
@@ -167,13 +167,13 @@ def test_what_is_altered_while_it_is_restored_is_named(
     """Nothing lets it through: neither another machine nor a change on purpose explains it."""
     training = make(tmp_path, "tests.support.varied:averaged", schedule="plateau")
     resume_from(training, averaged, how, 1.0)
-    restore = state.restore
+    restore = capturing.restore
 
     def restore_and_alter(training: Training, saved: dict[str, Any]) -> None:
         restore(training, saved)
         alter(training)
 
-    monkeypatch.setattr(state, "restore", restore_and_alter)
+    monkeypatch.setattr(capturing, "restore", restore_and_alter)
     with pytest.raises(GateTripped, match="after it was loaded, ") as caught:
         resume_from(training, averaged, how, 1.0)
     different = caught.value.data["different"]
@@ -200,9 +200,9 @@ def test_what_is_not_restored_is_named(
 ) -> None:
     """The whole component stays as it was built."""
     training = make(tmp_path, "tests.support.varied:averaged", schedule="plateau")
-    own = state.from_payload(state.to_payload(state.capture(training)))
-    restore = state.restore
-    monkeypatch.setattr(state, "restore", lambda training, saved: restore(training, {**saved, name: own[name]}))
+    own = state.from_payload(state.to_payload(capturing.capture(training)))
+    restore = capturing.restore
+    monkeypatch.setattr(capturing, "restore", lambda training, saved: restore(training, {**saved, name: own[name]}))
     with pytest.raises(GateTripped) as caught:
         resume_from(training, averaged, "record")
     assert {each.partition(".")[0] for each in caught.value.data["different"]} == {name}
@@ -210,7 +210,7 @@ def test_what_is_not_restored_is_named(
 
 def test_only_some_of_many_names_are_shown(tmp_path: Path, averaged: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     training = make(tmp_path, "tests.support.varied:averaged", schedule="plateau")
-    monkeypatch.setattr(state, "restore", lambda training, saved: None)
+    monkeypatch.setattr(capturing, "restore", lambda training, saved: None)
     with pytest.raises(
         GateTripped, match=r"extras.0.average.0.bias, \S+, \S+ and \d\d more differ from what was saved"
     ):

@@ -11,11 +11,11 @@ from torch import nn
 from holdfast.checkpoint import Payload, serialize
 from holdfast.errors import StateError
 from holdfast.schedule import Schedule
-from holdfast.state.encoding import from_payload, to_payload
-from holdfast.state.naming import numbered_state, optimizer_state
+from holdfast.state import from_payload, to_payload
+from holdfast.training.naming import numbered_state, optimizer_state
 
 if TYPE_CHECKING:
-    from holdfast.training import Training
+    from holdfast.training.build import Training
 
 
 def capture(training: "Training") -> dict[str, Any]:

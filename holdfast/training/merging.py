@@ -7,15 +7,13 @@ were built*; where what is built now differs from that, it is what the person wa
 
 import copy
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from holdfast.state.encoding import from_payload, to_payload
-
-if TYPE_CHECKING:
-    from holdfast.training import Training
+from holdfast.state import from_payload, to_payload
+from holdfast.training.build import Training
 
 # A scheduler's own bookkeeping, not a setting.
 DYNAMIC = (
@@ -24,7 +22,7 @@ DYNAMIC = (
 )  # fmt: skip
 
 
-def take_over(training: "Training", saved_built: dict[str, Any]) -> list[str]:
+def take_over(training: Training, saved_built: dict[str, Any]) -> list[str]:
     """Hyperparameters that the recipe builds otherwise than it did are in force; their names.
 
     A learning rate keeps where its schedule has brought it: it is scaled as the base rate was.
@@ -80,7 +78,7 @@ def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [name for name, value in new.items() if name not in DYNAMIC and not _same(old.get(name), value)]
 
 
-def _recompute(training: "Training") -> None:
+def _recompute(training: Training) -> None:
     """Rates that are a function of the step follow the new function from the very next step on."""
     if len(training.schedulers) == 1 and isinstance(scheduler := training.schedulers[0], LambdaLR):
         groups = training.optimizer.param_groups
@@ -88,7 +86,7 @@ def _recompute(training: "Training") -> None:
             group["lr"] = base * factor(scheduler.last_epoch)
 
 
-def _rates(training: "Training") -> list[Any]:
+def _rates(training: Training) -> list[Any]:
     return copy.deepcopy([group["lr"] for group in training.optimizer.param_groups])
 
 

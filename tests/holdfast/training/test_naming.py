@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from holdfast import Recipe, checkpoint, state
 from holdfast.errors import GateTripped, StateError
-from holdfast.training import Gate, Training, resume
+from holdfast.training import Gate, Training, capturing, naming, resume
 from tests.support import trainings
 from tests.support.trainings import Saved, save_state, train_to
 
@@ -83,7 +83,7 @@ def test_another_order_of_the_same_parameters_goes_on_to_the_same_bytes(
     monkeypatch.setenv("ORDER", "3210")
     other = resumed(tmp_path, saved, optimizer=optimizer)
     train_to(other, 2 * STEPS)
-    assert checkpoint.differences(*(state.to_payload(state.capture(each)) for each in (straight, other))) == []
+    assert checkpoint.differences(*(state.to_payload(capturing.capture(each)) for each in (straight, other))) == []
 
 
 def test_a_parameter_in_another_group_trips_the_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,20 +106,20 @@ def test_an_order_that_counts_trips_the_gate(tmp_path: Path, monkeypatch: pytest
 
 def test_parameters_outside_of_the_model_have_names_too(tmp_path: Path) -> None:
     training, saved = trained(tmp_path, loose=True)
-    names = state.name_parameters(training)
+    names = naming.name_parameters(training)
     assert (names[0], names[-3:]) == ("0.weight", ["extras.critic.weight", "extras.critic.bias", "2.2"])
     assert set(saved[0].tree["optimizer"]["state"]) == set(names)
 
 
 def test_a_checkpoint_of_an_earlier_version_has_numbers_and_goes_on(tmp_path: Path) -> None:
     straight, (_, metadata) = trained(tmp_path)
-    earlier = state.capture(straight) | {"optimizer": straight.optimizer.state_dict()}
+    earlier = capturing.capture(straight) | {"optimizer": straight.optimizer.state_dict()}
     payload = checkpoint.deserialize([bytearray(b"".join(map(bytes, checkpoint.serialize(state.to_payload(earlier)))))])
     assert payload.tree["optimizer"]["param_groups"][0]["params"] == [0, 1, 2, 3]
     train_to(straight, 2 * STEPS)
     other = resumed(tmp_path, (payload, metadata))
     train_to(other, 2 * STEPS)
-    assert checkpoint.differences(*(state.to_payload(state.capture(each)) for each in (straight, other))) == []
+    assert checkpoint.differences(*(state.to_payload(capturing.capture(each)) for each in (straight, other))) == []
 
 
 @pytest.mark.parametrize(("saved", "built"), [("0123", "012"), ("012", "0123")])

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from holdfast.training import Training
+    from holdfast.training.build import Training
 
 
 def optimizer_state(training: "Training") -> dict[str, Any]:
