@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import psutil
 
 import holdfast.cli
-from holdfast import errors
+from holdfast import errors, faults
 from holdfast.attempt import Acts, Attempt, Chunk, live
 from holdfast.audit import audit_commit
 from holdfast.checkpoint import Saved
@@ -30,7 +30,6 @@ from holdfast.rank import serving
 from holdfast.rank.launching import Ranks
 from holdfast.rank.process import start_process
 from holdfast.store import open_store
-from holdfast.testing import faults
 from tests.support.lives import leave
 from tests.support.mutants import find_fault
 
