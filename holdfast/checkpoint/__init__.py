@@ -1,6 +1,5 @@
 """A checkpoint's bytes: named, written and hashed in one pass, verified while they are read."""
 
-from holdfast.checkpoint.buffers import ALIGNED_BYTES, Buffers, map_memory
 from holdfast.checkpoint.difference import differences, shorten
 from holdfast.checkpoint.files import hash_file
 from holdfast.checkpoint.format import (
@@ -39,12 +38,10 @@ from holdfast.checkpoint.verifying import (
 )
 
 __all__ = [
-    "ALIGNED_BYTES",
     "HEADER_METADATA",
     "METADATA",
     "METRICS",
     "PAYLOAD",
-    "Buffers",
     "FileDamage",
     "Metadata",
     "Payload",
@@ -66,7 +63,6 @@ __all__ = [
     "in_memory",
     "is_folder_name",
     "is_part",
-    "map_memory",
     "read_metadata",
     "read_payload",
     "read_saved",

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from holdfast.checkpoint.buffers import Buffers
 from holdfast.checkpoint.files import hash_bytes
 from holdfast.checkpoint.format import Part, Payload, copy_pieces, cut
 from holdfast.checkpoint.metadata import Saved
-from holdfast.checkpoint.priority import Priority
 from holdfast.checkpoint.writing import File, Written, write_checkpoint
 from holdfast.config import PART_BYTES
+from holdfast.memory import Buffers, Priority
 from holdfast.store import Bytes, Store
 
 # How many parts are written at once: a disk has a queue, and an object store has connections to spare.

@@ -8,15 +8,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from holdfast.checkpoint.buffers import Buffers
 from holdfast.checkpoint.files import hash_file
 from holdfast.checkpoint.format import PAYLOAD, Payload, deserialize, is_part, part_name
 from holdfast.checkpoint.metadata import METADATA, METRICS, Metadata, Saved, content_id, is_folder_name, step_of
-from holdfast.checkpoint.priority import Priority
 from holdfast.checkpoint.progress import Sums, disagree, read_sums
 from holdfast.checkpoint.trail import Trail, continues, read_known_trail, read_trail
 from holdfast.errors import CheckpointDamaged, NameMissing, RecordDamaged, RunStopped
 from holdfast.journal import Commit, FileRecord, read_record
+from holdfast.memory import Buffers, Priority
 from holdfast.store import Store
 
 # How many files are read and hashed at once, where there are more than a few: while some wait for the disk, as many as

@@ -1,4 +1,7 @@
-"""The checkpoint that will be asked for, read while torch is being imported: neither needs what the other does.
+"""Read the checkpoint that the attempt will ask for, while torch is being imported.
+
+Reading needs the disk and importing needs a processor. ``HOLDFAST_WITHOUT=prefetch`` turns it off; see
+`holdfast.memory` and, for what it gains, the rows "without prefetch" in docs/performance.md.
 
 Nothing here imports torch.
 """
@@ -8,10 +11,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from holdfast.checkpoint import Buffers, Payload, read_metadata, read_payload
+from holdfast.checkpoint import Payload, read_metadata, read_payload
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointDamaged, HoldfastError, NameMissing, RecordDamaged
 from holdfast.journal import Commit, Journal
+from holdfast.memory import Buffers, is_on
 from holdfast.store import open_store
 
 CONFIG_VARIABLE = "HOLDFAST_CONFIG"
@@ -35,7 +39,7 @@ class Prefetch:
         self._pool = ThreadPoolExecutor(1, "prefetch")
         number = int(os.environ.get(COMMIT_VARIABLE, "0"))
         self._described = ThreadPoolExecutor(1, "prefetch").submit(self._read_environment, number)
-        self._reading = self._pool.submit(self._read, number) if number else None
+        self._reading = self._pool.submit(self._read, number) if number and is_on("prefetch") else None
         self._decoding: Future[Any] | None = None
 
     def _read(self, number: int) -> Read:

@@ -2,14 +2,12 @@
 
 from holdfast.state.encoding import from_payload, to_payload
 from holdfast.state.generators import Generators, capture_rng, digest_rng, restore_rng
-from holdfast.state.memory import pinning
 
 __all__ = [
     "Generators",
     "capture_rng",
     "digest_rng",
     "from_payload",
-    "pinning",
     "restore_rng",
     "to_payload",
 ]

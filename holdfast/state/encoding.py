@@ -14,18 +14,17 @@ import numpy as np
 import torch
 
 from holdfast.checkpoint import (
-    ALIGNED_BYTES,
     HEADER_METADATA,
     Payload,
     Tensor,
     copy_pieces,
     count_cores,
     in_memory,
-    map_memory,
 )
 from holdfast.errors import StateError
 from holdfast.fingerprint import MAX_EXACT_INT
-from holdfast.state.memory import TensorBytes
+from holdfast.memory import ALIGNED_BYTES, map_memory
+from holdfast.state.tensors import TensorBytes
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from holdfast.errors import NameMissing, RunGone
-from holdfast.store import direct, folders
+from holdfast.memory import direct
+from holdfast.store import folders
 from holdfast.store.contract import PIECE_BYTES, TEMP_MARK, Bytes, Store, Writer, checked, explained, temporary
 from holdfast.store.naming import NO_LINKS, link_once, name_once
 

@@ -22,6 +22,7 @@ from holdfast.checkpoint import Saver
 from holdfast.config import RunConfig
 from holdfast.data import Batches, Order, Share, is_stream
 from holdfast.errors import ConfigError, RecipeError
+from holdfast.memory.pinning import pinning
 from holdfast.probe import Probe
 from holdfast.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.recipe import Recipe, build_recipe
@@ -154,7 +155,7 @@ class Training:
         self.saver = Saver(
             config.checkpoint.part_bytes,
             shared_by=max(1, config.retention.keep_last - 1),
-            pin=state.pinning(self.accelerator.device),
+            pin=pinning(self.accelerator.device),
         )
         self.probe: Probe | None = None  # of the last checkpoint
         self.replayed: dict[str, float] | None = None  # what it cost to read a stream again, the last time

@@ -62,7 +62,7 @@ def decode(payload: Payload) -> dict[str, Any]:
     """What `capture` took, from a checkpoint.
 
     The model's tensors are views of the payload, since a module copies what it is given. Who keeps some keeps their
-    memory, too; see `checkpoint.Buffers.lend`.
+    memory, too; see `memory.Buffers.lend`.
     """
     state: dict[str, Any] = from_payload(payload, lent=["model"])
     return state

@@ -11,7 +11,7 @@ from holdfast import state
 from holdfast.checkpoint import Payload
 from holdfast.fingerprint import canonical_json
 from holdfast.state.checksum import checksum, checksum_together, checksum_value
-from holdfast.state.memory import TensorBytes
+from holdfast.state.tensors import TensorBytes
 from holdfast.trail import spreads
 from holdfast.training.capturing import capture_own
 

@@ -1,5 +1,6 @@
 """What a benchmark is, and how its rows are shown."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +20,7 @@ from rich import box
 from rich.table import Table
 
 from holdfast.checkpoint import count_cores
+from holdfast.memory import WITHOUT_VARIABLE
 
 Row = dict[str, str | int | float | None]
 
@@ -111,6 +113,16 @@ def time_of(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
+
+
+@contextlib.contextmanager
+def without(name: str) -> Iterator[None]:
+    """Turn a means of speed off for the block, in this process and in those that it starts; see `holdfast.memory`."""
+    os.environ[WITHOUT_VARIABLE] = name
+    try:
+        yield
+    finally:
+        del os.environ[WITHOUT_VARIABLE]
 
 
 def describe_machine() -> dict[str, str | int]:

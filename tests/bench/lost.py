@@ -6,6 +6,7 @@ blocks before and after it was lost. A figure is the median over the rounds, and
 beside it; others have their turn in every fourth.
 """
 
+import functools
 import gc
 import hashlib
 import json
@@ -78,6 +79,7 @@ def measure(name: str, threads: int, rounds: int, *, with_peers: bool) -> list[R
     return [
         row("training lost by a save", "holdfast", of, limit, REACH),
         compare(state, "of it, uncertain", times["uncertain"] / gb, unit="s/GB"),
+        row("lost, without priority", "without priority", of, limit),
         row("of it, standing still", "stall", "memory copy", times["copy"]),
         *(row(f"lost by {peer}", peer, of, limit) for peer in bench.peers),
         compare(state, "durable, beside training", times["holdfast durable"]),
@@ -117,7 +119,8 @@ class _Bench:
             samples.setdefault(key, []).append(seconds)
 
         self._take_memory()
-        savers: dict[str, Begin] = {"holdfast": self._begin_ours} | self.peers
+        hurried = functools.partial(self._begin_ours, is_urgent=True)
+        savers: dict[str, Begin] = {"holdfast": self._begin_ours, "without priority": hurried} | self.peers
         for begin in savers.values():  # whose first is slower: it takes its memory
             self._save(begin)
         for number in range(rounds):
@@ -125,7 +128,7 @@ class _Bench:
                 add(key, seconds)
             quiet = self._steps(QUIET)
             for key, begin in savers.items():
-                if key != "holdfast" and number % PEERS_EVERY:
+                if key in self.peers and number % PEERS_EVERY:
                     continue
                 block = self._save(begin)
                 before, quiet = quiet, self._steps(max(block.steps, QUIET))
@@ -180,10 +183,10 @@ class _Bench:
 
     # ---- ours
 
-    def _begin_ours(self) -> Callable[[], bool]:
+    def _begin_ours(self, *, is_urgent: bool = False) -> Callable[[], bool]:
         """As a rank does it at the end of a chunk; see `holdfast.training.begin_save`."""
         fields = METADATA_FIELDS | {"optimizer_steps_total": 10 * self.saves}
-        self.saver.begin(self.store, to_payload(self._state()), fields, "", is_urgent=False)
+        self.saver.begin(self.store, to_payload(self._state()), fields, "", is_urgent=is_urgent)
         return lambda: not self.saver.is_busy
 
     # ---- others

@@ -23,13 +23,20 @@ from holdfast.state import from_payload, to_payload
 from holdfast.store.local import LocalStore
 from holdfast.training import decode
 from tests.bench.disk import make_cold, read_raw, take_memory, write_raw
-from tests.bench.frame import Benchmark, Row, ask, compare, median_of, scratch, time_of
+from tests.bench.frame import Benchmark, Row, ask, compare, median_of, scratch, time_of, without
 from tests.support.makers import METADATA_FIELDS, commit_of
 
 MB = 10**6
 SIZES = {"100 MB": (100 * MB, 24), "1 GB": (1000 * MB, 48), "3 GB": (3000 * MB, 48), "1,000 small": (64 * MB, 1000)}
 ROUNDS = 5
 HASHERS = 2
+# A figure, what it is of, and a means of speed that it may have from: a ratio is what that means gains.
+WITHOUT = [
+    ("stall", "stall", "buffers"),
+    ("durable and hashed", "durable", "direct"),
+    ("restored and verified", "restore", "direct"),
+    ("restored into new memory", "restore anew", "huge pages"),
+]
 
 
 def run(full: bool) -> list[Row]:
@@ -65,6 +72,10 @@ def measure(name: str) -> list[Row]:
             name, "torch.save, fsync, hash", times["torch.save"], "ours durable", times["durable"], 4.0, least=True
         ),
         compare(name, "durable, where nothing changed", times["unchanged"], "ours durable", times["durable"]),
+        *(
+            compare(name, f"{figure}, without {means}", times[f"{key} without {means}"], f"ours {key}", times[key])
+            for figure, key, means in WITHOUT
+        ),
         compare(name, "extra memory", times["memory"], "the state", 1.0, 1.1, unit="states"),
     ]
 
@@ -115,10 +126,23 @@ class _Bench:
         for name, restore in (("restore", self._restore), ("restore anew", self._restore_anew)):
             make_cold(self.folder / "run" / self.saved.path)
             yield name, time_of(restore)
+        yield from self._round_without()
         self.store.delete_folder(self.saved.path)
         yield "unchanged", time_of(self._save_unchanged)
         for name, write in (("safetensors", self._save_safetensors), ("torch.save", self._save_torch)):
             yield name, time_of(lambda write=write: self._save_and_hash(write))
+
+    def _round_without(self) -> Iterator[tuple[str, float]]:
+        for name, means, restore in (
+            ("restore", "direct", self._restore), ("restore anew", "huge pages", self._restore_anew)
+        ):  # fmt: skip
+            make_cold(self.folder / "run" / self.saved.path)
+            with without(means):
+                yield f"{name} without {means}", time_of(restore)
+        for place, (name, means) in enumerate([("stall", "buffers"), ("durable", "direct")]):
+            self.store.delete_folder(self.saved.path)
+            with without(means):
+                yield f"{name} without {means}", self._save()[place]
 
     # ---- ours
 

@@ -20,7 +20,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast import checkpoint, state
+from holdfast import checkpoint
 from holdfast.checkpoint import (
     METADATA,
     Payload,
@@ -36,9 +36,10 @@ from holdfast.checkpoint import (
     verifying,
 )
 from holdfast.checkpoint.format import canonical
-from holdfast.checkpoint.priority import Priority
 from holdfast.errors import CheckpointDamaged, StoreFull
-from holdfast.state import from_payload, memory, to_payload
+from holdfast.memory import Buffers, Priority
+from holdfast.memory.pinning import pinning
+from holdfast.state import from_payload, tensors, to_payload
 from holdfast.store import Writer
 from holdfast.store.local import LocalStore
 from tests.support.makers import METADATA_FIELDS, commit_of
@@ -413,7 +414,7 @@ def test_a_thread_that_begins_while_others_are_restored_is_not_left_behind() -> 
 
 
 def test_memory_is_taken_once(run: LocalStore) -> None:
-    buffers = checkpoint.Buffers()
+    buffers = Buffers()
     first = buffers.take(0, 3 * 2**20)
     first[:4] = b"mark"
     assert bytes(buffers.take(0, 2**20)[:4]) == b"mark"
@@ -422,7 +423,7 @@ def test_memory_is_taken_once(run: LocalStore) -> None:
 
 
 def test_memory_that_was_lent_is_not_taken_while_someone_has_it() -> None:
-    buffers = checkpoint.Buffers()
+    buffers = Buffers()
     lent = buffers.lend(0, 2**20)
     lent[:4] = b"mark"
     part = torch.frombuffer(lent[:8], dtype=torch.uint8)[:4]
@@ -538,7 +539,7 @@ def test_a_copy_that_a_dead_attempt_has_left_is_used(run: LocalStore) -> None:
 def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors are taken for a GPU's: torch copies from both alike."""
 
-    monkeypatch.setattr(memory, "_address_of", lambda tensor: 0)
+    monkeypatch.setattr(tensors, "_address_of", lambda tensor: 0)
 
 
 @pytest.mark.usefixtures("on_device")
@@ -587,7 +588,7 @@ def test_bytes_of_a_device_are_the_same_bytes(run: LocalStore) -> None:
 
 def test_memory_is_pinned_once_and_stays(run: LocalStore) -> None:
     pinned = list[int]()
-    buffers = checkpoint.Buffers()
+    buffers = Buffers()
     buffers.take(0, 2**20)
     for size_bytes in (2**20, 2**19, 2**20, 2**21, 2**21):
         buffers.take(0, size_bytes, lambda memory: pinned.append(len(memory)))
@@ -597,9 +598,9 @@ def test_memory_is_pinned_once_and_stays(run: LocalStore) -> None:
 
 
 def test_memory_that_cannot_be_pinned_is_used_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    assert state.pinning(torch.device("cpu")) is None
-    pin = state.pinning(torch.device("cuda", 9))  # there is none, here or anywhere
-    memory = checkpoint.Buffers().take(0, 2**20, pin)
+    assert pinning(torch.device("cpu")) is None
+    pin = pinning(torch.device("cuda", 9))  # there is none, here or anywhere
+    memory = Buffers().take(0, 2**20, pin)
     memory[:4] = b"mark"
     assert "1,048,576 bytes for checkpoints can't be pinned" in caplog.text
 

@@ -13,6 +13,7 @@ from holdfast.attempt import Line
 from holdfast.checkpoint import PAYLOAD, Payload, differences, read_payload
 from holdfast.errors import CheckpointDamaged
 from holdfast.journal import Journal
+from holdfast.memory import WITHOUT_VARIABLE
 from holdfast.probe import Gate
 from holdfast.rank import serving
 from holdfast.rank.messages import Event, Restore
@@ -64,6 +65,11 @@ def test_what_was_not_read_has_to_be(line: Line, monkeypatch: pytest.MonkeyPatch
         prefetch.decode(lambda payload: pytest.fail("there is none"))
         assert prefetch.take(line.journal.read_commit(2)) is None
     monkeypatch.delenv(COMMIT_VARIABLE)
+    assert Prefetch().take(line.journal.read_commit(2)) is None
+
+
+def test_turned_off_it_reads_no_state(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WITHOUT_VARIABLE, "prefetch")
     assert Prefetch().take(line.journal.read_commit(2)) is None
 
 

@@ -1,10 +1,17 @@
-"""Memory for a checkpoint on its way, taken once and used again: fresh pages cost three times what a copy costs."""
+"""Memory for a checkpoint, taken once and used again by the next save.
+
+Measured gain: with ``HOLDFAST_WITHOUT=buffers`` training stands still three times as long at a save (0.12 s instead of
+0.04 s for 100 MB on two busy cores), since the system clears each fresh page. With ``HOLDFAST_WITHOUT="huge pages"``
+new memory of 100 MB costs 0.06 s of a processor instead of 0.015 s.
+"""
 
 import ctypes
 import mmap
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+from holdfast.memory.switches import is_on
 
 ALIGNED_BYTES = 2**21  # a huge page, where the system has them; what unbuffered writes need is less
 
@@ -28,7 +35,7 @@ class Buffers:
             MemoryError: there is not so much.
         """
         found = self._map(part, size_bytes)
-        if pin is not None and all(found is not each for each in self._pinned):
+        if pin is not None and is_on("buffers") and all(found is not each for each in self._pinned):
             self._pinned.append(found)
             pin(memoryview(found))
         return memoryview(found)[:size_bytes]
@@ -46,7 +53,7 @@ class Buffers:
 
     def _map(self, part: int, size_bytes: int) -> mmap.mmap:
         found = self._maps.get(part)
-        if found is None or len(found) < size_bytes or self._is_lent(part):
+        if found is None or len(found) < size_bytes or self._is_lent(part) or not is_on("buffers"):
             self._maps[part] = found = map_memory(size_bytes)
         return found
 
@@ -67,6 +74,6 @@ def map_memory(size_bytes: int) -> mmap.mmap:
         )
     except OSError as error:  # ENOMEM
         raise MemoryError(f"{size_bytes:,} bytes: {error.strerror}") from None
-    if size_bytes >= ALIGNED_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+    if size_bytes >= ALIGNED_BYTES and hasattr(mmap, "MADV_HUGEPAGE") and is_on("huge pages"):
         mapped.madvise(mmap.MADV_HUGEPAGE)
     return mapped

@@ -1,0 +1,27 @@
+"""Which means of speed are turned off."""
+
+import functools
+import os
+
+from holdfast.errors import ConfigError
+
+WITHOUT_VARIABLE = "HOLDFAST_WITHOUT"
+NAMES = ("buffers", "huge pages", "direct", "priority", "pinning", "prefetch")
+
+
+def is_on(name: str) -> bool:
+    """Return whether a means of speed is in use: unless HOLDFAST_WITHOUT names it.
+
+    Raises:
+        ConfigError: HOLDFAST_WITHOUT has a name that there is not.
+    """
+    assert name in NAMES
+    return name not in _read(os.environ.get(WITHOUT_VARIABLE, ""))
+
+
+@functools.cache
+def _read(text: str) -> frozenset[str]:
+    names = frozenset(filter(None, (name.strip() for name in text.split(","))))
+    if unknown := sorted(names - {*NAMES}):
+        raise ConfigError(f"{WITHOUT_VARIABLE}: nothing is named {unknown[0]!r}", hint=f"there are {', '.join(NAMES)}")
+    return names

@@ -1,0 +1,34 @@
+"""The bytes of tensors, wherever they are."""
+
+import torch
+
+
+class TensorBytes:
+    """The bytes of a tensor that isn't empty, row-major, wherever it is. See `checkpoint.Source`."""
+
+    __slots__ = ("_size_bytes", "address", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self._size_bytes, self.address = tensor, tensor.nbytes, _address_of(tensor)
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def __getitem__(self, piece: slice) -> "TensorBytes":
+        return TensorBytes(self._flat()[piece])
+
+    def in_memory(self) -> memoryview:
+        """The bytes themselves, or a copy."""
+        return self._flat().cpu().numpy().data
+
+    def copy_to(self, target: memoryview) -> None:
+        """Return when the bytes are there."""
+        torch.frombuffer(target, dtype=self.tensor.dtype).view(self.tensor.shape).copy_(self.tensor.detach())
+
+    def _flat(self) -> torch.Tensor:
+        return self.tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def _address_of(tensor: torch.Tensor) -> int:
+    is_plain = tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    return tensor.data_ptr() if is_plain else 0

@@ -1,0 +1,95 @@
+"""Means of speed that are turned off: nothing of them is used, and the bytes are the same."""
+
+import fcntl
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.checkpoint import save
+from holdfast.errors import ConfigError
+from holdfast.memory import WITHOUT_VARIABLE, Buffers, Priority, direct, is_on, map_memory
+from holdfast.memory.pinning import pinning
+from holdfast.memory.switches import NAMES
+from holdfast.state import to_payload
+from holdfast.store.local import LocalStore
+from tests.support.makers import METADATA_FIELDS
+
+BYTES = 4 * 2**20
+SHA256 = "c59a4686df5f951ce45d896a7de4320661463eeb659bf49f684712a2ca313214"
+
+
+def test_every_means_is_on_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(WITHOUT_VARIABLE, raising=False)
+    assert all(map(is_on, NAMES))
+    monkeypatch.setenv(WITHOUT_VARIABLE, "direct, huge pages,")
+    assert [name for name in NAMES if not is_on(name)] == ["huge pages", "direct"]
+
+
+def test_a_name_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WITHOUT_VARIABLE, "direct,speed")
+    with pytest.raises(ConfigError, match="nothing is named 'speed'") as raised:
+        is_on("direct")
+    assert "prefetch" in raised.value.hint
+
+
+def test_without_buffers_each_save_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WITHOUT_VARIABLE, "buffers")
+    buffers, pinned = Buffers(), list[int]()
+    buffers.take(0, BYTES)[:4] = b"mark"
+    assert bytes(buffers.take(0, BYTES, lambda memory: pinned.append(len(memory)))[:4]) == bytes(4)
+    assert pinned == []  # it would stay for ever
+
+
+def test_without_direct_files_go_through_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WITHOUT_VARIABLE, "direct")
+    modes = list[bool]()
+    monkeypatch.setattr(direct, "_switch", lambda file, *, on: modes.append(on))
+    data = memoryview(map_memory(BYTES))
+    descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    direct.write(descriptor, 0, data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    assert [*direct.fill(descriptor, data)][-1] == BYTES
+    assert modes == []
+    assert not fcntl.fcntl(descriptor, fcntl.F_GETFL) & direct.O_DIRECT
+    os.close(descriptor)
+
+
+def test_without_priority_a_save_is_not_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WITHOUT_VARIABLE, "priority")
+    monkeypatch.setattr(os, "setpriority", lambda *arguments: pytest.fail("its priority was changed"))
+    Priority().lower()
+
+
+def test_without_pinning_a_gpu_copies_into_any_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pinning(torch.device("cuda")) is not None
+    monkeypatch.setenv(WITHOUT_VARIABLE, "pinning")
+    assert pinning(torch.device("cuda")) is None
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="there are no huge pages to ask for")
+@pytest.mark.parametrize("without", ["", "huge pages"])
+def test_huge_pages_are_asked_for_unless_they_are_turned_off(monkeypatch: pytest.MonkeyPatch, without: str) -> None:
+    monkeypatch.setenv(WITHOUT_VARIABLE, without)
+    asked = list[int]()
+
+    class Memory(mmap.mmap):
+        def madvise(self, option: int, *range_of: Any) -> None:
+            asked.append(option)
+
+    monkeypatch.setattr(mmap, "mmap", Memory)
+    map_memory(BYTES)
+    assert asked == ([] if without else [mmap.MADV_HUGEPAGE])
+
+
+@pytest.mark.parametrize("without", ["", *NAMES])
+def test_the_bytes_are_the_same_without_any_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str
+) -> None:
+    monkeypatch.setenv(WITHOUT_VARIABLE, without)
+    state = {"model": {"weight": torch.arange(BYTES // 4, dtype=torch.float32)}, "step": 3}
+    saved = save(LocalStore(str(tmp_path)), to_payload(state), METADATA_FIELDS, "")
+    assert saved.metadata.checkpoint_sha256 == SHA256
