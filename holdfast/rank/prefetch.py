@@ -1,14 +1,15 @@
 """Read the checkpoint that the attempt will ask for, while torch is being imported.
 
 Reading needs the disk and importing needs a processor. ``HOLDFAST_WITHOUT=prefetch`` turns it off; see
-`holdfast.memory` and, for what it gains, the rows "without prefetch" in docs/performance.md.
+`holdfast.memory`. Where a core is free a rank is ready as soon as it has imported and built what it needs (2.6 s for
+100 MB, see *cold* in docs/performance.md). Where every core is wanted by others there is no gain: medians of 44 s with
+and 40 s without it for 1 GB, 22 s and 23 s for 100 MB.
 
 Nothing here imports torch.
 """
 
 import os
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from holdfast.checkpoint import Payload, read_metadata, read_payload
@@ -40,7 +41,6 @@ class Prefetch:
         number = int(os.environ.get(COMMIT_VARIABLE, "0"))
         self._described = ThreadPoolExecutor(1, "prefetch").submit(self._read_environment, number)
         self._reading = self._pool.submit(self._read, number) if number and is_on("prefetch") else None
-        self._decoding: Future[Any] | None = None
 
     def _read(self, number: int) -> Read:
         journal = Journal(open_store(self.config.store), self.config.run)
@@ -64,24 +64,13 @@ class Prefetch:
         """Return what the commit was trained on, and with which code; empty if there is no commit, or no record."""
         return self._described.result()
 
-    def decode(self, decode: Callable[[Payload], Any]) -> None:
-        """What is read is decoded as soon as it is there, while the recipe is being built."""
-        if reading := self._reading:
-            self._decoding = self._pool.submit(self._decode, reading, decode)
-
-    @staticmethod
-    def _decode(reading: "Future[Read]", decode: Callable[[Payload], Any]) -> Any:
-        _, payload = reading.result()
-        return None if isinstance(payload, CheckpointDamaged) else decode(payload)
-
-    def take(self, commit: Commit) -> tuple[Payload, Any] | None:
-        """The commit's state, and what it was decoded to, if it was; None if that isn't what was read, or was taken.
+    def take(self, commit: Commit) -> Payload | None:
+        """Return the commit's state; None if another commit was read, or the state was taken already.
 
         Raises:
             CheckpointDamaged: as `read_payload`.
         """
         reading, self._reading = self._reading, None
-        decoding, self._decoding = self._decoding, None
         if reading is None:
             return None
         try:
@@ -92,4 +81,4 @@ class Prefetch:
             return None
         if isinstance(payload, CheckpointDamaged):
             raise payload
-        return payload, decoding.result() if decoding else None
+        return payload

@@ -153,8 +153,8 @@ def restore(run: training.Training, folder: Store, order: Restore, events: Event
         return
     resumed, problem = None, None
     try:
-        payload, metadata, saved = loaded
-        resumed = training.resume(run, payload, metadata, order.gate, lambda *skipped: say(events, *skipped), saved)
+        payload, metadata = loaded
+        resumed = training.resume(run, payload, metadata, order.gate, lambda *skipped: say(events, *skipped))
     except GateTripped as error:
         problem = Tripped.of(error)
     problems = [each for each in run.gather(problem) if each]
@@ -171,18 +171,15 @@ def say(events: Events, done: int, total: int) -> None:
 
 def load(
     run: training.Training, folder: Store, commit: Commit, events: Events, prefetch: Prefetch | None = None
-) -> tuple[Payload, Metadata, Any] | None:
-    """Return a commit's verified checkpoint: its bytes, its metadata and, if it is decoded already, its state.
-
-    Return None on all ranks if one of them has found it damaged, and report the damage.
-    """
+) -> tuple[Payload, Metadata] | None:
+    """Return a commit's verified checkpoint; None, on all ranks, if one of them has found damage, which is reported."""
     loaded, problem = None, None
     try:
         taken = prefetch.take(commit) if prefetch else None
-        payload, saved = taken or (checkpoint.read_payload(folder, commit, run.saver.buffers), None)
+        payload = taken or checkpoint.read_payload(folder, commit, run.saver.buffers)
         metadata = checkpoint.read_metadata(folder, commit.path)
         assert metadata is not None
-        loaded = payload, metadata, saved
+        loaded = payload, metadata
     except CheckpointDamaged as error:
         problem = Damaged.of(error)
     problems = [each for each in run.gather(problem) if each]
@@ -198,7 +195,7 @@ def begin(run: training.Training, order: Begin, events: Events) -> None:
     assert init is not None
     loaded = load(run, open_store(order.store).inside(order.run), order.commit, events)
     if loaded is not None:
-        payload, metadata, _ = loaded
+        payload, metadata = loaded
         training.begin_from(run, payload, metadata, init)
         events.send(Begun(anneal_offset=run.progress.anneal_offset))
 
@@ -235,7 +232,6 @@ def main(prefetch: Prefetch | None = None) -> int:
     prefetch = prefetch or Prefetch()
     run = None
     try:
-        prefetch.decode(training.decode)
         before = {*sys.modules}
         with opened.watch() as files:
             run = training.Training(prefetch.config)

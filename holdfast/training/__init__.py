@@ -3,7 +3,6 @@
 from holdfast.probe import Gate
 from holdfast.training.beginning import begin_from
 from holdfast.training.build import Progress, Training
-from holdfast.training.capturing import decode
 from holdfast.training.horizon import list_events
 from holdfast.training.loop import Report, evaluate, train
 from holdfast.training.probing import measure
@@ -21,7 +20,6 @@ __all__ = [
     "begin_from",
     "begin_save",
     "count_params",
-    "decode",
     "describe_state",
     "evaluate",
     "find_unregistered",

@@ -40,21 +40,18 @@ class Resumed:
     note: str = ""
 
 
-def resume(
-    training: Training, payload: Payload, metadata: Metadata, gate: Gate, watch: Any, saved: Any = None
-) -> Resumed:
+def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate, watch: Any) -> Resumed:
     """The process has the checkpoint's state, and the gate is passed.
 
     Args:
         watch: told how many micro-batches of how many were skipped, where a stream is read again.
-        saved: what `capturing.decode` makes of the payload, where that's done already.
 
     Raises:
         StateError: the state doesn't fit what the recipe built.
         ConfigDrift: the recipe builds other hyperparameters, though no setting and no code has changed.
         GateTripped: what is in this process now isn't what was saved, or isn't healthy.
     """
-    saved = capturing.decode(payload) if saved is None else saved
+    saved = capturing.decode(payload)
     capturing.restore(training, saved)
     _begin_data(training, saved, metadata, watch)
     _check_state(training, payload, saved)

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from holdfast.checkpoint import Payload, Saver, read_payload
 from holdfast.state import from_payload, to_payload
 from holdfast.store.local import LocalStore
-from holdfast.training import decode
+from holdfast.training.capturing import decode
 from tests.bench.disk import make_cold, read_raw, take_memory, write_raw
 from tests.bench.frame import Benchmark, Row, ask, compare, median_of, scratch, time_of, without
 from tests.support.makers import METADATA_FIELDS, commit_of

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast import RunConfig
 from holdfast.attempt import Line
-from holdfast.checkpoint import PAYLOAD, Payload, differences, read_payload
+from holdfast.checkpoint import PAYLOAD, differences, read_payload
 from holdfast.errors import CheckpointDamaged
 from holdfast.journal import Journal
 from holdfast.memory import WITHOUT_VARIABLE
@@ -39,31 +39,17 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
 def test_it_has_read_what_is_asked_for_and_gives_it_once(line: Line) -> None:
     commit = line.journal.read_commit(2)
     prefetch = Prefetch()
-    taken = prefetch.take(commit)
-    assert taken
-    payload, decoded = taken
+    payload = prefetch.take(commit)
+    assert payload
     assert differences(payload, read_payload(line.journal.store, commit)) == []
-    assert decoded is None
     assert prefetch.take(commit) is None
-
-
-def test_what_is_read_is_decoded_before_it_is_asked_for(line: Line) -> None:
-    seen = list[Payload]()
-    prefetch = Prefetch()
-    prefetch.decode(lambda payload: seen.append(payload) or "decoded")  # type: ignore[func-returns-value]
-    taken = prefetch.take(line.journal.read_commit(2))
-    assert taken
-    assert taken[1] == "decoded"
-    assert seen == [taken[0]]
 
 
 def test_what_was_not_read_has_to_be(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Prefetch().take(line.journal.read_commit(1)) is None
     for number in ("0", "7"):  # a fresh run; a commit that can't be read
         monkeypatch.setenv(COMMIT_VARIABLE, number)
-        prefetch = Prefetch()
-        prefetch.decode(lambda payload: pytest.fail("there is none"))
-        assert prefetch.take(line.journal.read_commit(2)) is None
+        assert Prefetch().take(line.journal.read_commit(2)) is None
     monkeypatch.delenv(COMMIT_VARIABLE)
     assert Prefetch().take(line.journal.read_commit(2)) is None
 
@@ -77,7 +63,6 @@ def test_damage_is_told_when_it_is_asked_for(line: Line) -> None:
     commit = line.journal.read_commit(2)
     line.journal.store.replace(f"{commit.path}/{PAYLOAD}", b"damaged")
     prefetch = Prefetch()
-    prefetch.decode(lambda payload: pytest.fail("it is damaged"))
     with pytest.raises(CheckpointDamaged):
         prefetch.take(commit)
     assert prefetch.take(commit) is None  # who asks again reads again
@@ -127,7 +112,6 @@ def test_saves_use_the_memory_that_was_read_into_unless_someone_has_kept_some(
     monkeypatch.setenv(CONFIG_VARIABLE, training.config.model_dump_json())
     monkeypatch.setenv(COMMIT_VARIABLE, "1")
     prefetch, heard = Prefetch(), Heard()
-    prefetch.decode(capturing.decode)
     again = make(tmp_path, "tests.support.varied:varied_language")
     again.saver.buffers = prefetch.buffers
     load, kept, addresses = capturing.load, list[Tensor](), list[int]()
