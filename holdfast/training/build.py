@@ -1,8 +1,6 @@
 """A recipe made ready to train in this process, and where it stands."""
 
-import importlib.util
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,11 +28,6 @@ from holdfast.schedule import Schedule
 from holdfast.training.capturing import describe_built
 from holdfast.training.checksums import choose_every, describe_components
 from holdfast.training.first_batch import FirstBatch
-
-# Accelerate looks for this optimizer's package twice a step, in every folder of sys.path, which may be a network's.
-# Where there is none, that is on record here: to import it fails as before.
-if importlib.util.find_spec("lomo_optim") is None:
-    sys.modules["lomo_optim"] = None  # type: ignore[assignment]
 
 # Losses of the last steps whose mean is the probe's "loss_window".
 WINDOW_STEPS = 20
