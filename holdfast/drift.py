@@ -196,7 +196,7 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 def _is_table(value: Any) -> bool:
-    """Whether it is a table of fields, and not a number that JSON lacks; see `to_plain`."""
+    """Whether it is a table of fields, and not a number that JSON lacks; see `canonical`."""
     return isinstance(value, dict) and value.keys() not in ({"$int"}, {"$float"})
 
 

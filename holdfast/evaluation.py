@@ -1,10 +1,9 @@
 """What a checkpoint is worth: loaded, checked and measured as training does it."""
 
-import math
-
 from pydantic import BaseModel, ConfigDict
 
 from holdfast import checkpoint
+from holdfast.canonical import finite_or_none
 from holdfast.columns import align
 from holdfast.fingerprint import ABSENT
 from holdfast.journal import Commit, Journal
@@ -42,7 +41,7 @@ class Evaluation(BaseModel):
         probe = {f"probe {name}": value for name, value in self.probe.values.items()}  # a metric may be a loss, too
         values = self.metrics | self.anneals | probe
         rows = {name: "not finite" if value is None else f"{value:.6g}" for name, value in values.items()}
-        metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
+        metrics = {name: finite_or_none(value) for name, value in self.metrics.items()}
         names = sorted((metrics.keys() | self.recorded.keys()) - set(self.measured)) if self.recorded else []
         different = [name for name in names if metrics.get(name, ABSENT) != self.recorded.get(name, ABSENT)]
         for name in different:

@@ -3,17 +3,14 @@
 import dataclasses
 import enum
 import hashlib
-import math
 from collections.abc import Mapping
 from typing import Any
 
-import rfc8785
 from pydantic import BaseModel
 
+from holdfast.canonical import dump_json, mark_float, mark_int
 from holdfast.errors import ConfigDrift
 
-# Whole numbers beyond this are not exact as IEEE doubles, which is all that RFC 8785 has.
-MAX_EXACT_INT = 2**53 - 1
 SHOWN_HASH_CHARS = 16
 ABSENT = "(absent)"
 
@@ -33,7 +30,7 @@ def fingerprint(cfg: object) -> str:
 def canonical_json(cfg: object) -> bytes:
     """The bytes that `fingerprint` hashes."""
     fields = to_plain(cfg)
-    return rfc8785.dumps(fields) if isinstance(fields, dict | list) else str(cfg).encode()
+    return dump_json(fields) if isinstance(fields, dict | list) else str(cfg).encode()
 
 
 def validate_fingerprint(cfg: object, saved: str, saved_cfg: object | None = None) -> None:
@@ -77,9 +74,9 @@ def to_plain(value: object) -> Any:
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
-        return value if abs(value) <= MAX_EXACT_INT else {"$int": str(value)}
+        return mark_int(value)
     if isinstance(value, float):
-        return value if math.isfinite(value) else {"$float": repr(value)}
+        return mark_float(value)
     if isinstance(value, BaseModel):
         declared = {name: getattr(value, name) for name in type(value).model_fields}
         return _plain_fields(declared | (value.model_extra or {}))
@@ -90,7 +87,7 @@ def to_plain(value: object) -> Any:
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
     if isinstance(value, set | frozenset):
-        return sorted((to_plain(item) for item in value), key=rfc8785.dumps)
+        return sorted((to_plain(item) for item in value), key=dump_json)
     return str(value)
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, NoReturn, NotRequired
 
-import rfc8785
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as pem
@@ -26,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict  # the one that pydantic reads before Python 3.12
 
+from holdfast.canonical import dump_json
 from holdfast.errors import ConfigError, NotTrusted, WrongUse
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -81,14 +81,14 @@ class SigningKey:
             WrongUse: there are too many files for an envelope of 1 MiB.
         """
         subjects = _subjects(record_name, record, files)
-        statement = rfc8785.dumps({
+        statement = dump_json({
             "_type": STATEMENT_TYPE,
             "subject": [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in subjects],
             "predicateType": PREDICATE_TYPE,
             "predicate": {"run": run},
         })  # fmt: skip
         signature = self._private.sign(pae(PAYLOAD_TYPE, statement), ECDSA_SHA256)
-        envelope = rfc8785.dumps({
+        envelope = dump_json({
             "payload": base64.b64encode(statement).decode(),
             "payloadType": PAYLOAD_TYPE,
             "signatures": [{"keyid": self.key_id, "sig": base64.b64encode(signature).decode()}],

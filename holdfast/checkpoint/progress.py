@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from holdfast.canonical import read_exactly
 from holdfast.checkpoint.format import HEADER_METADATA, MAX_HEADER_BYTES, METADATA_KEY, PAYLOAD
 from holdfast.errors import NameMissing
 from holdfast.journal import FileRecord
@@ -51,8 +52,8 @@ def read_sums(run: Store, path: str, parts: Sequence[FileRecord]) -> Sums | None
         progress = json.loads(header[HEADER_METADATA][METADATA_KEY])["progress"]
         return Sums(
             int(progress["step"]),
-            tuple(_number(entry["avg_loss"]) for entry in progress["history"]),
-            _number(progress["epoch_loss_sum"]),
+            tuple(read_exactly(entry["avg_loss"]) for entry in progress["history"]),
+            read_exactly(progress["epoch_loss_sum"]),
             int(progress["epoch_loss_steps"]),
         )
     except (NameMissing, struct.error, ValueError, KeyError, TypeError, AttributeError):
@@ -72,7 +73,3 @@ def disagree(before: Sums | None, losses: Sequence[Any], after: Sums | None, ste
     if before.add(numbers, steps_per_epoch) == after:
         return ""
     return "the losses in its state don't follow from its parent's and its trail"
-
-
-def _number(value: Any) -> float:
-    return float.fromhex(value["$float"]) if isinstance(value, dict) else float(value)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.canonical import mark_exactly, mark_int, read_exactly
 from holdfast.checkpoint import (
     HEADER_METADATA,
     Payload,
@@ -22,7 +23,6 @@ from holdfast.checkpoint import (
     in_memory,
 )
 from holdfast.errors import StateError
-from holdfast.fingerprint import MAX_EXACT_INT
 from holdfast.memory import ALIGNED_BYTES, map_memory
 from holdfast.state.tensors import TensorBytes
 
@@ -98,11 +98,9 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor], seen: _Seen) -> A
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
-        return value if abs(value) <= MAX_EXACT_INT else {"$int": str(value)}
+        return mark_int(value)
     if isinstance(value, float):
-        # RFC 8785 writes 1.0 as 1 and -0.0 as 0.
-        is_plain = math.isfinite(value) and not value.is_integer()
-        return value if is_plain else {"$float": value.hex()}
+        return mark_exactly(value)
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, list | tuple):
@@ -174,7 +172,7 @@ def _decode(value: Any, take: Callable[[str], torch.Tensor]) -> Any:
         if mark == "$int":
             return int(inner)
         if mark == "$float":
-            return float.fromhex(inner)
+            return read_exactly(value)
         if mark == "$bytes":
             return base64.b64decode(inner)
     return {key: _decode(item, take) for key, item in value.items()}

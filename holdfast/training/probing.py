@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import state
+from holdfast.canonical import finite_or_none
 from holdfast.checkpoint import serialize
 from holdfast.config import did_you_mean
 from holdfast.errors import RecipeError
@@ -50,7 +51,7 @@ def measure(training: "Training") -> Probe:
     return Probe(
         sha256=_digest(found) if found else "",
         gradient=_take_gradient(training, batch) if takes_gradient else "",
-        values=_finite(values | numbers),
+        values={name: finite_or_none(value) for name, value in (values | numbers).items()},
         sample=_sample(found),
     )
 
@@ -177,8 +178,4 @@ def _sample(found: Mapping[str, Any]) -> list[float | None]:
         return []
     numbers = torch.cat(flat)
     places = torch.linspace(0, len(numbers) - 1, min(SAMPLE_NUMBERS, len(numbers))).long()
-    return [value if math.isfinite(value) else None for value in numbers[places].tolist()]
-
-
-def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+    return [finite_or_none(value) for value in numbers[places].tolist()]

@@ -1,13 +1,13 @@
 """A checkpoint of what is in this process, and what it says of itself."""
 
 import json
-import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from holdfast import checkpoint, state
+from holdfast.canonical import spell_floats
 from holdfast.errors import Unhealthy
 from holdfast.journal import now
 from holdfast.probe import Probe, check_health
@@ -64,7 +64,7 @@ def begin_save(
             training.parent = saved.metadata.checkpoint_sha256
             then(saved.model_copy(update={"train_s": train_s, "stall_s": stall_s.result()}))
 
-        text = "".join(json.dumps(_finite(line), sort_keys=True) + "\n" for line in lines)
+        text = "".join(json.dumps(spell_floats(line), sort_keys=True) + "\n" for line in lines)
         described = describe_state(training, probe) | {
             "rank_probes": rank_probes,
             "previous_checkpoint_sha256": training.parent, "config_fingerprint": fingerprint,
@@ -110,10 +110,3 @@ def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
 def count_params(training: Training) -> int:
     """How many numbers the model has; tied ones count once."""
     return sum(parameter.numel() for parameter in training.model.parameters())
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become strings."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return value if not isinstance(value, float) or math.isfinite(value) else repr(value)

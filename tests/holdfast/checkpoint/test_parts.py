@@ -14,10 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import rfc8785
 import safetensors.torch
 import torch
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import checkpoint
@@ -35,7 +34,6 @@ from holdfast.checkpoint import (
     serialize,
     verifying,
 )
-from holdfast.checkpoint.format import canonical
 from holdfast.errors import CheckpointDamaged, StoreFull
 from holdfast.memory import Buffers, Priority
 from holdfast.memory.pinning import pinning
@@ -237,21 +235,6 @@ def test_rows_that_do_not_fit_together_are_refused(shape: tuple[int, ...]) -> No
     files = [b"".join(map(in_memory, cut(payload)[0].pieces)) for payload in (whole, other)]
     with pytest.raises(CheckpointDamaged):
         deserialize([bytearray(file) for file in files])
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.text()
-    | st.floats(allow_nan=False, allow_infinity=False).filter(lambda value: not value.is_integer())
-    | st.sampled_from([1e-5, 3.5e-7, 0.0001, "1e-5", "\U0001f600", "\ufb33", "\u2028", "\x7f"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=9,
-)  # fmt: skip
-
-
-@given(json_values)
-@example({"\U0001f600": 1, "\ufb33": 2, "lr": 1e-5, "b": [{"c": 1e-7}, "1e-7"]})  # UTF-16's order is another
-def test_json_is_written_as_rfc_8785_says(value: Any) -> None:
-    assert canonical(value).encode() == rfc8785.dumps(value)
 
 
 # ---- beside the training

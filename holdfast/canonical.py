@@ -1,0 +1,70 @@
+"""Canonical JSON, and the spellings of numbers that JSON lacks.
+
+Equal values have equal bytes on every machine: content ids, fingerprints, signatures and checksums are made of them.
+JSON has no NaN and no infinity, and RFC 8785 has no whole number beyond 2**53 and writes 1.0 as 1. What is on disk
+spells such a number in one of four ways, which can't change any more:
+
+==================  ==========================  ==================================================
+`mark_int`          ``{"$int": "9007199254740993"}``  in settings and in states
+`mark_float`        ``{"$float": "nan"}``       in settings, where 1.0 and 1 are the same setting
+`mark_exactly`      ``{"$float": "0x1.8p+1"}``  in states, to the bit
+`spell_floats`      ``"nan"``                   in the trail
+`finite_or_none`    ``null``                    in metrics and probes, which then have no number
+==================  ==========================  ==================================================
+
+Source: RFC 8785 (JSON Canonicalization Scheme).
+"""
+
+import math
+from typing import Any
+
+import rfc8785
+
+# Whole numbers beyond this are not exact as IEEE doubles, which is all that RFC 8785 has.
+MAX_EXACT_INT = 2**53 - 1
+
+
+def dump_json(value: Any) -> bytes:
+    """Return a JSON value as canonical JSON.
+
+    Raises:
+        rfc8785.CanonicalizationError: it holds a number that JSON lacks, or something else that is no JSON value.
+    """
+    return rfc8785.dumps(value)
+
+
+def mark_int(value: int) -> int | dict[str, str]:
+    """Return a whole number as canonical JSON can hold it."""
+    return value if abs(value) <= MAX_EXACT_INT else {"$int": str(value)}
+
+
+def mark_float(value: float) -> float | dict[str, str]:
+    """Return a number as JSON can hold it. Canonical JSON does not tell 1.0 from 1, nor -0.0 from 0."""
+    return value if math.isfinite(value) else {"$float": repr(value)}
+
+
+def mark_exactly(value: float) -> float | dict[str, str]:
+    """Return a number as canonical JSON can hold it to the bit, and tell it from a whole one; see `read_exactly`."""
+    is_plain = math.isfinite(value) and not value.is_integer()
+    return value if is_plain else {"$float": value.hex()}
+
+
+def read_exactly(value: Any) -> float:
+    """Return the number that `mark_exactly` was given.
+
+    Raises:
+        KeyError, TypeError, ValueError: the value spells no number.
+    """
+    return float.fromhex(value["$float"]) if isinstance(value, dict) else float(value)
+
+
+def spell_floats(value: Any) -> Any:
+    """Return a value, or a dict of values, with strings in place of numbers that JSON lacks."""
+    if isinstance(value, dict):
+        return {key: spell_floats(item) for key, item in value.items()}
+    return value if not isinstance(value, float) or math.isfinite(value) else repr(value)
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return a number; None if JSON lacks it."""
+    return value if math.isfinite(value) else None
