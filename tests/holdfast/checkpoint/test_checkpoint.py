@@ -30,11 +30,6 @@ STATE: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> LocalStore:
-    return LocalStore(str(tmp_path / "run"))
-
-
 def save(run: LocalStore, state: Any = STATE, **fields: Any) -> Saved:
     known = METADATA_FIELDS | fields
     trail = "".join(f'{{"step": {step}}}\n' for step in range(1, known["optimizer_steps_total"] + 1))

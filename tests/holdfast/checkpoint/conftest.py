@@ -1,0 +1,31 @@
+"""What the tests of checkpoints share."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.store import Writer
+from holdfast.store.local import LocalStore
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> LocalStore:
+    return LocalStore(str(tmp_path / "run"))
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Nothing is written before it is set."""
+    gate, creating = threading.Event(), LocalStore.creating
+
+    @contextlib.contextmanager
+    def waiting(store: LocalStore, name: str) -> Iterator[Writer]:
+        assert gate.wait(90)
+        with creating(store, name) as writer:
+            yield writer
+
+    monkeypatch.setattr(LocalStore, "creating", waiting)
+    return gate

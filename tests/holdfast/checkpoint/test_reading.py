@@ -1,0 +1,115 @@
+"""Read a checkpoint back: hash while reading, raise what fails, and give way to training."""
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast import checkpoint
+from holdfast.checkpoint import differences, verifying
+from holdfast.errors import StoreFull
+from holdfast.state import to_payload
+from holdfast.store.local import LocalStore
+from tests.support.makers import METADATA_FIELDS, commit_of
+from tests.support.parts import PARTS, STATE, save
+from tests.support.waiting import await_equal
+
+
+def test_a_read_that_fails_fills_nothing_afterwards(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is used again, for what is read instead."""
+    commit, began, ended = commit_of(save(run)), list[str](), list[str]()
+
+    def fill(store: LocalStore, name: str, buffer: memoryview) -> Iterator[int]:
+        if name.endswith(PARTS[0]):
+            await_equal(lambda: bool(began), True)
+            raise StoreFull("as it was told to")
+        began.append(name)
+        time.sleep(0.3)
+        yield len(buffer)
+        ended.append(name)
+
+    monkeypatch.setattr(LocalStore, "fill", fill)
+    with pytest.raises(StoreFull):
+        checkpoint.read_payload(run, commit)
+    assert sorted(ended) == sorted(began)
+
+
+def test_what_is_read_does_not_wait_for_its_hash(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = commit_of(checkpoint.save(run, to_payload(STATE), METADATA_FIELDS, ""))
+    fill, ended = LocalStore.fill, list[str]()
+
+    def watched(store: LocalStore, name: str, buffer: memoryview) -> Iterator[int]:
+        yield from fill(store, name, buffer)
+        ended.append(name)
+
+    class Late:
+        def __init__(self) -> None:
+            self._digest = hashlib.sha256()
+
+        def update(self, data: memoryview) -> None:
+            await_equal(lambda: ended, [f"{commit.path}/checkpoint.safetensors"])
+            self._digest.update(data)
+
+        def hexdigest(self) -> str:
+            return self._digest.hexdigest()
+
+    monkeypatch.setattr(LocalStore, "fill", watched)
+    monkeypatch.setattr(verifying, "hashlib", SimpleNamespace(sha256=Late))
+    assert differences(to_payload(STATE), checkpoint.read_payload(run, commit)) == []
+
+
+def test_what_a_read_fails_with_is_raised(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where some of it was read, and hashed, by then."""
+    commit = commit_of(save(run))
+
+    def fill(store: LocalStore, name: str, buffer: memoryview) -> Iterator[int]:
+        yield len(buffer) // 2
+        raise StoreFull("as it was told to")
+
+    monkeypatch.setattr(LocalStore, "fill", fill)
+    with pytest.raises(StoreFull):
+        checkpoint.read_payload(run, commit)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="a thread has a priority of its own on Linux only")
+def test_what_is_read_back_gives_way_to_training(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, hash_file = set[int](), checkpoint.hash_file
+
+    def noting(*arguments: Any) -> Any:
+        seen.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return hash_file(*arguments)
+
+    monkeypatch.setattr(verifying, "hash_file", noting)
+    commit = commit_of(save(run))
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    assert checkpoint.verify(run, commit) == []
+    assert seen == {usual}
+    seen.clear()
+    assert checkpoint.verify(run, commit, is_urgent=False) == []
+    assert seen == {19}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == usual
+
+
+@pytest.mark.parametrize("is_urgent", [True, False])
+def test_who_is_told_to_stop_does_not_wait_for_what_is_read(
+    run: LocalStore, monkeypatch: pytest.MonkeyPatch, is_urgent: bool
+) -> None:
+    reading = threading.Event()
+
+    def hash_file(run: LocalStore, path: str, name: str, watch: Any) -> Any:
+        if name == PARTS[0]:
+            raise KeyboardInterrupt
+        assert reading.wait(90)
+
+    commit = commit_of(save(run))
+    monkeypatch.setattr(verifying, "hash_file", hash_file)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.verify(run, commit, is_urgent=is_urgent)
+    reading.set()
+    assert time.monotonic() - began < 90
