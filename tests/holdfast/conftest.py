@@ -1,4 +1,4 @@
-"""What tests that train in their own process have in common; see `tests.support.trainings`."""
+"""Fixtures that the tests of the engine share."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from holdfast import state
+from tests.support.makers import Keys, make_key
 
 
 @pytest.fixture
@@ -15,3 +16,10 @@ def same_process() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     state.restore_rng(rng)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    """Two keys: mine, and another's."""
+    folder = tmp_path_factory.mktemp("keys")
+    return [make_key(folder / "mine"), make_key(folder / "another")]

@@ -1,6 +1,7 @@
 """Small runs made by hand: real records and real checkpoints, without training."""
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 from holdfast import checkpoint
@@ -10,7 +11,11 @@ from holdfast.config import Retention
 from holdfast.errors import CheckpointDamaged
 from holdfast.fingerprint import fingerprint
 from holdfast.journal import Commit, FileRecord, Journal, Latest, now
+from holdfast.signature import SigningKey, TrustedKey, generate_key, load_signing_key, load_trusted_key
 from holdfast.store import Store
+from holdfast.verification import verify_run
+
+Keys = list[tuple[SigningKey, TrustedKey]]
 
 STEPS_PER_EPOCH = 10
 FILES = (PAYLOAD, METADATA, METRICS)  # of a checkpoint that is small
@@ -131,3 +136,20 @@ def head_step(line: Line) -> int:
     """Return the newest step of a line that has committed."""
     assert line.head is not None
     return line.head.step
+
+
+def make_key(path: Path) -> tuple[SigningKey, TrustedKey]:
+    """Make a key to sign with; return its two halves."""
+    generate_key(path)
+    return load_signing_key(str(path)), load_trusted_key(f"{path}.pub")
+
+
+def assert_good(store: Store, *trusted: TrustedKey, notes: tuple[str, ...] = ()) -> None:
+    """Verify everything of the run: there are no problems, and these notes."""
+    report = verify_run(Journal(store, "run"), everything=True, deep=True, trusted_keys=trusted)
+    assert (report.problems, report.notes) == ([], [*notes])
+
+
+def root(line: Line) -> Path:
+    """Return the folder of a run on this machine's disk."""
+    return Path(line.journal.store.url)

@@ -1,6 +1,5 @@
 """The line of commits: what is taken up again after a loss, what is given up, and who may."""
 
-import functools
 import logging
 import shutil
 from collections.abc import Callable
@@ -10,19 +9,13 @@ from typing import Any
 import pytest
 
 from holdfast.attempt import Line
-from holdfast.attempt import line as line_module
 from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Saved
-from holdfast.config import Retention
 from holdfast.errors import CheckpointDamaged, NameTaken, NotTrusted, NoVerifiedCheckpoint, Superseded
 from holdfast.journal import Commit, Journal, signature_name
 from holdfast.journal.signing import check_signed
-from holdfast.retention import prune
-from holdfast.signature import SigningKey, TrustedKey, generate_key, load_signing_key, load_trusted_key
 from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
-from tests.support.makers import STEPS_PER_EPOCH, claim, load, make_latest, make_line, resume, save, save_next, train
-
-Keys = list[tuple[SigningKey, TrustedKey]]
+from tests.support.makers import Keys, assert_good, claim, make_latest, make_line, resume, root, save, save_next, train
 
 
 @pytest.fixture
@@ -39,21 +32,6 @@ def line(store: LocalStore) -> Line:
     return line
 
 
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
-    folder = tmp_path_factory.mktemp("keys")
-    return [make_key(folder / "mine"), make_key(folder / "another")]
-
-
-def make_key(path: Path) -> tuple[SigningKey, TrustedKey]:
-    generate_key(path)
-    return load_signing_key(str(path)), load_trusted_key(f"{path}.pub")
-
-
-def root(line: Line) -> Path:
-    return Path(line.journal.store.url)
-
-
 def damage(line: Line, path: str, name: str = PAYLOAD) -> None:
     file = root(line) / path / name
     file.write_bytes(b"?" + file.read_bytes()[1:])
@@ -62,14 +40,6 @@ def damage(line: Line, path: str, name: str = PAYLOAD) -> None:
 def save_after(line: Line, saved: Saved, steps: int = 10) -> Saved:
     """What ranks save next while the chunk before is not committed yet."""
     return save(line.journal.store, saved.step + steps, saved.metadata.checkpoint_sha256, steps=steps)
-
-
-def assert_good(store: LocalStore, *trusted: TrustedKey, notes: tuple[str, ...] = ()) -> None:
-    report = verify_run(Journal(store, "run"), everything=True, deep=True, trusted_keys=trusted)
-    assert (report.problems, report.notes) == ([], [*notes])
-
-
-# ---- what can't be loaded
 
 
 def test_what_is_read_wrong_once_is_not_quarantined(line: Line) -> None:
@@ -116,9 +86,6 @@ def test_when_all_commits_are_lost_nothing_is_begun_anew(line: Line, store: Loca
     (root(line) / "epoch-0001" / PAYLOAD).unlink()
     with pytest.raises(NoVerifiedCheckpoint):
         make_line(store)
-
-
-# ---- what a kill has left out
 
 
 def test_metrics_that_a_kill_left_out_are_mended(line: Line, store: LocalStore) -> None:
@@ -178,9 +145,6 @@ def test_latest_that_is_right_is_left_alone(
     with caplog.at_level(logging.INFO):
         make_line(store)
     assert caplog.text == ""
-
-
-# ---- what dead ranks had saved
 
 
 def test_a_chain_of_saved_checkpoints_is_adopted(line: Line, store: LocalStore) -> None:
@@ -271,88 +235,6 @@ def test_an_orphan_of_another_run_is_not_adopted_under_a_new_seal(line: Line, st
     assert head.number == 2
 
 
-# ---- a commit of another run
-
-
-@pytest.fixture
-def other(store: LocalStore) -> Line:
-    """Another run with equal settings, and other data: four commits."""
-    line = make_line(store, "other")
-    for steps in (11, 9, 10, 10):
-        train(line, steps)
-    return line
-
-
-def bring(line: Line, other: Line, *numbers: int) -> None:
-    """Commits and checkpoints of the other run lie among those of this one."""
-    for number in numbers:
-        commit = other.journal.read_commit(number)
-        name = f"commits/{number:08d}.json"
-        shutil.copy(root(other) / name, root(line) / name)
-        shutil.copytree(root(other) / commit.path, root(line) / commit.path, dirs_exist_ok=True)
-
-
-@pytest.mark.parametrize("numbers", [(3,), (3, 4), (2, 3, 4)], ids=str)
-@pytest.mark.parametrize("latest", ["as it was", "lost"])
-def test_resume_refuses_the_commits_of_another_run(
-    line: Line, other: Line, store: LocalStore, numbers: tuple[int, ...], latest: str
-) -> None:
-    bring(line, other, *numbers)
-    if latest == "lost":
-        (root(line) / "latest.json").unlink()
-    assert not verify_run(Journal(store, "run")).ok
-    after = make_line(store)
-    assert after.head
-    assert after.head.number == numbers[0] - 1
-    assert after.journal.numbers("quarantine") == [*numbers]
-    assert "it breaks the chain" in after.journal.quarantine_reasons()[0]
-    assert train(after).number == numbers[-1] + 1
-    assert_good(store)
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"previous_record_sha256": "f" * 64}, "commits/00000002.json was made after another commits/00000001.json"),
-        ({"previous_checkpoint_sha256": "f" * 64}, "was trained from another checkpoint than that of commit 1"),
-        ({"parent": 2}, "was trained from commit 2, which is later"),
-        ({"step": 21}, "epoch-0002: step was saved as 20 but committed as 21"),
-        ({"epoch": 7}, "epoch-0002: epoch was saved as 2 but committed as 7"),
-        ({"config_fingerprint": "f" * 64}, "epoch-0002: config_fingerprint was saved as"),
-    ],
-)
-def test_resume_refuses_what_verify_calls_broken(
-    line: Line, store: LocalStore, fields: dict[str, Any], said: str
-) -> None:
-    forged = line.journal.read_commit(2).model_copy(update=fields)
-    line.journal.store.replace("commits/00000002.json", forged.to_bytes())
-    assert any(said in problem for problem in verify_run(Journal(store, "run"), deep=True).problems)
-    after = make_line(store)
-    assert after.head
-    assert (after.head.number, after.journal.numbers("quarantine")) == (1, [2])
-    assert said in after.journal.quarantine_reasons()[0]
-
-
-@pytest.mark.parametrize("change", ["lost", "damaged", "quarantined", "pruned"])
-def test_resume_goes_on_over_what_verify_accepts(line: Line, store: LocalStore, change: str) -> None:
-    train(line)
-    path = root(line) / "commits/00000002.json"
-    if change == "lost":
-        path.unlink()
-    elif change == "damaged":
-        path.write_bytes(b"{")
-    elif change == "quarantined":
-        line.journal.quarantine(2, "by hand", 1)
-    else:
-        prune(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
-    after = make_line(store)
-    assert after.head
-    assert (after.head.number, after.journal.numbers("quarantine")) == (3, [2] if change == "quarantined" else [])
-
-
-# ---- another attempt that was still alive
-
-
 def test_a_number_that_was_taken_meanwhile_is_followed(
     line: Line, store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,9 +255,6 @@ def test_a_number_that_was_taken_meanwhile_is_followed(
     assert alive.follow() == dead.head
     assert train(alive).number == 4
     assert verify_run(Journal(store, "run")).ok
-
-
-# ---- signatures
 
 
 def test_what_is_not_signed_is_not_trusted_and_stays(line: Line, store: LocalStore, keys: Keys) -> None:
@@ -440,99 +319,3 @@ def test_the_signature_is_over_the_record_as_it_lies_there(line: Line, keys: Key
     check_signed(line.journal, commit, [trusted])
     with pytest.raises(NotTrusted, match=r"commits/00000002.json changed while it was read"):
         check_signed(line.journal, commit.model_copy(update={"step": 21}), [trusted])
-
-
-# ---- a commit that was interrupted, and done again
-
-
-@pytest.fixture
-def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No two records are made in the same second."""
-    times = iter(range(10, 60))
-    monkeypatch.setattr(line_module, "now", lambda: f"2026-01-01T00:00:{next(times)}+00:00")
-
-
-def interrupt(monkeypatch: pytest.MonkeyPatch, verb: str, name: str, is_before: bool) -> None:
-    """Ctrl-C comes as the store writes this name: once."""
-    whole = getattr(LocalStore, verb)
-    is_over = False
-
-    @functools.wraps(whole)
-    def interrupted(store: LocalStore, written: str, *args: Any) -> Any:
-        nonlocal is_over
-        if is_over or not written.startswith(name):
-            return whole(store, written, *args)
-        is_over = True
-        if not is_before:
-            whole(store, written, *args)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(LocalStore, verb, interrupted)
-
-
-@pytest.mark.parametrize("is_signed", [False, True])
-@pytest.mark.parametrize("is_before", [False, True])
-@pytest.mark.parametrize(
-    ("verb", "name"),
-    [("replace", "signatures/"), ("create", "commits/"), ("replace", "metrics/"), ("replace", "latest.json")],
-)
-@pytest.mark.usefixtures("ticking")
-def test_a_commit_that_was_interrupted_is_finished_by_doing_it_again(
-    store: LocalStore,
-    keys: Keys,
-    monkeypatch: pytest.MonkeyPatch,
-    verb: str,
-    name: str,
-    is_before: bool,
-    is_signed: bool,
-) -> None:
-    if name == "signatures/" and not is_signed:
-        return
-    signing, trusted = keys[0]
-    line = make_line(store, signing_key=signing if is_signed else None)
-    train(line)
-    saved = save_next(line)
-    with monkeypatch.context() as undone:
-        interrupt(undone, verb, name, is_before)
-        with pytest.raises(KeyboardInterrupt):
-            line.commit(saved, "chunk")
-    assert line.commit(saved, "preempted") == line.head == Journal(store, "run").read_commit(2)
-    assert train(line).number == 3
-    assert line.journal.numbers("commits") == [1, 2, 3]
-    assert_good(store, *([trusted] if is_signed else []))
-
-
-@pytest.mark.parametrize("name", ["commits/", "metrics/", "latest.json"])
-@pytest.mark.usefixtures("ticking")
-def test_a_commit_that_was_interrupted_for_good_is_the_next_attempts_head(
-    store: LocalStore, keys: Keys, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    signing, trusted = keys[0]
-    line = make_line(store, signing_key=signing)
-    train(line)
-    saved = save_next(line)
-    with monkeypatch.context() as undone:
-        interrupt(undone, "create" if name == "commits/" else "replace", name, is_before=name != "commits/")
-        with pytest.raises(KeyboardInterrupt):
-            line.commit(saved, "chunk")
-    after = make_line(store, trusted_keys=[trusted])
-    assert after.head == Journal(store, "run").read_commit(2)
-    assert load(after.journal.store, after.head) is None
-    assert_good(store, trusted)
-
-
-@pytest.mark.usefixtures("ticking")
-def test_what_was_begun_before_a_fall_back_is_not_committed_after_it(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line = make_line(store)
-    train(line)
-    saved = save_next(line)
-    with monkeypatch.context() as undone:
-        interrupt(undone, "create", "commits/", is_before=True)
-        with pytest.raises(KeyboardInterrupt):
-            line.commit(saved, "chunk")
-    resume(line)  # which adopts it, as what it is now
-    assert line.head
-    assert (line.head.number, line.head.path, line.head.why) == (2, saved.path, "adopted")
-    assert_good(store)

@@ -3,8 +3,7 @@
 import hashlib
 import io
 import shutil
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,81 +12,24 @@ import pytest
 from holdfast.attempt import Line
 from holdfast.checkpoint import METRICS, PAYLOAD
 from holdfast.config import Retention
-from holdfast.errors import RunUnknown, StoreError
-from holdfast.journal import ConfigRecord, Journal, Pruned, now
+from holdfast.errors import RunUnknown
+from holdfast.journal import ConfigRecord, Journal
 from holdfast.pack import pack, unpack
 from holdfast.retention import prune
-from holdfast.signature import SigningKey, TrustedKey, generate_key, load_signing_key, load_trusted_key
 from holdfast.store.local import LocalStore
-from holdfast.verification import CheckedCheckpoint, VerifyReport, verify_run
+from holdfast.verification import verify_run
 from tests.support.makers import (
     FILES,
     IDENTITY,
     SETTINGS,
     STEPS_PER_EPOCH,
+    Keys,
     make_commit,
     make_latest,
-    make_line,
-    resume,
+    root,
     save_next,
-    train,
 )
-
-LIVE = [7, 6, 5, 2]
-
-
-Keys = list[tuple[SigningKey, TrustedKey]]
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
-    folder = tmp_path_factory.mktemp("keys")
-    return [make_key(folder / "mine"), make_key(folder / "another")]
-
-
-def make_key(path: Path) -> tuple[SigningKey, TrustedKey]:
-    generate_key(path)
-    return load_signing_key(str(path)), load_trusted_key(f"{path}.pub")
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, keys: Keys) -> Path:
-    """Seven signed commits: 3 is in quarantine, 1 and 4 are pruned, 2 is pinned."""
-    store = LocalStore(str(tmp_path_factory.mktemp("store")))
-    line = make_line(store, signing_key=keys[0][0])
-    for _ in range(5):
-        train(line)
-    line.journal.pin(2)
-    line.journal.quarantine(3, "damaged", 1)
-    prune(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
-    for _ in range(2):
-        train(line)
-    return store.root
-
-
-@pytest.fixture
-def line(made: Path, tmp_path: Path) -> Line:
-    """A copy of the run, in the hands of its only attempt."""
-    shutil.copytree(made, tmp_path / "store")
-    line = Line(Journal(LocalStore(str(tmp_path / "store")), "run"), 1, SETTINGS, STEPS_PER_EPOCH)
-    resume(line)
-    return line
-
-
-def root(line: Line) -> Path:
-    return Path(line.journal.store.url)
-
-
-def fresh(line: Line) -> Journal:
-    return Journal(LocalStore(str(root(line).parent)), "run")
-
-
-def check(line: Line, **options: Any) -> VerifyReport:
-    return verify_run(fresh(line), **options)
-
-
-def numbers(entries: list[CheckedCheckpoint]) -> list[int | None]:
-    return [entry.commit for entry in entries]
+from tests.support.verified import LIVE, check, fresh, numbers, pruned
 
 
 def reseal(line: Line, number: int, **fields: Any) -> None:
@@ -118,9 +60,6 @@ def test_a_run_that_has_only_begun_is_good(tmp_path: Path) -> None:
     journal.begin("m:f")
     report = verify_run(journal, everything=True)
     assert (report.ok, report.notes, report.checkpoints) == (True, [], [])
-
-
-# ---- damage
 
 
 def flipped(data: bytes) -> bytes:
@@ -209,13 +148,6 @@ def test_what_speaks_of_a_commit_shows_that_it_was_lost(line: Line, left: str) -
     assert "commits/00000007.json is missing" in check(line).problems
 
 
-def pruned(line: Line, number: int) -> bytes:
-    commit = line.journal.read_commit(number)
-    return Pruned(
-        commit=number, path=commit.path, checkpoint_sha256=commit.checkpoint_sha256, size_bytes=1, created_at=now()
-    ).to_bytes()
-
-
 @pytest.mark.parametrize("name", ["attempts/00000001.json", "pins/00000002.json"])
 def test_a_record_under_anothers_name_is_damage(line: Line, name: str) -> None:
     other = f"{name[:-6]}9.json"
@@ -257,9 +189,6 @@ def test_latest_that_is_stale_or_missing_mends_itself(line: Line) -> None:
 def test_the_newest_may_lack_its_metrics_after_a_kill(line: Line) -> None:
     (root(line) / "metrics/00000007.jsonl").unlink()
     assert check(line).ok
-
-
-# ---- the chain
 
 
 def test_a_record_that_was_replaced_is_found_through_its_successor(line: Line) -> None:
@@ -304,9 +233,6 @@ def test_a_deep_look_finds_that_the_settings_were_lost(line: Line) -> None:
     assert f"commit 7: configs/{SETTINGS}.json is lost" in check(line, deep=True).problems
 
 
-# ---- everything
-
-
 def test_everything_lists_what_does_not_count(line: Line) -> None:
     (root(line) / "epoch-0003" / PAYLOAD).write_bytes(b"damaged")
     saved = save_next(line)
@@ -327,9 +253,6 @@ def test_a_quarantined_record_that_cannot_be_read_is_no_news(line: Line) -> None
     assert check(line, everything=True).ok
     (root(line) / "commits/00000003.json").unlink()
     assert check(line, everything=True).ok
-
-
-# ---- signatures
 
 
 def test_every_commit_that_counts_is_signed(line: Line, keys: Keys) -> None:
@@ -353,135 +276,6 @@ def test_what_is_unsigned_or_signed_otherwise_is_a_problem(line: Line, keys: Key
     assert "signature of commits/00000005.json was made for 'commits/00000006.json'" in found[1]
     assert "signature of commits/00000007.json was made for other bytes" in found[2]
     assert len(found) == 3
-
-
-# ---- while others write
-
-
-@pytest.mark.parametrize("deep", [False, True])
-@pytest.mark.parametrize("nth", range(1, 7))
-@pytest.mark.parametrize("verbs", [("size_bytes",), ("pieces", "fill")], ids=["sizes", "bytes"])
-def test_what_is_pruned_while_it_is_read_is_no_damage(
-    line: Line, monkeypatch: pytest.MonkeyPatch, verbs: tuple[str, ...], nth: int, deep: bool
-) -> None:
-    """The folder goes before the nth look at it, from the first size to the last byte of a deep look."""
-    looks, has_gone = 0, False
-
-    def going(whole: Callable[..., Any], store: LocalStore, name: str, *args: Any) -> Any:
-        nonlocal looks, has_gone
-        looks += name.startswith("epoch-0005/")
-        if looks == nth and not has_gone:
-            has_gone = True
-            store.create("pruned/00000005.json", pruned(line, 5))
-            store.delete_folder("epoch-0005")
-        return whole(store, name, *args)
-
-    for verb in verbs:
-        whole = getattr(LocalStore, verb)
-        monkeypatch.setattr(LocalStore, verb, lambda store, *args, whole=whole: going(whole, store, *args))
-    report = check(line, deep=deep)
-    assert report.problems == []
-    assert has_gone == (deep or nth <= len(FILES))
-    assert numbers(report.checkpoints) == ([7, 6, 2] if has_gone else LIVE)
-
-
-def test_what_goes_and_was_not_pruned_is_damage(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces = LocalStore.pieces
-
-    def going(store: LocalStore, name: str, *args: Any) -> Iterator[bytes]:
-        if name == f"epoch-0005/{PAYLOAD}":
-            shutil.rmtree(store.root / "epoch-0005")
-        return pieces(store, name, *args)
-
-    monkeypatch.setattr(LocalStore, "pieces", going)
-    problems = check(line).problems
-    assert len(problems) == 3
-    assert f"epoch-0005/{PAYLOAD} is missing but was committed as" in problems[0]
-
-
-def test_debris_that_is_collected_while_it_is_read_is_passed_over(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = save_next(line)
-    pieces = LocalStore.pieces
-
-    def going(store: LocalStore, name: str, *args: Any) -> Iterator[bytes]:
-        if name.startswith(saved.path):
-            store.delete_folder(saved.path)
-        return pieces(store, name, *args)
-
-    monkeypatch.setattr(LocalStore, "pieces", going)
-    report = check(line, everything=True)
-    assert (report.ok, report.notes) == (True, [])
-
-
-@pytest.mark.parametrize("is_before", [True, False])
-def test_a_commit_that_is_made_meanwhile_is_no_problem(
-    line: Line, monkeypatch: pytest.MonkeyPatch, is_before: bool
-) -> None:
-    listed = Journal.numbers
-
-    def committing(journal: Journal, folder: str, after: int = 0) -> list[int]:
-        if folder != "commits":
-            return listed(journal, folder, after)
-        with monkeypatch.context() as undone:
-            undone.setattr(Journal, "numbers", listed)
-            if is_before:
-                train(line)
-            found = listed(journal, folder, after)
-            if not is_before:
-                train(line)
-            return found
-
-    monkeypatch.setattr(Journal, "numbers", committing)
-    report = check(line)
-    assert (report.problems, report.notes) == ([], [])
-
-
-# ---- reading
-
-
-def test_several_files_are_read_at_once(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits until all the others are being read as well."""
-    barrier = threading.Barrier(len(LIVE), timeout=30)
-    pieces = LocalStore.pieces
-
-    def together(store: LocalStore, name: str, *args: Any) -> Iterator[bytes]:
-        if name.endswith(PAYLOAD):
-            barrier.wait()
-        return pieces(store, name, *args)
-
-    monkeypatch.setattr(LocalStore, "pieces", together)
-    assert check(line).ok
-
-
-def test_when_the_store_fails_nobody_reads_on(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor after Ctrl-C: what is still to be read may be terabytes."""
-    pieces = LocalStore.pieces
-    is_reading = threading.Event()
-
-    def failing(store: LocalStore, name: str, *args: Any) -> Iterator[bytes]:
-        if name == f"epoch-0007/{PAYLOAD}":
-            assert is_reading.wait(30)
-            raise StoreError("the disk says no")
-        if name == f"epoch-0006/{PAYLOAD}":
-            is_reading.set()
-            while True:
-                yield b"without end"
-        yield from pieces(store, name, *args)
-
-    monkeypatch.setattr(LocalStore, "pieces", failing)
-    with pytest.raises(StoreError, match="the disk says no"):
-        check(line)
-
-
-def test_watch_is_told_how_far_it_is(line: Line) -> None:
-    seen: list[tuple[int, int]] = []
-    report = check(line, watch=lambda done, total: seen.append((done, total)))
-    done = [done for done, _ in seen]
-    total = sum(entry.size_bytes for entry in report.checkpoints)
-    assert len(done) >= len(LIVE)
-    assert done == sorted(set(done))
-    assert {total for _, total in seen} == {total}
-    assert seen[-1] == (total, total)
 
 
 def test_a_run_that_was_unpacked_begins_with_its_checkpoint(line: Line, tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""Refuse a packed checkpoint that is damaged, cut off, or no tar file."""
+
+import gzip
+import random
+import shutil
+import tarfile
+
+import pytest
+
+from holdfast.checkpoint import PAYLOAD
+from holdfast.errors import Damage
+from holdfast.journal import Journal
+from holdfast.store.local import LocalStore
+from holdfast.verification import verify_run
+from tests.support.packing import contents, members, unpacked
+
+FLIPS = 200
+
+
+def parts(data: bytes) -> dict[str, list[int]]:
+    """Every byte of the file, by what it belongs to."""
+    found: dict[str, list[int]] = {"header": [], "record": [], "payload": [], "padding": []}
+    at = 0
+    for member, _ in members(data):
+        found["header"] += range(member.offset, member.offset_data)
+        end = member.offset_data + member.size
+        found["payload" if member.name.endswith(PAYLOAD) else "record"] += range(member.offset_data, end)
+        at = -(-end // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+        found["padding"] += range(end, at)
+    found["padding"] += range(at, len(data))
+    assert sum(map(len, found.values())) == len(data)
+    return found
+
+
+def test_any_bit_may_flip(good: bytes, store: LocalStore) -> None:
+    """It is refused and leaves no run, or else the bit is one that says nothing."""
+    unpacked(good, store)
+    expected = contents(store.root)
+    chosen = random.Random(20)
+    outcomes: dict[str, list[bool]] = {}
+    for count in range(FLIPS):
+        shutil.rmtree(store.root / "run", ignore_errors=True)
+        part, positions = [*parts(good).items()][count % 4]
+        position = chosen.choice(positions)
+        data = bytearray(good)
+        data[position] ^= 1 << chosen.randrange(8)
+        try:
+            unpacked(bytes(data), store)
+        except Damage:
+            assert store.list() == [], (part, position)
+            outcomes.setdefault(part, []).append(False)
+        else:
+            assert contents(store.root) == expected, (part, position)
+            assert verify_run(Journal(store, "run"), deep=True).ok
+            outcomes.setdefault(part, []).append(True)
+    assert not any(outcomes["record"])
+    assert not any(outcomes["payload"])
+    assert outcomes["header"].count(True) < FLIPS / 40  # the checksum's last byte means nothing
+    assert any(outcomes["padding"])
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "said"),
+    [(0, "not a packed checkpoint"), (511, "not a packed checkpoint"), (600, "the file ends within")],
+)
+def test_what_was_cut_off_is_refused(good: bytes, store: LocalStore, size_bytes: int, said: str) -> None:
+    with pytest.raises(Damage, match=said):
+        unpacked(good[:size_bytes], store)
+    assert store.list() == []
+
+
+def test_wherever_it_was_cut_off_it_is_refused_or_whole(good: bytes, store: LocalStore) -> None:
+    end = max(member.offset_data + member.size for member, _ in members(good))
+    for size_bytes in range(0, len(good), 500):
+        shutil.rmtree(store.root / "run", ignore_errors=True)
+        try:
+            unpacked(good[:size_bytes], store)
+        except Damage:
+            assert store.list() == []
+        else:
+            assert size_bytes > end
+            assert verify_run(Journal(store, "run"), deep=True).ok
+
+
+NO_TARS = {
+    "empty": b"",
+    "zeros": bytes(tarfile.RECORDSIZE),
+    "JSON": b"{}",
+    "text": b"x" * tarfile.RECORDSIZE,
+    "gzip": gzip.compress(bytes(tarfile.RECORDSIZE)),
+    "all bits": b"\xff" * tarfile.RECORDSIZE,
+}
+
+
+@pytest.mark.parametrize("case", NO_TARS)
+def test_what_is_no_tar_is_refused(store: LocalStore, case: str) -> None:
+    with pytest.raises(Damage, match="the file is not a packed checkpoint"):
+        unpacked(NO_TARS[case], store)
+    assert store.list() == []

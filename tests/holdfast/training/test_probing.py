@@ -1,0 +1,304 @@
+"""The probe disturbs nothing, and sees the last bit of a weight."""
+
+import copy
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint as checkpointing
+
+from holdfast import Anneal, Recipe, checkpoint, state
+from holdfast.config import Resume
+from holdfast.errors import GateTripped, RecipeError
+from holdfast.probe import Probe, compare
+from holdfast.training import Gate, Training, capturing, evaluate, measure, resume
+from tests.support import trainings
+from tests.support.trainings import train_to
+from tests.support.varied import Points
+
+pytestmark = pytest.mark.usefixtures("same_process")
+
+
+class Collected:
+    """Whatever the loss has seen: state that it changes."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def state_dict(self) -> dict[str, list[float]]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, saved: dict[str, list[float]]) -> None:
+        self.seen = saved["seen"]
+
+
+def look(model: nn.Module) -> dict[str, Any]:
+    """A probe that draws random numbers of every kind."""
+    output = model(torch.randn(16, 8) + random.random() + np.random.random())
+    return {"output": output, "mean": output.mean()}
+
+
+def probed(own: bool = False, stream: bool = False) -> Recipe:
+    """Dropout, batch norm, a frozen part and a loss that changes what is registered.
+
+    Args:
+        own: whether it has a probe of its own.
+    """
+    model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 1))
+    collected = Collected()
+    anneal = Anneal(1.0, 0.0, start_step=0, end_step=8)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        found = F.mse_loss(model(batch[0]), batch[1]) * (1 + anneal.value)
+        collected.seen.append(found.item())
+        return found
+
+    data: Any = Points(noise=True)
+    return Recipe(
+        model=model, data=Endless(data) if stream else data, optimizer=torch.optim.SGD(model.parameters(), 0.01),
+        loss=loss, batch_size=16, steps_per_epoch=3, extras={"collected": collected}, anneals={"weight": anneal},
+        probe=look if own else None,
+    )  # fmt: skip
+
+
+class Endless:
+    """The data as a stream."""
+
+    def __init__(self, data: Points) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.data[index] for index in range(len(self.data)))
+
+
+def make(folder: Path, recipe: str = "probed", **settings: Any) -> Training:
+    return trainings.make(folder, f"{__name__}:{recipe}", **settings)
+
+
+def everything(training: Training) -> Any:
+    """All that the next step depends on, and what a careless probe leaves behind."""
+    return (
+        state.to_payload(copy.deepcopy(capturing.capture(training))),
+        [module.training for module in training.model.modules()],
+        [parameter.grad is None for parameter in training.model.parameters()],
+        training.generators.digest(),
+        torch.is_grad_enabled(),
+    )
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_measuring_changes_nothing(tmp_path: Path, own: bool) -> None:
+    training = make(tmp_path, own=own)
+    train_to(training, 2)
+    training.model[1].eval()  # one part is frozen
+    before = everything(training)
+    first = measure(training)
+    after = everything(training)
+    assert checkpoint.differences(before[0], after[0]) == []
+    assert before[1:] == after[1:]
+    assert [module.training for module in training.model] == [True, False, True, True]
+    random.seed(9)
+    np.random.seed(9)
+    torch.manual_seed(9)
+    assert measure(training) == first  # wherever the generators are
+
+
+def test_what_goes_wrong_leaves_nothing_behind(tmp_path: Path) -> None:
+    training = make(tmp_path, own=True)
+    collected = training.recipe.extras["collected"]
+
+    def fail(model: nn.Module, batch: Any = None) -> Any:
+        look(model)
+        collected.seen.append(1.0)  # type: ignore[attr-defined]
+        raise ZeroDivisionError
+
+    training.recipe.probe = fail
+    before = everything(training)
+    with pytest.raises(ZeroDivisionError):
+        measure(training)
+    assert everything(training)[1:] == before[1:]
+    training.recipe.probe, training.recipe.loss = None, fail
+    collected.load_state_dict({"seen": []})
+    with pytest.raises(ZeroDivisionError):
+        measure(training)
+    assert everything(training)[1:] == before[1:]
+    assert collected.state_dict() == {"seen": []}
+    assert not training.model._forward_hooks
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_training_goes_on_as_if_nobody_had_measured(tmp_path: Path, own: bool) -> None:
+    found = []
+    for measures in (False, True):
+        training = make(tmp_path, own=own)
+        for step in range(1, 6):
+            if measures:
+                measure(training)
+            train_to(training, step)
+        found.append(state.to_payload(capturing.capture(training)))
+    assert checkpoint.differences(*found) == []
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_every_weight_counts(tmp_path: Path, own: bool) -> None:
+    training = make(tmp_path, own=own)
+    train_to(training, 2)
+    first = measure(training)
+    weights = {name: value for name, value in training.model.state_dict().items() if value.is_floating_point()}
+    assert len(weights) == 8  # those of batch norm, and its means, among them
+    for name, value in weights.items():
+        kept = value.clone()
+        value.view(-1)[0] += 0.01
+        assert measure(training).sha256 != first.sha256, name
+        value.copy_(kept)
+    assert measure(training) == first
+
+
+@pytest.mark.parametrize("look", [measure, evaluate])
+def test_what_changes_a_weight_where_it_may_only_look_is_refused(tmp_path: Path, look: Any) -> None:
+    training = make(tmp_path, own=True)
+
+    def change(model: nn.Module) -> dict[str, Any]:
+        next(model.parameters()).mul_(2)
+        return {}
+
+    training.recipe.probe = training.recipe.evaluate = change
+    with pytest.raises(RecipeError, match=r"the parameter 0\.weight changed while the model was only looked at"):
+        look(training)
+
+
+def one_hot(own: bool) -> Recipe:
+    """Its outputs are its weights."""
+    model = nn.Linear(8, 1, bias=False)
+    return Recipe(
+        model=model, data=list(torch.eye(8)), optimizer=torch.optim.SGD(model.parameters(), 0.01), batch_size=8,
+        loss=lambda model, x: model(x).square().mean(),
+        probe=(lambda model: {"output": model(torch.eye(8))}) if own else None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_weight_counts_to_its_last_bit(tmp_path: Path, own: bool) -> None:
+    training = make(tmp_path, "one_hot", own=own)
+    first = measure(training)
+    weights = training.model.weight.detach()[0]
+    for number in range(8):
+        kept = weights[number].clone()
+        weights[number] = kept.nextafter(torch.tensor(math.inf))
+        found = measure(training)
+        assert compare(first, found, 0.0).startswith(f"the probe gave {found.sha256[:12]}, and {first.sha256[:12]}")
+        assert compare(first, found, 1e-6) == ""
+        weights[number] = kept
+    assert measure(training) == first
+
+
+def test_what_is_measured_is_what_the_next_step_would_see(tmp_path: Path) -> None:
+    """Anneals have their values for it; by itself it is the first micro-batch of the run, whatever the step is."""
+    training = make(tmp_path)
+    train_to(training, 2)
+    training.recipe.anneals["weight"].value = 99.0
+    loss = measure(training).values["loss"]
+    assert training.recipe.anneals["weight"].value == 0.75
+    with torch.no_grad():
+        x, y = training.batches.first()
+        assert loss == 1.75 * F.mse_loss(training.model.eval()(x), y).item()
+
+
+def test_a_sample_of_the_outputs_and_every_number_go_on_record(tmp_path: Path) -> None:
+    training = make(tmp_path)
+    outputs = {"a": torch.arange(200.0), "b": torch.tensor([math.inf]), "c": 3, "d": math.nan, "e": torch.zeros(0)}
+    training.recipe.probe = lambda model: outputs  # type: ignore[assignment]
+    found = measure(training)
+    assert found.values == {"b": None, "c": 3.0, "d": None}
+    assert (len(found.sample), found.sample[0], found.sample[16], found.sample[-1]) == (32, 0.0, 103.0, None)
+    assert Probe.model_validate_json(found.model_dump_json()) == found
+
+
+def test_the_loss_window_is_the_mean_of_the_last_steps(tmp_path: Path) -> None:
+    training = make(tmp_path)
+    assert "loss_window" not in measure(training).values
+    train_to(training, 23)
+    losses = [line["loss"] for line in training.read_metrics()]
+    assert len(losses) == 23
+    assert measure(training).values["loss_window"] == math.fsum(losses[-20:]) / 20
+
+
+def test_a_stream_is_probed_with_its_first_batch_once_that_is_read(tmp_path: Path) -> None:
+    training = make(tmp_path, stream=True)
+    assert measure(training) == Probe()
+    train_to(training, 1)
+    training.read_metrics()
+    found = measure(training)
+    assert found.sha256
+    assert found.sample
+    assert measure(training) == found
+    assert measure(make(tmp_path, stream=True, own=True)).sha256
+
+
+class Warming(nn.Module):
+    """Has noise that grows in every step, and in training alone: an attribute that no state_dict has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.noise = nn.Linear(8, 1), 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x)
+        return found + self.noise * torch.randn_like(found) if self.training else found
+
+
+def warming(reentrant: bool = False) -> Recipe:
+    model = Warming()
+
+    def grow() -> None:
+        model.noise += 0.1
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x, y = batch
+        output = checkpointing(model, x.requires_grad_(), use_reentrant=True) if reentrant else model(x)
+        return F.mse_loss(output, y)
+
+    return Recipe(
+        model=model, data=Points(noise=False), optimizer=torch.optim.SGD(model.parameters(), 0.01), batch_size=16,
+        loss=loss, after_step=grow,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_only_training_reads_and_nothing_saves_trips_the_gate(tmp_path: Path, reentrant: bool) -> None:
+    before = make(tmp_path, "warming", reentrant=reentrant)
+    train_to(before, 2)
+    saved = trainings.save_state(before, tmp_path)
+    again = make(tmp_path, "warming", reentrant=reentrant)
+    with pytest.raises(GateTripped, match=r"the gradient of a micro-batch in training mode is .* is not saved"):
+        resume(again, *saved, Gate(), lambda done, total: None)
+    resume(again, *saved, Gate("tolerance", 1e-6), lambda done, total: None)
+    assert resume(again, *saved, Gate("record"), lambda done, total: None).note.startswith("the gradient of")
+    again.recipe.model.noise = before.recipe.model.noise
+    resume(again, *saved, Gate(), lambda done, total: None)
+
+
+def test_the_training_probe_can_be_switched_off(tmp_path: Path) -> None:
+    training = make(tmp_path, "warming")
+    saved = trainings.save_state(training, tmp_path)
+    assert saved[1].probe.gradient
+    training.config = training.config.model_copy(update={"resume": Resume(training_probe=False)})
+    training.recipe.model.noise = 9.0  # type: ignore[assignment]
+    assert measure(training).gradient == ""
+    resume(training, *saved, Gate(), lambda done, total: None)
+
+
+def test_a_dropout_rate_counts_in_the_gradient_alone(tmp_path: Path) -> None:
+    training = make(tmp_path)
+    first = measure(training)
+    training.model[2].p = 0.4
+    found = measure(training)
+    assert found.sha256 == first.sha256
+    assert found.gradient != first.gradient

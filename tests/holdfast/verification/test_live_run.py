@@ -1,0 +1,139 @@
+"""Verify a run while others write to it, reading several files at once."""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from holdfast.attempt import Line
+from holdfast.checkpoint import PAYLOAD
+from holdfast.errors import StoreError
+from holdfast.journal import Journal
+from holdfast.store.local import LocalStore
+from tests.support.makers import FILES, save_next, train
+from tests.support.verified import LIVE, check, numbers, pruned
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("nth", range(1, 7))
+@pytest.mark.parametrize("verbs", [("size_bytes",), ("pieces", "fill")], ids=["sizes", "bytes"])
+def test_what_is_pruned_while_it_is_read_is_no_damage(
+    line: Line, monkeypatch: pytest.MonkeyPatch, verbs: tuple[str, ...], nth: int, deep: bool
+) -> None:
+    """The folder goes before the nth look at it, from the first size to the last byte of a deep look."""
+    looks, has_gone = 0, False
+
+    def going(whole: Callable[..., Any], store: LocalStore, name: str, *args: Any) -> Any:
+        nonlocal looks, has_gone
+        looks += name.startswith("epoch-0005/")
+        if looks == nth and not has_gone:
+            has_gone = True
+            store.create("pruned/00000005.json", pruned(line, 5))
+            store.delete_folder("epoch-0005")
+        return whole(store, name, *args)
+
+    for verb in verbs:
+        whole = getattr(LocalStore, verb)
+        monkeypatch.setattr(LocalStore, verb, lambda store, *args, whole=whole: going(whole, store, *args))
+    report = check(line, deep=deep)
+    assert report.problems == []
+    assert has_gone == (deep or nth <= len(FILES))
+    assert numbers(report.checkpoints) == ([7, 6, 2] if has_gone else LIVE)
+
+
+def test_what_goes_and_was_not_pruned_is_damage(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = LocalStore.pieces
+
+    def going(store: LocalStore, name: str, *args: Any) -> Iterator[bytes]:
+        if name == f"epoch-0005/{PAYLOAD}":
+            shutil.rmtree(store.root / "epoch-0005")
+        return pieces(store, name, *args)
+
+    monkeypatch.setattr(LocalStore, "pieces", going)
+    problems = check(line).problems
+    assert len(problems) == 3
+    assert f"epoch-0005/{PAYLOAD} is missing but was committed as" in problems[0]
+
+
+def test_debris_that_is_collected_while_it_is_read_is_passed_over(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = save_next(line)
+    pieces = LocalStore.pieces
+
+    def going(store: LocalStore, name: str, *args: Any) -> Iterator[bytes]:
+        if name.startswith(saved.path):
+            store.delete_folder(saved.path)
+        return pieces(store, name, *args)
+
+    monkeypatch.setattr(LocalStore, "pieces", going)
+    report = check(line, everything=True)
+    assert (report.ok, report.notes) == (True, [])
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_commit_that_is_made_meanwhile_is_no_problem(
+    line: Line, monkeypatch: pytest.MonkeyPatch, is_before: bool
+) -> None:
+    listed = Journal.numbers
+
+    def committing(journal: Journal, folder: str, after: int = 0) -> list[int]:
+        if folder != "commits":
+            return listed(journal, folder, after)
+        with monkeypatch.context() as undone:
+            undone.setattr(Journal, "numbers", listed)
+            if is_before:
+                train(line)
+            found = listed(journal, folder, after)
+            if not is_before:
+                train(line)
+            return found
+
+    monkeypatch.setattr(Journal, "numbers", committing)
+    report = check(line)
+    assert (report.problems, report.notes) == ([], [])
+
+
+def test_several_files_are_read_at_once(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits until all the others are being read as well."""
+    barrier = threading.Barrier(len(LIVE), timeout=30)
+    pieces = LocalStore.pieces
+
+    def together(store: LocalStore, name: str, *args: Any) -> Iterator[bytes]:
+        if name.endswith(PAYLOAD):
+            barrier.wait()
+        return pieces(store, name, *args)
+
+    monkeypatch.setattr(LocalStore, "pieces", together)
+    assert check(line).ok
+
+
+def test_when_the_store_fails_nobody_reads_on(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor after Ctrl-C: what is still to be read may be terabytes."""
+    pieces = LocalStore.pieces
+    is_reading = threading.Event()
+
+    def failing(store: LocalStore, name: str, *args: Any) -> Iterator[bytes]:
+        if name == f"epoch-0007/{PAYLOAD}":
+            assert is_reading.wait(30)
+            raise StoreError("the disk says no")
+        if name == f"epoch-0006/{PAYLOAD}":
+            is_reading.set()
+            while True:
+                yield b"without end"
+        yield from pieces(store, name, *args)
+
+    monkeypatch.setattr(LocalStore, "pieces", failing)
+    with pytest.raises(StoreError, match="the disk says no"):
+        check(line)
+
+
+def test_watch_is_told_how_far_it_is(line: Line) -> None:
+    seen: list[tuple[int, int]] = []
+    report = check(line, watch=lambda done, total: seen.append((done, total)))
+    done = [done for done, _ in seen]
+    total = sum(entry.size_bytes for entry in report.checkpoints)
+    assert len(done) >= len(LIVE)
+    assert done == sorted(set(done))
+    assert {total for _, total in seen} == {total}
+    assert seen[-1] == (total, total)

@@ -1,0 +1,37 @@
+"""Pack, unpack and look into a checkpoint that is one file."""
+
+import hashlib
+import io
+import tarfile
+from pathlib import Path
+
+from holdfast.journal import Journal
+from holdfast.pack import pack, unpack
+from holdfast.store.local import LocalStore
+
+Members = list[tuple[tarfile.TarInfo, bytes]]
+
+
+def packed(journal: Journal, number: int = 0) -> bytes:
+    """Pack a commit, or the newest one; return the bytes of the file."""
+    out = io.BytesIO()
+    commit = journal.read_commit(number) if number else journal.newest()
+    assert commit
+    assert pack(journal, commit, out) == hashlib.sha256(out.getvalue()).hexdigest()
+    return out.getvalue()
+
+
+def unpacked(data: bytes, store: LocalStore) -> Journal:
+    """Unpack the bytes of a file into a store; return the journal of the run."""
+    return unpack(io.BytesIO(data), store)
+
+
+def members(data: bytes) -> Members:
+    """Return what tar finds in the bytes of a file: each header and its content."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return [(member, opened.read() if (opened := tar.extractfile(member)) else b"") for member in tar]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of every file below a folder, by name."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,63 @@
+"""A commit that is signed, by Holdfast and by an independent implementation."""
+
+import base64
+import hashlib
+import json
+from typing import Any
+
+from cryptography.hazmat.primitives import serialization as pem
+from cryptography.hazmat.primitives.asymmetric import ec
+from securesystemslib.dsse import Envelope
+from securesystemslib.signer import CryptoSigner
+
+from holdfast.signature import SigningKey, TrustedKey, verify_signature
+
+RUN = "run"
+NAME = "commits/00000007.json"
+RECORD = b'{"number": 7}\n'
+FILES = {"epoch-0004/rng.json": "22" * 32, "epoch-0004/checkpoint.safetensors": "11" * 32}
+# Written by hand from the specification, so that the other implementations don't lean on ours.
+STATEMENT = {
+    "_type": "https://in-toto.io/Statement/v1",
+    "subject": [
+        {"name": NAME, "digest": {"sha256": hashlib.sha256(RECORD).hexdigest()}},
+        {"name": "epoch-0004/checkpoint.safetensors", "digest": {"sha256": "11" * 32}},
+        {"name": "epoch-0004/rng.json", "digest": {"sha256": "22" * 32}},
+    ],
+    "predicateType": "urn:holdfast:commit:v1",
+    "predicate": {"run": RUN},
+}
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+
+
+def pair(number: int) -> tuple[SigningKey, TrustedKey, ec.EllipticCurvePrivateKey]:
+    """Return the two halves of the key that has this private number, and the number as a key of `cryptography`."""
+    private = ec.derive_private_key(number, ec.SECP256R1())
+    public = private.public_key()
+    der = public.public_bytes(pem.Encoding.DER, pem.PublicFormat.SubjectPublicKeyInfo)
+    key_id = hashlib.sha256(der).hexdigest()
+    return SigningKey(key_id, private), TrustedKey(key_id, public), private
+
+
+SIGNING, TRUSTED, PRIVATE = pair(2**255 + 7)
+OTHER_SIGNING, OTHER_TRUSTED, _ = pair(2**255 + 8)
+GOOD = SIGNING.sign(RUN, NAME, RECORD, FILES)
+
+
+def verify(envelope: bytes, **changed: Any) -> str:
+    """Verify the signature of the commit of this module; `changed` replaces arguments."""
+    arguments = {"run": RUN, "record_name": NAME, "record": RECORD, "files": FILES, "trusted": [TRUSTED]}
+    return verify_signature(envelope, **(arguments | changed))
+
+
+def sealed(statement: object, payload_type: str = PAYLOAD_TYPE) -> bytes:
+    """Sign a statement with the trusted key and the independent implementation; return the envelope."""
+    payload = statement if isinstance(statement, bytes) else json.dumps(statement, indent=1).encode()
+    envelope = Envelope(payload, payload_type, {})
+    envelope.sign(CryptoSigner(PRIVATE))
+    return json.dumps(envelope.to_dict()).encode()
+
+
+def urlsafe(text: str) -> bytes:
+    """Decode base64 in either of its alphabets."""
+    return base64.urlsafe_b64decode(text.replace("+", "-").replace("/", "_"))
