@@ -34,6 +34,27 @@ IS_SOAK = "HOLDFAST_EXAMPLES" in os.environ
 # Ends a command that hangs; one takes ten seconds, and two hundred beside eight others on a core.
 COMMAND_WITHIN_S = 600
 AZURITE = ROOT / ".venv" / "node_modules" / ".bin" / "azurite-blob"
+# The files whose tests take minutes. They begin first: begun last, one process would wait for another's. Those of a
+# pool come in one piece, so that the other process, which takes over what is last, needs no pool of its own.
+LONGEST = (
+    "flows/test_pool.py",
+    "project/test_readme.py",
+    "flows/test_main_job.py",
+    "flows/test_local.py",
+    "flows/test_untracked.py",
+    "flows/test_doors.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first, and leave the order of the others."""
+    items.sort(key=lambda item: place(item.path))
+
+
+def place(path: Path) -> int:
+    """Return where a file of tests comes: its place in LONGEST, or after them all."""
+    places = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
+    return places.get(path, len(places))
 
 
 @pytest.fixture(scope="session")

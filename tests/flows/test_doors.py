@@ -22,7 +22,7 @@ from websockets.sync.client import connect
 from deployments import local
 from tasks import server
 from tests.conftest import ROOT, kill_tree
-from tests.support.pools import clean_environment
+from tests.support.pools import ON_THIS_MACHINE, clean_environment
 from tests.support.screenshots import BROWSERS, browser
 
 pytestmark = [
@@ -103,7 +103,7 @@ class Target:
 
     def ask(self, path: str, body: Any) -> Any:
         user, _, password = self.auth.partition(":")
-        answer = httpx.post(f"{self.url}{path}", json=body, auth=(user, password), trust_env=False, timeout=60)
+        answer = httpx.post(f"{self.url}{path}", json=body, auth=(user, password), **ON_THIS_MACHINE)
         assert answer.is_success, answer.text
         return answer.json()
 
@@ -222,7 +222,7 @@ def assert_open_to_all(url: str) -> None:
         headers = {"Host": host} if host else {}
 
         def ask(path: str, headers: dict[str, str] = headers) -> int:
-            return httpx.get(f"{url}{path}", headers=headers, trust_env=False).status_code
+            return httpx.get(f"{url}{path}", headers=headers, **ON_THIS_MACHINE).status_code
 
         assert [ask(path) for path in ("/health", "/ready")] == [200, 200]
         closed = ("/version", "/hello", "/admin/settings", "/docs", "/openapi.json", "/csrf-token?client=x")

@@ -17,6 +17,7 @@ from deployments.ledger import began_at
 from deployments.postgres import find_postgres
 from holdfast.errors import ConfigError
 from tests.conftest import ROOT, kill_tree
+from tests.support.pools import ON_THIS_MACHINE
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1500)]
 
@@ -46,7 +47,7 @@ class Local:
         """The server's answer, for whoever has the secret."""
         user, _, password = (self.folder / "auth").read_text().partition(":")
         url = self.started()["server"]["url"]
-        return httpx.post(f"{url}{path}", json={}, auth=(user, password), trust_env=False).json()
+        return httpx.post(f"{url}{path}", json={}, auth=(user, password), **ON_THIS_MACHINE).json()
 
     def ids_of_pools(self) -> set[str]:
         return {pool["id"] for pool in self.ask("/work_pools/filter")}
@@ -71,7 +72,7 @@ def test_up_and_down_as_often_as_one_likes(local: Local) -> None:
     assert again.returncode == 0, again.stderr
     assert local.pids() == pids
     assert (local.folder.stat().st_mode & 0o777, (local.folder / "auth").stat().st_mode & 0o777) == (0o700, 0o600)
-    assert httpx.post(f"{url}/automations/filter", json={}, trust_env=False).status_code == httpx.codes.UNAUTHORIZED
+    assert httpx.post(f"{url}/automations/filter", json={}, **ON_THIS_MACHINE).status_code == httpx.codes.UNAUTHORIZED
     automations = local.ask("/automations/filter")
     assert len({each["name"] for each in automations}) == len(automations) == 3
     pool_ids = local.ids_of_pools()

@@ -42,6 +42,7 @@ class Trap:
         command: list[str],
         within_s: float | None = None,
         until: Callable[[], bool] = bool,
+        begun: str = "",
         **more: str,
     ) -> str:
         """Run a command in a terminal, in another folder than the repository's. Return what it printed.
@@ -49,6 +50,7 @@ class Trap:
         Args:
             within_s: when a command that doesn't end by itself is ended.
             until: what ends it earlier.
+            begun: what the command prints when that time begins.
         """
         assigned = [f"{name}={value}" for name, value in self.environment(folder, **more).items()]
         terminal = Terminal("env", "-i", "-C", str(folder), *assigned, *command)
@@ -56,6 +58,7 @@ class Trap:
             if within_s is None:
                 assert terminal.finish(BEGINS_WITHIN_S) == 0, terminal.screen
             else:
+                terminal.await_true(lambda: begun in terminal.screen)
                 with contextlib.suppress(AssertionError):
                     terminal.await_true(until, within_s)
         finally:
@@ -93,7 +96,8 @@ def test_the_trap_sees_prefect_as_it_comes(tmp_path: Path, trap: Trap) -> None:
 
 @pytest.mark.parametrize("module", ["train", "attempt", "sweep"])
 def test_importing_a_flow_sends_nothing(tmp_path: Path, trap: Trap, module: str) -> None:
-    printed = trap.run(tmp_path, [PYTHON, "-c", f"import flows.{module}; input()"], within_s=8)
+    program = f"import flows.{module}; print('imported'); input()"
+    printed = trap.run(tmp_path, [PYTHON, "-c", program], within_s=5, begun="imported")
     assert "anonymous usage data" not in printed
     assert trap.asked == []
 

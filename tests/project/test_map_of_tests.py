@@ -1,0 +1,33 @@
+"""The map of the tests names every folder and every file that tests share, and no other."""
+
+import re
+
+import pytest
+
+from tests.conftest import ROOT
+
+TESTS = ROOT / "tests"
+
+
+def read_table(heading: str) -> list[str]:
+    """Return the first column of the first table below a heading."""
+    text = (TESTS / "README.md").read_text("utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `([^`]+)` \|", text, re.M)
+
+
+def find_folders() -> list[str]:
+    """Return the folders below tests/ that hold Python files."""
+    return sorted({f"{path.parent.relative_to(TESTS)}/" for path in TESTS.rglob("*.py") if path.parent != TESTS})
+
+
+def find_shared() -> list[str]:
+    return sorted(path.name for path in (TESTS / "support").glob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("heading", "found"),
+    [("Find a test", find_folders()), ("What tests share", find_shared())],
+    ids=["folders", "files"],
+)
+def test_the_map_is_complete(heading: str, found: list[str]) -> None:
+    assert sorted(read_table(heading)) == found
