@@ -34,7 +34,7 @@ setup: .venv/ready
 	@echo "setting up .venv (a few minutes, once)"
 	@$(PYTHON) -m venv --clear .venv
 	@$(PIP) pip hatchling editables
-	@$(PIP) --no-build-isolation --editable . --group dev
+	@$(PIP) --no-build-isolation --editable '.[prefect]' --group dev
 	@touch $@
 
 train: .venv/ready

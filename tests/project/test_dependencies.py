@@ -1,0 +1,88 @@
+"""The declared dependencies are the imported ones: the core's are the engine's, and each extra's are its modules'."""
+
+import ast
+import importlib.util
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from holdfast.packages import find_owner
+from tests.conftest import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+OURS = {"holdfast", "tasks", "flows", "deployments"}
+# Modules of the engine that are only imported where an extra is installed.
+EXTRA_MODULES = {
+    "s3": ["store/s3.py"],
+    "azure": ["store/azure.py"],
+    "gcs": ["store/gcs.py"],
+    "testing": ["testing/stores.py"],
+}
+# Extras also name packages that fsspec loads by URL, and bounds on what Prefect itself requires.
+NOT_IMPORTED = {"s3": {"s3fs"}, "azure": {"adlfs"}, "gcs": {"gcsfs"}, "prefect": {"fastapi", "sqlalchemy"}}
+
+
+def list_imports(source: str) -> Iterator[str]:
+    """Yield the modules that Python source imports anywhere in it, also in functions and for type checkers."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def find_distributions(files: list[Path]) -> set[str]:
+    """Return the installed distributions whose modules these files import."""
+    imported = {module for file in files for module in list_imports(file.read_text("utf-8"))}
+    third_party = {each for each in imported if each.partition(".")[0] not in OURS | sys.stdlib_module_names}
+    return {find_distribution(module) for module in third_party}
+
+
+def find_distribution(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, f"{module} is imported and not installed"
+    owner = find_owner(spec.origin or "")
+    assert owner is not None, f"no installed package has {module}"
+    return canonicalize_name(owner.name)
+
+
+def declared(requirements: list[str]) -> set[str]:
+    return {canonicalize_name(Requirement(each).name) for each in requirements}
+
+
+CORE = declared(PROJECT["dependencies"])
+EXTRAS = {extra: declared(requirements) for extra, requirements in PROJECT["optional-dependencies"].items()}
+
+
+def files_of(*rooms: str) -> list[Path]:
+    return sorted(path for room in rooms for path in (ROOT / room).rglob("*.py"))
+
+
+def test_the_core_dependencies_are_what_the_engine_imports() -> None:
+    optional = {ROOT / "holdfast" / name for names in EXTRA_MODULES.values() for name in names}
+    assert find_distributions([path for path in files_of("holdfast") if path not in optional]) == CORE
+
+
+@pytest.mark.parametrize("extra", EXTRA_MODULES)
+def test_an_extra_is_what_its_modules_import(extra: str) -> None:
+    imported = find_distributions([ROOT / "holdfast" / name for name in EXTRA_MODULES[extra]])
+    assert imported - CORE == EXTRAS[extra] - NOT_IMPORTED.get(extra, set())
+
+
+def test_the_prefect_extra_is_what_only_the_flows_import() -> None:
+    imported = find_distributions(files_of("flows", "tasks", "deployments"))
+    assert imported - CORE == EXTRAS["prefect"] - NOT_IMPORTED["prefect"]
+
+
+def test_make_installs_the_flows_dependencies() -> None:
+    assert "--editable '.[prefect]' --group dev" in (ROOT / "Makefile").read_text("utf-8")
+
+
+def test_imports_in_functions_and_for_type_checkers_count() -> None:
+    source = "if TYPE_CHECKING:\n    import a.b\ndef f():\n    from c.d import e\nfrom . import g\n"
+    assert sorted(list_imports(source)) == ["a.b", "c.d"]
