@@ -1,0 +1,122 @@
+"""The wheel alone, without Prefect, in an environment of its own: it trains, proves, verifies and audits."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.conftest import COMMAND_WITHIN_S, ROOT
+from tests.project.test_dependencies import CORE
+
+pytestmark = pytest.mark.slow
+
+RECIPE = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from holdfast import Recipe
+
+
+def line(lr: float = 0.01) -> Recipe:
+    model = nn.Linear(3, 1)
+    return Recipe(
+        model=model,
+        data=TensorDataset(torch.linspace(0, 1, 96).reshape(32, 3)),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=lr),
+        loss=lambda model, batch: (model(batch[0]) - 1).square().mean(),
+        batch_size=8,
+    )
+"""
+CONFIG = 'recipe = "my_line:line"\nrun = "line"\nepochs = 3\n[chunk]\nsteps = 3\n'
+
+
+def list_required(names: set[str]) -> dict[str, Distribution]:
+    """Return the installed distributions of these names and of all that they require here, by name."""
+    found: dict[str, Distribution] = {}
+    waiting = [*names]
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in found:
+            continue
+        found[name] = distribution(name)
+        needed = [Requirement(each) for each in found[name].requires or ()]
+        waiting += [each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return found
+
+
+def link(found: Distribution, site: Path) -> None:
+    """Make an installed distribution visible in another folder of packages, by links to its top-level entries."""
+    for entry in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+        target = Path(str(found.locate_file(entry)))
+        if target.exists() and not (site / entry).exists():  # several distributions may share a namespace
+            (site / entry).symlink_to(target)
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    """Run a command without this environment's own paths; return what it printed."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    done = subprocess.run(
+        command, cwd=cwd, env=own | {"PIP_NO_INDEX": "1"}, capture_output=True, text=True, timeout=COMMAND_WITHIN_S,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin/ of an environment that has the wheel, what its core dependencies require, and nothing else."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder)
+    (wheel,) = folder.glob("*.whl")
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
+    (site,) = folder.glob("venv/lib/python*/site-packages")
+    for found in list_required(CORE).values():
+        link(found, site)
+    # pip looks nowhere else, so it fails if the wheel requires a package that isn't a core dependency's.
+    run(sys.executable, "-m", "pip", "--python", folder / "venv/bin/python", "install", "--quiet", wheel)
+    return folder / "venv" / "bin"
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small recipe and its configuration."""
+    folder = tmp_path_factory.mktemp("recipe")
+    (folder / "my_line.py").write_text(RECIPE)
+    (folder / "my_line.toml").write_text(CONFIG)
+    return folder
+
+
+def test_neither_prefect_nor_the_checkout_is_there(binaries: Path, recipe: Path) -> None:
+    program = (
+        "import importlib.util, holdfast\n"
+        "print([name for name in ('prefect', 'fastapi', 'flows', 'tasks', 'pytest') if importlib.util.find_spec(name)])"
+        "\nprint(holdfast.__file__)"
+    )
+    found, file = run(binaries / "python", "-c", program, cwd=recipe).splitlines()
+    assert found == "[]"
+    assert Path(file).is_relative_to(binaries.parent)
+
+
+def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path) -> None:
+    """But for those of extras: the stores of clouds, and the suites for pytest."""
+    program = (
+        "import holdfast, importlib, pkgutil\n"
+        "for module in pkgutil.walk_packages(holdfast.__path__, 'holdfast.'):\n"
+        "    try:\n"
+        "        if not module.name.endswith('__main__'): importlib.import_module(module.name)\n"
+        "    except ImportError as error: print(module.name, error.name)"
+    )
+    missing = dict(line.split() for line in run(binaries / "python", "-c", program, cwd=recipe).splitlines())
+    assert missing == {"holdfast.store.azure": "azure", "holdfast.testing.stores": "pytest"}
+
+
+def test_it_proves(binaries: Path, recipe: Path) -> None:
+    said = run(binaries / "holdfast", "prove", "my_line.toml", "--steps", "8", "--seed", "7", cwd=recipe)
+    assert said.startswith("proved: 8 steps of my_line:line end on the same bytes, straight and with SIGKILL in steps")
