@@ -46,17 +46,19 @@ class Section(BaseModel):
 
 
 class ChunkLength(Section):
-    """How much one chunk task trains before it ends in a checkpoint. Operational: it never changes the bytes."""
+    """How many steps a chunk trains before it ends in a checkpoint. The length never changes the trained bytes."""
 
     auto: bool = Field(
-        False, description="Chosen while training, from what saves cost and how often machines are lost."
+        False,
+        description="Choose the length while training, from what saves cost and how often machines are lost. "
+        '``chunk = "auto"`` is short for this.',
     )
-    steps: Count | None = Field(None, ge=1, description="Steps; such a chunk ends at the latest with its epoch.")
+    steps: Count | None = Field(None, ge=1, description="Steps of a chunk. It ends with its epoch at the latest.")
     epochs: Count | None = Field(
         None,
         ge=1,
-        description="Whole epochs. Neither steps nor epochs means one epoch. With auto: chunks also end with every so "
-        "many epochs, however short these are.",
+        description="Epochs of a chunk; 1 if steps, epochs and auto are all unset. With auto, every chunk also ends "
+        "with each multiple of this many epochs.",
     )
 
     @model_validator(mode="after")
@@ -94,87 +96,108 @@ class ChunkLength(Section):
 
 
 class Checkpoint(Section):
-    """How a checkpoint lies on the store. Operational: other files, of the same state."""
+    """How a checkpoint is cut into files. The content id of a state depends on the cut, its values don't."""
 
     part_bytes: Count = Field(
-        PART_BYTES, ge=4096, description="A large state is cut into files of at most so many bytes of tensors."
+        PART_BYTES, ge=4096, description="Largest number of bytes of tensors in one file of a checkpoint."
     )
 
 
 class KeepBest(Section):
-    """The checkpoints that were evaluated best."""
+    """Keep the checkpoints that score best by one metric."""
 
-    metric: str = Field(min_length=1, description="avg_loss, or a name that the recipe's evaluate returns.")
-    count: Count = Field(1, ge=1, description="How many of the best stay.")
-    mode: Literal["min", "max"] = Field("min", description="Whether the lowest or the highest value is best.")
+    metric: str = Field(min_length=1, description="The metric: avg_loss, or a name that the recipe's evaluate returns.")
+    count: Count = Field(1, ge=1, description="How many of the best checkpoints to keep.")
+    mode: Literal["min", "max"] = Field("min", description="Whether the lowest or the highest value is the best.")
 
 
 class Retention(Section):
-    """Which checkpoints stay. The newest, the newest that verifies, and pinned ones always do."""
+    """Which checkpoints to keep. The newest, the newest that verifies and the pinned ones always stay."""
 
-    keep_last: Count = Field(3, ge=1, description="The newest so many checkpoints.")
-    keep_every: Count = Field(0, ge=0, description="Also the end of every so many epochs; 0 for none.")
-    keep_every_steps: Count = Field(0, ge=0, description="Also those after every so many steps; 0 for none.")
-    keep_best: KeepBest | None = Field(None, description="Also the best by a metric.")
+    keep_last: Count = Field(3, ge=1, description="Keep this many of the newest checkpoints.")
+    keep_every: Count = Field(0, ge=0, description="Also keep the end of every this many epochs; 0 keeps none.")
+    keep_every_steps: Count = Field(
+        0, ge=0, description="Also keep the checkpoint after every this many steps; 0 keeps none."
+    )
+    keep_best: KeepBest | None = Field(None, description="Also keep the best checkpoints by a metric.")
     max_epochs: Count = Field(
-        0, ge=0, description="Of whatever the rules above keep, only what the newest so many epochs made; 0 for all."
+        0,
+        ge=0,
+        description="Of what the rules above keep, drop all that is older than this many epochs; 0 drops nothing.",
     )
     debris_after_s: Seconds = Field(
-        24 * 3600.0, ge=0, description="Seconds after which what a dead attempt left half-done is deleted."
+        24 * 3600.0, ge=0, description="Seconds after which unfinished files of a dead attempt are deleted."
     )
 
 
 class Determinism(Section):
-    """What bit-exactness rests on. Part of the fingerprint."""
+    """What bit-exactness rests on; RESUME.md explains it."""
 
-    mode: Literal["strict", "fast"] = Field("strict", description="fast gives up bit-exactness for speed on a GPU.")
-    threads: Processes = Field(1, ge=1, description="Intra-op threads of a rank: another number sums in another order.")
+    mode: Literal["strict", "fast"] = Field(
+        "strict", description="strict makes equal steps give equal bits; fast keeps torch's defaults."
+    )
+    threads: Processes = Field(1, ge=1, description="Intra-op threads of a rank. Another number sums in another order.")
 
 
 class Compute(Section):
     """What the ranks run on."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one.")
-    ranks: Processes = Field(1, ge=1, description="Training processes, started by torchrun when there are several.")
-    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
-    loader_workers: Processes = Field(0, ge=0, description="Processes that load data; never changes the bytes.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Device to train on. auto takes a GPU if there is one."
+    )
+    ranks: Processes = Field(
+        1, ge=1, description="Number of training processes. torchrun starts them if there are several."
+    )
+    mixed_precision: Literal["no", "bf16", "fp16"] = Field(
+        "no", description="Precision of accelerate's autocast. fp16 needs a GPU and adds a gradient scaler."
+    )
+    loader_workers: Processes = Field(
+        0,
+        ge=0,
+        description="Processes that load data, for each rank; 0 loads in the rank. "
+        "The number never changes the trained bytes.",
+    )
 
 
 class Resume(Section):
-    """What happens when a run goes on."""
+    """What a run checks and allows when it continues, and how long a stop may take."""
 
     trusted_keys: tuple[str, ...] = Field(
-        (), description="Public keys (PEM files, or env:NAME); a commit that none of them signed is refused."
+        (), description="Public keys: PEM files, or env:NAME. A run refuses every commit that none of them signed."
     )
-    stop_within_s: Seconds = Field(25.0, gt=0, description="Seconds to save in once a stop is asked for.")
+    stop_within_s: Seconds = Field(
+        25.0, gt=0, description="Seconds in which a run saves and commits after SIGTERM or Ctrl-C."
+    )
     accept_drift: tuple[str, ...] = Field(
         (),
-        description="Settings, sources.<module>, files.<path> or built.<name> that may differ; goes into the lineage.",
+        description="Names of what may differ from the last commit: settings, sources.<module>, files.<path> or "
+        "built.<name>. The attempt's record says what was let through.",
     )
     environment: Literal["record", "refuse"] = Field(
-        "record", description="On a machine where equal bits are not promised: put it on record, or refuse."
+        "record",
+        description="What to do on a machine where equal bits are not promised: record that and continue, or refuse.",
     )
     tolerance: float = Field(
-        1e-3, ge=0, description="How far the probe may differ there, relative to its largest number."
+        1e-3, ge=0, description="How far the probe may differ on such a machine, relative to its largest number."
     )
     training_probe: bool = Field(
         True,
-        description="Compare also the gradient of one micro-batch in training mode, taken at each save and before the "
+        description="Also compare the gradient of one micro-batch in training mode, taken at each save and before the "
         "first resumed step. It costs one micro-batch a chunk.",
     )
 
 
 class Preemption(Section):
-    """Who may say that this machine goes away. Operational."""
+    """Who announces that this machine goes away."""
 
     cloud: Literal["auto", "off", "aws", "gcp", "azure"] = Field(
-        "auto", description="Whose notices are asked for; auto: those of the cloud that this machine is in, if any."
+        "auto", description="Cloud whose notices to poll. auto finds the cloud that this machine is in, if any."
     )
-    metadata_url: str | None = Field(None, description="Where to ask, if not at the cloud's own address.")
+    metadata_url: str | None = Field(None, description="Address to poll instead of the cloud's own: http://host:port.")
     drain_file: str | None = Field(
         None,
         min_length=1,
-        description="While this file exists, the machine is being drained; it may hold the seconds that are left.",
+        description="While this file exists, this machine is being drained. It may hold the seconds that are left.",
     )
 
     @field_validator("metadata_url")
@@ -186,58 +209,73 @@ class Preemption(Section):
 
 
 class Supervision(Section):
-    """What happens when an attempt on a work pool ends early. Operational."""
+    """What happens when an attempt on a work pool ends early."""
 
-    max_preemptions: Count | None = Field(None, ge=0, description="Lost machines, over the whole run; empty: no limit.")
-    max_failures: Count = Field(3, ge=1, description="Failed attempts in a row, with no step committed in between.")
-    backoff_s: Seconds = Field(1.0, ge=0, description="Seconds to wait after an attempt without progress; doubles.")
+    max_preemptions: Count | None = Field(
+        None,
+        ge=0,
+        description="Lost machines after which the run gives up, counted over the whole run; unset: no limit.",
+    )
+    max_failures: Count = Field(
+        3,
+        ge=1,
+        description="Failed attempts in a row, without a committed step between them, after which the run gives up.",
+    )
+    backoff_s: Seconds = Field(
+        1.0, ge=0, description="Seconds to wait after an attempt without progress. They double each time."
+    )
     if_running: Literal["attach", "refuse"] = Field(
-        "attach", description="When the run is being trained already: watch that, or end at once."
+        "attach", description="What train does if the run is being trained already: watch it, or end at once."
     )
 
 
 class Parity(Section):
-    """Commits whose bytes are read back from the store and compared with what was hashed. Operational."""
+    """Which commits are read back from the store and compared with their hashes."""
 
-    every: Count = Field(10, ge=0, description="The first commit and every so many; 0 for none.")
+    every: Count = Field(10, ge=0, description="Read back the first commit and every this many after it; 0 reads none.")
 
 
 class InitFrom(Section):
-    """Another run's checkpoint, whose weights a new run begins with."""
+    """The checkpoint of another run whose weights a new run begins with."""
 
-    run: str = Field(min_length=1, description="The other run: a name on the same store, or <store>/<run>.")
-    commit: Count | None = Field(None, ge=1, description="The commit's number; otherwise the newest.")
-    load_optimizer: bool = Field(False, description="Also the optimizer's moments.")
-    reset: tuple[str, ...] = Field((), description="Modules or weights that stay as the recipe builds them.")
-    extras: tuple[str, ...] = Field((), description="What the recipe registers as extras, and takes from there too.")
+    run: str = Field(min_length=1, description="The other run: its name on the same store, or <store>/<run>.")
+    commit: Count | None = Field(None, ge=1, description="Number of the commit to load; unset: the newest.")
+    load_optimizer: bool = Field(False, description="Also load the optimizer's moments.")
+    reset: tuple[str, ...] = Field((), description="Modules or weights that keep the values that the recipe builds.")
+    extras: tuple[str, ...] = Field((), description="Names of the recipe's extras to load from there too.")
     anneal_offset: Count | None = Field(
-        None, ge=0, description="Steps that anneals count as done; otherwise those of the checkpoint."
+        None, ge=0, description="Steps that anneals count as done; unset: the steps of the checkpoint."
     )
 
 
 class Log(Section):
-    """What is written down while training. Operational."""
+    """What a run logs while it trains."""
 
-    every: Count = Field(10, ge=1, description="Steps between two progress reports.")
-    folder: str = Field("logs", description="Where the ranks' own output goes, a file an attempt.")
+    every: Count = Field(10, ge=1, description="Steps between two progress lines.")
+    folder: str = Field("logs", description="Folder for the ranks' own output, one file an attempt.")
 
 
 class RunConfig(Section):
     """One training run: what to train, how long, and where it lies."""
 
-    recipe: str = Field(description="What to train, as module:attribute.", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
+    recipe: str = Field(
+        description="Function that builds what to train, as module:attribute.",
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$",
+    )
     run: str = Field(
-        description="The run's name: one folder on the store.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+        description="Name of the run, and of its folder on the store.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
     )
     store: str = Field(
-        DEFAULT_STORE, min_length=1, description="The folder, or URL of a bucket's folder, that holds the runs."
+        DEFAULT_STORE, min_length=1, description="Folder that holds the runs: a path, s3://, gs:// or az:// URL."
     )
-    epochs: Count = Field(1, ge=1, description="Epochs to train in all; may be raised later to train further.")
-    seed: int = Field(DEFAULT_SEED, ge=0, lt=2**63, description="0 means 1234.")
+    epochs: Count = Field(1, ge=1, description="Epochs to train in all. Raise it later to train further.")
+    seed: int = Field(
+        DEFAULT_SEED, ge=0, lt=2**63, description="Seed of Python's, NumPy's and torch's generators; 0 means 1234."
+    )
     where: str = Field(
         "here",
         pattern=r"^[A-Za-z0-9][\w .-]*$",
-        description="here: in the process of the flow itself. Otherwise the work pool whose workers train.",
+        description="Where to train: here, in the command's own process, or the name of a Prefect work pool.",
     )
     chunk: ChunkLength = ChunkLength()
     retention: Retention = Retention()
@@ -251,9 +289,9 @@ class RunConfig(Section):
     init_from: InitFrom | None = None
     log: Log = Log()
     signing_key: str | None = Field(
-        None, description="The key that signs each commit: a PEM file, or env:NAME. It is never stored in the run."
+        None, description="Private key that signs each commit: a PEM file, or env:NAME. It is never stored in the run."
     )
-    settings: dict[str, Any] = Field(default_factory=dict, description="The recipe's own settings.")
+    settings: dict[str, Any] = Field(default_factory=dict, description="Arguments of the recipe's function, by name.")
 
     @field_validator("chunk", mode="before")
     @classmethod
