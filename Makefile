@@ -2,6 +2,7 @@
 # make test    the whole suite                               make check   lint, types, layers and the quick tests
 # make up      a server, work pools and workers on this machine      make down    end them      make up POSTGRES=1
 # make setup   only prepare .venv                            make clean   remove it
+# make docs    the pages that are made from the code: docs/configuration.md and docs/map.md
 # make bench   what it costs, as a table and bench.json      make bench ARGS="--full"
 # make soak    the search for faults, for hours: 100,000 random lives of a run on a disk, 10,000 on an object store, every
 #              combination of the resume matrix with loader workers, more races of two writers, more kills, on pools too
@@ -21,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests' own files are UTF-8, whatever the locale; test_any_machine has another one.
 test check: export PYTHONUTF8 := 1
 
-.PHONY: setup train up down test check bench soak screenshots clean
+.PHONY: setup train up down test check bench soak docs screenshots clean
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
@@ -68,6 +69,9 @@ soak: .venv/ready
 		tests/holdfast/training/test_matrix.py tests/holdfast/test_false_alarms.py \
 		tests/flows/test_killed_anywhere.py tests/flows/test_pool.py::test_death \
 		tests/flows/test_pool.py::test_make_up_after_a_death $(ARGS)
+
+docs: .venv/ready
+	@$(BIN)/python -m tests.support.pages
 
 # With a Chromium that is installed; the pictures are in docs/.
 screenshots: .venv/ready

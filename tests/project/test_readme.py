@@ -1,4 +1,4 @@
-"""What the README says is so."""
+"""What the README and the pages of docs/ show is so: each command is run, in the order of its page."""
 
 import os
 import re
@@ -16,47 +16,49 @@ from holdfast.journal import Journal
 from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S, ROOT
 
-README = (ROOT / "README.md").read_text("utf-8")
+PAGES = {path.name: path.read_text("utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
+PAGES["CONTRIBUTING.md"] = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+README = PAGES["README.md"]
+# These go on with the model of the README, in this order.
+PAGES_OF_ONE_MODEL = ("README.md", "configuration.md", "operating.md", "keeping.md")
+# What a proof says that doesn't depend on the machine.
+SAME_EVERYWHERE = ("proved:", "  settings", "  not reached the", "  again with")
 
 
-def blocks(language: str) -> list[str]:
-    """What stands between fences; every second part is inside of one."""
-    inside = re.split(r"^```", README, flags=re.M)[1::2]
+def blocks(page: str, language: str) -> list[str]:
+    """Return what stands between fences on a page; every second part is inside of one."""
+    inside = re.split(r"^```", PAGES[page], flags=re.M)[1::2]
     return [text for name, _, text in (part.partition("\n") for part in inside) if name == language]
 
 
-def commands() -> list[list[str]]:
-    lines = [line for block in blocks("") for line in block.splitlines()]
-    return [shlex.split(line) for line in lines if line.startswith((".venv/bin/", "make "))]
+def commands(page: str) -> list[list[str]]:
+    """Return the commands of a page that begin with .venv/bin; test_local is about make up and what it starts."""
+    lines = [line for block in blocks(page, "") for line in block.splitlines()]
+    return [shlex.split(line) for line in lines if line.startswith(".venv/bin/")]
+
+
+def run(command: list[str], folder: Path, api: dict[str, str]) -> str:
+    """Run a command of a page in a folder; return what it printed."""
+    module = ["-m", "holdfast.cli"] if command[0].endswith("holdfast") else []
+    done = subprocess.run(
+        [sys.executable, *module, *command[1:]],
+        cwd=folder, env=os.environ | api, capture_output=True, text=True, timeout=COMMAND_WITHIN_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
+    return done.stdout
+
+
+def test_every_page_with_commands_is_run() -> None:
+    """The pages below are all that have any."""
+    with_commands = {page for page in PAGES if commands(page)}
+    assert with_commands == {*PAGES_OF_ONE_MODEL, "adding-a-recipe.md", "adding-a-store.md"}
 
 
 def test_make_targets_exist() -> None:
-    targets = [command[1] for command in commands() if command[0] == "make"]
-    assert targets == ["train", "test", "up", "down"]
-    for target in targets:
+    named = {target for text in PAGES.values() for target in re.findall(r"(?:^|`|\$ )make ([a-z]+)", text, re.M)}
+    assert named >= {"setup", "train", "test", "check", "soak", "bench", "docs", "up", "down"}
+    for target in named:
         subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
-
-
-def test_the_file_tree_is_the_repository() -> None:
-    tree = blocks("")[-1]
-    folder, listed = "", set()
-    for line in tree.splitlines():
-        name, _, comment = line.strip().partition(" ")
-        assert comment.strip(), line
-        if not line.startswith(" "):
-            folder = name if name.endswith("/") else ""
-        path = (folder if line.startswith(" ") else "") + name
-        assert (ROOT / path).exists(), path
-        listed.add(path)
-    found = {
-        path.relative_to(ROOT).as_posix()
-        for room in ("deployments", "flows", "tasks", "holdfast")
-        for path in (ROOT / room).rglob("*")
-        if path.suffix in {".py", ".md", ".toml", ".yaml"} and path.name != "__init__.py"
-    }
-    assert found == {path for path in listed if path.startswith(("deployments/", "flows/", "tasks/", "holdfast/"))} - {
-        "deployments/", "flows/", "tasks/", "holdfast/",
-    }  # fmt: skip
 
 
 def test_exit_codes_are_the_documented_ones() -> None:
@@ -67,33 +69,63 @@ def test_exit_codes_are_the_documented_ones() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)  # some twenty commands, a minute where nothing else runs
+@pytest.mark.timeout(3600)  # some thirty commands, two minutes where nothing else runs
 def test_your_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict[str, str]) -> None:
-    recipe, program = blocks("python")
+    recipe, program = blocks("README.md", "python")
+    (config,), (retention,) = blocks("README.md", "toml"), blocks("keeping.md", "toml")
     assert len([line for line in recipe.splitlines() if line]) <= 22
     (tmp_path / "my_model.py").write_text(recipe)
-    (tmp_path / "my_model.toml").write_text(blocks("toml")[0])
-    (tmp_path / "kept.toml").write_text(f"{blocks('toml')[0]}\n{blocks('toml')[1]}")
-    own = commands()[[command[1] for command in commands()].index("-m") :]  # from the first of its own on
-    for command in (each for each in own if each[0] != "make"):  # test_local is about those
-        module = ["-m", "holdfast.cli"] if command[0].endswith("holdfast") else []
-        done = subprocess.run(
-            [sys.executable, *module, *command[1:]],
-            cwd=tmp_path, env=os.environ | prefect_api, capture_output=True, text=True,
-            timeout=COMMAND_WITHIN_S, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, (command, done.stderr)
+    (tmp_path / "my_model.toml").write_text(config)
+    (tmp_path / "kept.toml").write_text(f"{config}\n{retention}")
+    assert load_config(tmp_path / "kept.toml").retention.keep_best
+    for command in (each for page in PAGES_OF_ONE_MODEL for each in commands(page)):
+        said = run(command, tmp_path, prefect_api)
         if "epochs=25" in command:
-            assert "step 1550, epoch 25" in done.stdout
-            accuracy = re.search(r"accuracy +([0-9.]+)", done.stdout)
+            assert "step 1550, epoch 25" in said
+            accuracy = re.search(r"accuracy +([0-9.]+)", said)
             assert accuracy
             assert float(accuracy[1]) > 0.9
+        if "prove" in command:
+            (shown,) = [block for block in blocks("README.md", "") if block.startswith("proved:")]
+            assert [line for line in shown.splitlines() if line.startswith(SAME_EVERYWHERE)] == [
+                line for line in said.splitlines() if line.startswith(SAME_EVERYWHERE)
+            ]
     assert Journal(open_store(str(tmp_path / "elsewhere")), "spirals").newest()
-    assert load_config(tmp_path / "kept.toml").retention.keep_best
+    assert re.match(r"[0-9a-f]{64} \[", run(["python", "-c", program], tmp_path, prefect_api))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_recipe_step_by_step(tmp_path: Path, prefect_api: dict[str, str]) -> None:
+    (recipe,), (config,) = blocks("adding-a-recipe.md", "python"), blocks("adding-a-recipe.md", "toml")
+    (tmp_path / "my_average.py").write_text(recipe)
+    (tmp_path / "my_average.toml").write_text(config)
+    for command in commands("adding-a-recipe.md"):
+        said = run(command, tmp_path, prefect_api)
+        assert "prove" not in command or said.startswith("proved: 12 steps of my_average:waves")
+
+
+@pytest.mark.slow
+def test_the_recipe_that_forgets_is_told_what(tmp_path: Path) -> None:
+    (recipe,), (config,) = blocks("adding-a-recipe.md", "python"), blocks("adding-a-recipe.md", "toml")
+    (forgetful, count) = re.subn(r"^ *extras=.*\n", "", recipe, flags=re.M)
+    assert count == 1
+    (tmp_path / "my_average.py").write_text(forgetful)
+    (tmp_path / "my_average.toml").write_text(config)
+    (command,) = [each for each in commands("adding-a-recipe.md") if "prove" in each]
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path, env=os.environ | prefect_api, capture_output=True, text=True,
-        timeout=COMMAND_WITHIN_S, check=False,
+        [sys.executable, "-m", "holdfast.cli", *command[1:]],
+        cwd=tmp_path, capture_output=True, text=True, timeout=COMMAND_WITHIN_S, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert re.match(r"[0-9a-f]{64} \[", done.stdout)
+    (shown,) = [block for block in blocks("adding-a-recipe.md", "") if block.startswith("not proved")]
+    assert done.returncode == 2
+    assert set(shown.splitlines()) <= set(done.stdout.splitlines())
+
+
+@pytest.mark.slow
+def test_the_store_step_by_step(tmp_path: Path) -> None:
+    store, tests = blocks("adding-a-store.md", "python")
+    (tmp_path / "my_store.py").write_text(store)
+    (tmp_path / "test_my_store.py").write_text(tests)
+    (command,) = commands("adding-a-store.md")
+    assert re.search(r"[5-9]\d passed", run(command, tmp_path, {}))

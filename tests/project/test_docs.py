@@ -1,0 +1,68 @@
+"""What the pages say is so: links lead somewhere, pages that are made are current, and examples work."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.support.pages import DOCS, PAGES, SAID
+
+WRITTEN = sorted({ROOT / name for name in SAID if name.endswith(".md")} | {*DOCS.glob("*.md")})
+README_LINES = 200
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def find_links(text: str) -> Iterator[str]:
+    """Yield where the links and pictures of a page lead, without what stands in code."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    yield from re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose))
+
+
+def find_anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in find_links(page.read_text("utf-8")):
+        path, _, anchor = link.partition("#")
+        if ":" in path:  # of another site
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert target.is_relative_to(ROOT), link
+        if anchor:
+            assert anchor in find_anchors(target.read_text("utf-8")), link
+
+
+def test_links_are_found() -> None:
+    text = "# A *b*, c\n[`x`](x.md) ![p](p.png) `[no](no.md)`\n```\n[no](no.md)\n# no\n```\n[y](#a-b-c)\n"
+    assert list(find_links(text)) == ["x.md", "p.png", "#a-b-c"]
+    assert find_anchors(text) == {"a-b-c"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_that_are_made_are_current(page: str) -> None:
+    assert (DOCS / page).read_text("utf-8") == PAGES[page](), "make docs"
+
+
+def test_the_readme_is_short_and_leads_to_every_page() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= README_LINES
+    linked = {(ROOT / link.partition("#")[0]).resolve() for link in find_links(text)}
+    assert {page.resolve() for page in WRITTEN} - linked == {ROOT / "README.md"}
+
+
+def test_files_that_pages_name_exist() -> None:
+    for page in (each for each in WRITTEN if each.name not in PAGES):
+        for path in re.findall(
+            r"`((?:holdfast|tasks|flows|deployments|tests|docs)/[\w./-]+)`", page.read_text("utf-8")
+        ):
+            assert (ROOT / path).exists(), (page.name, path)

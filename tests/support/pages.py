@@ -1,0 +1,232 @@
+"""Write the pages of docs/ that are made from the code, ``configuration.md`` and ``map.md``: ``make docs``."""
+
+import ast
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, MinLen
+from pydantic.fields import FieldInfo
+
+from holdfast.config import RunConfig, Section
+from holdfast.drift import FIELD_CLASSES, classify
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+ROOMS = ("docs", "holdfast", "tasks", "flows", "deployments", "tests")
+SUFFIXES = {".py", ".md", ".toml", ".yaml", ".png", ".txt"}
+# What files say that have no docstring.
+SAID = {
+    "README.md": "What Holdfast does, in ten minutes.",
+    "CONTRIBUTING.md": "How to set up, test, write and commit.",
+    "CHANGELOG.md": "What changed for users.",
+    "SECURITY.md": "Who can run code, and what the authentication gives.",
+    "LICENSE": "Apache 2.0.",
+    "Makefile": "Every command of the project: set-up, train, test, check, bench, docs, soak.",
+    "pyproject.toml": "Dependencies and extras, and the guards: layers, lint, types.",
+    "constraints.txt": "Every version that the project is tested with.",
+    "deployments/prefect.yaml": "All deployments, with their schedules.",
+    "holdfast/FORMAT.md": "What is on disk, as a promise.",
+    "holdfast/RESUME.md": "What a resume promises, and what catches a resume that is wrong.",
+    "holdfast/recipes/language.toml": "The settings of `make train`: about two minutes on two cores.",
+    "docs/adding-a-recipe.md": "Train a model of your own, step by step.",
+    "docs/adding-a-store.md": "Keep runs on a storage of your own, step by step.",
+    "docs/concepts.md": "The words of the design, and how a run works.",
+    "docs/configuration.md": "Every setting; made from holdfast/config.py.",
+    "docs/keeping.md": "Keep, check, move and sign checkpoints.",
+    "docs/map.md": "This page; made from the modules' docstrings.",
+    "docs/operating.md": "Servers, work pools, lost machines, schedules, cancel.",
+    "docs/performance.md": "What Holdfast costs, and what bounds each figure.",
+    "docs/attempt.png": "Picture of an attempt in Prefect's UI.",
+    "docs/form.png": "Picture of the form that starts a run.",
+    "docs/train.png": "Picture of a run in Prefect's UI.",
+    "tests/project": "Tests of the project itself: layers, public names, dependencies, the wheel, every page.",
+    "tests/bench/peers.txt": "The packages that the benchmarks compare with.",
+}
+
+CONFIGURATION = """\
+# Configuration
+
+A configuration is a TOML file. On the command line, `--set key=value` changes any key, with the value in TOML:
+
+```
+.venv/bin/python -m flows.train my_model.toml --set epochs=26 --set chunk.steps=31
+```
+
+`recipe` and `run` have no default. An unknown key is an error that names the nearest known one.
+
+The class of a key says what happens if you change it between two attempts of a run:
+
+| class | meaning | after a change |
+|---|---|---|
+| identity | it changes the mathematics: part of the fingerprint | refused, unless `resume.accept_drift` names it |
+| schedule | it says how long to train | the run continues |
+| operational | it never changes the trained bytes | the run continues |
+
+This page is made from the descriptions in `holdfast/config.py` by `make docs`; a test compares them.
+"""
+
+MAP = """\
+# Map of the repository
+
+Every file, and what its docstring says of it. `flows` import `tasks`, and `tasks` import `holdfast`, never the other
+way round; the wheel ships `holdfast/` alone. `make docs` makes this page from the docstrings; a test compares them.
+"""
+
+
+# ---- configuration.md
+
+
+def make_configuration() -> str:
+    """Return docs/configuration.md: a table of fields for each section of the configuration."""
+    sections = [("The top of the file", "", RunConfig), *list_sections(RunConfig)]
+    return "\n".join([CONFIGURATION, *(make_section(title, prefix, section) for title, prefix, section in sections),
+                      FURTHER_CONFIGURATION])  # fmt: skip
+
+
+FURTHER_CONFIGURATION = """\
+## Where to read on
+
+- [concepts.md](concepts.md) explains the words: run, chunk, attempt, fingerprint.
+- [keeping.md](keeping.md) shows retention at work, [operating.md](operating.md) work pools and preemption.
+- [RESUME.md](../holdfast/RESUME.md#drift) says what else, beside settings, counts as drift.
+"""
+
+
+def list_sections(section: type[Section], prefix: str = "") -> Iterator[tuple[str, str, type[Section]]]:
+    """Yield the tables inside of a section: title, prefix of its keys, class."""
+    for name, field in section.model_fields.items():
+        if inner := find_section(field):
+            yield f"[{prefix}{name}]", f"{prefix}{name}.", inner
+            yield from list_sections(inner, f"{prefix}{name}.")
+
+
+def find_section(field: FieldInfo) -> type[Section] | None:
+    """Return the section that a field holds; None for a plain value."""
+    kinds = [field.annotation, *get_args(field.annotation)]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
+
+
+def make_section(title: str, prefix: str, section: type[Section]) -> str:
+    fields = [(name, field) for name, field in section.model_fields.items() if not find_section(field)]
+    lines = [
+        f"## {title}", "", clean(section.__doc__ or ""), "",
+        "| key | type | default | class | meaning |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for name, field in fields:
+        assert field.description, f"{prefix}{name} has no description"
+        kind, default, meaning = describe_type(field), describe_default(field), clean(field.description)
+        lines.append(f"| `{prefix}{name}` | {kind} | {default} | {classify_field(prefix + name)} | {meaning} |")
+    return "\n".join([*lines, ""])
+
+
+def classify_field(name: str) -> str:
+    """Return the class of a field; raise KeyError for one that `holdfast.drift` doesn't list."""
+    parts = name.split(".")
+    if not any(".".join(parts[:count]) in FIELD_CLASSES for count in range(1, len(parts) + 1)):
+        raise KeyError(name)
+    return classify(name)
+
+
+def describe_default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    default = field.get_default(call_default_factory=True, validated_data={})
+    return "unset" if default is None else f"`{to_toml(default)}`"
+
+
+def to_toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(to_toml, value))}]"
+    return "{}" if value == {} else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def describe_type(field: FieldInfo) -> str:
+    """Return a field's type and bounds, as a person reads them."""
+    limits = [*field.metadata]
+    kind = name_type(field.annotation, limits)
+    for limit in limits:
+        if isinstance(limit, Ge):
+            kind += f", at least {limit.ge:g}"
+        elif isinstance(limit, Gt):
+            kind += f", more than {limit.gt:g}"
+        elif isinstance(limit, MinLen):
+            kind += ", not empty"
+    return kind
+
+
+def name_type(annotation: Any, limits: list[Any]) -> str:
+    """Return the name of a type in TOML, and put the limits inside of it into the list."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        limits += annotation.__metadata__
+        return name_type(arguments[0], limits)
+    if origin is Literal:
+        return " or ".join(f"`{to_toml(each)}`" for each in arguments)
+    if origin in (Union, types.UnionType):
+        (inner,) = [each for each in arguments if each is not type(None)]
+        return name_type(inner, limits)
+    if origin is tuple:
+        return f"list of {name_type(arguments[0], limits)}"
+    return {bool: "boolean", int: "integer", float: "number", str: "text", dict: "table"}[origin or annotation]
+
+
+def clean(text: str) -> str:
+    """Return text in one line, as Markdown for a cell of a table."""
+    return " ".join(text.split()).replace("``", "`").replace("|", "\\|").replace("<", "\\<")
+
+
+# ---- map.md
+
+
+def make_map() -> str:
+    """Return docs/map.md: the repository's files, with the first paragraph of each docstring."""
+    lines = [MAP, "## The root", ""]
+    lines += [make_line(ROOT / name) for name in sorted(SAID, key=str.lower) if "/" not in name]
+    for room in ROOMS:
+        lines += ["", f"## {room}/", ""]
+        lines += map(make_line, sorted(list_files(ROOT / room), key=lambda path: path.relative_to(ROOT).as_posix()))
+    return "\n".join([*lines, ""])
+
+
+def list_files(room: Path) -> Iterator[Path]:
+    """Yield what the map lists of a room: files, packages, and folders of tests."""
+    for path in room.rglob("*"):
+        if path.is_dir():
+            is_package = (path / "__init__.py").exists()
+            if is_package or any(path.glob("test_*.py")):
+                yield path
+        elif path.suffix in SUFFIXES and path.name != "__init__.py" and not path.name.startswith("test_"):
+            yield path
+
+
+def make_line(path: Path) -> str:
+    name = path.relative_to(ROOT).as_posix()
+    return f"- [`{name}{'/' if path.is_dir() else ''}`](../{name}): {describe(path, name)}"
+
+
+def describe(path: Path, name: str) -> str:
+    """Return the first paragraph of a module's docstring, or what is said of another file here."""
+    if name in SAID:
+        return SAID[name]
+    if path.is_dir() and any(path.glob("test_*.py")):
+        return f"Tests of {name.removeprefix('tests/')}/."
+    path = path / "__init__.py" if path.is_dir() else path
+    if path.suffix != ".py":
+        raise KeyError(f"{name} is new: say in SAID what it is")
+    docstring = ast.get_docstring(ast.parse(path.read_text("utf-8")))
+    if not docstring:
+        raise KeyError(f"{name} has no docstring")
+    return clean(docstring.partition("\n\n")[0]).removesuffix("::").rstrip()
+
+
+PAGES = {"configuration.md": make_configuration, "map.md": make_map}
+
+if __name__ == "__main__":
+    for page, make in PAGES.items():
+        (DOCS / page).write_text(make(), "utf-8")
