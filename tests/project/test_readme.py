@@ -92,13 +92,16 @@ def test_your_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict[str, s
             ]
     assert Journal(open_store(str(tmp_path / "elsewhere")), "spirals").newest()
     assert re.match(r"[0-9a-f]{64} \[", run(["python", "-c", program], tmp_path, prefect_api))
+    (sink,) = blocks("concepts.md", "python")
+    assert re.match(r"62 .*\n124 .*'accuracy': ", run(["python", "-c", sink], tmp_path, {}))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_recipe_step_by_step(tmp_path: Path, prefect_api: dict[str, str]) -> None:
-    (recipe,), (config,) = blocks("adding-a-recipe.md", "python"), blocks("adding-a-recipe.md", "toml")
+    (recipe, tests), (config,) = blocks("adding-a-recipe.md", "python"), blocks("adding-a-recipe.md", "toml")
     (tmp_path / "my_average.py").write_text(recipe)
+    (tmp_path / "test_my_average.py").write_text(tests)
     (tmp_path / "my_average.toml").write_text(config)
     for command in commands("adding-a-recipe.md"):
         said = run(command, tmp_path, prefect_api)
@@ -107,7 +110,7 @@ def test_the_recipe_step_by_step(tmp_path: Path, prefect_api: dict[str, str]) ->
 
 @pytest.mark.slow
 def test_the_recipe_that_forgets_is_told_what(tmp_path: Path) -> None:
-    (recipe,), (config,) = blocks("adding-a-recipe.md", "python"), blocks("adding-a-recipe.md", "toml")
+    (recipe, _), (config,) = blocks("adding-a-recipe.md", "python"), blocks("adding-a-recipe.md", "toml")
     (forgetful, count) = re.subn(r"^ *extras=.*\n", "", recipe, flags=re.M)
     assert count == 1
     (tmp_path / "my_average.py").write_text(forgetful)

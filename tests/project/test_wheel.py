@@ -33,7 +33,7 @@ def line(lr: float = 0.01) -> Recipe:
         batch_size=8,
     )
 """
-CONFIG = 'recipe = "my_line:line"\nrun = "line"\nepochs = 3\n[chunk]\nsteps = 3\n'
+CONFIG = 'recipe = "my_line:line"\nrun = "line"\nepochs = 3\n'
 
 
 def list_required(names: set[str]) -> dict[str, Distribution]:
@@ -120,3 +120,13 @@ def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path
 def test_it_proves(binaries: Path, recipe: Path) -> None:
     said = run(binaries / "holdfast", "prove", "my_line.toml", "--steps", "8", "--seed", "7", cwd=recipe)
     assert said.startswith("proved: 8 steps of my_line:line end on the same bytes, straight and with SIGKILL in steps")
+
+
+def test_it_trains_verifies_and_audits(binaries: Path, recipe: Path) -> None:
+    holdfast = binaries / "holdfast"
+    said = run(holdfast, "train", "my_line.toml", cwd=recipe)
+    assert said.startswith("run line is complete: step 12, epoch 3")
+    said = run(holdfast, "train", "my_line.toml", "--set", "epochs=4", cwd=recipe)
+    assert said.startswith("run line is complete: step 16, epoch 4")
+    assert "0 problems" in run(holdfast, "verify", "runs/line", cwd=recipe)
+    assert "replayed to the same bytes" in run(holdfast, "audit", "runs/line", "--random", "1", cwd=recipe)
