@@ -115,9 +115,9 @@ class Retention(Section):
     """Which checkpoints to keep. The newest, the newest that verifies and the pinned ones always stay."""
 
     keep_last: Count = Field(3, ge=1, description="Keep this many of the newest checkpoints.")
-    keep_every: Count = Field(0, ge=0, description="Also keep the end of every this many epochs; 0 keeps none.")
+    keep_every: Count = Field(0, ge=0, description="Also keep the end of every n-th epoch; 0 keeps none.")
     keep_every_steps: Count = Field(
-        0, ge=0, description="Also keep the checkpoint after every this many steps; 0 keeps none."
+        0, ge=0, description="Also keep the checkpoint after every n-th step; 0 keeps none."
     )
     keep_best: KeepBest | None = Field(None, description="Also keep the best checkpoints by a metric.")
     max_epochs: Count = Field(
@@ -232,7 +232,7 @@ class Supervision(Section):
 class Parity(Section):
     """Which commits are read back from the store and compared with their hashes."""
 
-    every: Count = Field(10, ge=0, description="Read back the first commit and every this many after it; 0 reads none.")
+    every: Count = Field(10, ge=0, description="Read back the first commit and every n-th after it; 0 reads none.")
 
 
 class InitFrom(Section):
