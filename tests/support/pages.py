@@ -41,6 +41,7 @@ SAID = {
     "docs/attempt.png": "Picture of an attempt in Prefect's UI.",
     "docs/form.png": "Picture of the form that starts a run.",
     "docs/train.png": "Picture of a run in Prefect's UI.",
+    "tests/README.md": "The map of the tests: what each folder is for, and how to run a part.",
     "tests/project": "Tests of the project itself: layers, public names, dependencies, the wheel, every page.",
     "tests/bench/peers.txt": "The packages that the benchmarks compare with.",
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.attempt.lineage import Present, judge_drift
+from holdfast.attempt.lineage import Past, Present, judge_drift
 from holdfast.cli import app, run_app
 from holdfast.config import load_config
 from holdfast.drift import Change, find_defaults, to_lineage
@@ -282,7 +282,8 @@ def test_it_says_what_a_resume_does(
     assert newest
     refused, hint = [], ""
     try:
-        judge_drift(journal, newest, describe(folder / "a.toml"), load_config("a.toml"))
+        past, config = Past.read(journal, newest), load_config("a.toml")
+        judge_drift(past, describe(folder / "a.toml"), config, journal.read_epochs())
     except ConfigDrift as error:
         refused, hint = sorted(error.data["fields"]), error.hint
     shown = ask_json(capsys, run, "a.toml", exit_code=1 if refused else 0)
