@@ -2,15 +2,15 @@
 
 Equal values have equal bytes on every machine: content ids, fingerprints, signatures and checksums are made of them.
 JSON has no NaN and no infinity, and RFC 8785 has no whole number beyond 2**53 and writes 1.0 as 1. What is on disk
-spells such a number in one of four ways, which can't change any more:
+spells such a number in one of these ways, which can't change any more:
 
-==================  ==========================  ==================================================
-`mark_int`          ``{"$int": "9007199254740993"}``  in settings and in states
-`mark_float`        ``{"$float": "nan"}``       in settings, where 1.0 and 1 are the same setting
-`mark_exactly`      ``{"$float": "0x1.8p+1"}``  in states, to the bit
-`spell_floats`      ``"nan"``                   in the trail
-`finite_or_none`    ``null``                    in metrics and probes, which then have no number
-==================  ==========================  ==================================================
+================  ================================  ================================================
+`mark_int`        ``{"$int": "9007199254740993"}``  in settings and in states
+`mark_float`      ``{"$float": "nan"}``             in settings, where 1.0 and 1 are the same
+`mark_exactly`    ``{"$float": "0x1.8p+1"}``        in states, to the bit
+`spell_floats`    ``"nan"``                         in the trail
+`finite_or_none`  ``null``                          in metrics and probes: the number is missing
+================  ================================  ================================================
 
 Source: RFC 8785 (JSON Canonicalization Scheme).
 """
