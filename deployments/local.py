@@ -28,7 +28,7 @@ from prefect.workers.process import ProcessWorker
 from deployments.automations import make_automations
 from deployments.ledger import ROOT, Ledger, await_ready, check_current, check_owner, end, locked, start
 from deployments.postgres import start_postgres
-from holdfast.cli import run_app
+from holdfast.command import run_app
 from holdfast.errors import ConfigError, RunStopped
 from tasks.credentials import AUTH, STATE, make_secret, new_auth, open_state
 from tasks.server import bypass_proxy, describe_server, free_port, is_healthy

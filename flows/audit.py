@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 from pydantic import PositiveInt
 
 from holdfast.audit import Audit, choose_commits
-from holdfast.cli import EXIT_CODES, run_app
+from holdfast.command import EXIT_CODES, run_app
 from holdfast.errors import Damage, RunStopped
 from holdfast.journal import list_runs
 from holdfast.progress import log_plain_lines

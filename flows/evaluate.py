@@ -7,10 +7,10 @@ import tasks.untracked  # noqa: F401
 
 from cyclopts import App, Parameter
 
-from holdfast.cli import EXIT_CODES, run_app
-from holdfast.cli.app import find_commit, open_journal
+from holdfast.command import EXIT_CODES, run_app
 from holdfast.evaluation import Evaluation, evaluate_commit
 from holdfast.journal import Journal
+from holdfast.journal.finding import find_commit, open_journal
 from holdfast.progress import log_plain_lines
 from holdfast.store import open_store
 from tasks.served import served_flow

@@ -19,7 +19,7 @@ from prefect.utilities.urls import url_for
 
 from flows.attempt import attempt
 from holdfast.attempt import started_ahead
-from holdfast.cli import EXIT_CODES, run_app
+from holdfast.command import EXIT_CODES, run_app
 from holdfast.config import RunConfig, load_config
 from holdfast.endings import Ending
 from holdfast.errors import RunStopped

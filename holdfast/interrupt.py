@@ -1,7 +1,7 @@
 """Ctrl-C while a command is still importing: the process ends at once, with exit code 130 and no traceback.
 
 An exception would not do: libraries wrap a KeyboardInterrupt that is raised in their code in an error of their own.
-`holdfast` imports this module first; `holdfast.cli.run_app` calls `catch` when all is imported.
+`holdfast` imports this module first; `holdfast.command.run_app` calls `catch` when all is imported.
 """
 
 import os

@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from rich.filesize import decimal
+
 from holdfast import checkpoint
 from holdfast.config import KeepBest, Retention, did_you_mean
 from holdfast.errors import ConfigError, NameMissing, NameTaken, NoVerifiedCheckpoint, RecordDamaged, StoreError
 from holdfast.journal import Commit, Journal, Pruned, PruneEntry, PruneReport, now, read_record, record_name
+from holdfast.terminal import counted
 
 # How far back the last report is looked for before all commits are listed.
 REPORTS_TRIED = 8
@@ -286,3 +289,10 @@ def _entry(commit: Commit, why: str) -> PruneEntry:
         size_bytes=commit.size_bytes,
         why=why,
     )
+
+
+def summarize(report: PruneReport) -> str:
+    """Describe a prune in one line."""
+    stay = counted(len(report.kept) + len(report.protected), "checkpoint")
+    freed = decimal(sum(entry.size_bytes for entry in report.pruned))
+    return f"keeps {stay}, {'would delete' if report.dry_run else 'deleted'} {len(report.pruned)} of {freed}"

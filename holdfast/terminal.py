@@ -10,6 +10,11 @@ from typing import Any, TextIO
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number with its noun: ``1 run``, ``2 runs``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """Return a text with escapes in place of the characters that could command a terminal: ``\\x1b``."""
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -1,7 +1,8 @@
 """``holdfast``: a person's view of a store."""
 
 from holdfast.cli import differences, keeping, looking, machine, planning, proving, training
-from holdfast.cli.app import EXIT_CODES, app, main, run_app
+from holdfast.cli.app import app, main
+from holdfast.command import EXIT_CODES, run_app
 
 __all__ = [
     "EXIT_CODES",

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from holdfast.attempt.lineage import Past, find_ancestor, identify
 from holdfast.checkpoint import shorten
-from holdfast.cli.app import Json, app, open_journal, print_json
+from holdfast.cli.app import Json, app, print_json
 from holdfast.config import RunConfig, load_config
 from holdfast.drift import (
     Change,
@@ -30,6 +30,7 @@ from holdfast.errors import ConfigDrift, ConfigError, NameMissing, RecordDamaged
 from holdfast.fingerprint import fingerprint
 from holdfast.imports import find_file
 from holdfast.journal import AttemptRecord, Commit, ConfigRecord, Journal
+from holdfast.journal.finding import open_journal
 from holdfast.opened import describe_file
 from holdfast.packages import describe_holdfast, find_versions
 from holdfast.recipe import default_settings, find_recipe, resolve_settings

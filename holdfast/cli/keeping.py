@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.filesize import decimal
 
-from holdfast.cli.app import Flag, Json, app, counted, find_commit, open_journal, print_json
+from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.errors import ConfigError, HoldfastError, NameTaken, WrongUse
 from holdfast.journal import Commit, Journal, PruneReport
+from holdfast.journal.finding import find_commit, open_journal
 from holdfast.pack import pack as pack_checkpoint
 from holdfast.pack import unpack as unpack_checkpoint
-from holdfast.retention import prune_run
+from holdfast.retention import prune_run, summarize
 from holdfast.signature import generate_key
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
@@ -45,13 +45,6 @@ def show(report: PruneReport) -> None:
     for path in report.unfinished + report.debris:
         print(f"{verb:14}{path}, which no commit needs")
     print(summarize(report))
-
-
-def summarize(report: PruneReport) -> str:
-    """The report in one line."""
-    stay = counted(len(report.kept) + len(report.protected), "checkpoint")
-    freed = decimal(sum(entry.size_bytes for entry in report.pruned))
-    return f"keeps {stay}, {'would delete' if report.dry_run else 'deleted'} {len(report.pruned)} of {freed}"
 
 
 @app.command

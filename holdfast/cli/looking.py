@@ -10,14 +10,16 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-from holdfast.cli.app import Flag, Json, app, counted, open_journal, print_json
+from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.columns import align
 from holdfast.config import DEFAULT_STORE
 from holdfast.errors import Damage
 from holdfast.journal import find_runs
+from holdfast.journal.finding import open_journal
 from holdfast.signature import load_trusted_key
 from holdfast.standing import Standing, read_standing
 from holdfast.store import open_store
+from holdfast.terminal import counted
 from holdfast.verification import CheckedCheckpoint, verify_run
 
 

@@ -11,13 +11,15 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from pydantic import ValidationError
 
-from holdfast.cli.app import Json, app, counted, open_journal, print_json
+from holdfast.cli.app import Json, app, print_json
 from holdfast.config import Compute, Determinism
 from holdfast.contract import LIMITS, TERMS, Verdict, judge, part_of, terms_on
 from holdfast.doctor import DeviceChoice, Examination, examine
 from holdfast.errors import WrongUse
 from holdfast.journal import AttemptRecord, Journal
+from holdfast.journal.finding import open_journal
 from holdfast.packages import find_versions
+from holdfast.terminal import counted
 
 MARKS = {True: "good", False: "wrong", None: "seen"}
 SHOWN_WORDS = 3

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pydantic import ValidationError
 
 from holdfast.checkpoint import read_metadata
-from holdfast.cli.app import Json, app, counted, open_journal, print_json
+from holdfast.cli.app import Json, app, print_json
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import WrongUse
 from holdfast.interval import (
@@ -24,7 +24,9 @@ from holdfast.interval import (
     read_losses,
 )
 from holdfast.journal import Journal
+from holdfast.journal.finding import open_journal
 from holdfast.store import open_store
+from holdfast.terminal import counted
 
 WHY = {
     "least lost": "sqrt(2 x stall x time between losses), where stalls and redone steps together cost least",

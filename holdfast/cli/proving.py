@@ -6,11 +6,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from holdfast.audit import audit_commit, choose_commits
-from holdfast.cli.app import Json, Set, app, find_commit, open_journal, print_json
+from holdfast.cli.app import Json, Set, app, print_json
 from holdfast.config import load_config
 from holdfast.errors import WrongUse
 from holdfast.evaluation import evaluate_commit
 from holdfast.journal import Commit, Journal
+from holdfast.journal.finding import find_commit, open_journal
 from holdfast.progress import log_plain_lines
 from holdfast.prove import prove as prove_recipe
 

@@ -62,6 +62,7 @@ def test_ruff_finds_prefect_in_the_engine() -> None:
         ("holdfast/planted.py", "import tasks.hooks", "flows > tasks > holdfast"),
         ("tasks/planted.py", "import flows.train", "flows > tasks > holdfast"),
         ("holdfast/planted.py", "def f():\n    import prefect", "the engine never imports prefect"),
+        ("flows/planted.py", "from holdfast.cli import app", "flows call the engine, not its command line"),
         (
             "holdfast/state/planted.py",
             "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from holdfast.training import Training",

@@ -1,0 +1,45 @@
+"""Find a run and a commit by what a person types."""
+
+import contextlib
+
+from holdfast.config import DEFAULT_STORE
+from holdfast.errors import NameMissing, RunUnknown, WrongUse
+from holdfast.journal.journal import Journal
+from holdfast.journal.records import Commit
+from holdfast.store import open_store
+
+
+def open_journal(run: str) -> Journal:
+    """Open the journal of the run that ``<store>/<run>`` names; a name alone is that of a run in the default store.
+
+    Raises:
+        RunUnknown: it names none.
+    """
+    store, slash, name = run.rstrip("/").rpartition("/")
+    if name in ("", ".", "..") or name.endswith(":"):
+        raise RunUnknown(f"{run!r} is not a run", hint="give it as <store>/<run>, for example runs/language")
+    return Journal(open_store(store or ("/" if slash else DEFAULT_STORE)), name)
+
+
+def find_commit(journal: Journal, text: str = "") -> Commit:
+    """Return the commit that a number or the name of a folder means; the newest for an empty text.
+
+    Raises:
+        WrongUse: there is none, or its checkpoint was pruned.
+    """
+    found = None
+    if text.isdecimal():
+        with contextlib.suppress(NameMissing):
+            found = journal.read_commit(int(text))
+    else:
+        found = next((commit for commit in journal.candidates() if text in ("", commit.path)), None)
+    if found is None and not text:
+        raise WrongUse(f"run {journal.run!r} has no commit that counts")
+    if found is None:
+        raise WrongUse(f"run {journal.run!r} has no commit {text}", hint="give its number, or the name of its folder")
+    if journal.is_pruned(found.number):
+        raise WrongUse(
+            f"the checkpoint of commit {found.number} of run {journal.run!r} was pruned",
+            hint="holdfast verify lists what there is",
+        )
+    return found
