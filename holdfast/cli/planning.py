@@ -1,30 +1,14 @@
 """Planning: how long a run's chunks should be, and why."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
-from pydantic import ValidationError
-
-from holdfast.checkpoint import read_metadata
 from holdfast.cli.app import Json, app, print_json
-from holdfast.config import RunConfig, load_config
-from holdfast.errors import WrongUse
-from holdfast.interval import (
-    FIRST_STEPS,
-    PRIOR_LOSSES,
-    PRIOR_S,
-    Expected,
-    Interval,
-    Losses,
-    Measured,
-    choose_interval,
-    expect,
-    measure,
-    read_costs,
-    read_losses,
-)
+from holdfast.config import load_config
+from holdfast.interval import PRIOR_LOSSES, PRIOR_S
 from holdfast.journal import Journal
 from holdfast.journal.finding import open_journal
+from holdfast.plan import Chunks, Plan, make_plan, read_config
 from holdfast.store import open_store
 from holdfast.terminal import counted
 
@@ -38,39 +22,6 @@ WHY = {
 HEADER = ("chunks", "steps", "long", "lost to stalls", "redone steps", "saves under way", "restarts", "in all")
 
 
-@dataclass(frozen=True)
-class Chunks:
-    """Chunks of so many steps, and what is expected to be lost with them."""
-
-    steps: int
-    interval_s: float
-    expected: Expected
-
-    @classmethod
-    def of(cls, steps: int, measured: Measured, losses: Losses) -> "Chunks":
-        interval_s = steps * measured.step_s
-        return cls(steps, interval_s, expect(measured, losses, interval_s))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How long a run's chunks should be.
-
-    Attributes:
-        best: chunks of the interval that is chosen, which automatic ones have as far as epochs let them.
-        current: those that the run is trained with, or is to be; None where that was lost.
-        is_auto: whether these are automatic.
-    """
-
-    run: str
-    measured: Measured
-    losses: Losses
-    interval: Interval
-    best: Chunks
-    current: Chunks | None
-    is_auto: bool
-
-
 @app.command
 def plan(run: str, /, *, json: Json = False) -> None:
     """Explain how long the chunks of a run should be, and what they cost; chunk = "auto" makes them so.
@@ -82,52 +33,11 @@ def plan(run: str, /, *, json: Json = False) -> None:
     config = load_config(run) if run.endswith(".toml") else None
     journal = Journal(open_store(config.store), config.run) if config else open_journal(run)
     journal.read_run()
-    plan = make_plan(journal, config or _read_config(journal))
+    plan = make_plan(journal, config or read_config(journal))
     if json:
         print_json(asdict(plan) | {"mean_between_losses_s": plan.losses.mean_s})
     else:
         print("\n".join(_describe(plan)))
-
-
-def make_plan(journal: Journal, config: RunConfig | None) -> Plan:
-    """How long the chunks of a run should be, with these settings, if they are known.
-
-    Raises:
-        WrongUse: nothing was measured yet.
-    """
-    newest = journal.newest()
-    if newest is None:
-        raise WrongUse(
-            f"run {journal.run!r} has no commit that counts",
-            hint=f"its first chunk shows what a save costs; an automatic one has {FIRST_STEPS} steps",
-        )
-    measured = measure(read_costs(journal))
-    if measured is None:
-        raise WrongUse(
-            f"the newest commits of run {journal.run!r} don't say how long their steps and saves took",
-            hint="those that are trained from now on do",
-        )
-    losses = read_losses(journal)
-    interval = choose_interval(measured, losses)
-    metadata = read_metadata(journal.store, newest.path)
-    steps = config.next_stop(0, metadata.steps_per_epoch, interval.steps) if config and metadata else 0
-    return Plan(
-        run=journal.run,
-        measured=measured,
-        losses=losses,
-        interval=interval,
-        best=Chunks.of(interval.steps, measured, losses),
-        current=Chunks.of(steps, measured, losses) if steps else None,
-        is_auto=config is not None and config.chunk.auto,
-    )
-
-
-def _read_config(journal: Journal) -> RunConfig | None:
-    snapshot = journal.read_snapshot()
-    try:
-        return RunConfig.model_validate(snapshot.config) if snapshot else None
-    except ValidationError:  # a version with other settings has written it
-        return None
 
 
 def _describe(plan: Plan) -> Iterator[str]:
