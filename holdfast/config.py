@@ -1,5 +1,7 @@
 """A run's configuration: what a person writes in TOML, changes with ``--set`` or fills into a form."""
 
+# Over 300 lines: all sections of one configuration, each field beside its bounds.
+
 import difflib
 import math
 import tomllib

@@ -8,19 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.attempt.lineage import Past, find_ancestor, identify
+from holdfast.changes import Change, Kind, classify, compare, find_defaults, from_lineage
 from holdfast.checkpoint import shorten
 from holdfast.config import RunConfig
-from holdfast.drift import (
-    Change,
-    Kind,
-    check_drift,
-    classify,
-    compare,
-    find_defaults,
-    from_lineage,
-    is_accepted,
-    is_harmless,
-)
+from holdfast.drift import check_drift, is_accepted, is_harmless
 from holdfast.errors import ConfigDrift, ConfigError, NameMissing, RecordDamaged, WrongUse
 from holdfast.fingerprint import fingerprint
 from holdfast.imports import find_file

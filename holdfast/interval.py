@@ -14,6 +14,8 @@ no record: it counts while that attempt lives.
 All of it is read from the journal's newest records, a few dozen, however many there are.
 """
 
+# Over 300 lines, of which 16 explain the formula: costs and losses are measured for this one decision.
+
 import contextlib
 import logging
 import math

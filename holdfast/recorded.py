@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.changes import Change, is_same
 from holdfast.contract import PARTS
-from holdfast.drift import Change, is_same
 from holdfast.fingerprint import ABSENT
 from holdfast.opened import is_same_file
 

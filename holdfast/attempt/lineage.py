@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast import checkpoint
+from holdfast.changes import Change, compare, find_defaults, to_lineage
 from holdfast.config import InitFrom, Resume, RunConfig
 from holdfast.contract import Verdict, judge
-from holdfast.drift import SHOWN_CHANGES, Change, check_drift, compare, find_defaults, is_harmless, to_lineage
+from holdfast.drift import SHOWN_CHANGES, check_drift, is_harmless
 from holdfast.errors import ConfigDrift, ConfigError, DeterminismError, NameMissing, RecordDamaged, StateError
 from holdfast.fingerprint import fingerprint, validate_fingerprint
 from holdfast.journal import Commit, Journal

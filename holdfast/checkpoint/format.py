@@ -6,6 +6,8 @@ and nothing in them can be executed. `FORMAT.md` in the package is the promise.
 Source: https://huggingface.co/docs/safetensors, "Format".
 """
 
+# Over 300 lines, barely: the two halves of one format, cutting and putting together.
+
 import bisect
 import ctypes
 import functools

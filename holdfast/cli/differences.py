@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from holdfast.changes import Change, show, to_lineage
 from holdfast.cli.app import Json, app, print_json
 from holdfast.config import load_config
 from holdfast.differences import Judged, compare_runs, judge, list_lives
-from holdfast.drift import Change, show, to_lineage
 from holdfast.journal import Journal
 from holdfast.journal.finding import open_journal
 

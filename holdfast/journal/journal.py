@@ -6,6 +6,8 @@ used again) and ``pruned/`` (whose checkpoints were given up). They are the trut
 begin to read them, so that finding the newest costs the same however many there are.
 """
 
+# Over 300 lines: one class, so that every rule of who may write and what counts stands in one place.
+
 import contextlib
 import hashlib
 import logging

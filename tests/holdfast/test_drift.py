@@ -13,20 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.changes import FIELD_CLASSES, Change, classify, compare, find_defaults, from_lineage, show, to_lineage
 from holdfast.config import RunConfig, Section, load_config, parse_config
-from holdfast.drift import (
-    FIELD_CLASSES,
-    Change,
-    check_drift,
-    classify,
-    compare,
-    find_defaults,
-    from_lineage,
-    is_accepted,
-    is_harmless,
-    show,
-    to_lineage,
-)
+from holdfast.drift import check_drift, is_accepted, is_harmless
 from holdfast.errors import ConfigDrift, from_json, to_json
 from holdfast.fingerprint import ABSENT, fingerprint
 from holdfast.recorded import compare_sources

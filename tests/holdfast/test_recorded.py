@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.changes import Change, from_lineage, to_lineage
 from holdfast.contract import judge
-from holdfast.drift import Change, check_drift, find_refused, from_lineage, is_accepted, is_harmless, to_lineage
+from holdfast.drift import check_drift, find_refused, is_accepted, is_harmless
 from holdfast.errors import ConfigDrift
 from holdfast.fingerprint import ABSENT
 from holdfast.recorded import compare_records

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from holdfast.attempt.lineage import Past, Present, judge_drift
+from holdfast.changes import Change, find_defaults, to_lineage
 from holdfast.cli import app, run_app
 from holdfast.config import load_config
-from holdfast.drift import Change, find_defaults, to_lineage
 from holdfast.errors import ConfigDrift, ConfigError
 from holdfast.journal import Journal
 from holdfast.opened import describe_file
