@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError
 
 from holdfast import interrupt
 from holdfast.errors import HoldfastError
+from holdfast.memory.switches import check_names
 from holdfast.terminal import printing
 
 EXIT_CODES = """\
@@ -28,6 +29,7 @@ def run_app(app: App, arguments: Sequence[str] | None = None) -> int:
 
 def _run_app(app: App, arguments: Sequence[str] | None) -> int:
     try:
+        check_names()
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except CycloptsError as error:

@@ -19,6 +19,11 @@ def is_on(name: str) -> bool:
     return name not in _read(os.environ.get(WITHOUT_VARIABLE, ""))
 
 
+def check_names() -> None:
+    """Raise ConfigError if HOLDFAST_WITHOUT has a name that there is not: before a rank dies of it."""
+    _read(os.environ.get(WITHOUT_VARIABLE, ""))
+
+
 @functools.cache
 def _read(text: str) -> frozenset[str]:
     names = frozenset(filter(None, (name.strip() for name in text.split(","))))

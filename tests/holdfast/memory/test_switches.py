@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from holdfast.checkpoint import save
+from holdfast.cli import app, run_app
 from holdfast.errors import ConfigError
 from holdfast.memory import WITHOUT_VARIABLE, Buffers, Priority, direct, is_on, map_memory
 from holdfast.memory.pinning import pinning
@@ -34,6 +35,14 @@ def test_a_name_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConfigError, match="nothing is named 'speed'") as raised:
         is_on("direct")
     assert "prefetch" in raised.value.hint
+
+
+def test_a_command_refuses_a_name_that_there_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(WITHOUT_VARIABLE, "speed")
+    assert run_app(app, ["list", str(tmp_path)]) == 1
+    assert "HOLDFAST_WITHOUT: nothing is named 'speed'" in capsys.readouterr().err
 
 
 def test_without_buffers_each_save_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
