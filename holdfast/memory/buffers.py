@@ -25,7 +25,7 @@ class Buffers:
         self._pinned: list[mmap.mmap] = []
 
     def take(self, part: int, size_bytes: int, pin: Callable[[memoryview], None] | None = None) -> memoryview:
-        """So much memory for a part; what it had before is overwritten.
+        """Return memory for a part. The next call for the same part returns the same memory.
 
         Args:
             pin: makes memory fit for copies from a device; called once for each piece. It stays mapped until the
@@ -41,7 +41,7 @@ class Buffers:
         return memoryview(found)[:size_bytes]
 
     def lend(self, part: int, size_bytes: int) -> memoryview:
-        """As `take`, but it is not taken again as long as anyone refers to it, or to a slice of it.
+        """Return memory as `take` does, and give it to nobody else as long as a reference to it, or to a slice, exists.
 
         Raises:
             MemoryError: there is not so much.
@@ -63,7 +63,7 @@ class Buffers:
 
 
 def map_memory(size_bytes: int) -> mmap.mmap:
-    """New memory, page-aligned, that is given back when nobody refers to it any more.
+    """Map new memory, page-aligned. The system gets it back with the last reference to it.
 
     Raises:
         MemoryError: there is not so much.
