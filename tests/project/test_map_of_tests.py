@@ -1,10 +1,10 @@
-"""The map of the tests names every folder and every file that tests share, and no other."""
+"""The map of the tests is complete, and the longest tests begin first."""
 
 import re
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import LONGEST, ROOT, place
 
 TESTS = ROOT / "tests"
 
@@ -31,3 +31,8 @@ def find_shared() -> list[str]:
 )
 def test_the_map_is_complete(heading: str, found: list[str]) -> None:
     assert sorted(read_table(heading)) == found
+
+
+def test_the_longest_files_begin_first() -> None:
+    files = sorted(TESTS.rglob("test_*.py"))
+    assert sorted(files, key=place)[: len(LONGEST)] == [TESTS / name for name in LONGEST]
