@@ -55,16 +55,17 @@ class Examination:
         return all(finding.is_good is not False for finding in self.findings)
 
 
-def examine(settings: Determinism, device: DeviceChoice = "auto") -> Examination:
-    """The machine, as a rank with these settings finds it. Torch isn't imported here.
+def examine(settings: Determinism, device: DeviceChoice = "auto", within_s: float = WITHIN_S) -> Examination:
+    """Examine the machine as a rank with these settings finds it. Torch isn't imported here.
 
     Args:
         device: where there is no GPU, cuda is examined as cpu is.
+        within_s: how long torch may take to answer.
 
     Raises:
         DeterminismError: torch can't be run here.
     """
-    reports = _start(settings, device)
+    reports = _start(settings, device, within_s)
     return Examination(reports[0]["environment"], judge_reports(reports))
 
 
@@ -93,7 +94,7 @@ def _differing(steps: list[Bits]) -> list[str]:
     return [part for part in steps[0] if len({bits[part] for bits in steps}) > 1]
 
 
-def _start(settings: Determinism, device: DeviceChoice) -> list[dict[str, Any]]:
+def _start(settings: Determinism, device: DeviceChoice, within_s: float) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "holdfast.doctor", settings.model_dump_json(), device]
     strict = settings.model_copy(update={"mode": "strict"})  # what is measured, whatever the mode
     environment = os.environ | determinism.preamble(strict)
@@ -104,18 +105,18 @@ def _start(settings: Determinism, device: DeviceChoice) -> list[dict[str, Any]]:
             started.append(
                 subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace")
             )
-        return [_read_report(process) for process in started]
+        return [_read_report(process, within_s) for process in started]
     finally:
         for process in started:
             process.kill()
             process.communicate()
 
 
-def _read_report(process: "subprocess.Popen[str]") -> dict[str, Any]:
+def _read_report(process: "subprocess.Popen[str]", within_s: float) -> dict[str, Any]:
     try:
-        out, err = process.communicate(timeout=WITHIN_S)
+        out, err = process.communicate(timeout=within_s)
     except subprocess.TimeoutExpired:
-        raise DeterminismError(f"torch says nothing for {WITHIN_S:.0f} s here") from None
+        raise DeterminismError(f"torch says nothing for {within_s:.0f} s here") from None
     if process.returncode:
         said = [line for line in err.splitlines() if line.strip()] or [f"exit code {process.returncode}"]
         raise DeterminismError(
@@ -147,12 +148,12 @@ def measure(settings: Determinism, device: str) -> dict[str, Any]:
     return report
 
 
-def step(device: str) -> Bits:
-    """The bits of a small training step, forward and backward, part by part."""
+def step(device: str, seed: int = DEFAULT_SEED) -> Bits:
+    """Take a small training step, forward and backward; return its bits, part by part."""
     import torch
     from torch.nn import functional as F
 
-    generator = torch.Generator().manual_seed(DEFAULT_SEED)
+    generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> "Tensor":
         return torch.randn(*shape, generator=generator).to(device).requires_grad_()

@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 import re
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
@@ -28,25 +29,35 @@ GPU_VARIABLES = (
 
 # By how they begin, so that extensions to come are among them: x86's and Arm's. (smep is no part of sme.)
 VECTOR = re.compile(r"avx|fma|f16c|amx|xop|asimd|neon|sve|sme(?!p)|fphp|i8mm|bf16")
-CPUINFO = Path("/proc/cpuinfo")
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-DRIVERS = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 
 
-def describe_environment(device: str = "cpu") -> dict[str, Any]:
+@dataclass(frozen=True)
+class Places:
+    """Where Linux tells of its CPU, of the CPU's caches and of NVIDIA's driver."""
+
+    cpuinfo: Path = Path("/proc/cpuinfo")
+    caches: Path = Path("/sys/devices/system/cpu/cpu0/cache")
+    drivers: tuple[Path, ...] = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
+
+
+LINUX = Places()
+
+
+def describe_environment(device: str = "cpu", places: Places = LINUX) -> dict[str, Any]:
     """Versions, hardware and settings of this process that decide which bits an operation gives.
 
     Args:
         device: the type of the device that is trained on, as torch names it: cpu or cuda.
+        places: the files of the system to read.
     """
     return {
         "device": device,
         "system": f"{platform.system()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()).strip() or platform.version() or None,
         "python": platform.python_version(),
-        **_describe_cpu(),
+        **_describe_cpu(places),
         **_describe_torch(),
-        **_describe_gpus(),
+        **_describe_gpus(places),
         "variables": {name: os.environ[name] for name in sorted(os.environ) if chooses_kernels(name)},
     }
 
@@ -56,9 +67,9 @@ def chooses_kernels(name: str, patterns: tuple[str, ...] = PROCESS_VARIABLES + C
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _describe_cpu() -> dict[str, Any]:
+def _describe_cpu(places: Places) -> dict[str, Any]:
     """Clouds and hypervisors name many CPUs alike: the family and the instructions tell those apart."""
-    shown = _read_cpuinfo()
+    shown = _read_cpuinfo(places.cpuinfo)
     family = " ".join(
         f"{label} {shown[name]}".strip()
         for name, label in (
@@ -73,13 +84,13 @@ def _describe_cpu() -> dict[str, Any]:
         "cpu_family": family or None,
         "cpu_vector": " ".join(flag for flag in flags if VECTOR.match(flag)) or None,
         "cpu_flags": hashlib.sha256(" ".join(flags).encode()).hexdigest() if flags else None,
-        "cpu_cache": " ".join(_read(path) for path in sorted(CACHES.glob("index*/size"))) or "not shown",
+        "cpu_cache": " ".join(_read(path) for path in sorted(places.caches.glob("index*/size"))) or "not shown",
     }
 
 
-def _read_cpuinfo() -> dict[str, str]:
-    """What is said of the first core."""
-    lines = _read(CPUINFO).partition("\n\n")[0].splitlines()
+def _read_cpuinfo(path: Path) -> dict[str, str]:
+    """Return what the file tells of the first core."""
+    lines = _read(path).partition("\n\n")[0].splitlines()
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
@@ -100,13 +111,13 @@ def _describe_torch() -> dict[str, Any]:
     }
 
 
-def _describe_gpus() -> dict[str, Any]:
+def _describe_gpus(places: Places) -> dict[str, Any]:
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
     has_nccl = bool(gpus) and torch.distributed.is_available() and torch.distributed.is_nccl_available()
-    drivers = (_find(r"(\d+\.\d[.\d]*)", _read(path)) for path in DRIVERS)
+    drivers = (_find(r"(\d+\.\d[.\d]*)", _read(path)) for path in places.drivers)
     return {
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if gpus else None,  # type: ignore[no-untyped-call]

@@ -85,12 +85,15 @@ Source = Callable[[], Notice | None]
 
 
 @contextlib.contextmanager
-def watch(config: Preemption, tell: Callable[[Notice], None], others: Sequence[Source] = ()) -> Iterator[None]:
-    """While the block lasts, each notice is told once, from a thread.
+def watch(
+    config: Preemption, tell: Callable[[Notice], None], others: Sequence[Source] = (), every_s: float = POLL_EVERY_S
+) -> Iterator[None]:
+    """Watch for notices while the block lasts; tell each one once, from a thread.
 
     Args:
         tell: called with a notice; after one that is no advice, nothing more is asked.
-        others: what is asked, too.
+        others: more sources to ask.
+        every_s: seconds from one round of questions to the next.
     """
     sources = [*find_sources(config), *others]
     if not sources:
@@ -98,7 +101,7 @@ def watch(config: Preemption, tell: Callable[[Notice], None], others: Sequence[S
         return
     done = threading.Event()
     # In the caller's context, so that what is logged is known to belong to it.
-    poll = functools.partial(contextvars.copy_context().run, _poll, sources, tell, done)
+    poll = functools.partial(contextvars.copy_context().run, _poll, sources, tell, done, every_s)
     thread = threading.Thread(target=poll, name="preemption", daemon=True)
     thread.start()
     try:
@@ -108,7 +111,7 @@ def watch(config: Preemption, tell: Callable[[Notice], None], others: Sequence[S
         thread.join(ANSWER_WITHIN_S)
 
 
-def _poll(sources: list[Source], tell: Callable[[Notice], None], done: threading.Event) -> None:
+def _poll(sources: list[Source], tell: Callable[[Notice], None], done: threading.Event, every_s: float) -> None:
     told: set[str] = set()
     while not done.is_set():
         for source in sources:
@@ -124,13 +127,13 @@ def _poll(sources: list[Source], tell: Callable[[Notice], None], done: threading
                 tell(notice)
                 if not notice.is_advice:
                     return
-        done.wait(POLL_EVERY_S)
+        done.wait(every_s)
 
 
-def find_sources(config: Preemption) -> list[Source]:
-    """Whom to ask, by the configuration and the machine."""
+def find_sources(config: Preemption, firmware: Path = FIRMWARE) -> list[Source]:
+    """Return the sources of notices that the configuration names, or that this machine's firmware shows."""
     sources: list[Source] = []
-    cloud = find_cloud() if config.cloud == "auto" else config.cloud
+    cloud = find_cloud(firmware) if config.cloud == "auto" else config.cloud
     if cloud in METADATA_URLS:
         server = MetadataServer(config.metadata_url or METADATA_URLS[cloud])
         sources += {"aws": aws_sources, "gcp": gcp_sources, "azure": azure_sources}[cloud](server)

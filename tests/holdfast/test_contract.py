@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import determinism, environment
+from holdfast import determinism
 from holdfast.config import Determinism
 from holdfast.contract import LIMITS, PARTS, TERMS, Verdict, judge, part_of, terms_on
 from holdfast.environment import (
     CPU_VARIABLES,
     GPU_VARIABLES,
     PROCESS_VARIABLES,
+    Places,
     chooses_kernels,
     describe_environment,
 )
@@ -311,23 +312,20 @@ CPU part\t: 0xd40
     ],
 )  # fmt: skip
 def test_the_cpu_is_told_by_more_than_its_name(
-    cpuinfo: str, cpu: str, family: str, vector: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cpuinfo: str, cpu: str, family: str, vector: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text(cpuinfo)
-    monkeypatch.setattr(environment, "CPUINFO", path)
-    first = describe_environment()
+    first = describe_environment(places=Places(cpuinfo=path))
     assert (first["cpu"], first["cpu_family"], first["cpu_vector"]) == (cpu, family, vector)
     path.write_text(cpuinfo.replace("sse2", "sse2 md_clear").replace("asimd", "asimd cpuid"))
-    second = describe_environment()
+    second = describe_environment(places=Places(cpuinfo=path))
     assert {key for key in first if first[key] != second[key]} == {"cpu_flags"}
 
 
-def test_where_the_system_tells_nothing_nothing_is_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CPUINFO", "CACHES"):
-        monkeypatch.setattr(environment, name, tmp_path / "none")
-    monkeypatch.setattr(environment, "DRIVERS", (tmp_path / "none",))
-    described = describe_environment() | {"deterministic": True}
+def test_where_the_system_tells_nothing_nothing_is_promised(tmp_path: Path) -> None:
+    none = tmp_path / "none"
+    described = describe_environment(places=Places(none, none, (none,))) | {"deterministic": True}
     assert {key for key in ("cpu_family", "cpu_vector", "cpu_flags", "driver") if described[key] is None} == {
         "cpu_family", "cpu_vector", "cpu_flags", "driver",
     }  # fmt: skip
@@ -337,8 +335,8 @@ def test_where_the_system_tells_nothing_nothing_is_promised(tmp_path: Path, monk
     assert "cpu_family, cpu_vector" in last
 
 
-def test_the_driver_is_read_from_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_is_read_from_what_it_shows(tmp_path: Path) -> None:
     version = tmp_path / "version"
-    monkeypatch.setattr(environment, "DRIVERS", (tmp_path / "none", version))
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n")
-    assert describe_environment()["driver"] == "550.54.15"
+    places = Places(drivers=(tmp_path / "none", version))
+    assert describe_environment(places=places)["driver"] == "550.54.15"

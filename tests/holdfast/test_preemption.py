@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import preemption
 from holdfast.config import Preemption
 from holdfast.preemption import MAX_WITHIN_S, Notice, find_cloud, find_sources, read_drain_file, watch
 from tests.support.metadata_server import MetadataStub, metadata_server
@@ -110,9 +109,8 @@ def test_the_cloud_is_told_by_the_firmware(tmp_path: Path, said: dict[str, str],
     assert find_cloud(tmp_path) == cloud
 
 
-def test_outside_of_a_cloud_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preemption, "find_cloud", lambda: find_cloud(tmp_path))  # the tests may run in one
-    assert find_sources(Preemption()) == []
+def test_outside_of_a_cloud_nobody_is_asked(tmp_path: Path) -> None:
+    assert find_sources(Preemption(), firmware=tmp_path) == []  # the tests may run in a cloud
     assert find_sources(Preemption(cloud="off", metadata_url="http://127.0.0.1:9")) == []
 
 
@@ -162,12 +160,11 @@ def test_a_file_below_a_file_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_drain_file_that_is_none_is_told_once_and_others_are_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(preemption, "POLL_EVERY_S", 0.01)
     told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
     asked = iter([None] * 5 + [Notice("another says so", 9)])
-    with watch(Preemption(drain_file=str(tmp_path)), told.put, [lambda: next(asked)]):
+    with watch(Preemption(drain_file=str(tmp_path)), told.put, [lambda: next(asked)], every_s=0.01):
         assert told.get(timeout=30).why == "another says so"
     assert [record.getMessage() for record in caplog.records if "is not a file" in record.getMessage()] != []
     assert len(caplog.records) == 1
@@ -191,15 +188,12 @@ def test_a_notice_counts_down() -> None:
     assert soon.left_s() == 0
 
 
-def test_each_notice_is_told_once_and_an_end_is_the_last(
-    stub: MetadataStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(preemption, "POLL_EVERY_S", 0.05)
+def test_each_notice_is_told_once_and_an_end_is_the_last(stub: MetadataStub, tmp_path: Path) -> None:
     told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
     drain = tmp_path / "drain"
     stub.recommend_rebalance_on_aws()
     config = Preemption(cloud="aws", metadata_url=stub.url, drain_file=str(drain))
-    with watch(config, told.put):
+    with watch(config, told.put, every_s=0.05):
         assert told.get(timeout=60).is_advice
         drain.write_text("7")
         assert told.get(timeout=60).within_s == 7

@@ -1,5 +1,6 @@
 """What the ranks make of the time that is left: they train on, and what they save is durable before the deadline."""
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,10 +9,10 @@ from typing import Any
 import pytest
 
 from holdfast import preemption
-from holdfast.attempt import Attempt, Observer, live
+from holdfast.attempt import Attempt, Observer, life, live
 from holdfast.config import RunConfig
 from holdfast.journal import Commit, Journal
-from holdfast.preemption import Notice
+from holdfast.preemption import Notice, watch
 from holdfast.rank.messages import Progress
 from holdfast.store import open_store
 from tests.support.metadata_server import MetadataStub, metadata_server
@@ -32,7 +33,7 @@ def stub() -> Iterator[MetadataStub]:
 @pytest.fixture(autouse=True)
 def _short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preemption, "GCP_WITHIN_S", WINDOW_S)
-    monkeypatch.setattr(preemption, "POLL_EVERY_S", 0.2)
+    monkeypatch.setattr(life, "watch", functools.partial(watch, every_s=0.2))
     monkeypatch.setenv("TOY_DELAY_S", "0.02")
 
 

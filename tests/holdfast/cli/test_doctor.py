@@ -325,9 +325,8 @@ def test_a_machine_that_has_no_torch(
 
 def test_a_machine_that_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(tmp_path, "torch.py", "import time\ntime.sleep(3600)\n", monkeypatch)
-    monkeypatch.setattr(doctor, "WITHIN_S", 0.1)
     with pytest.raises(DeterminismError, match="torch says nothing for 0 s here"):
-        examine(Determinism())
+        examine(Determinism(), within_s=0.1)
     assert not [child for child in psutil.Process().children() if "holdfast.doctor" in child.cmdline()]
 
 
@@ -342,12 +341,11 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-def test_the_bits_of_a_step_are_those_of_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bits_of_a_step_are_those_of_its_numbers() -> None:
     first = doctor.step("cpu")
     assert tuple(first) == PARTS
     assert len(set(first.values())) == len(PARTS)
-    monkeypatch.setattr("holdfast.doctor.DEFAULT_SEED", 1)
-    assert not set(first.items()) & set(doctor.step("cpu").items())
+    assert not set(first.items()) & set(doctor.step("cpu", seed=1).items())
 
 
 def test_gradients_count() -> None:
