@@ -31,13 +31,14 @@ _SECRET = re.compile(
 )
 
 
-def retried(request: Callable[[], T], where: str) -> T:
-    """The answer to a request, asked again for a while when its failure may pass.
+def retried(request: Callable[[], T], where: str, within_s: float = RETRY_WITHIN_S) -> T:
+    """Ask, and ask again for a while when a failure may pass; return the answer.
 
     Args:
         where: what can't be done, and where, for the message.
+        within_s: for how long the request is asked again.
     """
-    deadline = time.monotonic() + RETRY_WITHIN_S
+    deadline = time.monotonic() + within_s
     pause_s = FIRST_PAUSE_S
     while True:
         try:

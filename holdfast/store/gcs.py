@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.errors import NameTaken
 from holdfast.store.failures import explained
 from holdfast.store.objects import ObjectStore
-from holdfast.store.uploads import PART_BYTES, WRITER
+from holdfast.store.uploads import WRITER
 
 # gcsfs would otherwise ask a second service what kind of bucket this is, and wait for it where there is none.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
@@ -52,7 +52,7 @@ class GcsStore(ObjectStore):
     def _upload(self, path: str) -> "GcsUpload":
         where = f"write {path.removeprefix(f'{self._root}/')} in {self.url}"
         token = secrets.token_hex(16)
-        file = self._fs.open(path, "xb", block_size=PART_BYTES, metadata={WRITER: token})
+        file = self._fs.open(path, "xb", block_size=self.part_bytes, metadata={WRITER: token})
         return GcsUpload(file, where, lambda: writer_of(self._fs, path) == token)
 
     def _list_after(self, path: str, after: str) -> Iterable[str]:

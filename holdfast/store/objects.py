@@ -15,14 +15,22 @@ from fsspec.core import url_to_fs
 
 from holdfast.errors import NameMissing, NameTaken, StoreDenied
 from holdfast.store.contract import PIECE_BYTES, TEMP_MARK, Bytes, Store, Writer, checked
-from holdfast.store.failures import retried, status_of
+from holdfast.store.failures import RETRY_WITHIN_S, retried, status_of
 from holdfast.store.uploads import PART_BYTES, PartsWriter, Upload
 
 T = TypeVar("T")
 
 
 class ObjectStore(Store):
-    """A prefix of a bucket. What each cloud does in its own way is in its subclass."""
+    """A prefix of a bucket. What each cloud does in its own way is in its subclass.
+
+    Attributes:
+        part_bytes: the size of the parts that a larger file is sent in.
+        retry_within_s: for how long a request that fails is asked again.
+    """
+
+    part_bytes = PART_BYTES
+    retry_within_s = RETRY_WITHIN_S
 
     def __init__(self, url: str, fs: Any = None) -> None:
         self.url = url.rstrip("/")
@@ -33,7 +41,7 @@ class ObjectStore(Store):
 
     def create(self, name: str, data: Bytes) -> None:
         path, data = self._path(name), bytes(data)
-        if len(data) > PART_BYTES:  # the cloud's library would cut it in parts that it can't tell from another's
+        if len(data) > self.part_bytes:  # the cloud's library would cut it in parts that it can't tell from another's
             with self.creating(name) as writer:
                 writer.write(data)
             return
@@ -54,6 +62,7 @@ class ObjectStore(Store):
             put=functools.partial(self.create, name),
             begin=lambda: self._ask(f"write {name}", functools.partial(self._upload, self._path(name))),
             ask=functools.partial(self._ask, f"write {name}"),
+            part_bytes=self.part_bytes,
         ) as writer:
             yield writer
             writer.complete()
@@ -144,7 +153,7 @@ class ObjectStore(Store):
         return f"{self._root}/{checked(name)}"
 
     def _ask(self, action: str, request: Callable[[], T]) -> T:
-        return retried(request, f"{action} in {self.url}")
+        return retried(request, f"{action} in {self.url}", self.retry_within_s)
 
 
 def _is_beyond_the_end(error: Exception) -> bool:

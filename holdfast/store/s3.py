@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.errors import NameMissing, StoreError
 from holdfast.store.objects import ObjectStore
-from holdfast.store.uploads import AT_ONCE, PART_BYTES, WRITER, complete
+from holdfast.store.uploads import AT_ONCE, WRITER, complete
 
 # S3 copies at most 5 GiB in one request, and takes its time.
 COPIED_BYTES = 2**30
@@ -24,7 +24,7 @@ class S3Store(ObjectStore):
         S3's plain copy knows no precondition everywhere; an upload whose parts are copies does.
         """
         size_bytes = self.size_bytes(source)
-        if size_bytes < PART_BYTES:
+        if size_bytes < self.part_bytes:
             return False
         ask = functools.partial(self._ask, f"copy {source} to {name}")
         upload = ask(lambda: self._upload(self._path(name)))

@@ -70,14 +70,16 @@ class PartsWriter:
         put: Callable[[bytes], None],
         begin: Callable[[], Upload],
         ask: Ask,
+        part_bytes: int = PART_BYTES,
     ) -> None:
         """
         Args:
             put: creates the file in one piece.
             begin: begins to create it in parts.
             ask: does a request of an upload, again if need be.
+            part_bytes: the size of the first parts.
         """
-        self._put, self._begin, self._ask = put, begin, ask
+        self._put, self._begin, self._ask, self._part_bytes = put, begin, ask, part_bytes
         self._upload: Upload | None = None
         self._buffer = io.BytesIO()
         self._parts = 0
@@ -88,7 +90,7 @@ class PartsWriter:
         """Waits for room in memory. Raises what any part before has failed with."""
         rest = memoryview(data).cast("B")
         while rest:
-            part_bytes = PART_BYTES * (1 + self._parts // GROW_EVERY)
+            part_bytes = self._part_bytes * (1 + self._parts // GROW_EVERY)
             rest = rest[self._buffer.write(rest[: part_bytes - self._buffer.tell()]) :]
             if self._buffer.tell() == part_bytes:
                 self._send()

@@ -19,7 +19,7 @@ import pytest
 import s3fs
 
 from holdfast.errors import StoreDenied, StoreError
-from holdfast.store import Store, failures, open_store, uploads
+from holdfast.store import Store, open_store, uploads
 from holdfast.store.azure import AzureStore, AzureUpload
 from holdfast.store.gcs import GcsStore
 from holdfast.store.objects import ObjectStore
@@ -97,9 +97,9 @@ def test_a_wrong_key_says_so_at_once(container: str, azure_server: str, pauses: 
 
 
 def test_a_storage_that_cannot_be_reached_is_never_a_no(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "RETRY_WITHIN_S", 0.5)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     store = S3Store(f"{bucket}/runs", fresh_s3())
+    store.retry_within_s = 0.5
     with pytest.raises(StoreError, match="can't look at a"):
         store.exists("a")
 
@@ -152,15 +152,15 @@ def test_several_parts_are_on_their_way_at_once(
 ) -> None:
     store = open_store(f"{empty(scheme, request)}/runs")
     together, send = threading.Barrier(uploads.AT_ONCE, timeout=30), upload.part
-    monkeypatch.setattr(uploads, "PART_BYTES", 5 * 2**20)
+    assert isinstance(store, ObjectStore)
+    store.part_bytes = 5 * 2**20
     monkeypatch.setattr(upload, "part", lambda *given: (together.wait(), send(*given)))
-    data = random.Random(0).randbytes(2 * uploads.AT_ONCE * uploads.PART_BYTES)
+    data = random.Random(0).randbytes(2 * uploads.AT_ONCE * store.part_bytes)
     in_parts(store, "a", data)
     assert store.read("a") == data
 
 
-def test_memory_for_parts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "PART_BYTES", 2**20)
+def test_memory_for_parts_is_bounded() -> None:
     sent = 0
 
     class Slow:
@@ -175,7 +175,7 @@ def test_memory_for_parts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def abort(self) -> None: ...
 
-    with uploads.PartsWriter(put=lambda _: None, begin=Slow, ask=lambda send: send()) as writer:
+    with uploads.PartsWriter(lambda _: None, Slow, lambda send: send(), part_bytes=2**20) as writer:
         tracemalloc.start()
         for _ in range(50):
             writer.write(bytes(2**20 + 1))
@@ -187,7 +187,6 @@ def test_memory_for_parts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_part_that_fails_is_sent_again(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "PART_BYTES", 5 * 2**20)
     send, losses = S3Upload.part, [ConnectionResetError, TimeoutError]
 
     def flaky(upload: S3Upload, number: int, data: bytes) -> None:
@@ -196,8 +195,10 @@ def test_a_part_that_fails_is_sent_again(bucket: str, monkeypatch: pytest.Monkey
             raise losses.pop()
 
     monkeypatch.setattr(S3Upload, "part", flaky)
-    data = random.Random(0).randbytes(3 * uploads.PART_BYTES + 1)
     store = open_store(f"{bucket}/runs")
+    assert isinstance(store, ObjectStore)
+    store.part_bytes = 5 * 2**20
+    data = random.Random(0).randbytes(3 * store.part_bytes + 1)
     in_parts(store, "a", data)
     assert store.read("a") == data
 
@@ -223,9 +224,9 @@ def test_gcsfs_is_not_given_a_part_twice(gcs_bucket: str, monkeypatch: pytest.Mo
 def test_a_part_that_cannot_be_sent_is_our_error(
     scheme: str, call: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failures, "RETRY_WITHIN_S", 0.3)
     store, written = open_store(f"{empty(scheme, request)}/runs"), 0
     assert isinstance(store, ObjectStore)
+    store.retry_within_s = 0.3
 
     def writing() -> Iterator[bytes]:
         nonlocal written

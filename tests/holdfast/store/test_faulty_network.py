@@ -15,6 +15,7 @@ from holdfast.errors import NameTaken, Superseded
 from holdfast.journal import Journal
 from holdfast.store import Store, open_store, uploads
 from holdfast.store.local import LocalStore
+from holdfast.store.objects import ObjectStore
 from holdfast.testing.stores import StoreTests
 from holdfast.verification import verify_run
 from tests.conftest import AZURITE
@@ -74,11 +75,9 @@ def test_a_write_whose_answer_was_lost_has_won(store: Store, network: Faulty) ->
 
 
 @pytest.mark.parametrize("network", CLOUDS, indirect=True)
-def test_an_upload_in_parts_whose_answers_were_lost_has_won(
-    store: Store, network: Faulty, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(uploads, "PART_BYTES", 5 * 2**20)
-    data = random.Random(0).randbytes(2 * uploads.PART_BYTES + 1)
+def test_an_upload_in_parts_whose_answers_were_lost_has_won(store: ObjectStore, network: Faulty) -> None:
+    store.part_bytes = 5 * 2**20
+    data = random.Random(0).randbytes(2 * store.part_bytes + 1)
     StoreTests._create_in_pieces(store, "payload", [data])
     assert network.faults[LOST] >= 2  # the parts, and the end
     assert store.read("payload") == data
