@@ -12,6 +12,7 @@ import pytest
 from holdfast.config import Preemption
 from holdfast.preemption import MAX_WITHIN_S, Notice, find_cloud, find_sources, read_drain_file, watch
 from tests.support.metadata_server import MetadataStub, metadata_server
+from tests.support.waiting import await_equal
 
 
 @pytest.fixture
@@ -195,6 +196,9 @@ def test_each_notice_is_told_once_and_an_end_is_the_last(stub: MetadataStub, tmp
     config = Preemption(cloud="aws", metadata_url=stub.url, drain_file=str(drain))
     with watch(config, told.put, every_s=0.05):
         assert told.get(timeout=60).is_advice
+        asked = len(stub.asked)
+        await_equal(lambda: len(stub.asked) > asked + 8, True)  # two rounds: a token and an answer of each source
+        assert told.empty()
         drain.write_text("7")
         assert told.get(timeout=60).within_s == 7
         asked = len(stub.asked)
