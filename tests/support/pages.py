@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, MinLen
 from pydantic.fields import FieldInfo
 
+from holdfast.changes import FIELD_CLASSES, classify
 from holdfast.config import RunConfig, Section
-from holdfast.drift import FIELD_CLASSES, classify
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
