@@ -58,6 +58,8 @@ class Line:
         self.next_number = 1
         self._begun: Commit | None = None
         self._metadata: dict[str, checkpoint.Metadata] = {}  # of checkpoints, which never change
+        self._latest: Latest | None = None
+        self._has_read_latest = False
         self._tripped: dict[int, GateTripped] = {}
         self._signing_key = signing_key
         self._trusted_keys = trusted_keys
@@ -103,7 +105,7 @@ class Line:
         The rules are those of `holdfast.verification`. They hold for the commit, and for its ancestors back to the one
         that latest.json names: this run itself has committed that. Without it, a few ancestors are checked.
         """
-        latest = self.journal.read_latest()
+        latest = self._read_latest()
         each: Commit | None = commit
         for _ in range(ANCESTORS):
             if each is None:
@@ -147,7 +149,7 @@ class Line:
         commit = self.journal.publish_commit(commit, envelope)
         metrics = self.journal.store.read(f"{commit.path}/{checkpoint.METRICS}")
         self.journal.publish_metrics(commit.number, metrics)
-        self.journal.publish_latest(describe_latest(commit, saved.metadata))
+        self._publish_latest(commit, saved.metadata)
         self.head, self.next_number = commit, commit.number + 1
         return commit
 
@@ -184,12 +186,23 @@ class Line:
         assert self.head is not None
         metadata = self.read_metadata(self.head)
         assert metadata is not None
-        latest = self.journal.read_latest()
+        latest = self._read_latest()
         if latest == describe_latest(self.head, metadata):
             return
         found = "was missing or damaged" if latest is None else f"named commit {latest.commit}"
         log.warning("run %r: latest.json %s; it names commit %d again", self.journal.run, found, self.head.number)
-        self.journal.publish_latest(describe_latest(self.head, metadata))
+        self._publish_latest(self.head, metadata)
+
+    def _read_latest(self) -> Latest | None:
+        """Return latest.json as the owner of the run found it, or has written it since."""
+        if not self._has_read_latest:
+            self._latest, self._has_read_latest = self.journal.read_latest(), True
+        return self._latest
+
+    def _publish_latest(self, commit: Commit, metadata: checkpoint.Metadata) -> None:
+        latest = describe_latest(commit, metadata)
+        self.journal.publish_latest(latest)
+        self._latest, self._has_read_latest = latest, True
 
     def _mend_metrics(self, commit: Commit) -> None:
         """The commit's metrics are on the store, if a kill has left them out and its checkpoint still has them."""

@@ -34,6 +34,7 @@ class RunFolder:
         self.store_url = store.url
         self.strays: list[str] = []
         self._warned: set[str] = set()
+        self._configs: dict[str, ConfigRecord] = {}  # a record never changes
 
     def exists(self) -> bool:
         """Whether the run was ever begun."""
@@ -103,8 +104,13 @@ class RunFolder:
         self.store.replace("config.snapshot.json", data)
 
     def read_config(self, fingerprint: str) -> ConfigRecord | None:
-        """The settings that have this fingerprint, as they were first used; None where they were lost."""
-        return self._read_config(f"configs/{fingerprint}.json")
+        """Return the settings that have this fingerprint, as they were first used; None where they were lost."""
+        if fingerprint not in self._configs:
+            record = self._read_config(f"configs/{fingerprint}.json")
+            if record is None:
+                return None
+            self._configs[fingerprint] = record
+        return self._configs[fingerprint]
 
     def read_snapshot(self) -> ConfigRecord | None:
         """The settings that the run was last trained with; None where they were lost, or nothing was trained yet."""

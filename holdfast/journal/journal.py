@@ -45,13 +45,13 @@ class Journal(RunFolder):
     def __init__(self, store: Store, run: str) -> None:
         super().__init__(store, run)
         self._commits: dict[int, Commit] = {}  # a record never changes
+        self._reached: dict[str, int] | None = None  # the highest numbers that are known; more may have come since
 
     # ---- attempts: who may write
 
     def attempts(self) -> int:
         """The highest attempt number claimed; 0 for none."""
-        latest = self.read_latest()
-        return self.highest("attempts", latest.attempt if latest else 0)
+        return self._find_highest("attempts")
 
     def has_attempt(self, number: int) -> bool:
         """Whether the number was claimed."""
@@ -158,8 +158,15 @@ class Journal(RunFolder):
 
     def newest_number(self) -> int:
         """The number of the newest commit, quarantined or not; 0 for none."""
-        latest = self.read_latest()
-        return self.highest("commits", latest.commit if latest else 0)
+        return self._find_highest("commits")
+
+    def _find_highest(self, folder: str) -> int:
+        """Return the highest number in a folder; latest.json, read once, says from where on to look."""
+        if self._reached is None:
+            latest = self.read_latest()
+            self._reached = {"attempts": latest.attempt, "commits": latest.commit} if latest else {}
+        self._reached[folder] = self.highest(folder, self._reached.get(folder, 0))
+        return self._reached[folder]
 
     def next_number(self) -> int:
         """The number that the next commit gets: no record speaks of it, not even of a commit that was lost."""
@@ -274,6 +281,7 @@ class Journal(RunFolder):
     def publish_latest(self, latest: Latest) -> None:
         """latest.json has these values."""
         self.store.replace("latest.json", latest.to_bytes())
+        self._reached = {"attempts": latest.attempt, "commits": latest.commit}
         faults.reach("latest-replaced")
 
     def record_sha256(self, number: int) -> str:
