@@ -47,12 +47,12 @@ log = logging.getLogger(__name__)
 class Attempt:
     """One attempt at a run. `open` starts its ranks and claims the run; `close` or `end` ends the ranks.
 
-    Making one starts nothing, so that whoever makes it owns it before there is anything to end.
+    The constructor starts nothing, so that its caller owns the attempt before there are processes to end.
 
     Attributes:
-        line: the run's commits, once it is open.
-        ranks: its ranks.
-        notice: that this machine goes away, if it does.
+        ranks: the attempt's ranks.
+        upkeep: what is done after a commit.
+        notice: the notice that this machine goes away; None if there is none.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Attempt:
         """
         Args:
             number: the attempt's; the next one if None.
-            publish: makes every commit, by calling `publish_commit`; that itself if None.
+            publish: makes every commit, by calling `publish_commit`; `publish_commit` itself if None.
         """
         self.config = config
         self.journal = Journal(open_store(config.store), config.run)
@@ -104,7 +104,7 @@ class Attempt:
 
     @property
     def step(self) -> int:
-        """The last step that is safe on the store, committed or about to be."""
+        """The newest step whose checkpoint is durable, committed or not."""
         if self._pipeline.uncommitted:
             return self._pipeline.uncommitted[-1].step
         return self.head.step if self.head else 0
@@ -115,7 +115,7 @@ class Attempt:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether this process was told to end."""
+        """Whether the attempt was told to end, by a signal or a notice."""
         return self._stopping > Stopping.TRAINING
 
     def next_chunk(self) -> Chunk | None:
@@ -134,13 +134,13 @@ class Attempt:
     def open(self) -> None:
         """Claim the run and restore the last verified checkpoint into the ranks; ``head`` is its commit.
 
-        A run that is complete, and verifies, is not claimed. Whatever is raised, no rank is left.
+        Don't claim a run that is complete and verifies. On any error, end the ranks.
 
         Raises:
             ConfigDrift: the run exists with other settings, or other code.
             DeterminismError: equal bits aren't promised here, and the configuration refuses that.
-            GateTripped: what is resumed is twice in a row not what was saved.
-            NoVerifiedCheckpoint: it has committed, and nothing of that can be verified.
+            GateTripped: the gate refused two checkpoints in a row.
+            NoVerifiedCheckpoint: the run has committed, and none of its checkpoints can be verified.
             Superseded: the attempt's number is taken.
         """
         try:
@@ -152,7 +152,7 @@ class Attempt:
         self._observers.tell("opened", self)
 
     def _build(self) -> Known:
-        """Start the ranks, and describe what they built; return how the run stood before."""
+        """Start the ranks and open the line of commits; return how the run stood before."""
         config = self.config
         signing_key = load_signing_key(config.signing_key) if config.signing_key else None
         trusted_keys = [load_trusted_key(source) for source in config.resume.trusted_keys]
@@ -186,10 +186,10 @@ class Attempt:
             lineage["continues"] = {"commit": newest.number, "checkpoint_sha256": newest.checkpoint_sha256}
         if ancestor := self.ranks.ancestor:
             lineage["ancestor"] = ancestor.describe()
-        why = known.say_why(self.steps_per_epoch)
+        reason = known.find_reason(self.steps_per_epoch)
         self.journal.begin(self.config.recipe)  # refuses a later format
         lineage = {name: value for name, value in lineage.items() if value}
-        self.journal.claim_attempt(self.number, why, platform.node(), os.getpid(), present.environment, lineage)
+        self.journal.claim_attempt(self.number, reason, platform.node(), os.getpid(), present.environment, lineage)
         self._is_claimed = True
         known.record_lost_attempts(self.journal, self.number)
         self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
@@ -197,7 +197,7 @@ class Attempt:
         self._resume()
         self.upkeep.is_owed |= self.head is not None and self.head.why in LEFT_UPKEEP
         log.info("run %s: %s", self.config.run, describe_built(self.ranks.built, self.config.epochs))
-        log.info("attempt %d (%s): %s", self.number, why, describe_beginning(self.head, self.total_steps))
+        log.info("attempt %d (%s): %s", self.number, reason, describe_beginning(self.head, self.total_steps))
         if self.config.determinism.mode == "fast":
             log.warning('determinism.mode = "fast": the same steps may give other bits each time; nothing is promised')
 
@@ -215,18 +215,19 @@ class Attempt:
     # ---- train
 
     def train_chunk(self, chunk: Chunk) -> Saved | None:
-        """Train a chunk; return its checkpoint, which is durable and doesn't count yet.
+        """Train a chunk; return its checkpoint, which is durable but not committed yet.
 
-        Ranks that died are started anew from the last verified checkpoint. If that turns out to be the chunk's own,
-        saved before they died, it is adopted: there is nothing left to do, and None is returned.
+        If the ranks have died, start new ones from the last verified checkpoint. Return None if that is the chunk's own
+        checkpoint, which the dead ranks had saved and which is now adopted.
 
         Raises:
-            RankDied, RecipeFailed, Unhealthy: the ranks ended; calling again may help.
-            NoProgress: it failed in the same step as before, and nothing was committed in between.
+            RankDied, RecipeFailed, Unhealthy, OutOfMemory: the ranks ended; calling again may help.
+            NoProgress: the same step failed twice, with nothing committed in between.
         """
         try:
             if self.ranks.running is None:
                 self.ranks.build_again(self.head)
+                self._forget_order_to_stop()
                 self._resume()
             if self.step >= chunk.stop:
                 return None
@@ -235,7 +236,7 @@ class Attempt:
             self.close()
             if self._stopping is Stopping.TOLD and isinstance(error, RankDied):
                 self._stopping = Stopping.STOPPED
-                if error.data.get("is_silent"):  # otherwise they ended in time, and had nothing to save any more
+                if error.data.get("is_silent"):  # otherwise the ranks ended in time, and had no new step to save
                     log.warning("no checkpoint was durable in time for the notice; what was committed before stays")
                 return None
             if self._history and isinstance(error, RankDied):
@@ -271,10 +272,10 @@ class Attempt:
     # ---- commit
 
     def commit(self, saved: Saved) -> Commit:
-        """Commit a checkpoint: its record is published, latest.json names it, and the observers are told.
+        """Publish a checkpoint's commit and latest.json, tell the observers, and do the upkeep.
 
-        Calling it again, after a signal has interrupted it, finishes it. While the attempt stops, upkeep is left to the
-        next one.
+        Call it again to finish a call that a signal has interrupted. An attempt that is stopping leaves upkeep to the
+        next attempt.
 
         Raises:
             Superseded: a later attempt owns the run; nothing was changed.
@@ -283,7 +284,7 @@ class Attempt:
         try:
             self._commit(Proposal(saved, "preempted" if self._stopping is Stopping.STOPPED else "chunk"))
         except NameTaken:
-            # The ranks hold a state that no commit names; the next chunk starts new ones.
+            # The ranks hold a state that no commit names: the next chunk needs new ranks.
             self.close()
             self._pipeline.uncommitted.clear()
             return self.line.follow()
@@ -294,16 +295,16 @@ class Attempt:
         return self.head
 
     def _commit(self, proposal: Proposal) -> None:
-        """Make a commit: the one path of every commit, whoever asks for it: a chunk, a stop, an adoption."""
+        """Make a commit and tell the observers. Every commit takes this path: a chunk's, a stop's, an adoption's."""
         commit = self._publish(self, proposal)
         self._observers.tell("committed", self, commit)
 
     def _commit_adopted(self, saved: Saved) -> None:
         self._commit(Proposal(saved, "adopted"))
-        self.upkeep.is_owed = True  # not before the ranks are restored, and so have verified it
+        self.upkeep.is_owed = True  # later: only the restore that follows verifies the checkpoint
 
     def fall_back(self) -> None:
-        """Continue from the newest commit that isn't quarantined; new ranks are restored from it."""
+        """Make the newest commit that isn't quarantined the head, and end the ranks: the next chunk starts new ones."""
         self.close()
         self._pipeline.uncommitted.clear()
         self.line.head = next(self.journal.candidates(self.number), None)
@@ -311,9 +312,9 @@ class Attempt:
     # ---- stop
 
     def notify(self, notice: Notice) -> None:
-        """Save what is trained in the last moment that is safe, and train nothing more: this machine goes away.
+        """Stop for a notice: save in the last moment that is safe, and train nothing more. For advice, only save.
 
-        May be called from any thread, while chunks are trained.
+        May be called from any thread while chunks are trained.
         """
         log.warning("%s", notice)
         ranks = self.ranks.running
@@ -330,13 +331,18 @@ class Attempt:
             self.ranks.own.stop(None if self.notice.is_at_once else self.notice.left_s())
             self._stopping = Stopping.TOLD
 
+    def _forget_order_to_stop(self) -> None:
+        """Let new ranks be told of a notice too: only the ranks before them were."""
+        if self._stopping is Stopping.TOLD:
+            self._stopping = Stopping.TRAINING
+
     def signal_ranks(self, number: int) -> None:
         """Send all ranks a signal, for a drill."""
         if self.ranks.running is not None:
             self.ranks.running.signal(number)
 
     def stop(self) -> None:
-        """Save and commit what is trained, after the step in hand, as far as the time allows, and end the ranks."""
+        """Finish the current step, save and commit within ``resume.stop_within_s``, and end the ranks."""
         self._stopping = Stopping.STOPPED
         deadline = time.monotonic() + self.config.resume.stop_within_s
         ranks = self.ranks.running
@@ -348,7 +354,7 @@ class Attempt:
                     if isinstance(event, Saved):
                         self._pipeline.add(event)
             except RankDied:
-                pass  # they have ended, as they were told to
+                pass  # the ranks have ended, as they were told to
             except Unhealthy as error:
                 log.warning("%s", error)
         self.close()

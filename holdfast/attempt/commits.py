@@ -22,11 +22,11 @@ class Proposal:
 
     Attributes:
         saved: the checkpoint.
-        why: ``chunk``, ``preempted`` or ``adopted``.
+        reason: ``chunk``, ``preempted`` or ``adopted``.
     """
 
     saved: Saved
-    why: str
+    reason: str
 
 
 Publish = Callable[["Attempt", Proposal], Commit]
@@ -44,7 +44,7 @@ def publish_commit(attempt: "Attempt", proposal: Proposal) -> Commit:
         return attempt.head  # an interrupted call got so far
     check_fingerprint(attempt, proposal)
     checkpoint.check_saved(attempt.journal.store, proposal.saved)
-    return attempt.line.commit(proposal.saved, proposal.why)
+    return attempt.line.commit(proposal.saved, proposal.reason)
 
 
 def check_fingerprint(attempt: "Attempt", proposal: Proposal) -> None:
@@ -56,6 +56,6 @@ def check_fingerprint(attempt: "Attempt", proposal: Proposal) -> None:
         ConfigDrift: it was not.
     """
     trained_with = proposal.saved.metadata.config_fingerprint
-    if trained_with not in (attempt.line.fingerprints() if proposal.why == "adopted" else {attempt.fingerprint}):
+    if trained_with not in (attempt.line.fingerprints() if proposal.reason == "adopted" else {attempt.fingerprint}):
         path, current = proposal.saved.path, attempt.fingerprint
         raise ConfigDrift(f"{path} was trained with settings {trained_with[:16]}, not {current[:16]}")

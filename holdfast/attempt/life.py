@@ -18,12 +18,12 @@ from holdfast.standing import Outcome
 CHUNK_RETRIES = 2
 RETRY_AFTER_S = 1.0
 
-# What has ended an attempt: a notice, an error, a signal's exception, or nothing: the run is complete.
+# What ended an attempt: a notice, an error, the exception of a signal handler, or None for a complete run.
 Cause = Notice | BaseException | None
 
 
 def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
-    """Train a chunk, and try it again in fresh ranks where that can help; see `Attempt.train_chunk`."""
+    """Train a chunk; retry it in new ranks if the error is retryable. See `Attempt.train_chunk`."""
     for _ in range(CHUNK_RETRIES):
         try:
             return attempt.train_chunk(chunk)
@@ -36,7 +36,7 @@ def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
 
 @dataclass(frozen=True)
 class Acts:
-    """How a life opens its run, trains a chunk and makes a commit; Prefect's flow makes a task of each."""
+    """The functions by which `live` opens a run, trains a chunk and makes a commit; Prefect's flow passes tasks."""
 
     open: Callable[[Attempt], None] = Attempt.open
     train_chunk: Callable[[Attempt, Chunk], Saved | None] = train_chunk
@@ -44,7 +44,7 @@ class Acts:
 
 
 def find_ending(cause: Cause) -> Ending:
-    """Return how an attempt ended by what has ended it."""
+    """Return the ending of an attempt by its cause."""
     return Ending("preempted", cause.why) if isinstance(cause, Notice) else ending_of(cause)
 
 
@@ -63,13 +63,13 @@ def live(
     It then saves and commits what is trained. However it ends, its ending is on record, and no rank is left.
 
     Args:
-        number: the attempt's; the next one if None.
-        sources: who says, beside clouds and the drain file, that this machine goes away.
-        find_ending: returns how the attempt ended by what has ended it, for the record.
+        number: the attempt's number; the next free one if None.
+        sources: further sources of notices, beside clouds and the drain file.
+        find_ending: returns the attempt's ending by its cause; the ending is recorded.
 
     Raises:
         HoldfastError: the run can't be opened, trained or committed.
-        BaseException: a signal's, after what was trained is committed.
+        BaseException: the exception of a signal handler, after what was trained is committed.
     """
     ending, attempt = Ending("preempted", "told to end by a signal"), None
     try:

@@ -1,6 +1,6 @@
-"""The run's one line of commits, in the hands of the attempt that owns it.
+"""The run's one line of commits, as the attempt that owns the run extends it: adopt, fall back, commit.
 
-It needs no rank and no torch: what restores a checkpoint is given to it.
+It needs no rank and no torch: the caller passes the function that restores a checkpoint.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from holdfast.journal import Commit, Journal, Latest, metrics_name, now
 from holdfast.journal.signing import check_signed, sign_commit
 from holdfast.signature import SigningKey, TrustedKey
 
-# Quarantine is for ever, so bytes that were read wrong are read once more before it.
+# Quarantine is permanent, so a damaged checkpoint is read a second time first: the read itself may have failed.
 READS = 2
-# One checkpoint may be bad; if the one before it doesn't pass either, it is something else.
+# One checkpoint may be bad. If the one before it doesn't pass the gate either, the cause is elsewhere.
 TRIPS = 2
-# How far back the chain is checked where latest.json is lost, or names none of its last commits.
+# How many commits back the chain is checked if latest.json is lost or names none of them.
 ANCESTORS = 8
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Line:
     ) -> None:
         """
         Args:
-            commit_adopted: commits what dead ranks had saved, by `commit`; otherwise that is called alone.
+            commit_adopted: commits a checkpoint that dead ranks had saved, by calling `commit`; only that if None.
         """
         self.journal = journal
         self.attempt = attempt
@@ -66,15 +66,15 @@ class Line:
         self._commit_adopted = commit_adopted or (lambda saved: self.commit(saved, "adopted"))
 
     def resume(self, restore: Restore) -> None:
-        """``head`` is restored: what dead ranks had saved is adopted, or else it is the newest commit that verifies.
+        """Restore the newest commit that verifies, which becomes ``head``; adopt first what dead ranks had saved.
 
         Args:
-            restore: loads a commit's checkpoint; returns how it is damaged, or what has tripped the gate, if so.
+            restore: loads a commit's checkpoint; returns an error if the checkpoint is damaged or the gate refuses it.
 
         Raises:
-            GateTripped: twice, so that it isn't the checkpoint's fault; nothing was quarantined for it.
-            NoVerifiedCheckpoint: the run has committed, and nothing of that can be verified.
-            NotTrusted: keys are to be trusted, and none of them has signed the commit.
+            GateTripped: the gate refused two checkpoints, so neither is to blame; neither was quarantined.
+            NoVerifiedCheckpoint: the run has committed, and none of its checkpoints can be verified.
+            NotTrusted: ``trusted_keys`` is set, and none of these keys has signed the commit.
             Superseded: a later attempt owns the run.
         """
         self._begun = None
@@ -100,10 +100,10 @@ class Line:
             raise self._nothing_verified()
 
     def find_break(self, commit: Commit) -> str:
-        """Return why a commit is none of this line; empty if nothing speaks against it.
+        """Return how a commit breaks the chain; empty if it doesn't.
 
-        The rules are those of `holdfast.verification`. They hold for the commit, and for its ancestors back to the one
-        that latest.json names: this run itself has committed that. Without it, a few ancestors are checked.
+        The rules are those of `holdfast.verification`. They are applied to the commit and to its ancestors, back to the
+        commit that latest.json names, which this run itself has made; without latest.json, to `ANCESTORS` ancestors.
         """
         latest = self._read_latest()
         each: Commit | None = commit
@@ -116,7 +116,7 @@ class Line:
             if latest and (latest.commit, latest.checkpoint_sha256) == (each.number, each.checkpoint_sha256):
                 break
             each = self.journal.find_commit(each.parent)
-        with contextlib.suppress(RecordDamaged):  # restoring it finds that
+        with contextlib.suppress(RecordDamaged):  # restoring the commit finds this damage
             metadata = self.read_metadata(commit)
             return "; ".join(checkpoint.find_disagreements(commit, metadata)) if metadata else ""
         return ""
@@ -134,8 +134,11 @@ class Line:
             self._metadata[commit.path] = found
         return self._metadata[commit.path]
 
-    def commit(self, saved: Saved, why: str) -> Commit:
-        """The checkpoint counts, and is the head. Doing it again, after it was interrupted, finishes it.
+    def commit(self, saved: Saved, reason: str) -> Commit:
+        """Commit a checkpoint, which becomes ``head``. Call it again to finish an interrupted call.
+
+        Args:
+            reason: ``chunk``, ``preempted`` or ``adopted``.
 
         Raises:
             Superseded: a later attempt owns the run; nothing was changed.
@@ -143,8 +146,8 @@ class Line:
         """
         commit = self._begun
         if commit is None or (commit.number, commit.path) != (self.next_number, saved.path):
-            commit = self._describe(saved, why)
-        self._begun = commit  # done again it has to be the same to the byte, time included: that is what is signed
+            commit = self._describe(saved, reason)
+        self._begun = commit  # a repeated call publishes the same bytes, time included: they are what is signed
         envelope = sign_commit(self._signing_key, self.journal.run, commit) if self._signing_key else None
         commit = self.journal.publish_commit(commit, envelope)
         metrics = self.journal.store.read(f"{commit.path}/{checkpoint.METRICS}")
@@ -153,7 +156,7 @@ class Line:
         self.head, self.next_number = commit, commit.number + 1
         return commit
 
-    def _describe(self, saved: Saved, why: str) -> Commit:
+    def _describe(self, saved: Saved, reason: str) -> Commit:
         metadata = saved.metadata
         return Commit(
             number=self.next_number,
@@ -168,13 +171,13 @@ class Line:
             previous_checkpoint_sha256=metadata.previous_checkpoint_sha256,
             previous_record_sha256=self.journal.record_sha256(self.next_number - 1),
             config_fingerprint=metadata.config_fingerprint,
-            why=why,
+            why=reason,
             created_at=now(),
             **saved.model_dump(include={"train_s", "stall_s", "save_s", "restart_s"}),
         )
 
     def follow(self) -> Commit:
-        """The head is the commit that an earlier attempt had made meanwhile, after it had looked at the fence."""
+        """Make the newest commit the head: an earlier attempt made it, which had passed the fence before our claim."""
         self.head = self.journal.newest()
         self.next_number = self.journal.next_number()
         assert self.head is not None
@@ -182,7 +185,7 @@ class Line:
         return self.head
 
     def renew_latest(self) -> None:
-        """latest.json names the head, whose checkpoint was verified just now; a kill may have left it behind."""
+        """Let latest.json name the head, which was verified just now; a kill may have left latest.json behind."""
         assert self.head is not None
         metadata = self.read_metadata(self.head)
         assert metadata is not None
@@ -194,7 +197,7 @@ class Line:
         self._publish_latest(self.head, metadata)
 
     def _read_latest(self) -> Latest | None:
-        """Return latest.json as the owner of the run found it, or has written it since."""
+        """Return latest.json as this attempt read it first, or has written it since."""
         if not self._has_read_latest:
             self._latest, self._has_read_latest = self.journal.read_latest(), True
         return self._latest
@@ -205,7 +208,7 @@ class Line:
         self._latest, self._has_read_latest = latest, True
 
     def _mend_metrics(self, commit: Commit) -> None:
-        """The commit's metrics are on the store, if a kill has left them out and its checkpoint still has them."""
+        """Publish a commit's metrics if a kill has prevented that and the checkpoint still has them."""
         if self.journal.store.exists(metrics_name(commit.number)):
             return
         with contextlib.suppress(NameMissing):
@@ -214,30 +217,30 @@ class Line:
                 self.journal.publish_metrics(commit.number, metrics)
 
     def _adopt(self) -> bool:
-        """Whether a checkpoint that dead ranks had left was committed."""
+        """Commit a checkpoint that dead ranks have saved; return whether there was one."""
         if self._trusted_keys:
-            return False  # nobody has signed it, and anyone who can write to the store could have put it there
+            return False  # an orphan is not signed: anyone who can write to the store could have put it there
         for saved in checkpoint.find_orphans(
-            self.journal.store, self.head, self.fingerprints(), self.steps_per_epoch, self._given_up
+            self.journal.store, self.head, self.fingerprints(), self.steps_per_epoch, self._find_refused
         ):
             log.info("adopting %s (step %d), which a dead attempt had saved", saved.path, saved.step)
             try:
                 self._commit_adopted(saved)
             except NameTaken:
-                log.info("it had still been alive, and has committed by itself")
+                log.info("the attempt that saved it was still alive, and has committed it")
             return True
         return False
 
     def fingerprints(self) -> set[str]:
-        """Return the settings now, and, where a change was let through, those that dead ranks still had."""
+        """Return the fingerprints that an orphan may have: of the settings now, and of the head's, before a drift."""
         return {self.config_fingerprint, *([self.head.config_fingerprint] if self.head else [])}
 
-    def _given_up(self) -> set[str]:
-        """The folders that are not to be used again."""
+    def _find_refused(self) -> set[str]:
+        """Return the folders of quarantined commits, and of those that the gate has refused."""
         return {self.journal.path_of(number) for number in [*self.journal.numbers("quarantine"), *self._tripped]}
 
     def _restore(self, commit: Commit, restore: Restore) -> bool:
-        """Whether the commit is restored; if it is damaged it is quarantined."""
+        """Restore a commit, or quarantine it if it is damaged; return whether it was restored."""
         for _ in range(READS):
             problem = restore(commit)
             if problem is None:
@@ -252,7 +255,7 @@ class Line:
         return False
 
     def _settle_trips(self) -> None:
-        """What has tripped the gate is in quarantine, since another checkpoint has passed it."""
+        """Quarantine the checkpoints that the gate has refused, since another one has passed it."""
         if self.head is None and self._tripped:
             raise self._gate_tripped()
         for number, problem in self._tripped.items():
@@ -262,15 +265,15 @@ class Line:
         reasons = [f"  commit {number}: {problem}" for number, problem in self._tripped.items()]
         return GateTripped(
             "\n".join([f"run {self.journal.run!r} has no checkpoint that passes the gate:", *reasons]),
-            hint="the bytes are what was committed: look at code, data and machine; holdfast quarantine gives one up",
+            hint="the bytes are what was committed: look at code, data and machine; holdfast quarantine rejects one",
             different=[name for problem in self._tripped.values() for name in problem.data.get("different", [])],
         )
 
     def check_trusted(self, commit: Commit) -> None:
-        """Return if one of the trusted keys has signed the commit, or if there are none.
+        """Return if a trusted key has signed the commit, or if no keys are configured.
 
         Raises:
-            NotTrusted: none has. The commit isn't quarantined: the keys may be the wrong ones.
+            NotTrusted: no trusted key has. The commit isn't quarantined: the keys may be the wrong ones.
         """
         if self._trusted_keys:
             check_signed(self.journal, commit, self._trusted_keys)
@@ -284,7 +287,7 @@ class Line:
 
 
 def describe_latest(commit: Commit, metadata: checkpoint.Metadata) -> Latest:
-    """What latest.json says of a commit."""
+    """Return the record that latest.json holds of a commit."""
     return Latest(
         epoch=commit.epoch,
         path=commit.path,

@@ -1,4 +1,4 @@
-"""On resume: what changed in settings, code and machine, whether it is allowed, and what is still promised."""
+"""What changed in settings, code and machine since a commit, whether it is allowed, and whether bits stay promised."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ ReadMetadata = Callable[[Commit], checkpoint.Metadata | None]
 
 @dataclass(frozen=True)
 class Present:
-    """What this attempt would train with.
+    """The settings, code and machine that this attempt would train with.
 
     Args:
-        identity: what the fingerprint is computed from.
-        defaults: what a field of it is by itself, by dotted name.
-        environment: what a rank runs on, and what it has on record of code, packages, files and built values; see
+        identity: the settings that the fingerprint is computed from.
+        defaults: the default of each of these settings, by dotted name.
+        environment: the machine of a rank, and its record of code, packages, files and built values; see
             `holdfast.rank.record`.
     """
 
@@ -48,12 +48,12 @@ class Present:
 
 @dataclass(frozen=True)
 class Past:
-    """What a commit was trained with, as the run's records have it.
+    """The settings, code and machine that a commit was trained with, as the run's records have them.
 
     Args:
-        fingerprint: of its settings.
-        identity: what that was computed from; None where the record was lost.
-        environment: what it was trained on, and the hashes of the recipe's code; empty where that was lost.
+        fingerprint: the fingerprint of the settings.
+        identity: the settings that it was computed from; None if their record was lost.
+        environment: the machine, and the record of code, packages, files and built values; empty if it was lost.
     """
 
     commit: Commit
@@ -63,10 +63,10 @@ class Past:
 
     @classmethod
     def read(cls, journal: Journal, commit: Commit, read: ReadMetadata | None = None) -> "Past":
-        """Read what a commit was trained with.
+        """Read the records of a commit.
 
         Args:
-            read: reads the metadata of a commit's checkpoint, perhaps from memory.
+            read: reads the metadata of a commit's checkpoint; from the store if None.
         """
         saved = journal.read_config(commit.config_fingerprint)
         try:
@@ -79,12 +79,12 @@ class Past:
 
 @dataclass(frozen=True)
 class Ancestor:
-    """Another run's checkpoint, which a run begins with.
+    """The checkpoint of another run that a run begins with.
 
     Attributes:
         run: the other run's name, as the configuration has it.
-        store: the store that the other run lies in; empty where only the content id is known.
-        record: the other run's commit; None likewise.
+        store: the URL of the other run's store; empty if only the content id is known.
+        record: the other run's commit; None if only the content id is known.
     """
 
     run: str
@@ -100,7 +100,7 @@ class Ancestor:
 
 
 def describe_present(config: RunConfig, built: Ready, ancestor: Ancestor | None) -> Present:
-    """Return what ranks have built, as it counts for the fingerprint and the lineage."""
+    """Describe what ranks have built, for the fingerprint and the lineage."""
     identity, defaults = identify(config, built.settings, built.defaults, ancestor)
     return Present(identity | {"data": built.data}, defaults, built.environment)
 
@@ -108,11 +108,11 @@ def describe_present(config: RunConfig, built: Ready, ancestor: Ancestor | None)
 def identify(
     config: RunConfig, settings: dict[str, Any], of_recipe: dict[str, Any], ancestor: Ancestor | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The identity that a run with this configuration has, but for its data; and the defaults of all its fields.
+    """Return a run's identity without its data, and the defaults of the identity's fields.
 
     Args:
-        settings: those that the recipe is built with.
-        of_recipe: those that it has by itself.
+        settings: the settings that the recipe is built with.
+        of_recipe: the recipe's own defaults.
     """
     identity = config.identity | {"settings": settings}
     if ancestor is not None:
@@ -121,10 +121,10 @@ def identify(
 
 
 def changes_since(past: Past, present: Present) -> list[Change]:
-    """Return how settings, code, packages, files and built values differ from those of the commit's training.
+    """Return how settings, code, packages, files and built values differ from those that a commit was trained with.
 
     Raises:
-        ConfigDrift: the settings differ, and those that it was trained with were lost.
+        ConfigDrift: the settings differ, and the record of the commit's settings was lost.
     """
     changes = []
     if past.fingerprint != present.fingerprint:
@@ -136,13 +136,13 @@ def changes_since(past: Past, present: Present) -> list[Change]:
 
 
 def judge_drift(past: Past, present: Present, config: RunConfig, epochs: int | None) -> dict[str, Any]:
-    """Return what has changed and is allowed, for the lineage.
+    """Return the changes that are allowed, as the attempt's lineage records them.
 
     Args:
-        epochs: how long the run was last asked to train; None where that was lost.
+        epochs: the number of epochs in the run's last configuration; None if that was lost.
 
     Raises:
-        ConfigDrift: something has changed that was not accepted.
+        ConfigDrift: something has changed that is neither harmless nor accepted.
     """
     changes = changes_since(past, present)
     let_through = check_drift(changes, config.resume.accept_drift, past.fingerprint, present.fingerprint)
@@ -153,13 +153,13 @@ def judge_drift(past: Past, present: Present, config: RunConfig, epochs: int | N
 
 
 def check_same(before: Present, present: Present, accept: Sequence[str]) -> None:
-    """Return if ranks that were started again in an attempt have built what its first ones did.
+    """Return if the new ranks of an attempt have built the same as its first ones.
 
     Raises:
-        ConfigDrift: a setting has changed, or something else that is not accepted: a file was edited meanwhile.
+        ConfigDrift: a setting has changed, or something else that is not accepted, such as an edited file.
     """
     if before.fingerprint != present.fingerprint:
-        accept = ()  # the attempt's commits have the one fingerprint that it began with
+        accept = ()  # all commits of an attempt have one fingerprint
     changes = compare(before.identity, present.identity, present.defaults)
     changes += compare_records(before.environment, present.environment)
     _warn_of(check_drift(changes, accept, before.fingerprint, present.fingerprint))
@@ -211,8 +211,8 @@ def choose_gate(past: Past, present: Present, resume: Resume) -> Gate:
 def explain_unfit(error: StateError, past: Past, present: Present, resume: Resume) -> StateError | ConfigDrift:
     """Return the error for a checkpoint that doesn't fit what the ranks built.
 
-    Where changes were let through, the person has asked for something impossible: the error is one of wrong use and
-    names the changes. Otherwise it is the ranks' own.
+    If changes were accepted, the configuration asks for something impossible: the error is one of wrong use, and names
+    the changes. Otherwise it is the ranks' own error.
     """
     changed = [change for change in changes_since(past, present) if not is_harmless(change)]
     chosen = [change for change in changed if change.kind != "built"] or changed  # built values follow from the others
@@ -229,7 +229,7 @@ def explain_unfit(error: StateError, past: Past, present: Present, resume: Resum
     )
 
 
-# ---- beginning with another run's weights
+# ---- begin with another run's weights
 
 
 def find_ancestor(journal: Journal, store_url: str, init: InitFrom | None, newest: Commit | None) -> Ancestor | None:

@@ -1,4 +1,4 @@
-"""Who watches an attempt: a bar on the terminal, a table in Prefect's UI, a metric sink of your own."""
+"""Observers of an attempt: a bar on the terminal, a table in Prefect's UI, a metric sink of your own."""
 
 import logging
 from collections.abc import Sequence
@@ -14,38 +14,38 @@ log = logging.getLogger(__name__)
 
 
 class Observer:
-    """Watches an attempt; a subclass overrides what it needs.
+    """Base class of observers; override the methods that you need.
 
-    Each method is called in the attempt's thread, and must be quick: training and deadlines wait for it. An error that
-    one raises is a warning, and the run goes on.
+    The attempt calls each method in its own thread, so keep them quick: commits and deadlines wait for them. If one
+    raises an error, the attempt logs a warning and goes on.
     """
 
     def opened(self, attempt: "Attempt") -> None:
-        """The ranks hold the state that training begins with."""
+        """Called when the ranks hold the state that training begins with."""
 
     def progressed(self, attempt: "Attempt", progress: Progress) -> None:
-        """The ranks have reported a step, as often as ``log.every`` says."""
+        """Called when the ranks have reported a step, every ``log.every`` steps."""
 
     def committed(self, attempt: "Attempt", commit: Commit) -> None:
-        """A commit counts from now on, whoever made it: a chunk, a stop, an adoption."""
+        """Called after each commit, be it of a chunk, of a stop or of an adopted checkpoint."""
 
     def ended(self, attempt: "Attempt") -> None:
-        """No rank is left, and nothing more will be reported. Called once, also where opening has failed."""
+        """Called once, when the ranks have ended; also if opening has failed."""
 
 
 class Observers:
-    """Tells several observers the same, in their order; one that fails keeps no other from being told."""
+    """Calls several observers in their order; the failure of one doesn't keep the others from being called."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
         self._warned: set[str] = set()
 
     def tell(self, what: str, attempt: "Attempt", *arguments: Any) -> None:
-        """Call the method named ``what`` of each; the same failure is warned of once."""
+        """Call the method named ``what`` of each observer; log the same failure once."""
         for observer in self._observers:
             try:
                 getattr(observer, what)(attempt, *arguments)
-            except Exception as error:  # what an observer does is no concern of the run's
+            except Exception as error:  # a broken observer must not end a run
                 warning = f"{type(observer).__name__}.{what} failed: {error or repr(error)}; the run goes on"
                 if warning not in self._warned:
                     log.warning("%s", warning)

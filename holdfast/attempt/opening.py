@@ -36,8 +36,8 @@ class Known:
         """The newest step that is committed."""
         return self.newest.step if self.newest else 0
 
-    def say_why(self, steps_per_epoch: int) -> str:
-        """Return why the next attempt starts: ``fresh``, ``preempted``, ``extended`` or ``continued``."""
+    def find_reason(self, steps_per_epoch: int) -> str:
+        """Return the reason why the next attempt starts: ``fresh``, ``preempted``, ``extended`` or ``continued``."""
         if not self.attempts:
             return "fresh"
         newest, was_preempted = self.newest, self.ending is not None and self.ending.reason == "preempted"

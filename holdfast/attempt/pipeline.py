@@ -1,4 +1,4 @@
-"""The chunks of an attempt that are on their way: ordered, trained, saved, and at last committed, in this order."""
+"""The chunks of an attempt between order and commit: which stops were ordered, and what is saved."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Pipeline:
         return next((stop for stop in self._ordered if stop > step), 0) or self._choose_stop(step)
 
     def is_new(self, stop: int) -> bool:
-        """Return whether the ranks were not ordered to this stop before; from now on they were."""
+        """Return whether a stop was not ordered before, and note it as ordered."""
         is_new = stop not in self._ordered
         self._ordered += [stop] if is_new else []
         return is_new
@@ -50,5 +50,5 @@ class Pipeline:
         self._ordered = [stop for stop in self._ordered if stop > saved.step]
 
     def forget_orders(self) -> None:
-        """Forget what was ordered: the ranks that were to do it are gone."""
+        """Forget the ordered stops: the ranks that they were sent to are gone."""
         self._ordered = []

@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 
 
 class AttemptRanks:
-    """The ranks that one attempt has at a time; none before `build`, and none after `end`.
+    """The ranks of one attempt: `build` starts them, `build_again` replaces them, `end` ends them.
 
     Attributes:
-        running: the ranks; None where there are none.
-        built: what they have built.
-        present: what they would train with.
-        ancestor: the checkpoint of another run that this one begins with; None for none.
-        restored: the number of the commit that they were restored from, and so verified; 0 for none.
+        running: the ranks; None before `build`, after `end`, and after they died.
+        built: their description of what they have built.
+        present: the settings, code and machine that they train with.
+        ancestor: the checkpoint of another run that this run begins with; None if it begins with its own weights.
+        restored: the number of the commit that was last restored into them, and so verified; 0 for none.
     """
 
     present: Present
@@ -54,25 +54,25 @@ class AttemptRanks:
 
     @property
     def own(self) -> Ranks:
-        """The ranks, of which there are some."""
+        """The running ranks."""
         assert self.running is not None
         return self.running
 
     def build(self, newest: Commit | None) -> None:
-        """Start the attempt's first ranks, and describe what they built.
+        """Start the attempt's first ranks, and wait until they have built the recipe.
 
         Args:
-            newest: the commit that will probably be restored.
+            newest: the commit that will probably be restored; the ranks read it ahead.
         """
         self._start(newest)
         self.ancestor = find_ancestor(self._journal, self._config.store, self._config.init_from, newest)
         self.present = describe_present(self._config, self.built, self.ancestor)
 
     def build_again(self, head: Commit | None) -> None:
-        """Start new ranks in the place of those that ended.
+        """Start new ranks in place of the ones that ended.
 
         Raises:
-            ConfigDrift: they build something else than the first ones, and it is not accepted: code was edited.
+            ConfigDrift: they build something else than the first ones, such as edited code, and it is not accepted.
         """
         self._start(head)
         present = describe_present(self._config, self.built, self.ancestor)
@@ -89,11 +89,11 @@ class AttemptRanks:
             raise
 
     def restore(self, commit: Commit, read_metadata: ReadMetadata) -> HoldfastError | None:
-        """Restore a commit's state; return how it is damaged, or what has tripped the gate, if so.
+        """Restore a commit's state; return an error if the checkpoint is damaged or the gate refuses it.
 
         Raises:
             StateError: the state doesn't fit what the ranks built.
-            ConfigDrift: it doesn't, because of a change that was let through.
+            ConfigDrift: the state doesn't fit because of a change that was accepted.
         """
         past = Past.read(self._journal, commit, read_metadata)
         try:
@@ -111,10 +111,10 @@ class AttemptRanks:
         return None
 
     def begin_from_ancestor(self) -> None:
-        """Begin with the weights of another run's checkpoint, if the run has an ancestor.
+        """Load the weights of the ancestor, if the run has one.
 
         Raises:
-            CheckpointDamaged: they are not what was committed.
+            CheckpointDamaged: the ancestor's bytes differ from what was committed.
         """
         found = self.ancestor
         if found is not None:
@@ -123,7 +123,7 @@ class AttemptRanks:
             log.info("begins with the weights of run %s, commit %d (%s)", found.run, found.commit, content_id)
 
     def read_restart_s(self) -> float:
-        """Return the seconds from the start of these ranks until this was first asked, when training begins."""
+        """Return the seconds from the start of these ranks until the first call, which is made when training begins."""
         self._restart_s = self._restart_s or time.monotonic() - self.own.began
         return self._restart_s
 
@@ -136,9 +136,10 @@ class AttemptRanks:
 
 @contextlib.contextmanager
 def started_ahead(config: RunConfig) -> Iterator[None]:
-    """Start the ranks of the run's next attempt; if it is opened inside the block, it takes them over.
+    """Start the ranks of the run's next attempt ahead; an attempt that is opened inside the block takes them over.
 
-    For a caller that has something else to wait for until then. Ranks that nothing took over end with the block.
+    Use it while something else has to be waited for, such as Prefect's server. Ranks that no attempt took over end with
+    the block.
 
     Raises:
         HoldfastError: the run's folder can't be read, or the ranks' output can't be written.
@@ -149,6 +150,6 @@ def started_ahead(config: RunConfig) -> Iterator[None]:
 
 
 def _arguments(config: RunConfig, number: int, newest: Commit | None) -> tuple[RunConfig, Path, int]:
-    """Return what an attempt's ranks are started with; see `launching.Ranks`."""
+    """Return the arguments of `launching.start` for an attempt."""
     path = Path(config.log.folder) / config.run / f"attempt-{number:08d}.log"
     return config, path, newest.number if newest else 0

@@ -4,11 +4,11 @@ import enum
 
 
 class Stopping(enum.IntEnum):
-    """Stages in their order; an attempt never goes back."""
+    """Stages in their order. Only new ranks, which no notice was passed on to, lead back from TOLD to TRAINING."""
 
     TRAINING = 0
-    """It trains on."""
+    """The ranks train on."""
     TOLD = 1
-    """Its ranks were told to save in the last moment that is safe, and to end."""
+    """The ranks were told to save in the last moment that is safe, and to end."""
     STOPPED = 2
-    """Nothing more is trained; what is saved is still to be committed."""
+    """Nothing more is trained; what is saved is still committed."""

@@ -1,8 +1,8 @@
-"""What is done after a commit, and may take its time: read the checkpoint back, and prune.
+"""The work after a commit that may take long: read the checkpoint back, and prune.
 
 A process that was told to end is killed when its time is up. So an attempt that stops leaves its upkeep to the next
-one, which does it while its ranks train their first chunk. Reading back is then not needed any more: the next attempt
-hashes every byte of the checkpoint that it continues from.
+attempt, which does it while its ranks train their first chunk. The next attempt need not read back: it hashes every
+byte of the checkpoint that it continues from.
 """
 
 import logging
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How commits came about whose attempt left upkeep to the next one.
+# The reasons of commits whose attempt left the upkeep to the next one.
 LEFT_UPKEEP = {"preempted", "adopted"}
 
 
@@ -35,22 +35,22 @@ class Upkeep:
         self.is_owed = False
 
     def do(self) -> None:
-        """Read back the newest commit, where it is due, and prune; a failure is a warning."""
+        """Read back the newest commit if it is due, and prune; a failure is logged as a warning."""
         self.is_owed = False
         for act in (self.read_back, self.prune_epochs):
             try:
                 act()
-            except Exception as error:  # the commit counts, whatever comes after it
+            except Exception as error:  # the commit counts, whether or not its upkeep succeeds
                 log.warning("%s failed: %s; the run goes on", act.__name__, error or repr(error))
 
     def read_back(self) -> bool:
-        """Compare the newest commit's stored bytes with their hashes, if it is due; return whether it was.
+        """Compare the newest commit's stored bytes with their hashes if it is due; return whether it was.
 
-        The first commit of an attempt is due, and then every ``parity.every``-th. A damaged one is quarantined, and the
-        next chunk begins at the checkpoint before.
+        The first commit of an attempt is due, and then every ``parity.every``-th commit. If a commit is damaged,
+        quarantine it and let the next chunk begin at the checkpoint before.
 
         Raises:
-            Superseded: a later attempt owns the run, and judges for itself.
+            Superseded: a later attempt owns the run.
         """
         attempt, every = self._attempt, self._attempt.config.parity.every
         commit = attempt.head
@@ -79,7 +79,7 @@ class Upkeep:
         return self._pruned
 
     def read_report(self) -> PruneReport | None:
-        """Return the last prune's report; where nothing was pruned in this attempt, what a prune would do."""
+        """Return the report of the last prune, or of a dry run if this attempt has not pruned."""
         if self._pruned is not None:
             return self._pruned
         attempt = self._attempt

@@ -32,6 +32,7 @@ from holdfast.errors import (
 )
 from holdfast.interval import read_losses
 from holdfast.journal import Commit, Journal
+from holdfast.preemption import Notice
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Progress
 from holdfast.rank.process import start_process
@@ -196,6 +197,24 @@ def test_an_unhealthy_step_is_tried_once_more(tmp_path: Path, monkeypatch: pytes
     assert attempt.step == 3
 
 
+def test_ranks_that_replace_failed_ones_are_told_of_the_notice_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise they would train into the same collapse, and the attempt would end for it."""
+    monkeypatch.setenv("POLICY_LIMITS", "1")
+    config = make_config(tmp_path, "run", settings={"collapse_at": 5}, log=Log(every=1, folder=str(tmp_path)))
+
+    class Tell(Observer):
+        def progressed(self, attempt: Attempt, progress: Progress) -> None:
+            if progress.step == 5 and attempt.notice is None:
+                attempt.notify(Notice("the machine goes away", 300.0, is_at_once=True))
+
+    outcome = live(config, [Tell()])
+    assert not outcome.complete
+    (ending,) = journal_of(config).endings()
+    assert (ending.reason, ending.step) == ("preempted", 3)
+
+
 def test_a_run_begins_with_the_weights_of_another(train: Train, tmp_path: Path) -> None:
     ancestor = make_config(tmp_path, "ancestor", "tests.support.varied:pythonic", epochs=2)
     train(ancestor)
@@ -344,7 +363,7 @@ def test_every_commit_is_made_and_told_of_the_same_way_whoever_asks_for_it(tmp_p
     calls: list[tuple[str, object]] = []
 
     def publish(attempt: Attempt, proposal: Proposal) -> Commit:
-        calls.append(("before", proposal.why))
+        calls.append(("before", proposal.reason))
         return publish_commit(attempt, proposal)
 
     class Tell(Observer):
