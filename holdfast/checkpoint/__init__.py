@@ -1,4 +1,4 @@
-"""A checkpoint's bytes: named, written and hashed in one pass, verified while they are read."""
+"""Checkpoints on the store: their format and names, saving with hashes in one pass, and verified reading."""
 
 from holdfast.checkpoint.difference import differences, shorten
 from holdfast.checkpoint.files import hash_file

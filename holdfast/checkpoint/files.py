@@ -1,4 +1,4 @@
-"""Single files of a checkpoint: written once, and hashed."""
+"""The single files of a checkpoint: created once, and hashed."""
 
 import hashlib
 from collections.abc import Callable
@@ -8,43 +8,49 @@ from holdfast.journal import FileRecord
 from holdfast.store import Bytes, Store
 
 
-def write_file(run: Store, path: str, name: str, data: bytes) -> FileRecord:
-    """The file is there, with these bytes.
+def write_file(folder: Store, path: str, name: str, data: bytes) -> FileRecord:
+    """Create a file of a checkpoint and return its record. A file that exists with the same bytes counts as created.
 
     Raises:
-        NameTaken: it is there with others.
+        NameTaken: the file exists with other bytes.
     """
     record = hash_bytes(name, data)
     try:
-        run.create(f"{path}/{name}", data)
+        folder.create(f"{path}/{name}", data)
     except NameTaken as taken:
-        check_same(run, path, record, taken)
+        check_same(folder, path, record, taken)
     return record
 
 
-def check_same(run: Store, path: str, record: FileRecord, taken: NameTaken) -> None:
-    """Return if what has the name is, to the byte, what was to be written; otherwise raise ``taken``."""
+def check_same(folder: Store, path: str, record: FileRecord, taken: NameTaken) -> None:
+    """Raise ``taken`` unless the existing file has the size and hash of ``record``, the file that was to be written."""
     try:
-        there = hash_file(run, path, record.name)
-    except NameMissing:  # the remains of an upload that never ended hold the name, on some object stores
+        there = hash_file(folder, path, record.name)
+    except NameMissing:  # on some object stores, an upload that never ended holds the name without a readable file
         raise taken from None
     if there != record:
         raise taken
 
 
 def hash_bytes(name: str, data: Bytes) -> FileRecord:
-    """A file with these bytes."""
+    """Return the record (name, size, SHA-256) of a file with these bytes."""
     return FileRecord(name=name, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
-def hash_file(run: Store, path: str, name: str, watch: Callable[[int], None] = lambda size_bytes: None) -> FileRecord:
-    """One file as it is now.
+def hash_file(
+    folder: Store, path: str, name: str, watch: Callable[[int], None] = lambda size_bytes: None
+) -> FileRecord:
+    """Read a file of a checkpoint from the store and return its record, with the size and SHA-256 that it has now.
 
     Args:
-        watch: called with the size of each piece that was read.
+        path: the checkpoint's folder inside the run's folder.
+        watch: called with the size in bytes of each piece after it is read.
+
+    Raises:
+        NameMissing: there is no such file.
     """
     digest, size_bytes = hashlib.sha256(), 0
-    for piece in run.pieces(f"{path}/{name}"):
+    for piece in folder.pieces(f"{path}/{name}"):
         digest.update(piece)
         size_bytes += len(piece)
         watch(len(piece))

@@ -1,12 +1,12 @@
-"""The state as bytes: plain safetensors files, the same for equal states on every machine.
+"""The format of a state: plain safetensors files, with equal bytes for equal states on every machine.
 
-Nothing here knows torch: a tensor is a name, a dtype, a shape and a buffer. Every reader of the format can open them,
-and nothing in them can be executed. `FORMAT.md` in the package is the promise.
+This module doesn't use torch: a tensor is a name, a dtype, a shape and a buffer. Every safetensors reader can open the
+files, and nothing in them can be executed. `FORMAT.md` in the package specifies the format.
 
 Source: https://huggingface.co/docs/safetensors, "Format".
 """
 
-# Over 300 lines, barely: the two halves of one format, cutting and putting together.
+# A little over 300 lines: cutting a payload and joining it again are the two halves of one format.
 
 import bisect
 import ctypes
@@ -27,17 +27,17 @@ from holdfast.store import Bytes
 PAYLOAD = "checkpoint.safetensors"
 PART = re.compile(r"checkpoint(-\d{5}-of-\d{5})?\.safetensors")
 
-# A state is cut into so many parts, if they are neither smaller than this nor larger than asked for.
+# A large state is cut into about PARTS parts, each at least LEAST_PART_BYTES and at most `part_bytes` large.
 PARTS = 16
 LEAST_PART_BYTES = 16 * 2**20
-# What changes in every step (counters, random numbers, adapters) is small, and stays out of the parts of what may not
-# change: what is less than this, or than a 64th of a part.
+# Small tensors (counters, generator states, adapters) change at every step. They get parts of their own, so that a part
+# of large frozen tensors stays the same from save to save. Small is less than SMALL_BYTES or than a 64th of a part.
 SMALL_BYTES = 2**16
 SMALL_SHARE = 64
 
-# safetensors writes several metadata keys in random order: one key, holding canonical JSON, keeps the bytes stable.
+# safetensors writes several metadata keys in random order. One key that holds canonical JSON keeps the bytes stable.
 METADATA_KEY = "holdfast"
-HEADER_METADATA = "__metadata__"  # no tensor's name
+HEADER_METADATA = "__metadata__"  # reserved by safetensors: a tensor can't have this name
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -48,10 +48,10 @@ ITEM_BYTES = {
 
 
 class Source(Protocol):
-    """Bytes that are copied from where they are when they are asked for.
+    """A tensor's bytes on any device, copied only on request.
 
     Attributes:
-        address: where they are in this process's memory, in one piece; 0 where that is not so.
+        address: the address of the bytes if they are contiguous in this process's memory; otherwise 0.
     """
 
     address: int
@@ -61,30 +61,34 @@ class Source(Protocol):
     def __getitem__(self, piece: slice, /) -> "Source": ...
 
     def in_memory(self) -> Bytes:
-        """They themselves, or a copy."""
+        """Return the bytes: a view if they are in this process's memory, otherwise a copy."""
 
     def copy_to(self, target: memoryview, /) -> None:
-        """Return when they are there."""
+        """Copy the bytes to the target, and wait until the copy is done."""
 
 
 Piece = Bytes | Source
 
 
 def in_memory(piece: Piece) -> Bytes:
-    """Its bytes, copied if need be."""
+    """Return the bytes of a piece, copied only if they are not in this process's memory."""
     return piece if isinstance(piece, Bytes) else piece.in_memory()
 
 
 def copy_pieces(pieces: Iterable[Piece], target: memoryview) -> None:
-    """Their bytes are in the target, one after the other; other threads run meanwhile."""
-    import numpy as np  # Python's own copies don't let them
+    """Copy the pieces to the target, one after the other, and release the GIL during each copy.
+
+    Raises:
+        ValueError: the target is too small.
+    """
+    import numpy as np  # Python's own copies hold the GIL
 
     copy = np.frombuffer(target, np.uint8)
     start, position = copy.ctypes.data, 0
     for piece in pieces:
         end = position + len(piece)
         if end > len(target):
-            raise ValueError(f"{len(target)} bytes are too few")
+            raise ValueError(f"the target of {len(target)} bytes is too small")
         if isinstance(piece, Bytes):
             copy[position:end] = np.frombuffer(piece, np.uint8)
         elif piece.address:
@@ -95,7 +99,7 @@ def copy_pieces(pieces: Iterable[Piece], target: memoryview) -> None:
 
 
 class Tensor(NamedTuple):
-    """A tensor's bytes, row-major and little-endian, in one piece or in several."""
+    """A tensor: dtype, shape, and its bytes (row-major, little-endian) in one or several pieces."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -116,7 +120,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class Part:
-    """One safetensors file of a payload, as pieces of memory."""
+    """One safetensors file of a payload: its name, and its bytes in pieces."""
 
     name: str
     pieces: tuple[Piece, ...]
@@ -130,14 +134,15 @@ class Part:
 
 
 def cut(payload: Payload, part_bytes: int | None = PART_BYTES) -> list[Part]:
-    """The payload's files. Where they are cut follows from names, dtypes and shapes, and from nothing else.
+    """Cut a payload into files. The cut depends only on the tensors' names, dtypes and shapes.
 
-    A small state is one file. Of a larger one the first part has all that isn't a tensor, and the small tensors begin
-    there; a tensor that is larger than a part is cut between rows, and goes on in the next part under the same name.
+    A small state becomes one file. In a larger state, the first part holds everything that is not a tensor and the
+    first of the small tensors. A tensor larger than a part is cut between rows and continues in the next part under the
+    same name.
 
     Args:
-        part_bytes: how much of the tensors a part holds at most (but for a single row that is larger); None for one
-            file, whatever its size.
+        part_bytes: the largest number of bytes of tensors in a part (a single larger row still fits); None for one
+            file of any size.
     """
     tensors = payload.tensors
     layouts = _lay_out(tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()), part_bytes)
@@ -152,29 +157,29 @@ def cut(payload: Payload, part_bytes: int | None = PART_BYTES) -> list[Part]:
 
 
 def part_name(number: int, parts: int) -> str:
-    """``checkpoint-00002-of-00017.safetensors``; ``checkpoint.safetensors``, if it is the only one."""
+    """Return a part's file name: ``checkpoint-00002-of-00017.safetensors``, or ``checkpoint.safetensors`` if alone."""
     return f"checkpoint-{number:05d}-of-{parts:05d}.safetensors" if parts > 1 else PAYLOAD
 
 
 def is_part(name: str) -> bool:
-    """Whether a file of a checkpoint is one of the payload's."""
+    """Return whether a file of a checkpoint is a part of the payload."""
     return PART.fullmatch(name) is not None
 
 
 def serialize(payload: Payload) -> Iterator[Bytes]:
-    """The bytes of the payload as one file, in pieces. The same payload gives the same bytes, everywhere."""
+    """Return the bytes of a payload as one file, in pieces. Equal payloads give equal bytes on every machine."""
     (part,) = cut(payload, None)
     return map(in_memory, part.pieces)
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Some rows of a tensor, or all of them."""
+    """Consecutive rows of a tensor, or all of its rows."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    first: int = 0  # of the tensor's bytes
+    first: int = 0  # offset of the first row in the tensor's bytes
     is_all: bool = True
 
     @functools.cached_property
@@ -191,14 +196,14 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a part has of each tensor, and what its header says of them: what comes before the metadata, and after."""
+    """The content of a part: its rows, and the text of its header before and after the metadata."""
 
     rows: Sequence[_Rows]
     before: str
     after: str
 
 
-@functools.lru_cache(maxsize=4)  # the same at every save of a run
+@functools.lru_cache(maxsize=4)  # a run has the same layout at every save
 def _lay_out(tensors: tuple[tuple[str, str, tuple[int, ...]], ...], part_bytes: int | None) -> list[_Layout]:
     rows = [_Rows(*each) for each in tensors]
     total = sum(each.size_bytes for each in rows)
@@ -212,7 +217,7 @@ def _lay_out(tensors: tuple[tuple[str, str, tuple[int, ...]], ...], part_bytes: 
 
 
 def _in_order(rows: Iterable[_Rows]) -> list[_Rows]:
-    """In order of falling item size, so that each is aligned for its dtype, then of name."""
+    """Sort by item size, largest first, so that every tensor is aligned for its dtype; then by name."""
     return sorted(rows, key=lambda each: (-ITEM_BYTES[each.dtype], each.name))
 
 
@@ -257,14 +262,14 @@ def _member(name: str, value: Any) -> str:
     return f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'))}"
 
 
-# ---- putting together
+# ---- joining
 
 
 def deserialize(files: Sequence[Bytes]) -> Payload:
-    """What `cut` has cut, from its files in their order. The tensors are views of them.
+    """Join the files that `cut` made, in their order, into a payload. The tensors are views of the files' memory.
 
     Raises:
-        CheckpointDamaged: they aren't well-formed safetensors files of ours.
+        CheckpointDamaged: a file is not well-formed safetensors of this format.
     """
     tree: Any = None
     tensors: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, and how it is named."""
+"""A checkpoint's metadata, its content id and its folder's name."""
 
 import hashlib
 import re
@@ -16,21 +16,23 @@ METRICS = "metrics.jsonl"
 
 
 class Metadata(Record):
-    """``metadata.json``: facts about a checkpoint that can be read without its payload.
+    """The content of ``metadata.json``: facts about a checkpoint that can be read without its payload.
 
     Attributes:
-        optimizer_steps_epoch: steps done in the newest epoch; ``steps_per_epoch`` at its end. Earlier versions wrote 0
-            there, so ask `is_at_epoch_end`.
-        learning_rate_history: for each completed epoch, the rates (one a parameter group) of its first step. Earlier
-            versions wrote those of its last step.
-        epoch_first_lrs: the same of the epoch in progress; empty at an epoch's end; None where an earlier version wrote
-            the checkpoint.
-        anneals: their values for the next step.
+        optimizer_steps_epoch: completed steps of the newest epoch; ``steps_per_epoch`` at its end. Earlier versions
+            wrote 0 at an epoch's end, so use `is_at_epoch_end`.
+        learning_rate_history: for each completed epoch, the learning rates (one a parameter group) of its first step.
+            Earlier versions wrote the rates of its last step.
+        epoch_first_lrs: the learning rates of the first step of the epoch in progress; empty at an epoch's end; None
+            if an earlier version wrote the checkpoint.
+        anneals: the anneals' values for the next step, by name.
     """
 
     epoch: int
     created_at: str
-    writer: str = Field("", description="a random token of the save: of two that save equal states one has the folder")
+    writer: str = Field(
+        "", description="random token of the save, so that of two writers with equal states only one gets the folder"
+    )
     optimizer_steps_total: int
     optimizer_steps_epoch: int
     steps_per_epoch: int
@@ -46,7 +48,7 @@ class Metadata(Record):
     anneal_offset: int = 0
     probe: Probe = Probe()
     rank_probes: list[Probe] = Field(
-        default_factory=list, description="the probe of each of several ranks; one where all are equal"
+        default_factory=list, description="the probe of each rank, if there are several; one if all are equal"
     )
     replayed: dict[str, float] | None = None
     first_batch: str = ""
@@ -59,17 +61,17 @@ class Metadata(Record):
     config_fingerprint: str
     environment: dict[str, Any] = Field(
         default_factory=dict,
-        description="what it was trained on, and the record of code, packages, files and built values",
+        description="the machine it was trained on, and the record of code, packages, files and built values",
     )
 
     @property
     def is_at_epoch_end(self) -> bool:
-        """True if the checkpoint was made after an epoch's last step."""
+        """Return whether the checkpoint was saved after an epoch's last step."""
         return self.optimizer_steps_total % self.steps_per_epoch == 0
 
 
 def find_disagreements(commit: Commit, metadata: Metadata) -> list[str]:
-    """Return a line for each field in which a commit says something else than its checkpoint does."""
+    """Return a line for each field that a commit and its checkpoint's metadata both have, with different values."""
     pairs = {
         "step": (commit.step, metadata.optimizer_steps_total),
         "epoch": (commit.epoch, metadata.epoch),
@@ -88,10 +90,12 @@ class Saved(Record):
     """A complete, durable checkpoint that no commit names yet.
 
     Attributes:
-        train_s: seconds that its steps took, since the save before; 0 where nobody knows, and so with the others.
-        stall_s: seconds from the end of its last step until training could go on, a wait for the save before included.
-        save_s: seconds from when its state was first copied until it was durable.
-        restart_s: seconds from the start of the ranks, or of their attempt, until they were ordered to train.
+        train_s: seconds that its steps took since the previous save.
+        stall_s: seconds from the end of its last step until training could continue, including a wait for the previous
+            save.
+        save_s: seconds from the start of the copy of its state until it was durable.
+        restart_s: seconds from the start of the ranks, or of their attempt, until the order to train.
+            Each duration is 0 if it is unknown.
     """
 
     path: str
@@ -111,7 +115,7 @@ class Saved(Record):
 
 
 def content_id(parts: Sequence[FileRecord]) -> str:
-    """What names a checkpoint's bytes: the hash of its one part, or of what ``sha256sum`` prints for all of them."""
+    """Return a checkpoint's content id: the SHA-256 of its only part, or of ``sha256sum``'s listing of its parts."""
     if len(parts) == 1:
         return parts[0].sha256
     listing = "".join(f"{part.sha256}  {part.name}\n" for part in sorted(parts, key=lambda part: part.name))
@@ -119,17 +123,17 @@ def content_id(parts: Sequence[FileRecord]) -> str:
 
 
 def folder_name(step: int, steps_per_epoch: int) -> str:
-    """``epoch-0004`` at the end of epoch 4; ``epoch-0005-step-00000420`` inside epoch 5."""
+    """Return a checkpoint's name: ``epoch-0004`` at the end of epoch 4, ``epoch-0005-step-00000420`` inside epoch 5."""
     epochs, within = divmod(step, steps_per_epoch)
     return f"epoch-{epochs + 1:04d}-step-{step:08d}" if within else f"epoch-{epochs:04d}"
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether a name in a run's folder is a checkpoint's."""
+    """Return whether a name in a run's folder is that of a checkpoint."""
     return re.match(FOLDER, name) is not None
 
 
 def step_of(name: str, steps_per_epoch: int) -> int:
-    """The step that `folder_name` was given."""
+    """Return the step of a checkpoint from the name that `folder_name` made."""
     _, epoch, *step = name.partition(".")[0].split("-")
     return int(step[1]) if step else int(epoch) * steps_per_epoch

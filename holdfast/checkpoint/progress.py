@@ -1,7 +1,7 @@
-"""The sums of losses in a state, which must follow from the parent's sums and the losses of the steps between.
+"""The sums of losses in a state, which show whether a checkpoint was trained from its parent.
 
-Another checkpoint of the same step has other losses behind it. So the state itself says whether a checkpoint was
-trained from its parent, where ``metadata.json`` could be rewritten.
+They must equal the parent's sums plus the losses of the steps between, from the trail. Another checkpoint of the same
+step has other sums. ``metadata.json`` alone is no proof, since it could be rewritten.
 """
 
 import json
@@ -24,7 +24,8 @@ class Sums:
 
     Attributes:
         epochs: the mean loss of each completed epoch.
-        loss_sum, steps: of the epoch in progress.
+        loss_sum: the sum of the losses of the epoch in progress.
+        steps: the number of completed steps of the epoch in progress.
     """
 
     step: int = 0
@@ -33,7 +34,7 @@ class Sums:
     steps: int = 0
 
     def add(self, losses: Sequence[float], steps_per_epoch: int) -> Self:
-        """Return the sums after further steps, added up as training adds them."""
+        """Return the sums after further steps, added in the order in which training adds them."""
         step, epochs, loss_sum, steps = self.step, [*self.epochs], self.loss_sum, self.steps
         for loss in losses:
             step, loss_sum, steps = step + 1, loss_sum + loss, steps + 1
@@ -43,12 +44,12 @@ class Sums:
         return type(self)(step, tuple(epochs), loss_sum, steps)
 
 
-def read_sums(run: Store, path: str, parts: Sequence[FileRecord]) -> Sums | None:
-    """Read the sums in a checkpoint's state, from the header of its first file; None if there are none to be read."""
+def read_sums(folder: Store, path: str, parts: Sequence[FileRecord]) -> Sums | None:
+    """Return the sums in a checkpoint's state, read from the header of its first part; None if it has none."""
     name = f"{path}/{parts[0].name if parts else PAYLOAD}"
     try:
-        (header_bytes,) = struct.unpack("<Q", run.read(name, 0, 8))
-        header = json.loads(run.read(name, 8, 8 + min(header_bytes, MAX_HEADER_BYTES)))
+        (header_bytes,) = struct.unpack("<Q", folder.read(name, 0, 8))
+        header = json.loads(folder.read(name, 8, 8 + min(header_bytes, MAX_HEADER_BYTES)))
         progress = json.loads(header[HEADER_METADATA][METADATA_KEY])["progress"]
         return Sums(
             int(progress["step"]),
@@ -61,11 +62,11 @@ def read_sums(run: Store, path: str, parts: Sequence[FileRecord]) -> Sums | None
 
 
 def disagree(before: Sums | None, losses: Sequence[Any], after: Sums | None, steps_per_epoch: int) -> str:
-    """Return why a state can't have been trained from its parent; empty if nothing speaks against it.
+    """Return the reason why a state can't have been trained from its parent; empty if the losses agree.
 
     Args:
-        before, after: the sums of the parent, and of the state; None where they can't be read.
-        losses: of the steps between, from the trail.
+        before, after: the sums of the parent and of the state; None if they can't be read, which allows no judgement.
+        losses: the losses of the steps between, from the trail.
     """
     numbers = [loss for loss in losses if isinstance(loss, int | float) and math.isfinite(loss)]
     if before is None or after is None or len(numbers) != len(losses):

@@ -1,8 +1,8 @@
-"""A checkpoint on its way to the store.
+"""Saving checkpoints in the background while training continues.
 
-The state is copied, and training may go on; all the rest is done beside it. Each part of the copy is hashed by one
-thread and written by another, several parts at once, so that a save takes as long as the slower of the two, and nothing
-is read back to be hashed.
+A save first copies the state; then training may continue. Threads hash and write the copy: each part is hashed by one
+thread and written by another, and several parts are in progress at once. So a save takes as long as the slower of the
+two, and nothing is read back to be hashed.
 """
 
 import os
@@ -19,24 +19,24 @@ from holdfast.config import PART_BYTES
 from holdfast.memory import Buffers, Priority
 from holdfast.store import Bytes, Store
 
-# How many parts are written at once: a disk has a queue, and an object store has connections to spare.
+# Parts that are written at once: a disk has a queue, and an object store has connections to spare.
 WRITERS = 4
-# More threads copy no faster than memory lets them.
+# Memory bandwidth is the limit: more threads copy no faster.
 COPIERS = 4
-# Pieces of this mean size and less are copied faster by one thread than by several, which wait for the interpreter.
+# One thread copies pieces of this mean size or less faster than several threads, which wait for the GIL.
 ONE_THREAD_BYTES = 2**20
 
 
 class Saver:
-    """Saves checkpoints, one at a time, beside whatever else the process does.
+    """A saver of checkpoints: one save at a time, in background threads.
 
-    A part that was the same in the last two checkpoints, and still is (a frozen layer's), is not written but copied by
-    the store, ``shared_by`` permitting. Each checkpoint is complete by itself all the same.
+    The store copies or links a part that has not changed in the last two checkpoints (a frozen layer's) instead of
+    writing it again, as far as ``shared_by`` allows. Each checkpoint is complete by itself all the same.
 
     Args:
         part_bytes: see `cut`.
-        shared_by: in how many checkpoints one after the other a file may be the same one, which a disk has only once;
-            damage to it is damage to them all.
+        shared_by: the largest number of consecutive checkpoints that share one file. A disk holds such a file once, so
+            damage to it damages all of them.
         pin: see `Buffers.take`.
     """
 
@@ -47,16 +47,16 @@ class Saver:
         self.shared_by = shared_by
         self.pin = pin
         self.buffers = Buffers()
-        # Kept: to begin them at each save takes 0.2 ms, and training stands still.
+        # Kept between saves: starting the threads takes 0.2 ms, in which training would wait.
         self._copiers = ThreadPoolExecutor(min(count_cores(), COPIERS), "copy")
-        self._last_run = ""
+        self._last_folder = ""
         self._last: dict[str, Written] = {}
         self._under_way: Future[Saved] | None = None
         self._priority = Priority()
 
     def begin(
         self,
-        run: Store,
+        folder: Store,
         payload: Payload,
         metadata: dict[str, Any],
         metrics: str,
@@ -64,32 +64,35 @@ class Saver:
         *,
         is_urgent: bool = True,
     ) -> None:
-        """The state is copied: what it is in may change. One that is still on its way is waited for, first.
+        """Copy the state and start to save it; first wait for a save in progress. The state may change after the call.
 
-        In the end a complete checkpoint is on the store, durable, and its hashes are known without reading it back.
-        The first part comes first, and ``metadata.json`` last: a folder that has it is complete. Nothing that exists
-        is overwritten: what a dead attempt left in the folder is used if it is the same to the byte; otherwise
-        (another writer's checkpoint, or a damaged one) the next free name is taken.
+        The save ends with a complete, durable checkpoint, whose hashes are known without reading it back. It writes
+        the first part first and ``metadata.json`` last, so a folder with ``metadata.json`` is complete. It overwrites
+        nothing: it uses files that a dead attempt left in the folder if their bytes are equal. If they differ (another
+        writer's checkpoint, or a damaged one), it takes the next free name.
 
         Args:
-            run: the run's folder.
-            metadata: all fields of `Metadata` but those about the payload's bytes.
-            metrics: one line of JSON a step.
-            then: called with what was saved, in another thread.
-            is_urgent: otherwise its threads have only what others leave of the processors.
+            folder: the run's folder on the store.
+            metadata: all fields of `Metadata` except those about the payload's bytes.
+            metrics: the trail, one line of JSON for each step.
+            then: called with the saved checkpoint, in another thread.
+            is_urgent: False gives the save's threads the lowest priority, so that training goes first.
+
+        Raises:
+            StoreError: the save in progress failed.
         """
         self.wait()
         began = time.monotonic()
         parts = cut(payload, self.part_bytes)
         images = {part.name: self.buffers.take(number, part.size_bytes, self.pin) for number, part in enumerate(parts)}
-        # Before the rest begins: each time that another thread has the interpreter, training would stand still longer.
+        # Training waits for this copy, so no thread of the save that could take the GIL has started yet.
         self._copy_out(parts, images)
-        del parts, payload  # thousands of objects, perhaps: before another thread wants the interpreter
-        # One for all of them: were only those low that hash, the others would begin at once, and training would wait
-        # for an interpreter that a low one is to have: 0.3 s instead of 0.04 where other processes want the cores.
+        del parts, payload  # freeing thousands of objects takes the GIL too
+        # All save threads share one priority. If only the hashing threads were low, a writer could wait for the GIL
+        # behind one of them and stall training: 0.3 s instead of 0.04 s on busy cores.
         self._priority = Priority()
         prepare = None if is_urgent else self._priority.lower
-        last = self._last if self._last_run == run.url else {}
+        last = self._last if self._last_folder == folder.url else {}
 
         def write() -> Saved:
             with ThreadPoolExecutor(count_cores(), "hash", prepare) as hashing:
@@ -98,8 +101,10 @@ class Saver:
                     for name, image in images.items()
                 ]
                 with ThreadPoolExecutor(WRITERS, "write", prepare) as writing:
-                    saved = write_checkpoint(run, files, metadata | {"part_bytes": self.part_bytes}, metrics, writing)
-            self._last_run, self._last = run.url, {file.name: file.written(saved.path) for file in files}
+                    saved = write_checkpoint(
+                        folder, files, metadata | {"part_bytes": self.part_bytes}, metrics, writing
+                    )
+            self._last_folder, self._last = folder.url, {file.name: file.written(saved.path) for file in files}
             saved = saved.model_copy(update={"save_s": time.monotonic() - began})
             then(saved)
             return saved
@@ -109,50 +114,52 @@ class Saver:
         thread.shutdown(wait=False)
 
     def _copy_out(self, parts: Sequence[Part], images: Mapping[str, memoryview]) -> None:
-        """Each part's image has its bytes."""
+        """Copy each part's pieces into its image."""
         copying = []
         for part in parts:
             is_coarse = part.size_bytes > ONE_THREAD_BYTES * len(part.pieces)
             if is_coarse and all(isinstance(piece, Bytes) or piece.address for piece in part.pieces):
                 copying.append(self._copiers.submit(copy_pieces, part.pieces, images[part.name]))
             else:
-                # What a device has, by the thread that has given it its work: only so it is copied after that is done.
+                # A GPU copies after the step's kernels only if the thread that queued them also queues the copy.
                 copy_pieces(part.pieces, images[part.name])
         for each in copying:
             each.result()
 
     @property
     def is_busy(self) -> bool:
-        """Whether a checkpoint is on its way."""
+        """Return whether a save is in progress."""
         return self._under_way is not None and not self._under_way.done()
 
     def wait(self) -> Saved | None:
-        """What was last begun, complete and durable; None if nothing was.
+        """Wait for the last save and return its checkpoint, complete and durable; None if no save was started.
 
         Raises:
-            StoreError: it couldn't be written.
+            StoreError: the checkpoint couldn't be written.
         """
         if self._under_way is None:
             return None
         if self.is_busy:
-            self._priority.restore()  # nobody trains meanwhile
+            self._priority.restore()  # the caller waits, so no training needs the cores
         return self._under_way.result()
 
     def check(self) -> None:
-        """Raise what the last save has failed with, if it has."""
+        """Raise the last save's error if the save has failed. Don't wait for a save in progress."""
         if not self.is_busy:
             self.wait()
 
 
-def save(run: Store, payload: Payload, metadata: dict[str, Any], metrics: str, part_bytes: int = PART_BYTES) -> Saved:
-    """As `Saver.begin`, and wait for it."""
+def save(
+    folder: Store, payload: Payload, metadata: dict[str, Any], metrics: str, part_bytes: int = PART_BYTES
+) -> Saved:
+    """Save a checkpoint and wait until it is durable; see `Saver.begin`."""
     saver = Saver(part_bytes)
-    saver.begin(run, payload, metadata, metrics)
+    saver.begin(folder, payload, metadata, metrics)
     saved = saver.wait()
     assert saved is not None
     return saved
 
 
 def count_cores() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""The trail of a checkpoint: a line for each of its steps, in ``metrics.jsonl``."""
+"""The trail of a checkpoint: one line of JSON for each of its steps, in ``metrics.jsonl``."""
 
 import hashlib
 import json
@@ -11,19 +11,19 @@ from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import FileRecord
 from holdfast.store import Store
 
-# A longer line was not written by us, and is not read into memory. In proofs a line names each tensor.
+# Holdfast writes no longer line (in proofs a line names each tensor), so a longer one is refused, to bound memory.
 MAX_LINE_BYTES = 2**26
 
 
 @dataclass(frozen=True)
 class Trail:
-    """The parts of a trail that tell whether another one continues it.
+    """The parts of a trail that tell whether another trail continues it.
 
     Attributes:
         step: the last step.
-        first, last: the lines of the first and the last step; None where the trail is lost.
-        losses: of each step, as they are written: a string where one isn't finite.
-        file: the file that was read, with its hash; None where it is lost.
+        first, last: the lines of the first and the last step; None if the trail is lost.
+        losses: the loss of each step as it is on disk: a string if it is not finite.
+        file: the record of the file that was read; None if it is lost.
     """
 
     step: int
@@ -33,19 +33,19 @@ class Trail:
     losses: tuple[Any, ...] = ()
 
 
-def read_trail(run: Store, path: str) -> Trail:
+def read_trail(folder: Store, path: str) -> Trail:
     """Read the trail of a checkpoint.
 
     Raises:
-        NameMissing: it has none.
-        RecordDamaged: a line is no JSON object with a step, or a step is missing in between.
+        NameMissing: the checkpoint has no trail.
+        RecordDamaged: a line is not a JSON object with a step, or a step between two lines is missing.
     """
     name = f"{path}/{METRICS}"
     digest, size_bytes = hashlib.sha256(), 0
 
     def pieces() -> Iterator[bytes]:
         nonlocal size_bytes
-        for piece in run.pieces(name):
+        for piece in folder.pieces(name):
             digest.update(piece)
             size_bytes += len(piece)
             yield piece
@@ -62,21 +62,21 @@ def read_trail(run: Store, path: str) -> Trail:
     return Trail(last["step"] if last else 0, first, last, file, tuple(losses))
 
 
-def read_known_trail(run: Store, path: str, step: int) -> Trail:
-    """Read the trail of a checkpoint; where it is lost or damaged, only the step that it ends with is known."""
+def read_known_trail(folder: Store, path: str, step: int) -> Trail:
+    """Read the trail of a checkpoint that ends with a known step; return only the step if the trail is unusable."""
     try:
-        trail = read_trail(run, path)
+        trail = read_trail(folder, path)
     except (NameMissing, RecordDamaged):
         return Trail(step)
     return trail if trail.step == step else Trail(step)
 
 
 def continues(parent: Trail, child: Trail) -> str:
-    """Return why a checkpoint can't have been trained from its parent; empty if nothing speaks against it.
+    """Return the reason why a checkpoint can't have been trained from its parent; empty if its trail continues.
 
     Args:
-        parent: the trail of the checkpoint that the other names as its parent; ``Trail(0)`` at the very beginning.
-        child: the trail of the steps after it.
+        parent: the trail of the parent; ``Trail(0)`` if the checkpoint is the run's first.
+        child: the trail of the checkpoint, which has the steps after the parent's.
     """
     if child.first is None:
         return "its trail has no step"

@@ -1,4 +1,4 @@
-"""A checkpoint that is on the store: read, and held against what its commit says."""
+"""Reading checkpoints from the store, and verifying them against their commits."""
 
 import functools
 import hashlib
@@ -18,9 +18,9 @@ from holdfast.journal import Commit, FileRecord, read_record
 from holdfast.memory import Buffers, Priority
 from holdfast.store import Store
 
-# How many files are read and hashed at once, where there are more than a few: while some wait for the disk, as many as
-# there are processors are hashed.
+# Files that are read and hashed at once: more than a machine has processors, since some of them wait for the disk.
 READERS = 8
+# So few files are checked one after the other, without threads.
 FEW = 3
 
 Watch = Callable[[int], None]
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FileDamage:
-    """How one file of a checkpoint differs from its commit."""
+    """A difference between one file of a checkpoint and its commit."""
 
     path: str
     name: str
@@ -41,33 +41,33 @@ class FileDamage:
         return f"{self.path}/{self.name} is {self.found} but was committed as {self.expected}"
 
 
-def read_metadata(run: Store, path: str) -> Metadata | None:
-    """A checkpoint's metadata; None where there is none, which means that it was never completed.
+def read_metadata(folder: Store, path: str) -> Metadata | None:
+    """Return a checkpoint's metadata; None if it has none, which means that its save was never completed.
 
     Raises:
-        RecordDamaged: it can't be read.
+        RecordDamaged: the metadata can't be read.
     """
     try:
-        return read_record(run, Metadata, f"{path}/{METADATA}")
+        return read_record(folder, Metadata, f"{path}/{METADATA}")
     except NameMissing:
         return None
 
 
-def read_payload(run: Store, commit: Commit, buffers: Buffers | None = None) -> Payload:
-    """The committed state, verified while it was read: these bytes hash to what the commit says.
+def read_payload(folder: Store, commit: Commit, buffers: Buffers | None = None) -> Payload:
+    """Read a committed state, and verify while reading that its bytes have the hashes in the commit.
 
     Args:
-        buffers: the memory that the bytes are put in, and that the tensors are views of; they keep it as long as they
-            are there. Of their own without.
+        buffers: memory for the bytes; without it, new memory. The payload's tensors are views of this memory and keep
+            it alive.
 
     Raises:
-        CheckpointDamaged: a file is missing or differs; ``data["files"]`` says how.
-        RunStopped: it is larger than this machine's memory.
+        CheckpointDamaged: a file is missing or differs; ``data["files"]`` describes each damage.
+        RunStopped: the checkpoint is larger than this machine's memory.
     """
     parts = find_parts(commit)
     others = [file for file in commit.files if file not in parts]
-    damaged = _find(functools.partial(_verify_file, run, commit.path), others)
-    damaged = damaged or _find(functools.partial(_size_damage, run, commit.path), parts)
+    damaged = _find(functools.partial(_verify_file, folder, commit.path), others)
+    damaged = damaged or _find(functools.partial(_size_damage, folder, commit.path), parts)
     if damaged:
         raise _damage(commit, damaged)
     buffers = buffers or Buffers()
@@ -76,25 +76,25 @@ def read_payload(run: Store, commit: Commit, buffers: Buffers | None = None) -> 
     except MemoryError:
         size_bytes = sum(part.size_bytes for part in parts)
         raise RunStopped(
-            f"checkpoint {commit.path} has {size_bytes:,} bytes, for which this machine has no memory"
+            f"checkpoint {commit.path} has {size_bytes:,} bytes, for which this machine has too little memory"
         ) from None
     with ThreadPoolExecutor(READERS, "read") as readers:
-        fill = functools.partial(_fill, run, commit.path, dict(zip(parts, images, strict=True)), readers)
-        if damaged := _find(fill, parts, waits=True):  # the memory is used again
+        fill = functools.partial(_fill, folder, commit.path, dict(zip(parts, images, strict=True)), readers)
+        if damaged := _find(fill, parts, waits=True):  # the next read may use the same memory
             raise _damage(commit, damaged)
     return deserialize(images)
 
 
 def _fill(
-    run: Store, path: str, images: Mapping[FileRecord, memoryview], readers: ThreadPoolExecutor, part: FileRecord
+    folder: Store, path: str, images: Mapping[FileRecord, memoryview], readers: ThreadPoolExecutor, part: FileRecord
 ) -> FileDamage | None:
-    """The part's image has its bytes; or how they are damaged. They are hashed while more of them are read."""
+    """Read a part into its image and return its damage, if any. One thread reads while another hashes."""
     image = images[part]
     ends = queue.SimpleQueue[int | None]()
 
     def read() -> None:
         try:
-            for end in run.fill(f"{path}/{part.name}", image):
+            for end in folder.fill(f"{path}/{part.name}", image):
                 ends.put(end)
         finally:
             ends.put(None)
@@ -110,10 +110,10 @@ def _fill(
 
 
 def find_parts(commit: Commit) -> list[FileRecord]:
-    """The files of a commit that hold the state, in order.
+    """Return the records of the files of a commit that hold the state, in order.
 
     Raises:
-        CheckpointDamaged: it doesn't name all that a checkpoint has.
+        CheckpointDamaged: the commit lacks a file of a checkpoint, or its content id is not that of its parts.
     """
     by_name = {file.name: file for file in commit.files}
     parts = [by_name[name] for name in sorted(by_name) if is_part(name)]
@@ -126,27 +126,27 @@ def find_parts(commit: Commit) -> list[FileRecord]:
     return parts
 
 
-def read_saved(run: Store, saved: Saved) -> Payload:
-    """The state of a checkpoint that no commit names; its bytes are not held against anything.
+def read_saved(folder: Store, saved: Saved) -> Payload:
+    """Read the state of a checkpoint that no commit names yet, without verifying its bytes.
 
     Raises:
-        CheckpointDamaged: it is not made of well-formed safetensors files of ours.
+        CheckpointDamaged: a file is not well-formed safetensors of this format.
     """
-    return deserialize([bytearray(run.read(f"{saved.path}/{part.name}")) for part in saved.metadata.parts])
+    return deserialize([bytearray(folder.read(f"{saved.path}/{part.name}")) for part in saved.metadata.parts])
 
 
 # ---- verifying
 
 
-def check_saved(run: Store, saved: Saved) -> None:
-    """Return if every file that was reported is on the store, whole, and the payload is the one it is named after.
+def check_saved(folder: Store, saved: Saved) -> None:
+    """Check that the store has every file of a saved checkpoint in its full size, and that its content id is right.
 
-    The bytes are not read back: they were hashed on their way to the disk.
+    The bytes are not read back: they were hashed while they were written.
 
     Raises:
-        CheckpointDamaged: a file is missing or of another size, or the hashes contradict each other.
+        CheckpointDamaged: a file is missing or has another size, or the content id is not that of the parts.
     """
-    damaged = _find(functools.partial(_size_damage, run, saved.path), saved.files)
+    damaged = _find(functools.partial(_size_damage, folder, saved.path), saved.files)
     found = content_id([file for file in saved.files if is_part(file.name)])
     if found != saved.metadata.checkpoint_sha256:
         damaged.append(FileDamage(saved.path, PAYLOAD, saved.metadata.checkpoint_sha256, found))
@@ -158,29 +158,31 @@ def check_saved(run: Store, saved: Saved) -> None:
 
 
 def verify(
-    run: Store, commit: Commit, watch: Watch = lambda size_bytes: None, *, is_urgent: bool = True
+    folder: Store, commit: Commit, watch: Watch = lambda size_bytes: None, *, is_urgent: bool = True
 ) -> list[FileDamage]:
-    """Read every byte of a committed checkpoint back; what differs, file by file.
+    """Read back every byte of a committed checkpoint, and return the files that are damaged.
 
     Args:
-        watch: called with the size of each piece that was read, perhaps by several threads at once.
-        is_urgent: otherwise its threads have only what others leave of the processors.
+        watch: called with the size in bytes of each piece after it is read, perhaps by several threads at once.
+        is_urgent: False gives the reading threads the lowest priority, so that training goes first.
     """
     priority = None if is_urgent else Priority()
-    return _find(functools.partial(_verify_file, run, commit.path, watch=watch), commit.files, priority)
+    return _find(functools.partial(_verify_file, folder, commit.path, watch=watch), commit.files, priority)
 
 
-def _verify_file(run: Store, path: str, file: FileRecord, watch: Watch = lambda size_bytes: None) -> FileDamage | None:
-    """How one file differs from its record, if it does."""
-    if damage := _size_damage(run, path, file):
+def _verify_file(
+    folder: Store, path: str, file: FileRecord, watch: Watch = lambda size_bytes: None
+) -> FileDamage | None:
+    """Read back one file and return how it differs from its record; None if it doesn't."""
+    if damage := _size_damage(folder, path, file):
         return damage
-    found = hash_file(run, path, file.name, watch).sha256
+    found = hash_file(folder, path, file.name, watch).sha256
     return None if found == file.sha256 else FileDamage(path, file.name, file.sha256, found)
 
 
-def _size_damage(run: Store, path: str, file: FileRecord) -> FileDamage | None:
+def _size_damage(folder: Store, path: str, file: FileRecord) -> FileDamage | None:
     try:
-        size_bytes = run.size_bytes(f"{path}/{file.name}")
+        size_bytes = folder.size_bytes(f"{path}/{file.name}")
     except NameMissing:
         return FileDamage(path, file.name, f"{file.size_bytes} bytes", "missing")
     if size_bytes != file.size_bytes:
@@ -189,22 +191,22 @@ def _size_damage(run: Store, path: str, file: FileRecord) -> FileDamage | None:
 
 
 def _find(
-    look: Callable[[FileRecord], FileDamage | None],
+    check: Callable[[FileRecord], FileDamage | None],
     files: Sequence[FileRecord],
     priority: Priority | None = None,
     *,
     waits: bool = False,
 ) -> list[FileDamage]:
-    """What is found in each of the files, in their order; several are looked at at once, if there are many.
+    """Check the files, several at once if there are many, and return the damage found, in the files' order.
 
     Args:
-        waits: for those that are being looked at, where another one raises. Who is told to stop has no time for that.
+        waits: if one check raises, wait for the running ones. Off by default, so that a stop is quick.
     """
     if len(files) <= FEW and priority is None:
-        return [damage for damage in map(look, files) if damage is not None]
+        return [damage for damage in map(check, files) if damage is not None]
     pool = ThreadPoolExecutor(READERS, "verify", priority.lower if priority else None)
     try:
-        return [damage for damage in pool.map(look, files) if damage is not None]
+        return [damage for damage in pool.map(check, files) if damage is not None]
     finally:
         if priority:
             priority.restore()
@@ -212,29 +214,29 @@ def _find(
 
 
 def find_orphans(
-    run: Store,
+    folder: Store,
     head: Commit | None,
     config_fingerprints: Collection[str],
     steps_per_epoch: int,
-    given_up: Callable[[], set[str]] = set,
+    find_excluded: Callable[[], set[str]] = set,
 ) -> Iterator[Saved]:
-    """Find the complete checkpoints that were trained from ``head``, the newest commit; furthest first, verified.
+    """Yield the complete checkpoints without a commit that were trained from ``head``; furthest first, each verified.
 
-    What a checkpoint says of its parent can be rewritten. So its trail must go on where the parent's ends, and the
+    The parent that a checkpoint names could be rewritten. So its trail must also continue the parent's, and the sums of
     losses in its state must follow from the parent's.
 
     Args:
-        head: the commit that they must have been trained from; None for the very beginning.
-        config_fingerprints: the settings that they may have been trained with.
-        given_up: the folders that are not to be used again; asked only if there is something to use.
+        head: the newest commit; None before the run's first.
+        config_fingerprints: the fingerprints of the settings that the checkpoints may have been trained with.
+        find_excluded: returns the folders that must not be used again; called only if there are candidates.
     """
     parent, step = (head.checkpoint_sha256, head.step) if head else ("", 0)
     found = []
-    for path in run.list():
+    for path in folder.list():
         if not is_folder_name(path) or step_of(path, steps_per_epoch) <= step:
             continue
         try:
-            metadata = read_metadata(run, path)
+            metadata = read_metadata(folder, path)
         except RecordDamaged:
             continue
         if (
@@ -243,20 +245,20 @@ def find_orphans(
             and metadata.config_fingerprint in config_fingerprints
         ):
             found.append((metadata.optimizer_steps_total, path, metadata))
-    excluded = given_up() if found else set()
+    excluded = find_excluded() if found else set()
     before: Trail | None = None
     for _, path, metadata in sorted(found, key=lambda entry: entry[:2], reverse=True):
         if path in excluded:
             continue
-        before = before or (read_known_trail(run, head.path, head.step) if head else Trail(0))
+        before = before or (read_known_trail(folder, head.path, head.step) if head else Trail(0))
         try:
-            trail = read_trail(run, path)
+            trail = read_trail(folder, path)
             problem = continues(before, trail) or _misses_the_end(trail, metadata)
-            problem = problem or _disagrees(run, head, path, metadata, trail, steps_per_epoch)
+            problem = problem or _disagrees(folder, head, path, metadata, trail, steps_per_epoch)
             if problem:
                 raise RecordDamaged(problem)
-            described = hash_file(run, path, METADATA)
-            damaged = _find(functools.partial(_verify_file, run, path), metadata.parts)
+            described = hash_file(folder, path, METADATA)
+            damaged = _find(functools.partial(_verify_file, folder, path), metadata.parts)
         except NameMissing:
             continue
         except RecordDamaged as error:
@@ -273,10 +275,10 @@ def _misses_the_end(trail: Trail, metadata: Metadata) -> str:
 
 
 def _disagrees(
-    run: Store, head: Commit | None, path: str, metadata: Metadata, trail: Trail, steps_per_epoch: int
+    folder: Store, head: Commit | None, path: str, metadata: Metadata, trail: Trail, steps_per_epoch: int
 ) -> str:
-    before = read_sums(run, head.path, find_parts(head)) if head else Sums()
-    return disagree(before, trail.losses, read_sums(run, path, metadata.parts), steps_per_epoch)
+    before = read_sums(folder, head.path, find_parts(head)) if head else Sums()
+    return disagree(before, trail.losses, read_sums(folder, path, metadata.parts), steps_per_epoch)
 
 
 def _damage(commit: Commit, damaged: list[FileDamage]) -> CheckpointDamaged:

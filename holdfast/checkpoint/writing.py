@@ -1,4 +1,4 @@
-"""The files of a checkpoint, written several at once. Those that didn't change are copied by the store."""
+"""Writing a checkpoint's files, several at once. The store copies unchanged files from the last checkpoint."""
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -14,18 +14,18 @@ from holdfast.errors import NameMissing, NameTaken
 from holdfast.journal import FileRecord
 from holdfast.store import Store
 
-# A write is cut into pieces, so that what shares the process has its turn, and so that no system call is too long.
+# A part is written in pieces of this size, so that other threads get their turn and no system call takes long.
 WRITE_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
 class Written:
-    """A part, as it is in the last checkpoint.
+    """A part of the last checkpoint.
 
     Attributes:
-        path: the folder that it is in.
-        sharing: how many checkpoints have this very file.
-        is_lasting: it was the same in the checkpoint before.
+        path: the checkpoint's folder.
+        sharing: the number of checkpoints that share this file.
+        is_lasting: whether the part was the same in the checkpoint before.
     """
 
     record: FileRecord
@@ -36,7 +36,7 @@ class Written:
 
 @dataclass
 class File:
-    """A part of the payload: its bytes, their hash, as soon as it is known, and what it was the last time."""
+    """A part that is being written: its bytes, its record (a future, until it is hashed), and its previous version."""
 
     name: str
     image: memoryview
@@ -46,26 +46,26 @@ class File:
     is_copied: bool = False
 
     def may_be_copied(self) -> bool:
-        """Whether to wait for the hash, since it will probably be what it was; otherwise there is no time to lose."""
+        """Return whether the store may copy the part. Copying waits for the hash, so the part must seldom change."""
         return self.last is not None and self.last.is_lasting and self.last.sharing < self.shared_by
 
     def written(self, path: str) -> Written:
-        """As it is now, in this folder."""
+        """Return the part as written to this folder."""
         record, last = self.record.result(), self.last
         sharing = last.sharing + 1 if last and self.is_copied else 1
         return Written(record, path, sharing, is_lasting=last is not None and last.record == record)
 
 
 def write_checkpoint(
-    run: Store, parts: Sequence[File], metadata: dict[str, Any], metrics: str, pool: ThreadPoolExecutor
+    folder: Store, parts: Sequence[File], metadata: dict[str, Any], metrics: str, pool: ThreadPoolExecutor
 ) -> Saved:
-    """All files of a checkpoint are on the store, durable; see `Saver.begin`."""
+    """Write all files of a checkpoint durably, and return the saved checkpoint; see `Saver.begin`."""
     natural = folder_name(metadata["optimizer_steps_total"], metadata["steps_per_epoch"])
     for path in _names_from(natural):
-        if {name for name in run.list(path) if is_part(name)} - {part.name for part in parts}:
-            continue  # a dead attempt has cut it otherwise
+        if {name for name in folder.list(path) if is_part(name)} - {part.name for part in parts}:
+            continue  # a dead attempt left parts of another cut
         try:
-            noted = _write_but_metadata(run, path, parts, metrics.encode(), pool)
+            trail = _write_parts_and_trail(folder, path, parts, metrics.encode(), pool)
             faults.reach("payload-durable")
             records = [part.record.result() for part in parts]
             complete = Metadata(
@@ -75,58 +75,58 @@ def write_checkpoint(
                 checkpoint_sha256=content_id(records),
                 checkpoint_size_bytes=sum(record.size_bytes for record in records),
             )
-            described = write_file(run, path, METADATA, complete.to_bytes())
+            described = write_file(folder, path, METADATA, complete.to_bytes())
             faults.reach("metadata-durable")
-            return Saved(path=path, files=[*records, noted, described], metadata=complete)
+            return Saved(path=path, files=[*records, trail, described], metadata=complete)
         except NameTaken:
             continue
     raise AssertionError("there is always a next name")
 
 
-def _write_but_metadata(
-    run: Store, path: str, parts: Sequence[File], metrics: bytes, pool: ThreadPoolExecutor
+def _write_parts_and_trail(
+    folder: Store, path: str, parts: Sequence[File], metrics: bytes, pool: ThreadPoolExecutor
 ) -> FileRecord:
-    """The parts and the metrics are on the store, durable; the metrics' record."""
-    # At once, but the first part has its name before the others have theirs: of two writers one has the folder.
-    first = pool.submit(_write_part, run, path, parts[0], lambda: None)
-    others = [pool.submit(_write_part, run, path, part, first.result) for part in parts[1:]]
+    """Write the parts and the trail durably, and return the trail's record."""
+    # All are written at once, but the first part gets its name first: so one of two writers gets the folder.
+    first = pool.submit(_write_part, folder, path, parts[0], lambda: None)
+    others = [pool.submit(_write_part, folder, path, part, first.result) for part in parts[1:]]
     try:
         first.result()
-        noted = write_file(run, path, METRICS, metrics)
+        trail = write_file(folder, path, METRICS, metrics)
         for each in others:
             each.result()
     finally:
-        for each in others:  # that have not begun, if one has failed
+        for each in others:  # if one failed, those that have not started yet
             each.cancel()
-        wait(others)  # what is left of them is not to meddle with what is written under the next name
-    return noted
+        wait(others)  # so that none of them is still running when the caller tries the next name
+    return trail
 
 
-def _write_part(run: Store, path: str, part: File, may_be_named: Callable[[], object]) -> None:
-    """The part is on the store; ``may_be_named`` returns when it may get its name, or raises."""
+def _write_part(folder: Store, path: str, part: File, may_be_named: Callable[[], object]) -> None:
+    """Write or copy a part. ``may_be_named`` waits until the part may get its name, and raises if it may not."""
     try:
         if part.may_be_copied():
             may_be_named()
-            part.is_copied = _copy_part(run, path, part)
+            part.is_copied = _copy_part(folder, path, part)
             if part.is_copied:
                 return
-        with run.creating(f"{path}/{part.name}") as writer:
+        with folder.creating(f"{path}/{part.name}") as writer:
             for start in range(0, len(part.image), WRITE_BYTES):
                 writer.write(part.image[start : start + WRITE_BYTES])
             faults.reach("payload-written")
             may_be_named()
-    except NameTaken as taken:  # as soon as the storage knows: perhaps before a byte was written
-        check_same(run, path, part.record.result(), taken)
+    except NameTaken as taken:  # raised when the store notices it, perhaps before a byte was written
+        check_same(folder, path, part.record.result(), taken)
 
 
-def _copy_part(run: Store, path: str, part: File) -> bool:
-    """Whether it is what it was in the last checkpoint, and was copied from there."""
+def _copy_part(folder: Store, path: str, part: File) -> bool:
+    """Let the store copy a part from the last checkpoint if it is unchanged. Return whether it was copied."""
     last = part.last
     if last is None or part.record.result() != last.record:
         return False
     try:
-        return run.copy(f"{last.path}/{part.name}", f"{path}/{part.name}")
-    except NameMissing:  # given up meanwhile
+        return folder.copy(f"{last.path}/{part.name}", f"{path}/{part.name}")
+    except NameMissing:  # the last checkpoint was deleted meanwhile
         return False
 
 
