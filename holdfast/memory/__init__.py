@@ -1,18 +1,18 @@
-"""Memory and speed: what makes a save and a restore cheap, and changes no byte of either.
+"""Optimizations of memory and speed, which make saves and restores cheap and change none of their bytes.
 
-Each means has a name. ``HOLDFAST_WITHOUT="direct,prefetch"`` turns some off: to find out whether one is to blame, or to
-measure what it gains. `make bench` has a row "without" for each; docs/performance.md has the figures.
+Each optimization has a name. ``HOLDFAST_WITHOUT="direct,prefetch"`` turns the named ones off, to find the cause of a
+problem or to measure a gain. `make bench` has a row "without" for each; docs/performance.md has the figures.
 
 ==============  ========================================================================================
-``buffers``     `Buffers`: save after save uses the same memory
-``huge pages``  `map_memory`: large pieces of memory are asked for in pages of 2 MiB
-``direct``      `memory.direct`: large files are written and read past the system's cache
-``priority``    `Priority`: the threads of a save give way to training
-``pinning``     `memory.pinning`: a GPU copies into memory that the system doesn't move
+``buffers``     `Buffers`: each save uses the memory of the save before
+``huge pages``  `map_memory`: large pieces of memory are mapped in pages of 2 MiB
+``direct``      `memory.direct`: large files are written and read past the system's page cache
+``priority``    `Priority`: the threads of a save have a lower priority than training
+``pinning``     `memory.pinning`: a GPU copies into page-locked memory
 ``prefetch``    `rank.prefetch`: a rank reads its checkpoint while it imports torch
 ==============  ========================================================================================
 
-Nothing here imports torch but `pinning`, which has to be imported by name.
+Only `memory.pinning` imports torch, so this package does not import it.
 """
 
 from holdfast.memory.buffers import ALIGNED_BYTES, Buffers, map_memory

@@ -1,7 +1,7 @@
-"""Threads that give way to training.
+"""The priority of background threads, lowered so that training goes first.
 
-Measured gain: beside other processes that want the cores, as Prefect's do after a chunk, a save holds up the next step
-by 0.04 s instead of 0.3 s. On an otherwise idle machine there is none: a step's threads wait for each other, so time
+Measured gain: when other processes want the cores, as Prefect's do after a chunk, a save delays the next step by 0.04 s
+instead of 0.3 s. On an otherwise idle machine low priority saves nothing: a step's threads wait for each other, so time
 taken from one core delays all of them. ``HOLDFAST_WITHOUT=priority`` turns it off.
 """
 
@@ -12,12 +12,12 @@ import threading
 
 from holdfast.memory.switches import is_on
 
-# The highest number is the lowest priority: such a thread has what nobody else wants.
+# The highest nice value is the lowest priority: such a thread runs when no other thread wants the core.
 LOWEST_PRIORITY = 19
 
 
 class Priority:
-    """The priority of some threads. Threads have their own on Linux only; elsewhere this does nothing."""
+    """The common priority of several threads. Only Linux has priorities for threads; elsewhere this does nothing."""
 
     def __init__(self) -> None:
         self._threads: list[int] = []
@@ -26,14 +26,14 @@ class Priority:
         self._lock = threading.Lock()
 
     def lower(self) -> None:
-        """Give the calling thread the lowest priority, until `restore`."""
+        """Give the calling thread the lowest priority until `restore`; after `restore`, the usual one."""
         with self._lock:
             self._threads.append(threading.get_native_id())
-            # One that begins has the priority of the one that began it, which may have been low then.
+            # After `restore` the usual priority is set too: a thread inherits its starter's, which may have been low.
             self._set(self._threads[-1], LOWEST_PRIORITY if self._is_low else self._usual)
 
     def restore(self) -> None:
-        """Give the threads their usual priority again, where this process may do that."""
+        """Give the threads their usual priority again, if this process is permitted to raise a priority."""
         with self._lock:
             self._is_low = False
             for thread in self._threads:
@@ -42,5 +42,5 @@ class Priority:
     @staticmethod
     def _set(thread: int, priority: int) -> None:
         if sys.platform == "linux" and is_on("priority"):
-            with contextlib.suppress(OSError):  # it may not; or the thread has ended
+            with contextlib.suppress(OSError):  # not permitted, or the thread has ended
                 os.setpriority(os.PRIO_PROCESS, thread, priority)

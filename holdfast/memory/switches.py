@@ -1,4 +1,4 @@
-"""Which means of speed are turned off."""
+"""The switches of the optimizations: ``HOLDFAST_WITHOUT`` names those that are off."""
 
 import functools
 import os
@@ -10,17 +10,17 @@ NAMES = ("buffers", "huge pages", "direct", "priority", "pinning", "prefetch")
 
 
 def is_on(name: str) -> bool:
-    """Return whether a means of speed is in use: unless HOLDFAST_WITHOUT names it.
+    """Return whether an optimization is on. All are on except those that HOLDFAST_WITHOUT names.
 
     Raises:
-        ConfigError: HOLDFAST_WITHOUT has a name that there is not.
+        ConfigError: HOLDFAST_WITHOUT has an unknown name.
     """
     assert name in NAMES
     return name not in _read(os.environ.get(WITHOUT_VARIABLE, ""))
 
 
 def check_names() -> None:
-    """Raise ConfigError if HOLDFAST_WITHOUT has a name that there is not: before a rank dies of it."""
+    """Raise ConfigError if HOLDFAST_WITHOUT has an unknown name, before a rank starts and dies of it."""
     _read(os.environ.get(WITHOUT_VARIABLE, ""))
 
 
