@@ -1,4 +1,4 @@
-"""Values to bytes and back, without a pickle: tensors, numbers, and the states of random generators."""
+"""The conversion of values to bytes and back without pickle: tensors, numbers, and states of random generators."""
 
 from holdfast.state.encoding import from_payload, to_payload
 from holdfast.state.generators import Generators, capture_rng, digest_rng, restore_rng

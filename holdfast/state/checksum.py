@@ -1,8 +1,8 @@
-"""A 64-bit checksum of tensors, taken where they are: a GPU's stay on it, and a CPU reads them once.
+"""64-bit checksums of tensors, computed on the device that holds them, in one pass.
 
-Words of 8 bytes are added up, wrapping around, in rows of `ROW_WORDS`; each row's sum is weighted by its place. Integer
-addition is associative, so that any order gives the same bits, on any device. It finds differences and says where; a
-content id is what proves equality.
+Words of 8 bytes are added in rows of `ROW_WORDS`, modulo 2**64; each row's sum is weighted by its position. Integer
+addition is associative, so any order of addition gives the same bits on any device. A checksum finds and locates
+differences; only a content id proves equality.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ import torch
 
 ROW_WORDS = 1024
 WORD_BYTES = 8
-# Odd, so that no bit of a row is lost by it. Source: the increment of SplitMix64 (Steele, Lea and Flood, 2014).
+# Odd, so that multiplying loses no bit of a row's sum. Source: the increment of SplitMix64 (Steele, Lea, Flood, 2014).
 WEIGHT = 0x9E3779B97F4A7C15 - 2**64
 
 
 def checksum(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return a checksum for each tensor, from 0 up to 2**64. Waits once for each device, not once for each tensor."""
+    """Return a checksum in [0, 2**64) for each tensor. Synchronize once for each device, not once for each tensor."""
     sums = [_sum(tensor.detach()) for tensor in tensors]
     found = [0] * len(sums)
     for device in {each.device for each in sums}:
@@ -29,7 +29,10 @@ def checksum(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def checksum_together(tensors: Sequence[torch.Tensor]) -> int:
-    """Return one checksum for all of the tensors, in their order: what small ones cost is mostly one call for each."""
+    """Return one checksum for all tensors in their order.
+
+    Small tensors are joined first: one call for each of them would cost more than their bytes.
+    """
     found = 0
     for device in sorted({tensor.device for tensor in tensors}, key=str):
         small = [tensor for tensor in tensors if tensor.device == device and tensor.nbytes <= 2**16]
@@ -41,7 +44,7 @@ def checksum_together(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def checksum_value(value: bytes) -> int:
-    """Return a checksum, from 0 up to 2**64, of what is no tensor."""
+    """Return a checksum in [0, 2**64) of bytes that are not a tensor's."""
     return int.from_bytes(hashlib.sha256(value).digest()[:8], "little")
 
 
@@ -54,7 +57,7 @@ def _sum(tensor: torch.Tensor) -> Any:
 
 
 def _to_words(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor's bytes as int64, zeros added at the end; a view of them where that can be."""
+    """Return the tensor's bytes as int64, padded with zeros; a view if size and alignment allow it."""
     data = _to_bytes(tensor)
     missing = -len(data) % WORD_BYTES
     if missing or data.storage_offset() % WORD_BYTES:

@@ -1,7 +1,7 @@
-"""A state as tensors and one JSON value, and back: no pickle, and nothing lost.
+"""The encoding of a state as tensors and one JSON value, exact and without pickle.
 
-A state is a tree. Its tensors go into the payload under their dotted names; all the rest becomes one JSON value in
-which a tensor is {"$tensor": name} and whatever JSON has no exact form for is marked in the same way.
+A state is a tree. Its tensors go into the payload under their dotted names. Everything else becomes one JSON value, in
+which {"$tensor": name} stands for a tensor, and similar marks for values that JSON can't hold exactly.
 """
 
 import base64
@@ -36,15 +36,15 @@ DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 KEY_TYPES = (str, int, float, bool, type(None))
 
-# The tensors that begin at an address, and their names.
+# By address: the tensors that begin there, with their names in the payload.
 _Seen = dict[int, list[tuple[torch.Tensor, str]]]
 
 
 def to_payload(state: Any) -> Payload:
-    """The state as tensors and one JSON value. Tensors that share their memory are stored once.
+    """Encode a state as tensors and one JSON value. Tied tensors, which share their memory, are stored once.
 
     Raises:
-        StateError: something in it can't be written without a pickle; the message says where it is.
+        StateError: a value can't be saved without pickle; the message has its dotted name.
     """
     tensors: dict[str, Tensor] = {}
     tree = _encode(state, "", tensors, {})
@@ -52,11 +52,11 @@ def to_payload(state: Any) -> Payload:
 
 
 def from_payload(payload: Payload, lent: Collection[str] = ()) -> Any:
-    """The state that `to_payload` was given; each tensor has memory of its own, aligned as torch aligns it.
+    """Decode a payload into the state that `to_payload` encoded. Each tensor gets new memory, aligned as torch's.
 
     Args:
-        lent: what of the state, by name, has views of the payload's memory instead, where a tensor is in one piece: for
-            whoever copies what it is given. New memory costs more than to read the bytes.
+        lent: top-level keys of the state whose tensors may be views of the payload's memory. Use it only if the
+            caller copies them. New memory costs more time than reading the bytes.
     """
     tensors = payload.tensors
     own: dict[str, torch.Tensor] = {}
@@ -79,9 +79,9 @@ def from_payload(payload: Payload, lent: Collection[str] = ()) -> Any:
     with ThreadPoolExecutor(count_cores()) as pool:
         filling = []
         for name, copy in own.items():
-            if copy.nbytes >= ALIGNED_BYTES:  # to touch new memory costs more than what is copied into it
+            if copy.nbytes >= ALIGNED_BYTES:  # first touching new memory is slow, so several threads do it
                 filling.append(pool.submit(_fill, copy, tensors[name]))
-            else:  # to ask another thread costs more
+            else:  # handing a small copy to a thread costs more than the copy
                 _fill(copy, tensors[name])
         for each in filling:
             each.result()
@@ -122,7 +122,7 @@ def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, Tensor], s
         if not issubclass(kind, KEY_TYPES):
             raise StateError(f"{name} has a key of type {kind.__qualname__}; keys may be strings and numbers")
     prefix = f"{name}." if name else ""
-    # Sorted, so that neither the name of a tied tensor nor anything else depends on the order of a dict.
+    # Sorted, so that nothing depends on the order of a dict, for example which name a tied tensor gets.
     keys = sorted(value) if kinds == {str} else sorted(value, key=lambda key: (type(key).__name__, str(key)))
     items = {key: _encode(value[key], f"{prefix}{key}", tensors, seen) for key in keys}
     if all(issubclass(kind, str) for kind in kinds) and not any(key.startswith("$") for key in keys):
@@ -134,7 +134,7 @@ def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], see
     dtype = DTYPE_NAMES.get(tensor.dtype)
     if dtype is None or tensor.layout is not torch.strided or tensor.is_meta:
         kind = f"{tensor.layout} tensor of {tensor.dtype}{' without data' if tensor.is_meta else ''}"
-        raise StateError(f"{name} is a {kind}, which safetensors has no form for")
+        raise StateError(f"{name} is a {kind}, which safetensors can't hold")
     pointer = tensor.data_ptr()
     for other, known in seen.get(pointer, ()):
         if _are_tied(tensor, other):
@@ -143,13 +143,13 @@ def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], see
         name += "'"
     data = TensorBytes(tensor) if tensor.numel() else b""
     tensors[name] = Tensor(dtype, tuple(tensor.shape), (data,))
-    if data:  # empty ones share their address by accident
+    if data:  # empty tensors may share an address without being tied
         seen.setdefault(pointer, []).append((tensor, name))
     return name
 
 
 def _are_tied(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors that begin at the same address are the same memory."""
+    """Return whether two tensors that begin at the same address have the same dtype, shape, strides and device."""
     places = [(each.dtype, each.shape, each.stride(), each.device) for each in (one, other)]
     return places[0] == places[1]
 
@@ -161,7 +161,7 @@ def _decode(value: Any, take: Callable[[str], torch.Tensor]) -> Any:
         return value
     if len(value) == 1:
         mark, inner = next(iter(value.items()))
-        if mark == "$tensor":  # what shared its memory shares it again
+        if mark == "$tensor":  # tied tensors have one name, so they share their memory again
             return take(inner)
         if mark == "$array":
             return take(inner).numpy()
@@ -179,7 +179,7 @@ def _decode(value: Any, take: Callable[[str], torch.Tensor]) -> Any:
 
 
 def _new(tensor: Tensor) -> torch.Tensor:
-    """Memory for a tensor. A large one has huge pages, where the system has them: each new page costs microseconds."""
+    """Allocate memory for a tensor; for a large one in huge pages, since each new page costs microseconds."""
     dtype = DTYPES[tensor.dtype]
     if tensor.size_bytes < ALIGNED_BYTES:
         return torch.empty(tensor.shape, dtype=dtype)

@@ -1,13 +1,14 @@
-"""Training's random generators, kept apart from everything else that draws in a rank.
+"""Training's random generators, isolated from all other code in a rank that draws random numbers.
 
-Python, NumPy and torch have global generators. The recipe draws from them, and so may anything else in the process: a
-store that pauses before its next try, an evaluation, a library that is imported late. Two walls keep them apart:
+Python, NumPy and torch have global generators. The recipe draws from them, and other code in the process may draw too:
+a store that waits a random time before a retry, an evaluation, a library that is imported late. Two mechanisms isolate
+training:
 
-- in time: `Generators.training` puts training's states in place for a step and takes them out after it. Draws between
-  two steps leave no trace.
-- between threads: `determinism.separate_threads` leaves Python's global generator to the thread that trains. A save
-  uploads, and pauses before its next try, while a step runs. (Nothing that such a thread of Holdfast calls draws from
-  NumPy's or torch's global generators.)
+- Between steps: `Generators.training` puts training's states in place for a step and takes them out after it. Draws
+  between two steps don't change them.
+- Between threads: `determinism.separate_threads` reserves Python's global generator for the training thread, because
+  a save may retry an upload while a step runs. (Holdfast's threads never draw from NumPy's or torch's global
+  generators.)
 """
 
 import array
@@ -27,19 +28,19 @@ class Generators:
     """The states of Python's, NumPy's and torch's global generators between two steps of training."""
 
     def __init__(self) -> None:
-        """Take the states as they are now."""
+        """Capture the current states."""
         self._states = capture_rng()
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Put training's states in place for the block, which advances them."""
+        """Run the block with training's states. Its draws advance them."""
         restore_rng(self._states)
         yield
         self._states = capture_rng()
 
     @contextlib.contextmanager
     def borrowed(self, seed: int | None = None) -> Iterator[None]:
-        """Begin the block at training's states, or at a seed. Its draws do not advance training's states."""
+        """Run the block with a copy of training's states, or from a seed. Its draws don't advance training's states."""
         if seed is None:
             restore_rng(self._states)
         else:
@@ -51,17 +52,17 @@ class Generators:
         return self._states
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
-        """Take over saved states. On a machine with another number of GPUs, the GPUs' generators stay as they are."""
+        """Load saved states. On a machine with another number of GPUs, the GPUs' generators keep their own states."""
         has_same_gpus = len(states["cuda"]) == len(self._states["cuda"])
         self._states = states if has_same_gpus else states | {"cuda": self._states["cuda"]}
 
     def digest(self) -> str:
-        """Return 16 hex characters that name the states; of several GPUs, the current one's."""
+        """Return a digest of the states (16 hex characters). Of several GPUs, only the current one's state counts."""
         return digest_rng(self._states)
 
 
 def capture_rng() -> dict[str, Any]:
-    """Return the states of Python's, NumPy's and torch's global generators, those of all CUDA devices among them."""
+    """Return the states of the global generators of Python, NumPy and torch, including those of all CUDA devices."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
@@ -71,7 +72,7 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(states: dict[str, Any]) -> None:
-    """Put back what `capture_rng` returned."""
+    """Restore the states that `capture_rng` returned."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])
@@ -80,7 +81,7 @@ def restore_rng(states: dict[str, Any]) -> None:
 
 
 def digest_rng(states: dict[str, Any]) -> str:
-    """Return 16 hex characters that name what `capture_rng` returned; of several GPUs, the current one's state."""
+    """Return a digest (16 hex characters) of the states from `capture_rng`; of several GPUs, only the current one's."""
     _, words, gauss = states["python"]
     numpy = states["numpy"]
     sha256 = hashlib.sha256(array.array("Q", words).tobytes())

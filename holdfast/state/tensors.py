@@ -1,10 +1,10 @@
-"""The bytes of tensors, wherever they are."""
+"""Access to the bytes of a torch tensor on any device."""
 
 import torch
 
 
 class TensorBytes:
-    """The bytes of a tensor that isn't empty, row-major, wherever it is. See `checkpoint.Source`."""
+    """The bytes of a non-empty tensor on any device, row-major; a `checkpoint.format.Source`."""
 
     __slots__ = ("_size_bytes", "address", "tensor")
 
@@ -18,11 +18,11 @@ class TensorBytes:
         return TensorBytes(self._flat()[piece])
 
     def in_memory(self) -> memoryview:
-        """The bytes themselves, or a copy."""
+        """Return the bytes: a view if they are contiguous in this process's memory, otherwise a copy."""
         return self._flat().cpu().numpy().data
 
     def copy_to(self, target: memoryview) -> None:
-        """Return when the bytes are there."""
+        """Copy the bytes to the target, and wait until the copy is done."""
         torch.frombuffer(target, dtype=self.tensor.dtype).view(self.tensor.shape).copy_(self.tensor.detach())
 
     def _flat(self) -> torch.Tensor:
