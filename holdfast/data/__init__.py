@@ -1,4 +1,4 @@
-"""What a step sees: its samples, and the random numbers that they are made with, as functions of the step."""
+"""The data of a step: its samples, and the random numbers in them, as functions of the step's number."""
 
 from holdfast.data.content import combine, digest_content
 from holdfast.data.loading import Batches, Share, is_stream

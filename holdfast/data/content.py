@@ -1,4 +1,4 @@
-"""A digest of what is in a batch, cheap enough for every step."""
+"""Digests of a batch's values, cheap enough for every step."""
 
 import hashlib
 from collections.abc import Mapping
@@ -7,25 +7,26 @@ from typing import Any
 import numpy as np
 import torch
 
-# SHA-256 does 0.6 GB/s here, sums ten times that: 3 ms for a batch of 32 images of 224 x 224 instead of 30.
+# Larger data is summed, and the sums are hashed: SHA-256 reads 0.6 GB/s, sums ten times that. A batch of 32 images of
+# 224 x 224 takes 3 ms instead of 30.
 HASHED_BYTES = 2**18
 ROW_WORDS = 1024
 
 DEEPEST = 8
 
-# Their repr is all that they are.
+# For values of these types, repr tells everything.
 SHOWN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def digest_content(batch: Any) -> str:
-    """Return 16 hex characters that name a batch's values, in order, on whatever device it is."""
+    """Return a digest (16 hex characters) of a batch's values, in order. The device of a tensor doesn't count."""
     sha256 = hashlib.sha256()
     _add(batch, sha256)
     return sha256.hexdigest()[:16]
 
 
 def combine(names: list[str]) -> str:
-    """Return what names several micro-batches; each part of a name, ``indices-content``, is combined by itself."""
+    """Combine the names of several micro-batches into one. The parts of ``indices-content`` are combined separately."""
     if len(names) == 1:
         return names[0]
     columns = zip(*(name.split("-") for name in names), strict=True)
@@ -66,7 +67,7 @@ def _add_bytes(data: np.ndarray[Any, np.dtype[np.uint8]], sha256: Any) -> None:
     if data.nbytes <= HASHED_BYTES:
         sha256.update(data)
         return
-    # A changed word changes the sums of its row and of its column; words or rows that are swapped change some, too.
+    # A changed word changes the sums of its row and its column; swapped words or rows change some sums too.
     whole = data.nbytes // (8 * ROW_WORDS) * 8 * ROW_WORDS
     words = data[:whole].view(np.uint64).reshape(-1, ROW_WORDS)
     for axis in (0, 1):

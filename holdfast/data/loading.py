@@ -1,8 +1,8 @@
-"""From a recipe's data to one rank's micro-batches, each with a digest of what is in it.
+"""The loading of a rank's micro-batches from a recipe's data, each with a digest of its content.
 
-Random numbers that data or collate function draw follow from the seed and the micro-batch's number, whichever process
-draws them, and those of the training process stay as they are. So neither the number of loader workers nor an
-interruption changes a sample.
+The random numbers that the data or the collate function draws depend only on the seed and the micro-batch's number, not
+on the process that draws them, and leave the training process's generators unchanged. So neither the number of loader
+workers nor an interruption changes a sample.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from holdfast.data.order import Order, digest
 from holdfast.errors import RecipeError, StateError
 
 SAY_EVERY_S = 5.0
-# Source: unix(7): 107 bytes are a socket's path. multiprocessing adds /pymp-12345678/listener-12345678 to the folder.
+# Source: unix(7): a socket's path has at most 107 bytes. multiprocessing adds /pymp-12345678/listener-12345678 to it.
 SOCKET_FOLDER_BYTES = 107 - 32
 SHORT_FOLDER = "/tmp"
 
@@ -37,30 +37,30 @@ Watch = Callable[[int, int], None]
 
 
 def is_stream(data: Any) -> bool:
-    """Whether the data is iterable, not map-style."""
+    """Return whether the data is a stream: iterable, not map-style."""
     return isinstance(data, IterableDataset) or not hasattr(data, "__getitem__")
 
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of each micro-batch a rank takes."""
+    """A rank's part of each micro-batch: an equal, contiguous slice."""
 
     batch_size: int
     rank: int = 0
     ranks: int = 1
 
     def of(self, items: Any) -> Any:
-        """The rank's part of the micro-batch's samples or indices."""
+        """Return the rank's slice of the micro-batch's samples or indices."""
         size = self.batch_size // self.ranks
         return items[self.rank * size : (self.rank + 1) * size]
 
 
 class Batches:
-    """The micro-batches of one rank, from a step on.
+    """The micro-batches of one rank, starting at any step.
 
     Args:
         order: the order of map-style data; None for a stream.
-        workers: processes that load.
+        workers: the number of loader processes.
     """
 
     def __init__(
@@ -74,25 +74,25 @@ class Batches:
 
     @property
     def has_state(self) -> bool:
-        """Whether the position is more than the step: a stream that keeps its own."""
+        """Return whether the data is a stream with a saved position of its own, beyond the step."""
         return self._order is None and hasattr(self._data, "state_dict") and hasattr(self._data, "load_state_dict")
 
     def begin(self, step: int, stop: int, saved: Any = None, watch: Watch = lambda done, total: None) -> bool:
-        """The next micro-batch is the first of the step after ``step`` completed ones. No random number was drawn.
+        """Start loading after ``step`` completed steps. This draws no random number.
 
         Args:
-            stop: the step after which nothing is needed.
-            saved: what `state_dict` gave there.
-            watch: told how many micro-batches of how many were skipped, now and then.
+            stop: the last step to load.
+            saved: the result of `state_dict` after ``step`` steps, if one was saved.
+            watch: called now and then with the number of micro-batches skipped, and of those to skip.
 
-        Returns: whether a stream had to be read again from its head.
+        Returns: True if a stream had to be read again from its beginning.
 
         Raises:
-            StateError: the position was saved, and the data can't be told it.
+            StateError: a position was saved, but the data has no ``load_state_dict``.
         """
         if saved is not None and not self.has_state:
             raise StateError(
-                "the data's position was saved, and the data has no load_state_dict",
+                "the checkpoint has a position in the data, and the data has no load_state_dict",
                 hint="the recipe's data has changed since the checkpoint was written",
             )
         if self._order is not None:
@@ -114,7 +114,7 @@ class Batches:
             collate_fn=_as_it_is,
             num_workers=self._workers,
             worker_init_fn=_outlive_signals,
-            # Without a generator of its own, an iterator draws its base seed from the global one.
+            # Without a generator, the loader's iterator draws its base seed from the global one.
             generator=torch.Generator().manual_seed(self._seed),
             multiprocessing_context="spawn" if self._workers else None,
             pin_memory=torch.cuda.is_available(),
@@ -133,32 +133,32 @@ class Batches:
         return True
 
     def __next__(self) -> tuple[str, Any]:
-        """Return what names the next micro-batch, ``indices-content`` or a stream's ``content``, and the batch."""
+        """Return the next micro-batch's name (``indices-content``, or ``content`` for a stream) and the batch."""
         assert self._batches is not None
         return next(self._batches)
 
     def first(self) -> Any:
-        """The first micro-batch of map-style data, the main rank's part of it."""
+        """Return the main rank's part of the first micro-batch of map-style data."""
         assert self._order is not None
         share = Share(self._share.batch_size, 0, self._share.ranks)
         indices = share.of(self._order.step_indices(0)[0]).tolist()
         return _Samples(self._data, self._collate, self._seed, 0).__getitems__(_Indices(0, indices))[1]
 
     def state_dict(self) -> Any:
-        """The position, where it is more than the step; None elsewhere."""
+        """Return the position of a stream that keeps its own; None for other data, whose position is the step."""
         return self._loader.state_dict() if self.has_state and self._loader is not None else None
 
 
 @dataclass(frozen=True)
 class _Indices:
-    """A micro-batch that is to be loaded: its number over the whole run, and the rank's samples in it."""
+    """A request for a micro-batch: its number in the whole run, and the indices of the rank's samples."""
 
     number: int
     indices: list[int]
 
 
 class _StepSampler:
-    """The micro-batches of the steps ``start <= step < stop``, as a torch batch sampler."""
+    """A torch batch sampler over the micro-batches of the steps ``start <= step < stop``."""
 
     def __init__(self, order: Order, share: Share, start: int, stop: int) -> None:
         self._order, self._share, self._start, self._stop = order, share, start, stop
@@ -173,7 +173,7 @@ class _StepSampler:
 
 
 class _Samples:
-    """Map-style data, asked for whole micro-batches."""
+    """A map-style dataset that returns a whole, collated micro-batch with its name."""
 
     def __init__(self, data: Any, collate: Collate, seed: int, rank: int) -> None:
         self._data, self._collate, self._seed, self._rank = data, collate, seed, rank
@@ -190,7 +190,7 @@ class _Samples:
 
 
 class _Stream(IterableDataset[tuple[str, Any]]):
-    """Iterable data as micro-batches without an end: pass after pass, what is left of each is dropped."""
+    """An endless iterable dataset of micro-batches. It repeats the data and drops the rest of each pass."""
 
     def __init__(self, data: Any, collate: Collate, share: Share, seed: int) -> None:
         self._data, self._collate, self._share, self._seed = data, collate, share, seed
@@ -203,7 +203,7 @@ class _Stream(IterableDataset[tuple[str, Any]]):
         place = worker.id if worker else 0
         while True:
             before = self._given
-            # Every rank reads the same stream: the same random numbers, until each takes its own part.
+            # Every rank reads the same stream, so all draw the same random numbers until each takes its own part.
             with seeded(self._seed, self._given, 0, place):
                 samples = self._begin_pass()
             while (batch := self._take(samples, place)) is not None:
@@ -240,12 +240,12 @@ class _Stream(IterableDataset[tuple[str, Any]]):
 
 @contextlib.contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
-    """Inside, the CPU's generators are at a point that the numbers decide; afterwards they are where they were."""
+    """Seed the CPU's generators from the numbers for the block, and restore their states afterwards."""
     seed = int.from_bytes(hashlib.sha256("/".join(map(str, numbers)).encode()).digest()[:8], "little")
     python, numpy, cpu = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would begin the GPUs' anew as well
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs' generators too
     try:
         yield
     finally:
@@ -257,8 +257,8 @@ def seeded(*numbers: int) -> Iterator[None]:
 def shorten_socket_paths() -> None:
     """Put the sockets of loader workers into a short folder if TMPDIR is too long for their paths.
 
-    Otherwise a worker can't send its first batch, and the rank waits for it for ever. multiprocessing uses the folder
-    in this process and in those that it starts, and removes it at the end; other temporary files stay in TMPDIR.
+    With a longer path a worker can't send its first batch, and the rank waits for ever. multiprocessing uses the folder
+    in this process and its children, and removes it at the end. Other temporary files stay in TMPDIR.
     """
     usual = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > SOCKET_FOLDER_BYTES:
@@ -274,6 +274,6 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _outlive_signals(worker: int) -> None:
-    # A signal for the whole process group is for the rank, which still needs its workers to finish the step in hand.
+    # A signal to the process group is meant for the rank, which still needs its workers to finish the current step.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

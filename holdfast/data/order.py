@@ -1,6 +1,6 @@
-"""Which samples a step sees: a function of seed, pass and index, so that the position in the data is the step.
+"""The order of samples: a function of seed, pass and index, so that the step alone is the position in the data.
 
-Nothing about the order is ever saved: a loader that begins at step s gives what a loader that came there would give,
+Nothing about the order is saved. A loader that starts at step s gives the same samples as a loader that reached step s,
 with any number of ranks or workers.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FEISTEL_ROUNDS = 6
-# So many positions are computed at once, at least: one costs as much as hundreds.
+# Positions are computed in blocks of about this size, since computing one costs as much as computing hundreds.
 BLOCK_SAMPLES = 4096
 
 
@@ -20,13 +20,12 @@ BLOCK_SAMPLES = 4096
 class Order:
     """The order of samples over a whole run.
 
-    Each pass is a new permutation of all samples; what is left over when the last whole step of a pass is full is
-    dropped.
+    Each pass is a new permutation of all samples. Samples that don't fill a whole step at its end are dropped.
 
     Args:
-        samples: how many samples the data has.
-        batch_size: samples of a micro-batch over all ranks together.
-        grad_accum: micro-batches a step.
+        samples: the number of samples in the data.
+        batch_size: the number of samples in a micro-batch, over all ranks.
+        grad_accum: the number of micro-batches in a step.
     """
 
     samples: int
@@ -39,7 +38,7 @@ class Order:
         return self.samples // (self.batch_size * self.grad_accum)
 
     def step_indices(self, step: int) -> NDArray[np.int64]:
-        """The indices that a step sees, over all ranks; shape (grad_accum, batch_size), read-only."""
+        """Return the indices of a step's samples over all ranks; shape (grad_accum, batch_size), read-only."""
         number, within = divmod(step, self.steps_per_pass)
         steps = -(-BLOCK_SAMPLES // (self.batch_size * self.grad_accum))
         first = within // steps * steps
@@ -50,7 +49,7 @@ class Order:
 
 @functools.lru_cache(maxsize=2)
 def _indices(order: Order, number: int, start: int, stop: int) -> NDArray[np.int64]:
-    """The indices that some steps of a pass see; shape (stop - start, grad_accum, batch_size), read-only."""
+    """Return the indices for the steps [start, stop) of a pass; shape (stop - start, grad_accum, batch_size)."""
     step_samples = order.batch_size * order.grad_accum
     positions = np.arange(start * step_samples, stop * step_samples, dtype=np.uint64)
     indices = permute(positions, order.samples, order.seed, number)
@@ -59,14 +58,15 @@ def _indices(order: Order, number: int, start: int, stop: int) -> NDArray[np.int
 
 
 def permute(positions: NDArray[np.uint64], size: int, seed: int, number: int) -> NDArray[np.int64]:
-    """Where a permutation of ``range(size)`` sends some positions, without making the whole of it.
+    """Return the images of some positions under a permutation of ``range(size)``, without computing all of it.
 
-    A Feistel network over the next power of four is a permutation of that range; walking its cycle until the result is
-    below ``size`` makes it one of ours. Constant memory, the same on every machine and with every library version.
+    A Feistel network permutes the range up to the next power of four. Applying it again until the result is below
+    ``size`` (cycle walking) permutes ``range(size)``. The result is the same on every machine and with every library
+    version.
 
     Args:
         positions: each below ``size``; shape (n,).
-        number: which of the seed's permutations.
+        number: the number of the permutation among the seed's permutations: the pass.
 
     Source: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (2002): cycle walking, generalized Feistel.
     """
@@ -90,12 +90,12 @@ def _feistel(values: NDArray[np.uint64], half_bits: int, keys: list[np.uint64]) 
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Source: the finalizer of SplitMix64 (Steele, Lea and Flood, 2014). Multiplication wraps around."""
+    """Mix the bits of each value: the finalizer of SplitMix64, modulo 2**64 (Steele, Lea and Flood, 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def digest(indices: NDArray[np.int64]) -> str:
-    """16 hex characters that name which samples a micro-batch has, in order."""
+    """Return a digest (16 hex characters) of a micro-batch's sample indices, in order."""
     return hashlib.sha256(indices.astype("<i8").tobytes()).hexdigest()[:16]
