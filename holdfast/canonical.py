@@ -1,8 +1,8 @@
-"""Canonical JSON, and the spellings of numbers that JSON lacks.
+"""Canonical JSON, and the spellings of numbers that JSON can't hold.
 
-Equal values have equal bytes on every machine: content ids, fingerprints, signatures and checksums are made of them.
-JSON has no NaN and no infinity, and RFC 8785 has no whole number beyond 2**53 and writes 1.0 as 1. What is on disk
-spells such a number in one of these ways, which can't change any more:
+Equal values give equal bytes on every machine. Content ids, fingerprints, signatures and checksums rely on that. JSON
+has no NaN and no infinity; RFC 8785 has no whole number beyond 2**53 and writes 1.0 as 1. Such numbers are spelled in
+one of these ways, which can't change, since they are on disk:
 
 ================  ================================  ================================================
 `mark_int`        ``{"$int": "9007199254740993"}``  in settings and in states
@@ -20,7 +20,7 @@ from typing import Any
 
 import rfc8785
 
-# Whole numbers beyond this are not exact as IEEE doubles, which is all that RFC 8785 has.
+# RFC 8785 has only IEEE doubles, which are not exact for larger whole numbers.
 MAX_EXACT_INT = 2**53 - 1
 
 
@@ -28,23 +28,23 @@ def dump_json(value: Any) -> bytes:
     """Return a JSON value as canonical JSON.
 
     Raises:
-        rfc8785.CanonicalizationError: it holds a number that JSON lacks, or something else that is no JSON value.
+        rfc8785.CanonicalizationError: the value holds a number that JSON lacks, or is not a JSON value.
     """
     return rfc8785.dumps(value)
 
 
 def mark_int(value: int) -> int | dict[str, str]:
-    """Return a whole number as canonical JSON can hold it."""
+    """Return a whole number in a form that canonical JSON can hold."""
     return value if abs(value) <= MAX_EXACT_INT else {"$int": str(value)}
 
 
 def mark_float(value: float) -> float | dict[str, str]:
-    """Return a number as JSON can hold it. Canonical JSON does not tell 1.0 from 1, nor -0.0 from 0."""
+    """Return a number in a form that JSON can hold. Canonical JSON then writes 1.0 as 1 and -0.0 as 0."""
     return value if math.isfinite(value) else {"$float": repr(value)}
 
 
 def mark_exactly(value: float) -> float | dict[str, str]:
-    """Return a number as canonical JSON can hold it to the bit, and tell it from a whole one; see `read_exactly`."""
+    """Return a number in a form that canonical JSON keeps to the bit, distinct from an int; see `read_exactly`."""
     is_plain = math.isfinite(value) and not value.is_integer()
     return value if is_plain else {"$float": value.hex()}
 
@@ -59,12 +59,12 @@ def read_exactly(value: Any) -> float:
 
 
 def spell_floats(value: Any) -> Any:
-    """Return a value, or a dict of values, with strings in place of numbers that JSON lacks."""
+    """Return a value, or a dict of values, with NaN and infinity replaced by strings."""
     if isinstance(value, dict):
         return {key: spell_floats(item) for key, item in value.items()}
     return value if not isinstance(value, float) or math.isfinite(value) else repr(value)
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return a number; None if JSON lacks it."""
+    """Return a finite number unchanged, and None for NaN and infinity."""
     return value if math.isfinite(value) else None

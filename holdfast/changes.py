@@ -16,8 +16,8 @@ from holdfast.fingerprint import ABSENT, SHOWN_HASH_CHARS, canonical_json, to_pl
 FieldClass = Literal["identity", "schedule", "operational"]
 Kind = Literal["value", "added", "removed", "renamed", "source", "built", "file", "package"]
 
-# Identity changes the mathematics, schedule says how long to train, operational is all else. A table whose fields
-# differ is listed field by field.
+# Identity changes the mathematics, schedule says how long to train, operational is everything else. A table is listed
+# field by field if its fields have different classes.
 FIELD_CLASSES: dict[str, FieldClass] = {
     "recipe": "identity",
     "seed": "identity",
@@ -43,24 +43,24 @@ FIELD_CLASSES: dict[str, FieldClass] = {
     "signing_key": "operational",
 }
 
-# These are no settings: what names them, and how a message calls them.
+# The first part of the names of changes that are not changes of settings.
 PREFIXES: dict[Kind, str] = {"source": "sources.", "built": "built.", "file": "files.", "package": "packages."}
 
 
 def classify(name: str) -> FieldClass:
-    """The class of a configuration's field, by its dotted name; one that this version doesn't know is operational."""
+    """Return the class of a configuration's field from its dotted name. An unknown field is operational."""
     return next((FIELD_CLASSES[table] for table in list_tables(name) if table in FIELD_CLASSES), "operational")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One difference.
+    """One difference between a saved record and the current one.
 
     Attributes:
-        name: dotted; of a renamed field the new name.
-        saved, current: as plain JSON; "(absent)" where there is none.
+        name: the dotted name; the new name of a renamed field.
+        saved, current: the two values as plain JSON; "(absent)" for a missing one.
         was: the old name of a renamed field.
-        is_default: whether an added field has its default.
+        is_default: whether an added field has its default value.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Change:
 
 
 def show(value: Any) -> str:
-    """A value of a change, for a person: a hash is cut, and a number that JSON lacks reads as one."""
+    """Return a value of a change as a person reads it: a hash cut short, NaN and large numbers as plain numbers."""
     if isinstance(value, dict) and not _is_table(value):
         return str(*value.values())
     if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
@@ -99,11 +99,14 @@ def show(value: Any) -> str:
     return repr(value)
 
 
-# ---- what differs
+# ---- comparing
 
 
 def find_defaults(section: type[Section] = RunConfig, table: str = "") -> dict[str, Any]:
-    """The default of every field of the configuration that has one, by dotted name; of settings the recipe knows it."""
+    """Return the defaults of all fields of the configuration that have one, by dotted name.
+
+    Defaults in ``settings`` are not included: only the recipe knows them.
+    """
     defaults: dict[str, Any] = {}
     for key, field in section.model_fields.items():
         default = field.get_default(call_default_factory=True)
@@ -116,14 +119,14 @@ def find_defaults(section: type[Section] = RunConfig, table: str = "") -> dict[s
 
 
 def compare(saved: Mapping[str, Any], current: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[Change]:
-    """How two identities differ, by name; equal fingerprints have no changes, and different ones have some.
+    """Return the changes between two identities, sorted by name: none if their fingerprints are equal, otherwise some.
 
-    A field that one of them lacks, and another of the same table with an equal value that the other lacks, were
-    renamed; where several would fit, those with the most similar names.
+    A removed field and an added field of the same table with an equal value count as one renamed field. If several
+    pairs fit, the most similar names are paired.
 
     Args:
-        saved: may have been read back from JSON.
-        defaults: of the fields that are known today, by dotted name: `find_defaults`, and ``settings.<name>``.
+        saved: the saved identity; it may have been read back from JSON.
+        defaults: the defaults of today's fields by dotted name: `find_defaults`, and ``settings.<name>``.
     """
     changes = list(_walk(to_plain(saved), to_plain(current), "", defaults))
     return sorted(_join_renamed(changes), key=lambda change: change.name)
@@ -143,7 +146,7 @@ def _walk(saved: dict[str, Any], current: dict[str, Any], table: str, defaults: 
 
 
 def _walk_added(name: str, value: Any, defaults: Mapping[str, Any]) -> Iterator[Change]:
-    # Defaults are of fields, not of tables; a field whose value is a table is compared with its default as a whole.
+    # A new table of fields is listed field by field. A field whose value is a table is compared with its default whole.
     if _is_table(value) and any(field.startswith(f"{name}.") for field in defaults):
         for key, inner in value.items():
             yield from _walk_added(f"{name}.{key}", inner, defaults)
@@ -177,16 +180,16 @@ def _closest(change: Change, others: Sequence[Change]) -> Change | None:
 
 
 def is_same(a: Any, b: Any) -> bool:
-    return canonical_json([a]) == canonical_json([b])  # as the fingerprint sees them: 1 is 1.0, and not true
+    return canonical_json([a]) == canonical_json([b])  # as in the fingerprint: 1 equals 1.0 and differs from true
 
 
 def _is_table(value: Any) -> bool:
-    """Whether it is a table of fields, and not a number that JSON lacks; see `canonical`."""
+    """Return whether a value is a table of fields, not a marked number; see `canonical`."""
     return isinstance(value, dict) and value.keys() not in ({"$int"}, {"$float"})
 
 
 def list_tables(name: str) -> list[str]:
-    """Return a dotted name and all tables that it is in: ``a``, ``a.b``, ``a.b.c``."""
+    """Return a dotted name and the tables that contain it: ``a``, ``a.b``, ``a.b.c`` for ``a.b.c``."""
     parts = name.split(".")
     return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
 

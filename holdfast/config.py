@@ -1,4 +1,4 @@
-"""A run's configuration: what a person writes in TOML, changes with ``--set`` or fills into a form."""
+"""A run's configuration, which a person writes in TOML, changes with ``--set`` or fills into a form."""
 
 # Over 300 lines: all sections of one configuration, each field beside its bounds.
 
@@ -29,14 +29,12 @@ from holdfast.store.opening import CREDENTIALS_REFUSED, holds_credentials
 DEFAULT_SEED = 1234
 DEFAULT_STORE = "runs"
 PART_BYTES = 256 * 2**20
-# How alike two names are that may be taken for each other; see difflib.
-NEAR = 0.6
-FINITE_HINT = "leave it out, or set a large one"
-SHOWN_CHARS = 200  # of a value, in a message
+NEAR = 0.6  # similarity from which a known name is suggested for an unknown one; see difflib
+SHOWN_CHARS = 200  # of a value in a message; the rest is cut
 
 
 class Section(BaseModel):
-    """A table of the configuration; it refuses unknown keys, and text and numbers that JSON or a path can't hold."""
+    """A table of the configuration. It refuses unknown keys, and values that JSON or a path can't hold."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
@@ -74,15 +72,15 @@ class ChunkLength(Section):
     def next_stop(
         self, start: int, steps_per_epoch: int, total_steps: int, auto_steps: int = 1, marks: Sequence[int] = ()
     ) -> int:
-        """Where the chunk ``(start, stop]`` stops: after its length, its epoch or the run, whichever is first.
+        """Return the last step of the chunk ``(start, stop]``. It ends with its length, its epoch or the run.
 
-        An automatic one ends with an epoch wherever its length allows: an epoch that is longer is cut into equal
-        chunks, and of shorter ones a chunk has several. So it has two thirds of ``auto_steps`` to one and a half,
-        but where a mark or the run ends it, or where it begins in the midst of an epoch.
+        An automatic chunk ends with an epoch if its length allows: a longer epoch is cut into equal chunks, and a chunk
+        has several shorter epochs. So it has between two thirds and one and a half of ``auto_steps``, unless a mark or
+        the run ends it, or it begins inside an epoch.
 
         Args:
-            auto_steps: how many steps an automatic chunk is to have; see `holdfast.interval`.
-            marks: an automatic chunk also ends with every multiple of each of these.
+            auto_steps: the desired number of steps of an automatic chunk; see `holdfast.interval`.
+            marks: an automatic chunk also ends with every multiple of each mark, in steps.
         """
         if self.auto:
             at_once = max(1, round(auto_steps / steps_per_epoch))
@@ -133,7 +131,7 @@ class Retention(Section):
 
 
 class Determinism(Section):
-    """What bit-exactness rests on; RESUME.md explains it."""
+    """Settings that bit-exactness depends on; see RESUME.md."""
 
     mode: Literal["strict", "fast"] = Field(
         "strict", description="strict makes equal steps give equal bits; fast keeps torch's defaults."
@@ -142,7 +140,7 @@ class Determinism(Section):
 
 
 class Compute(Section):
-    """What the ranks run on."""
+    """The device, the number and the precision of the ranks."""
 
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Device to train on. auto takes a GPU if there is one."
@@ -162,7 +160,7 @@ class Compute(Section):
 
 
 class Resume(Section):
-    """What a run checks and allows when it continues, and how long a stop may take."""
+    """The checks and permissions when a run continues, and the time that a stop may take."""
 
     trusted_keys: tuple[str, ...] = Field(
         (), description="Public keys: PEM files, or env:NAME. A run refuses every commit that none of them signed."
@@ -190,7 +188,7 @@ class Resume(Section):
 
 
 class Preemption(Section):
-    """Who announces that this machine goes away."""
+    """The sources of notices that this machine goes away."""
 
     cloud: Literal["auto", "off", "aws", "gcp", "azure"] = Field(
         "auto", description="Cloud whose notices to poll. auto finds the cloud that this machine is in, if any."
@@ -211,7 +209,7 @@ class Preemption(Section):
 
 
 class Supervision(Section):
-    """What happens when an attempt on a work pool ends early."""
+    """The reaction to an attempt on a work pool that ends early."""
 
     max_preemptions: Count | None = Field(
         None,
@@ -232,7 +230,7 @@ class Supervision(Section):
 
 
 class Parity(Section):
-    """Which commits are read back from the store and compared with their hashes."""
+    """The choice of commits that are read back from the store and compared with their hashes."""
 
     every: Count = Field(10, ge=0, description="Read back the first commit and every n-th after it; 0 reads none.")
 
@@ -251,7 +249,7 @@ class InitFrom(Section):
 
 
 class Log(Section):
-    """What a run logs while it trains."""
+    """The logs of a run that trains."""
 
     every: Count = Field(10, ge=1, description="Steps between two progress lines.")
     folder: str = Field("logs", description="Folder for the ranks' own output, one file an attempt.")
@@ -313,20 +311,23 @@ class RunConfig(Section):
     @classmethod
     def _is_fit_for_a_run(cls, store: str) -> str:
         if store.startswith("memory:"):
-            raise ValueError("each rank is a process with a memory of its own; give a folder or a bucket")
+            raise ValueError(
+                "ranks are separate processes and can't share a store in memory; give a folder or a bucket"
+            )
         if holds_credentials(store):
             raise ValueError(CREDENTIALS_REFUSED)
         return store
 
     def next_stop(self, start: int, steps_per_epoch: int, auto_steps: int) -> int:
-        """Where the chunk that begins with a step stops; see `ChunkLength.next_stop`."""
+        """Return the last step of the chunk that begins after step ``start``; see `ChunkLength.next_stop`."""
         keep = self.retention
-        marks = (keep.keep_every * steps_per_epoch, keep.keep_every_steps)  # what is to be kept has to be there
+        # An automatic chunk must end where retention keeps a checkpoint.
+        marks = (keep.keep_every * steps_per_epoch, keep.keep_every_steps)
         return self.chunk.next_stop(start, steps_per_epoch, self.epochs * steps_per_epoch, auto_steps, marks)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that change the mathematics; all others may change under a run without a question."""
+        """Return the settings that change the mathematics. All others may change between two attempts of a run."""
         return {
             "recipe": self.recipe,
             "seed": self.seed,
@@ -338,11 +339,11 @@ class RunConfig(Section):
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration in a TOML file, after ``key=value`` overrides.
+    """Read a configuration from a TOML file, and apply ``key=value`` overrides.
 
     Args:
-        overrides: ``a.b=value``, the value in TOML; what is not TOML is taken as a string, so that quotes which
-            a shell has eaten don't matter.
+        overrides: ``a.b=value``, with the value in TOML. A value that is not TOML is taken as a string, so that quotes
+            which the shell removed don't matter.
 
     Raises:
         ConfigError: the file is missing or not TOML, a key is unknown (the nearest known one is named), or a
@@ -352,7 +353,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)  # a device has no end
     except FileNotFoundError:
-        raise ConfigError(f"there is no configuration {path}", hint=_nearby(Path(path))) from None
+        raise ConfigError(f"there is no configuration {path}", hint=_hint_for_path(Path(path))) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"the configuration {str(path)!r} can't be read: {error}") from None
     if len(data) > MAX_FILE_BYTES:
@@ -367,15 +368,18 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def parse_config(fields: Mapping[str, Any], where: str = "the configuration") -> RunConfig:
-    """The configuration in a mapping, with errors that name the field.
+    """Validate a mapping as a configuration. Errors name the field.
+
+    Args:
+        where: the source of the mapping, for messages.
 
     Raises:
-        ConfigError: as `load_config`.
+        ConfigError: as in `load_config`.
     """
     try:
         return _check_size(RunConfig.model_validate(fields), where)
     except ValidationError as error:
-        # One mistake at a time, unknown keys first: a misspelt key is also a missing one.
+        # Report one mistake, an unknown key first: a misspelt key may cause a missing one.
         problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
         first = problems[0]
     name = ".".join(str(part) for part in first["loc"])
@@ -390,30 +394,30 @@ def parse_config(fields: Mapping[str, Any], where: str = "the configuration") ->
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The hint for an unknown name: the nearest known one, or all of them."""
+    """Return the hint for an unknown name: the most similar known name, or all known names."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
 
 
 def _check_size(config: RunConfig, where: str) -> RunConfig:
-    """Return the configuration if it reaches the ranks whole: as JSON, in their environment.
+    """Return the configuration if it fits a rank's environment as JSON.
 
     Raises:
-        ConfigError: it has a number that JSON lacks, or is too long.
+        ConfigError: a number is NaN or infinite, or the JSON is too long.
     """
     if name := find_infinite(config.settings, "settings"):
         raise ConfigError(
             f"{where}: {_shorten(name)}: expected a finite number", hint="leave it out, or set a large one"
         )
     if (size := len(config.model_dump_json())) > MAX_JSON_BYTES:
-        hint = "put what is long in a file, and set the file's name"
+        hint = "put long values in a file, and set the file's name"
         raise ConfigError(f"{where}: the settings have {size} bytes as JSON; at most {MAX_JSON_BYTES} fit", hint=hint)
     return config
 
 
 def _hint_for_key(name: str, value: Any) -> str:
-    """Return the hint for an unknown key: Holdfast's name for another tool's, the nearest name, or settings.<key>."""
+    """Return the hint for an unknown key: Holdfast's name for it, a similar name, or ``settings.<key>``."""
     if hint := hint_for(name, value):
         return hint
     known = sorted(_known_keys(RunConfig))
@@ -443,10 +447,10 @@ def _set(fields: dict[str, Any], override: str) -> None:
 
 
 def set_field(fields: dict[str, Any], name: str, value: Any) -> None:
-    """Set a field by its dotted name; tables that are missing are made.
+    """Set a field by its dotted name, and create missing tables.
 
     Raises:
-        ConfigError: a part of the name is a value.
+        ConfigError: a table in the name is a value.
     """
     *tables, last = name.split(".")
     for table in tables:
@@ -466,6 +470,6 @@ def _known_keys(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
                 yield from _known_keys(kind, f"{prefix}{name}.")
 
 
-def _nearby(path: Path) -> str:
+def _hint_for_path(path: Path) -> str:
     found = sorted(path.parent.glob("*.toml")) if path.parent.is_dir() else []
     return did_you_mean(str(path), map(str, found)) if found else "give the path of a TOML file"

@@ -1,4 +1,4 @@
-"""Decide which changes a run may go on with, and name those that it refuses."""
+"""The decision on drift: the changes with which a run may continue, and the error that names the refused ones."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,16 +18,16 @@ GROUPS: dict[Kind, str] = {
     "package": "changed packages",
 }
 
-# How a message calls what is no setting.
+# The words of a message for changes that are not changes of settings.
 CALLED: dict[Kind, str] = {"source": "code", "built": "values", "file": "files"}
 SHOWN_CHANGES = 12
 
 
 def is_harmless(change: Change) -> bool:
-    """Return whether a change is never refused.
+    """Return whether a change never stops a run.
 
-    Such are a new field with its default, as an upgrade brings it; a package's version, on which the promise depends
-    and nothing else; a module or a file that is read only now; and a file that is no longer read.
+    Harmless are: a new field with its default (from an upgrade); a package's version (it affects only the promise of
+    equal bits); a module or a file that was not used before; and a file that is no longer read.
     """
     if change.kind == "package":
         return True
@@ -37,10 +37,10 @@ def is_harmless(change: Change) -> bool:
 
 
 def is_accepted(change: Change, accept: Sequence[str]) -> bool:
-    """Return whether the change is named: by its name, by a table that it is in, or by the last part of its name.
+    """Return whether a change is accepted: by its name, by a table that contains it, or by the last part of its name.
 
-    A renamed field may be named by either name. Of a module, a file or a built value the last part is not enough, since
-    settings have such names too: ``model`` doesn't accept ``sources.my_package.model``, ``my_package.model`` does.
+    A renamed field may be accepted by either name. For a module, a file or a built value the last part is not enough,
+    since a setting may have it too: ``my_package.model`` accepts ``sources.my_package.model``, ``model`` doesn't.
     """
     own = [name for name in (change.name, change.was) if name]
     prefix = PREFIXES.get(change.kind)
@@ -51,8 +51,8 @@ def is_accepted(change: Change, accept: Sequence[str]) -> bool:
 def find_refused(changes: Sequence[Change], accept: Sequence[str]) -> list[Change]:
     """Return the changes that stop a run.
 
-    Values that are built otherwise follow from an accepted change of settings, code or files: they stop a run only
-    where nothing else has changed.
+    Changed built values stop a run only if nothing else has changed. Otherwise they follow from the change of settings,
+    code or files, which is judged instead.
     """
     others = [change for change in changes if change.kind != "built" and not is_harmless(change)]
     judged = others or changes
@@ -62,16 +62,16 @@ def find_refused(changes: Sequence[Change], accept: Sequence[str]) -> list[Chang
 def check_drift(
     changes: Sequence[Change], accept: Sequence[str], saved_fingerprint: str, current_fingerprint: str
 ) -> list[Change]:
-    """Return the changes, all of which are allowed, for the lineage.
+    """Return the changes for the lineage if all of them are allowed; otherwise raise ConfigDrift.
 
     Args:
-        changes: what `compare` and `holdfast.recorded` found.
-        accept: the names that the person has accepted; those that match nothing don't matter.
-        saved_fingerprint: empty where none was saved. Where it is the current one, no setting can have changed.
+        changes: the changes from `compare` and `holdfast.recorded`.
+        accept: the names in ``resume.accept_drift``; names that match no change are ignored.
+        saved_fingerprint: empty if none was saved. If it equals the current one, no setting can have changed.
 
     Raises:
-        ConfigDrift: some are neither harmless nor accepted, and every one of these is named; or the fingerprints
-            differ and no change of a setting says why.
+        ConfigDrift: a change is neither harmless nor accepted; the error names every such change. Or the fingerprints
+            differ although no setting is known to have changed.
     """
     has_same_settings = saved_fingerprint in ("", current_fingerprint)
     changes = [change for change in changes if change.kind in PREFIXES or not has_same_settings]
@@ -84,7 +84,7 @@ def check_drift(
         saved, current = saved_fingerprint[:SHOWN_HASH_CHARS], current_fingerprint[:SHOWN_HASH_CHARS]
         first = f"settings differ: saved {saved}, now {current}"
     if is_unexplained:
-        first += "; which they were is not on record"
+        first += "; which settings differ is not on record"
     raise ConfigDrift(
         "\n".join([first, *_list_grouped(refused)]),
         hint=_hint(refused, changes, is_unexplained),
@@ -95,7 +95,7 @@ def check_drift(
 
 
 def _head(refused: Sequence[Change]) -> str:
-    """Return an error's first line, where no setting is refused."""
+    """Return the first line of an error that refuses no setting."""
     kinds = {change.kind for change in refused}
     if kinds == {"built"}:
         return "the recipe builds other values than when it was saved, though no setting, code or file has changed"
@@ -121,7 +121,7 @@ def _hint(refused: Sequence[Change], changes: Sequence[Change], is_unexplained: 
         put_back = "an environment variable? a file? " + put_back
     if is_unexplained:
         return f"{put_back}, or {go_apart}"
-    # Those accepted before stay in the list, which the option replaces.
+    # The option replaces the whole list, so the hint also names the changes that are accepted already.
     is_built_only = all(change.kind == "built" for change in changes if not is_harmless(change))
     named = [change for change in changes if not is_harmless(change) and (is_built_only or change.kind != "built")]
     names = [change.name for change in named] if len(named) <= SHOWN_CHANGES else _shorten_names(named)
@@ -129,5 +129,5 @@ def _hint(refused: Sequence[Change], changes: Sequence[Change], is_unexplained: 
 
 
 def _shorten_names(changes: Iterable[Change]) -> list[str]:
-    """Return names that accept the changes, where there are many: of built values and files, and of code, the table."""
+    """Return few names that accept many changes: for built values, files and code the name of their whole table."""
     return list(dict.fromkeys(PREFIXES.get(change.kind, change.name).removesuffix(".") for change in changes))

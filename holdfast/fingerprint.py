@@ -1,4 +1,4 @@
-"""The settings that change the mathematics, as canonical JSON and one SHA-256."""
+"""The fingerprint of a configuration: the SHA-256 of its canonical JSON, and the comparison field by field."""
 
 import dataclasses
 import enum
@@ -16,11 +16,11 @@ ABSENT = "(absent)"
 
 
 def fingerprint(cfg: object) -> str:
-    """SHA-256 (hex) of a configuration: equal settings have an equal fingerprint, on every machine.
+    """Return the SHA-256 (hex) of a configuration. Equal settings have an equal fingerprint on every machine.
 
-    Dataclasses (nested), pydantic models and mappings become canonical JSON; fields whose name begins with ``_``
-    are skipped; the order of fields doesn't count, nor whether a whole number was written ``1`` or ``1.0``.
-    Anything else falls back to ``str(cfg)``, which is only as stable as that string.
+    Dataclasses (nested), pydantic models and mappings become canonical JSON. Fields whose name begins with ``_`` are
+    skipped. The order of fields doesn't count, and ``1`` equals ``1.0``. Any other object is hashed as ``str(cfg)``,
+    and its fingerprint is only as stable as that string.
 
     Source: RFC 8785 (JSON Canonicalization Scheme).
     """
@@ -28,20 +28,20 @@ def fingerprint(cfg: object) -> str:
 
 
 def canonical_json(cfg: object) -> bytes:
-    """The bytes that `fingerprint` hashes."""
+    """Return the bytes that `fingerprint` hashes."""
     fields = to_plain(cfg)
     return dump_json(fields) if isinstance(fields, dict | list) else str(cfg).encode()
 
 
 def validate_fingerprint(cfg: object, saved: str, saved_cfg: object | None = None) -> None:
-    """Return if ``cfg`` has the fingerprint ``saved``; an empty ``saved`` skips the check.
+    """Raise ConfigDrift unless ``cfg`` has the fingerprint ``saved``. An empty ``saved`` skips the check.
 
     Args:
-        saved_cfg: the configuration that ``saved`` was computed from, where it is known.
+        saved_cfg: the configuration that ``saved`` was computed from, if it is known.
 
     Raises:
-        ConfigDrift: it differs. The message has both hashes, cut to 16 characters, and every field that
-            differs with both values where ``saved_cfg`` is given; ``data["fields"]`` has them whole.
+        ConfigDrift: the fingerprints differ. The message has both, cut to 16 characters, and, if ``saved_cfg`` is
+            given, every field that differs with both values; ``data["fields"]`` has the full values.
     """
     current = fingerprint(cfg)
     if not saved or current == saved:
@@ -58,7 +58,7 @@ def validate_fingerprint(cfg: object, saved: str, saved_cfg: object | None = Non
 
 
 def diff(saved: object, current: object) -> dict[str, tuple[Any, Any]]:
-    """Every field that differs, by dotted name, as ``(saved, current)``; a field that one lacks is "(absent)"."""
+    """Return every field that differs, by dotted name, as ``(saved, current)``; a missing field is "(absent)"."""
     old, new = _flatten(to_plain(saved)), _flatten(to_plain(current))
     return {
         name: (old.get(name, ABSENT), new.get(name, ABSENT))
@@ -68,7 +68,7 @@ def diff(saved: object, current: object) -> dict[str, tuple[Any, Any]]:
 
 
 def to_plain(value: object) -> Any:
-    """The value as JSON can hold it without loss; what JSON has no form for becomes ``str(value)``."""
+    """Convert a value to plain JSON without loss. A value of another type becomes ``str(value)``."""
     if isinstance(value, enum.Enum):
         return to_plain(value.value)
     if value is None or isinstance(value, bool | str):

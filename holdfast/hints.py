@@ -1,9 +1,9 @@
-"""Names that other tools give to settings, and Holdfast's own for them."""
+"""Hints for settings that a person writes with another tool's name: Holdfast's own name for each."""
 
 from collections.abc import Mapping
 from typing import Any
 
-# What a person writes (lower case, dashes as underscores) by the setting that they mean.
+# For each setting of Holdfast, other tools' names for it (in lower case, dashes as underscores).
 FOREIGN: dict[str, str] = {
     "recipe": "model target entrypoint trainer train_fn",
     "run": "run_name name experiment experiment_name job_name run_id",
@@ -56,10 +56,11 @@ MEANT = {foreign: own for own, names in FOREIGN.items() for foreign in names.spl
 
 
 def hint_for(name: str, value: Any) -> str:
-    """Return the hint for a setting's name that other tools use; empty for a name that isn't known here.
+    """Return the hint for another tool's name of a setting; empty if the name is unknown.
 
     Args:
-        name: dotted. Of a table that doesn't exist it is the table's name, and ``value`` the table.
+        name: the dotted name of an unknown setting or table.
+        value: its value; of a table, the first key is part of the name.
     """
     names = [name.lower().replace("-", "_")]
     while isinstance(value, Mapping) and value:

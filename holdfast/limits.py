@@ -1,4 +1,4 @@
-"""Limits of settings: what a clock, a path, JSON and a process's environment can hold."""
+"""Limits of settings, so that each fits a clock, a path, JSON and a process's environment."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,18 +12,18 @@ Seconds = Annotated[float, Field(le=1e9)]
 Count = Annotated[int, Field(le=2**53)]
 Processes = Annotated[int, Field(le=1024)]
 
-# Of a configuration's file, of all of it as JSON, and of one text or path.
-MAX_FILE_BYTES = 2**20
-MAX_JSON_BYTES = 100_000
-MAX_TEXT_CHARS = 4096
-MAX_DEPTH = 64
+MAX_FILE_BYTES = 2**20  # of a configuration's file
+MAX_JSON_BYTES = 100_000  # of a whole configuration as JSON
+MAX_TEXT_CHARS = 4096  # of one text or path
+MAX_DEPTH = 64  # of nested tables and lists
 
 
 def check_plain(value: object, is_own: bool, depth: int = 0) -> None:
-    """Raise ValueError for text that isn't Unicode, and for tables that are nested without end.
+    """Raise ValueError for text that UTF-8 can't encode, and for tables that are nested too deep.
 
     Args:
-        is_own: whether the field is Holdfast's own, where text is a name or a path and so has no null character.
+        is_own: whether the field is Holdfast's own, not the recipe's. Its text is a name or a path: it must be short
+            and must have no null character.
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"tables and lists are nested more than {MAX_DEPTH} deep")
@@ -39,7 +39,7 @@ def check_plain(value: object, is_own: bool, depth: int = 0) -> None:
 
 
 def find_infinite(value: object, name: str) -> str:
-    """Return the dotted name of a number that JSON has no form for, in a value of this name; empty for none."""
+    """Return the dotted name of the first NaN or infinity in a value called ``name``; empty if there is none."""
     if isinstance(value, float) and not math.isfinite(value):
         return name
     pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
