@@ -1,7 +1,7 @@
-"""The hardware contract: where the next step gives the same bits, as data, and the judgement over two environments.
+"""The hardware contract: the table of terms that two environments must share for equal bits, and their comparison.
 
-"identical" is a promise: whatever is needed for equal bits is equal, as far as those who make the libraries promise
-it. "not promised" says no more than that: the bits may well be equal, and often are.
+"identical" is a promise: everything that equal bits need is equal, as far as the libraries' makers promise it. "not
+promised" is no prediction: the bits may still be equal, and often are.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,15 +21,15 @@ ONEDNN = "oneDNN, CPU Dispatcher Control: code is generated for the features tha
 
 @dataclass(frozen=True)
 class Term:
-    """One thing that two machines are compared by.
+    """One property by which two environments are compared.
 
     Attributes:
-        key: what of `describe_environment`.
-        on: the devices on which a difference may change bits. None of them: it is only recorded.
-        why: how it changes bits, or why it doesn't.
-        compared: what of its value counts, as one of `PARTS`.
-        source: who says so, where it isn't seen at once.
-        free: what of it may differ all the same.
+        key: the property's key in `describe_environment`.
+        on: the devices on which a difference may change bits. Empty: the property is only recorded.
+        why: how a difference changes bits, or why it doesn't. (The key is part of ``holdfast doctor --json``.)
+        compared: the part of its value that counts, as a key of `PARTS`.
+        source: the documentation behind the claim, unless it is obvious.
+        free: the part of the value that may differ.
     """
 
     key: str
@@ -87,13 +87,13 @@ TERMS = (
     Term("nccl", ("cuda",), "it adds up the gradients of several ranks"),
     Term("variables", ("cuda",), "they choose the GPU's kernels and workspaces", "those of the GPU", CUBLAS),
     Term("driver", (), "kernels come compiled with torch and CUDA"),
-    Term("cpu_flags", (), "a digest, to tell machines apart; many flags compute nothing"),
+    Term("cpu_flags", (), "a digest, to tell machines apart; many flags don't affect computation"),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What no term covers.
+    """A limit of the contract: something that no term covers.
 
     Attributes:
         on: the devices on which it matters.
@@ -107,17 +107,17 @@ LIMITS = (
     Limit(BOTH, "code that is compiled where it runs, by torch.compile or by the recipe"),
     Limit(("cuda",), "kernels that the driver compiles, for a GPU that is newer than torch's build"),
     Limit(("cuda",), "what a recipe computes on the host: that is the same only on the same CPU"),
-    # Source: NVIDIA/nccl#23, #1461. Two numbers have the same sum in either order.
+    # Source: NVIDIA/nccl#23, #1461. With two ranks the order doesn't matter.
     Limit(("cuda",), "three ranks or more, where the GPUs are connected otherwise: NCCL adds in an order of its own"),
 )
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a run that was trained in one environment continues with the same bits in another.
+    """The promise to a run that was trained in one environment and continues in another.
 
     Attributes:
-        reasons: a line for each thing that forbids to promise it; empty where it is promised.
+        reasons: a line for each difference that rules out the promise; empty if equal bits are promised.
     """
 
     promise: Literal["identical", "not promised"]
@@ -125,10 +125,10 @@ class Verdict:
 
 
 def judge(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Verdict:
-    """What is promised to a run that was trained in the environment ``saved`` and continues in ``current``.
+    """Decide whether a run trained in the environment ``saved`` continues in ``current`` with equal bits.
 
-    Both are as `describe_environment` gives them. What one of them doesn't tell counts as different, since nothing
-    can be promised about it; so does a device that there is no contract for.
+    Both are results of `describe_environment`. A value that one of them lacks counts as different, since nothing can be
+    promised about it. On a device without terms nothing is promised.
     """
     device = saved.get("device") or current.get("device")
     terms = terms_on(device)
@@ -149,9 +149,9 @@ def judge(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Verdict:
 
 
 def _changed_packages(saved: Any, current: Any) -> list[str]:
-    """Return a line for each package that the recipe imported and that has another version here, or none.
+    """Return a line for each package that the recipe imported and that has another version or is missing here.
 
-    Records from before packages were recorded have nothing to compare.
+    Older records have no packages, so nothing is compared.
     """
     if not isinstance(saved, Mapping) or not isinstance(current, Mapping):
         return []
@@ -162,12 +162,12 @@ def _changed_packages(saved: Any, current: Any) -> list[str]:
 
 
 def terms_on(device: str | None) -> tuple[Term, ...]:
-    """The terms that count on a device; none for one that there is no contract for."""
+    """Return the terms that count on a device; none for a device without a contract."""
     return tuple(term for term in TERMS if device in term.on)
 
 
 def part_of(term: Term, environment: Mapping[str, Any]) -> Any:
-    """What of an environment the term compares; None where it isn't there, or isn't of a form that is known."""
+    """Return the part of an environment that the term compares; None if it is missing or has an unknown form."""
     value = environment.get(term.key)
     if value is None:
         return None
@@ -198,7 +198,7 @@ def _shown(value: str | None) -> str:
 
 
 def _minor(value: Any) -> str:
-    """``3.11`` of ``3.11.7``, and cuDNN's ``9.10`` of 91002 and ``8.9`` of 8907."""
+    """Return the major and minor version: ``3.11`` for ``3.11.7``; of cuDNN's 91002 ``9.10``, of 8907 ``8.9``."""
     if isinstance(value, int):
         thousands = 10_000 if value >= 10_000 else 1000
         return f"{value // thousands}.{value % thousands // 100}"

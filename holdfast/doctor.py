@@ -1,7 +1,7 @@
-"""What this machine is, and whether equal steps give equal bits on it.
+"""The examination of this machine: its environment, and whether equal steps give equal bits on it.
 
-A command's process isn't a rank: it has other variables and other threads. So it is found out by fresh interpreters,
-started as ranks are: ``python -m holdfast.doctor SETTINGS DEVICE`` prints what it has found as one line of JSON.
+The command's own process has other variables and threads than a rank. So fresh interpreters, started like ranks, do the
+measuring: ``python -m holdfast.doctor SETTINGS DEVICE`` prints its report as one line of JSON.
 """
 
 import hashlib
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 PROCESSES = 2
-WITHIN_S = 300.0  # a cold disk reads torch for a minute
+WITHIN_S = 300.0  # importing torch from a cold disk takes a minute
 
-Bits = dict[str, str]  # of each part of a step: what it computed, as SHA-256
+Bits = dict[str, str]  # for each part of a step, the SHA-256 of its result and gradients
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was measured.
+    """One measurement.
 
     Attributes:
-        is_good: None for what is only to be known, whichever way it is.
+        is_good: None if the finding is for information only.
     """
 
     what: str
@@ -44,33 +44,33 @@ class Finding:
 
 @dataclass(frozen=True)
 class Examination:
-    """A machine, as a rank would find it, and what was measured on it."""
+    """The environment of a rank on this machine, and the measurements."""
 
     environment: dict[str, Any]
     findings: tuple[Finding, ...]
 
     @property
     def is_good(self) -> bool:
-        """Whether everything is as it has to be."""
+        """Return whether no finding is bad."""
         return all(finding.is_good is not False for finding in self.findings)
 
 
 def examine(settings: Determinism, device: DeviceChoice = "auto", within_s: float = WITHIN_S) -> Examination:
-    """Examine the machine as a rank with these settings finds it. Torch isn't imported here.
+    """Examine the machine in fresh processes with a rank's settings. The calling process doesn't import torch.
 
     Args:
-        device: where there is no GPU, cuda is examined as cpu is.
-        within_s: how long torch may take to answer.
+        device: the device to examine; without a GPU, cuda means cpu.
+        within_s: seconds in which each process must answer.
 
     Raises:
-        DeterminismError: torch can't be run here.
+        DeterminismError: torch can't be run here, or a process didn't answer in time.
     """
     reports = _start(settings, device, within_s)
     return Examination(reports[0]["environment"], judge_reports(reports))
 
 
 def judge_reports(reports: list[dict[str, Any]]) -> tuple[Finding, ...]:
-    """What the reports of several processes, which did the same, show."""
+    """Return the findings from the reports of several processes that made the same measurements."""
     first = reports[0]
     again = [report["steps"][0] for report in reports]
     threads = first["environment"]["threads"]
@@ -96,7 +96,7 @@ def _differing(steps: list[Bits]) -> list[str]:
 
 def _start(settings: Determinism, device: DeviceChoice, within_s: float) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "holdfast.doctor", settings.model_dump_json(), device]
-    strict = settings.model_copy(update={"mode": "strict"})  # what is measured, whatever the mode
+    strict = settings.model_copy(update={"mode": "strict"})  # steps are measured in strict mode, whatever the setting
     environment = os.environ | determinism.preamble(strict)
     started: list[subprocess.Popen[str]] = []
     try:
@@ -116,11 +116,11 @@ def _read_report(process: "subprocess.Popen[str]", within_s: float) -> dict[str,
     try:
         out, err = process.communicate(timeout=within_s)
     except subprocess.TimeoutExpired:
-        raise DeterminismError(f"torch says nothing for {within_s:.0f} s here") from None
+        raise DeterminismError(f"torch did not answer within {within_s:.0f} s") from None
     if process.returncode:
         said = [line for line in err.splitlines() if line.strip()] or [f"exit code {process.returncode}"]
         raise DeterminismError(
-            f"torch can't be run here: {said[-1].strip()}", hint="python -c 'import torch' says more"
+            f"torch can't be run here: {said[-1].strip()}", hint="see the whole error with python -c 'import torch'"
         )
     report: dict[str, Any] = json.loads(out.splitlines()[-1])
     return report
@@ -130,10 +130,10 @@ def _read_report(process: "subprocess.Popen[str]", within_s: float) -> dict[str,
 
 
 def measure(settings: Determinism, device: str) -> dict[str, Any]:
-    """What one process reports: its environment, and the bits of a step, done twice and with other threads.
+    """Return one process's report: its environment, and the bits of a step, taken twice and with more threads.
 
     Raises:
-        DeterminismError: this interpreter was started without the preamble.
+        DeterminismError: this interpreter was started without the preamble of `holdfast.determinism`.
     """
     import torch
 
@@ -149,7 +149,7 @@ def measure(settings: Determinism, device: str) -> dict[str, Any]:
 
 
 def step(device: str, seed: int = DEFAULT_SEED) -> Bits:
-    """Take a small training step, forward and backward; return its bits, part by part."""
+    """Compute a small training step, forward and backward, and return its bits, part by part."""
     import torch
     from torch.nn import functional as F
 
@@ -169,7 +169,7 @@ def step(device: str, seed: int = DEFAULT_SEED) -> Bits:
 
 
 def bits_of(operation: "Callable[..., Tensor]", given: "list[Tensor]") -> str:
-    """SHA-256 of what an operation gives, and of the gradients of what it was given."""
+    """Run an operation and return the SHA-256 of its result and of the gradients of its arguments."""
     import torch
 
     result = operation(*given)
@@ -182,7 +182,7 @@ def bits_of(operation: "Callable[..., Tensor]", given: "list[Tensor]") -> str:
 
 
 def _refuse(device: str) -> str:
-    """What was refused; empty if nothing was."""
+    """Return a line that names the nondeterministic operation that torch refused; empty if torch ran it."""
     import torch
 
     places = torch.zeros(2, dtype=torch.long, device=device)

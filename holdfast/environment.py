@@ -1,6 +1,6 @@
-"""What a rank ran on: recorded with every attempt, and judged by `holdfast.contract`.
+"""The environment of a rank (versions, hardware, variables), recorded with every attempt.
 
-A value that can't be found out is None: nothing is promised about what isn't known.
+`holdfast.contract` compares two environments. An unknown value is None, and nothing is promised about it.
 """
 
 import hashlib
@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-# Variables that choose kernels, or the order in which something is summed, as patterns; what is set is recorded.
-# Those that only log, cache or wait are not among them: they differ between machines, and change nothing.
+# Patterns of the variables that choose kernels or an order of summation. Those that are set are recorded. Variables for
+# logs, caches and timeouts are left out: they differ between machines and don't change bits.
 PROCESS_VARIABLES = ("PYTHONHASHSEED", "GLIBC_TUNABLES", "TORCHINDUCTOR_DETERMINISTIC", "TORCH_LINEAR_FLATTEN_3D")
 CPU_VARIABLES = (
     "OMP_NUM_THREADS", "OMP_DYNAMIC", "OMP_THREAD_LIMIT", "MKL_*THREADS", "MKL_DYNAMIC", "MKL_CBWR",
@@ -27,13 +27,13 @@ GPU_VARIABLES = (
     "TORCH_ALLOW_TF32*", "TORCH_*PREFER*", "TORCH_CUDNN_*", "DISABLE_ADDMM_CUDA_LT", "NCCL_ALGO", "NCCL_PROTO",
 )  # fmt: skip
 
-# By how they begin, so that extensions to come are among them: x86's and Arm's. (smep is no part of sme.)
+# Prefixes of x86's and Arm's vector extensions, so that future ones match too. (smep does not belong to sme.)
 VECTOR = re.compile(r"avx|fma|f16c|amx|xop|asimd|neon|sve|sme(?!p)|fphp|i8mm|bf16")
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where Linux tells of its CPU, of the CPU's caches and of NVIDIA's driver."""
+    """The files in which Linux describes its CPU, the CPU's caches and NVIDIA's driver."""
 
     cpuinfo: Path = Path("/proc/cpuinfo")
     caches: Path = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -44,11 +44,11 @@ LINUX = Places()
 
 
 def describe_environment(device: str = "cpu", places: Places = LINUX) -> dict[str, Any]:
-    """Versions, hardware and settings of this process that decide which bits an operation gives.
+    """Return the versions, hardware and settings of this process that decide which bits an operation gives.
 
     Args:
-        device: the type of the device that is trained on, as torch names it: cpu or cuda.
-        places: the files of the system to read.
+        device: the type of the training device, as torch names it: cpu or cuda.
+        places: the system's files to read.
     """
     return {
         "device": device,
@@ -63,12 +63,12 @@ def describe_environment(device: str = "cpu", places: Places = LINUX) -> dict[st
 
 
 def chooses_kernels(name: str, patterns: tuple[str, ...] = PROCESS_VARIABLES + CPU_VARIABLES + GPU_VARIABLES) -> bool:
-    """Whether an environment variable of this name may change bits."""
+    """Return whether an environment variable of this name may change bits."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _describe_cpu(places: Places) -> dict[str, Any]:
-    """Clouds and hypervisors name many CPUs alike: the family and the instructions tell those apart."""
+    """Return the CPU's name, family, vector instructions and caches. Clouds often name different CPUs alike."""
     shown = _read_cpuinfo(places.cpuinfo)
     family = " ".join(
         f"{label} {shown[name]}".strip()
@@ -89,7 +89,7 @@ def _describe_cpu(places: Places) -> dict[str, Any]:
 
 
 def _read_cpuinfo(path: Path) -> dict[str, str]:
-    """Return what the file tells of the first core."""
+    """Return the fields of the first core in a cpuinfo file."""
     lines = _read(path).partition("\n\n")[0].splitlines()
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
@@ -135,7 +135,7 @@ def _find(pattern: str, text: str) -> str | None:
 
 
 def _read(path: Path) -> str:
-    """What the system says of itself; nothing where it doesn't."""
+    """Return the text of a system file; empty if it can't be read."""
     try:
         return path.read_text("utf-8", errors="replace").strip()
     except OSError:

@@ -68,7 +68,9 @@ def words(text: str) -> str:
 # ---- the machine
 
 
-def test_this_machine(here: Examination, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_describes_this_machine(
+    here: Examination, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The real command, as it is read on a terminal of a hundred columns."""
     monkeypatch.setenv("COLUMNS", "100")
     out = say(capsys)
@@ -86,7 +88,7 @@ def test_this_machine(here: Examination, capsys: pytest.CaptureFixture[str], mon
     assert here.environment["torch"] in out
 
 
-def test_a_machine_with_a_gpu(
+def test_doctor_describes_a_machine_with_a_gpu(
     here: Examination, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Described as one, and not measured: there is none."""
@@ -162,7 +164,9 @@ def test_the_command_does_not_import_torch() -> None:
 # ---- a run
 
 
-def test_a_run_of_another_machine(here: Examination, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_from_another_machine_is_not_promised(
+    here: Examination, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = {"cpu": "AMD EPYC 7763 64-Core Processor", "cpu_flags": "0" * 64}
     run = make_run(tmp_path, here.environment | other, compute={"device": "cpu"})
     first, reason, *rest = (words(part) for part in say(capsys, run).split("\n\n"))
@@ -219,7 +223,7 @@ def test_an_attempt_that_recorded_nothing(asked: list[Any], tmp_path: Path, caps
     assert f" {keys}: not recorded " in out
 
 
-def test_what_a_stranger_wrote_into_a_record_does_not_reach_the_terminal(
+def test_control_characters_in_a_record_do_not_reach_the_terminal(
     here: Examination, asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hostile = {"cpu_vector": "\x1b[2J avx", "cpu": "\x1b[2J", "variables": {"ONEDNN_\x1b[2J_ISA": "\x1b[2J"}}
@@ -279,7 +283,7 @@ HEALTHY_FINDINGS = (
         ({"by_threads": {"2": SAME, "3": OTHER}}, {}, 3, "other bits: conv", None),
     ],
 )
-def test_what_the_reports_show(
+def test_findings_follow_from_the_reports(
     first: dict[str, Any], second: dict[str, Any], number: int, seen: str, is_good: bool | None
 ) -> None:
     """One thing is otherwise than in healthy processes, and one finding is."""
@@ -320,12 +324,12 @@ def test_a_machine_that_has_no_torch(
     assert run_app(app, ["doctor"]) == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert error == "error: torch can't be run here: ImportError: libcudart.so.12: no such file"
-    assert hint == "hint: python -c 'import torch' says more"
+    assert hint == "hint: see the whole error with python -c 'import torch'"
 
 
-def test_a_machine_that_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(tmp_path, "torch.py", "import time\ntime.sleep(3600)\n", monkeypatch)
-    with pytest.raises(DeterminismError, match="torch says nothing for 0 s here"):
+    with pytest.raises(DeterminismError, match="torch did not answer within 0 s"):
         examine(Determinism(), within_s=0.1)
     assert not [child for child in psutil.Process().children() if "holdfast.doctor" in child.cmdline()]
 
@@ -356,7 +360,7 @@ def test_gradients_count() -> None:
     assert once != twice
 
 
-def test_what_other_threads_change_is_seen(here: Examination, threads: Callable[[int], None]) -> None:
+def test_a_change_by_other_threads_is_seen(here: Examination, threads: Callable[[int], None]) -> None:
     steps = []
     for number in (1, 2, 3):
         threads(number)
