@@ -1,7 +1,7 @@
-"""What a recipe has built, as names and plain values: its own numbers, its optimizer, schedule, functions and modules.
+"""The record of a recipe's hyperparameters: plain values from its optimizer, schedule, functions and modules, by name.
 
-All of it is taken before the first step. What a step changes (counters, rates) is then as the recipe begins it, in
-every process alike. Values that belong to a process or a machine (paths, times, ids, devices) are left out.
+The values are taken before the first step, so values that a step changes (counters, rates) have their initial values in
+every process. Values that depend on the process or the machine (paths, times, ids, devices) are left out.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ Values = Iterator[tuple[str, Any]]
 
 LISTED_ITEMS = 64
 A_DAY_S = 86_400.0
-# As seconds, milliseconds, microseconds and nanoseconds.
+# Ticks a second of a clock in seconds, milliseconds, microseconds and nanoseconds.
 CLOCKS = (1, 1e3, 1e6, 1e9)
-LATEST = 1e19
+LATEST = 1e19  # larger than the time now on any of these clocks
 OF_A_PROCESS = re.compile(
     r"[/~]|[A-Za-z]:[\\/]|\w+://|.* at 0x[0-9a-f]+"  # a path, a URL, an object's address
     r"|\{?[0-9a-fA-F]{8}-?([0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}\}?$"  # a UUID
@@ -44,14 +44,14 @@ OF_A_PROCESS = re.compile(
 )
 SECRET = re.compile(r"(?i)secret|token|passw|credential|(api|access)_?key")
 LEFT_OUT = object()
-# Set by torch and accelerate on modules and schedulers, and no hyperparameters.
+# Attributes that torch and accelerate set on modules and schedulers; they are no hyperparameters.
 SKIPPED = {"training", "forward", "optimizer", "call_super_init", "dump_patches"}
-# A scheduler's parts, which torch keeps in private attributes.
+# Private attributes in which torch keeps the parts of a scheduler.
 INNER = {"_schedulers", "_milestones", "_scale_fn_custom"}
 
 
 def describe_built(training: "Training") -> dict[str, Any]:
-    """Return what the recipe has built, by dotted name, as plain JSON. To be called before the first step."""
+    """Return the recipe's hyperparameters by dotted name, as plain JSON. Call it before the first step."""
     recipe = training.recipe
     found: dict[str, Any] = {
         name: to_plain(getattr(recipe, name)) for name in ("batch_size", "grad_accum", "clip_norm")
@@ -97,7 +97,7 @@ def _describe_model(name: str, model: nn.Module, seen: set[int]) -> dict[str, An
 
 
 def _describe_object(name: str, thing: Any, seen: set[int]) -> dict[str, Any]:
-    """Return an object's class and its public attributes."""
+    """Return the name of an object's class and the plain values among its public attributes."""
     found: dict[str, Any] = {name: type(thing).__qualname__}
     for key, value in sorted(getattr(thing, "__dict__", {}).items()):
         if (not key.startswith("_") or key in INNER) and key not in SKIPPED:
@@ -130,11 +130,11 @@ def _walk(name: str, value: Any, seen: set[int]) -> Values:
 
 
 def _walk_inside(name: str, value: Any, seen: set[int]) -> Values:
-    """Walk into what has fields: a settings object, a mapping, a list of functions or schedulers."""
+    """Yield the values inside a container: a settings object, a dict, a list of functions or schedulers."""
     if dataclasses.is_dataclass(value) or isinstance(value, types.SimpleNamespace | Namespace):
         seen.add(id(value))
         value = {key: each for key, each in vars(value).items() if not key.startswith("_")}
-    # A plain one: os.environ has what is nobody's business.
+    # Only a plain dict: os.environ is another mapping, and may hold secrets.
     if isinstance(value, dict) and len(value) <= LISTED_ITEMS:
         for key, each in value.items():
             if isinstance(key, str | int):
@@ -145,7 +145,7 @@ def _walk_inside(name: str, value: Any, seen: set[int]) -> Values:
 
 
 def _describe_function(name: str, function: Any, seen: set[int]) -> Values:
-    """Walk a function: its name, its code if it is the user's, its defaults, and the values that it has captured."""
+    """Yield a function's name and, if it is the user's, a digest of its code, its defaults and its captured values."""
     inner = inspect.unwrap(getattr(function, "__func__", function))
     code = getattr(inner, "__code__", None)
     yield name, getattr(inner, "__qualname__", None) or type(inner).__qualname__
@@ -158,23 +158,23 @@ def _describe_function(name: str, function: Any, seen: set[int]) -> Values:
         return
     if SITE_FOLDERS & {*Path(code.co_filename).parts} or code.co_filename.startswith(STDLIB):
         return
-    # Another Python compiles to other code, which is then another name, and not a changed value.
+    # Another Python compiles other bytecode. With its tag in the name, that is a new name and not a changed value.
     yield f"{name}.code.{sys.implementation.cache_tag}", _digest_code(code)
     values = _find_captured(inner)
     defaults = {**dict(enumerate(inner.__defaults__ or ())), **(inner.__kwdefaults__ or {})}
     for kind, each in (("captured", values), ("defaults", defaults)):
         for key, value in sorted(each.items(), key=str):
-            # A path or None, as a file is there or not: neither is a number that the function computes with.
+            # None is left out like a path: a variable may hold either one, depending on whether a file exists.
             if value is not None and not isinstance(value, types.ModuleType | type):
                 yield from _walk(f"{name}.{kind}.{key}", value, seen)
 
 
 def _find_captured(function: Any) -> dict[str, Any]:
-    """Return the values outside of a function that its code names, inner functions and comprehensions included."""
+    """Return the global and closure variables that a function's code names, including its inner functions' code."""
     known = getattr(function, "__globals__", {})
     found = {name: known[name] for name in sorted(_list_names(function.__code__)) if name in known}
     for name, cell in zip(function.__code__.co_freevars, getattr(function, "__closure__", None) or (), strict=False):
-        with contextlib.suppress(ValueError):  # nothing is in it yet
+        with contextlib.suppress(ValueError):  # the variable has no value yet
             found[name] = cell.cell_contents
     return found
 
@@ -189,14 +189,14 @@ def _digest_code(code: types.CodeType) -> str:
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
             sha256.update(_digest_code(const).encode())
-        else:  # in a set's own order, which differs between processes
+        else:  # a set is sorted, since its order differs between processes
             sha256.update(repr(sorted(map(repr, const)) if isinstance(const, frozenset) else const).encode())
     sha256.update(repr((code.co_names, code.co_varnames, code.co_freevars)).encode())
     return sha256.hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON, or LEFT_OUT if it is none, or belongs to a process or a machine."""
+    """Return a value as plain JSON; LEFT_OUT if it has no such form, or depends on the process or the machine."""
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, np.generic):

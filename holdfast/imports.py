@@ -1,4 +1,4 @@
-"""Which modules of a process are the user's own code, and where their files are. Nothing is imported to find out."""
+"""The search for the user's own modules in a process, and for their files, without importing anything."""
 
 import ast
 import functools
@@ -16,12 +16,12 @@ SITE_FOLDERS = {"site-packages", "dist-packages"}
 STDLIB = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")})
 ENGINE = str(Path(holdfast.__file__).resolve().parent)
 INSTALLED = (ENGINE, *STDLIB)
-# An IDE puts its debugger's folder on the path; a process has these modules or not, whatever the recipe does.
+# Modules that a debugger or the site's Python adds to a process. They don't depend on the recipe.
 INJECTED = ("pydev", "_pydev", "sitecustomize", "usercustomize")
 
 
 def find_file(name: str) -> str:
-    """Return the file of a module: of the loaded one, or of the one that an import would load; empty if it has none."""
+    """Return the file of a module, loaded or as an import would find it; empty if the module has no file."""
     module = sys.modules.get(name)
     if module is not None:
         return str(getattr(module, "__file__", None) or "")
@@ -30,14 +30,14 @@ def find_file(name: str) -> str:
 
 
 def find_spec(name: str) -> ModuleSpec | None:
-    """Return what an import of the module would load. Unlike importlib's, it doesn't import the module's parents."""
+    """Return the spec of the module that an import would load. Unlike importlib, don't import the module's parents."""
     spec: ModuleSpec | None = None
     path: list[str] | None = None
     for part in _prefixes(name):
         try:
             spec = _ask_finders(part, path)
             path = None if spec is None else list(spec.submodule_search_locations or ())
-        except KeyError:  # a namespace package asks for its parent, which isn't loaded
+        except KeyError:  # a namespace package needs its parent, which isn't loaded
             spec, path = None, [str(Path(folder, part.rpartition(".")[2])) for folder in path or ()]
         if not path and part != name:
             return None
@@ -55,7 +55,7 @@ def _ask_finders(name: str, path: list[str] | None) -> ModuleSpec | None:
 
 
 def read_module(name: str) -> bytes | None:
-    """Return the bytes of a module's file, also from a zip file; None if it has none that can be read."""
+    """Return the bytes of a module's file, also from inside a zip file; None if there is no readable file."""
     file = find_file(name)
     if not file:
         return None
@@ -71,14 +71,14 @@ def read_module(name: str) -> bytes | None:
 
 
 def find_code(roots: Collection[str], before: Collection[str]) -> list[str]:
-    """Return the user's modules that are loaded, by name: those that the recipe imports, and those it loaded otherwise.
+    """Return the names of the user's loaded modules: those that the recipe imports or loads in another way.
 
     Args:
-        roots: modules that are the recipe's, wherever they are installed; so is the rest of their packages.
-        before: modules that were loaded before the recipe was; they count only where the recipe's code imports them.
+        roots: the recipe's modules. They and the rest of their packages count as the user's even if installed.
+        before: the modules that were loaded before the recipe; they count only if the recipe's code imports them.
     """
     own = {root.partition(".")[0] for root in roots} - {"holdfast"}
-    # A name that no import finds is no module of the user's: torch.compile loads what it has compiled under such.
+    # Skip names that no import finds: torch.compile loads its generated code under such names.
     new = [name for name in list(sys.modules) if name not in before and is_users(name, own) and _is_found(name)]
     waiting = [*(root for root in roots if find_file(root)), *new]
     found: set[str] = set()
@@ -92,10 +92,10 @@ def find_code(roots: Collection[str], before: Collection[str]) -> list[str]:
 
 
 def is_users(name: str, own: Collection[str] = ()) -> bool:
-    """Return whether a module is the user's code: not Python's, not installed, not the engine's.
+    """Return whether a module is the user's code: not the standard library's, not installed, not Holdfast's.
 
     Args:
-        own: top-level packages that are the user's even where they are installed.
+        own: top-level packages that are the user's even if installed.
     """
     top = name.partition(".")[0]
     file = find_file(name)
@@ -111,13 +111,14 @@ def _is_installed(file: str) -> bool:
     path = Path(file).resolve()
     if is_below(str(path), INSTALLED):
         return True
-    # pip install --target, and the folders of pex and Bazel: a record of the file lies beside its package.
+    # pip install --target, pex and Bazel use other folders, but put a RECORD that names the file beside the package.
     return any(path.is_relative_to(folder) and _is_recorded(path, folder) for folder in map(Path, sys.path))
 
 
 def is_below(file: str, folders: Iterable[str]) -> bool:
-    """Return whether a file lies in one of the folders, or in one for installed packages."""
-    if any(f"{os.sep}{name}{os.sep}" in file for name in SITE_FOLDERS):  # a Path for each of thousands takes 0.2 s
+    """Return whether a file lies in one of the folders, or in a folder for installed packages."""
+    # Compared as text: making thousands of Path objects takes 0.2 s.
+    if any(f"{os.sep}{name}{os.sep}" in file for name in SITE_FOLDERS):
         return True
     return any(file.startswith(f"{folder}{os.sep}") for folder in folders)
 
@@ -138,7 +139,7 @@ def _is_found(name: str) -> bool:
 
 
 def list_imports(name: str) -> set[str]:
-    """Return the modules that a module's import statements name, functions' bodies included; empty if it is no Python.
+    """Return the modules that a module's import statements name, also inside functions; empty if it is not Python.
 
     ``from a import b`` names ``a`` and ``a.b``.
     """
@@ -166,6 +167,6 @@ def _targets(node: ast.AST, package: str) -> Iterator[str]:
 
 
 def _prefixes(name: str) -> list[str]:
-    """``a``, ``a.b``, ``a.b.c``"""
+    """Return a dotted name and its parents: ``a``, ``a.b``, ``a.b.c`` for ``a.b.c``."""
     parts = name.split(".")
     return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]

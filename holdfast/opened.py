@@ -1,7 +1,7 @@
-"""The files that a process reads while a recipe is built, with hashes of their content.
+"""The record of the files that a process reads while a recipe is built, with hashes of their content.
 
-Python tells of every file that it opens, NumPy's and torch's among them, by an audit event; a library that opens files
-in C (h5py, pyarrow, SQLite) is not seen. What is read later, while training, isn't seen either.
+Python raises an audit event for every file that it opens, also for NumPy and torch. Files that a library opens in C
+(h5py, pyarrow, SQLite) are not seen, nor are files that are read later, during training.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ from holdfast.imports import INSTALLED, is_below
 
 WHOLE_BYTES = 64 * 2**20
 TOTAL_BYTES = 256 * 2**20
-# Of a larger file: its first and last piece of this size, and as many between as make SAMPLES in all.
+# A larger file is sampled: SAMPLES pieces of this size, evenly spaced from the first bytes to the last.
 SAMPLE_BYTES = 2**20
 SAMPLES = 16
-# More files of one folder than this are one entry.
+# If a folder has more files than this, they become one entry.
 LISTED_FILES = 16
 
 COMPILED = (".pyc", ".pyo", ".so", ".pyd", ".pth")
@@ -34,10 +34,10 @@ Entry = dict[str, Any]
 
 
 class Opened:
-    """The files that were opened meanwhile.
+    """The files that were opened during a `watch` block.
 
     Attributes:
-        read, written: their absolute paths.
+        read, written: the absolute paths of the files opened for reading, and for writing.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Opened:
         self.written: set[str] = set()
 
     def note(self, path: object, mode: object, flags: object) -> None:
-        """Note an ``open`` event."""
+        """Record the file of an ``open`` audit event."""
         if not isinstance(path, str | bytes | os.PathLike):
             return  # a descriptor
         writes = bool(isinstance(mode, str) and set(mode) & set("wax+"))
@@ -60,9 +60,9 @@ _is_hooked = False
 
 @contextlib.contextmanager
 def watch() -> Iterator[Opened]:
-    """Note the files that this process opens inside the block, in every thread."""
+    """Record the files that this process opens inside the block, in every thread."""
     global _is_hooked
-    if not _is_hooked:  # a hook stays for ever; outside of a block it costs 0.1 microseconds an event
+    if not _is_hooked:  # an audit hook can't be removed; outside of a block it costs 0.1 microseconds for each event
         sys.addaudithook(_hear)
         _is_hooked = True
     opened = Opened()
@@ -79,16 +79,16 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
             opened.note(*arguments)
 
 
-# ---- what is on record
+# ---- describing
 
 
 def describe_files(opened: Opened, own: Collection[str], home: Path, ours: Iterable[str]) -> dict[str, Entry]:
-    """Return size and hashes of the data files that were read, by names that don't depend on where a checkout lies.
+    """Return size and hashes of the data files that were read, by names that don't depend on the checkout's place.
 
     Args:
-        own: files of modules; those of the user's are on record as code.
+        own: the files of modules, which are left out: the user's modules are recorded as code.
         home: the folder of the recipe's module.
-        ours: folders that Holdfast writes to.
+        ours: the folders that Holdfast writes to, which are left out.
     """
     folders = [os.path.abspath(folder) for folder in ours]  # noqa: PTH100
     bases = (home, Path.cwd())
@@ -107,7 +107,7 @@ def describe_files(opened: Opened, own: Collection[str], home: Path, ours: Itera
 
 def _is_data(path: Path, bases: Iterable[Path]) -> bool:
     inner = next((path.relative_to(base) for base in bases if path.is_relative_to(base)), path)
-    # Hidden folders have caches and what other tools are set to; they differ between machines.
+    # Hidden folders hold caches and the settings of other tools, which differ between machines.
     if path.suffix in COMPILED or any(part.startswith(".") for part in inner.parts[:-1]):
         return False
     try:
@@ -117,7 +117,7 @@ def _is_data(path: Path, bases: Iterable[Path]) -> bool:
 
 
 def _name(paths: list[Path], bases: Iterable[Path]) -> dict[Path, str]:
-    """Name paths relative to the first base that they are in; elsewhere by the last parts that tell them apart."""
+    """Name each path relative to the first base that contains it; other paths by as many last parts as are unique."""
     names: dict[Path, str] = {}
     for path in paths:
         base = next((each for each in bases if path.is_relative_to(each)), None)
@@ -132,7 +132,7 @@ def _name(paths: list[Path], bases: Iterable[Path]) -> dict[Path, str]:
 
 
 def describe_file(path: Path, whole_bytes: int = WHOLE_BYTES) -> Entry:
-    """Return a file's size, a digest of samples of it, and its SHA-256 if it has no more than ``whole_bytes`` bytes."""
+    """Return a file's size and digests: the SHA-256 up to ``whole_bytes`` bytes, a digest of samples if it is large."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         entry: Entry = {"size_bytes": size}
@@ -166,7 +166,7 @@ def _fold(entries: Mapping[str, Entry]) -> dict[str, Entry]:
 
 
 def is_same_file(saved: Entry, current: Entry) -> bool:
-    """Return whether two entries are of equal content, by the strongest digest that both have."""
+    """Return whether two entries have equal content, by size and by the strongest digest that both have."""
     if saved["size_bytes"] != current["size_bytes"]:
         return False
     common = next((name for name in ("sha256", "sampled") if name in saved and name in current), None)

@@ -1,4 +1,4 @@
-"""The installed packages that a recipe's code imports, with their versions; and Holdfast's own."""
+"""The versions of the installed packages that a recipe's code imports, and of Holdfast itself."""
 
 import functools
 import hashlib
@@ -10,12 +10,12 @@ from pathlib import Path
 import holdfast
 from holdfast.imports import ENGINE, SITE_FOLDERS, find_file, list_imports
 
-# The environment has their versions, and the contract judges them.
+# The environment records these packages' versions, and the contract compares them.
 JUDGED_ELSEWHERE = {"torch", "numpy", "accelerate", "torchdata", "holdfast"}
 
 
 def describe_holdfast() -> str:
-    """Return Holdfast's version, and a digest of its code: a checkout's code changes and its version doesn't."""
+    """Return Holdfast's version with a digest of its code, since a checkout's code changes without its version."""
     sha256 = hashlib.sha256()
     for path in sorted(Path(ENGINE).rglob("*.py")):
         sha256.update(path.relative_to(ENGINE).as_posix().encode() + b"\0" + path.read_bytes())
@@ -23,7 +23,7 @@ def describe_holdfast() -> str:
 
 
 def find_packages(modules: Collection[str]) -> dict[str, str]:
-    """Return the version of each installed package that these modules import and that is loaded, by its name."""
+    """Return name and version of each loaded, installed package that these modules import."""
     imported = {name for module in modules for name in list_imports(module)} - {*modules}
     owners = (find_owner(find_file(name)) for name in imported if sys.modules.get(name) is not None)
     found = {owner.name: owner.version for owner in owners if owner is not None}
@@ -31,7 +31,7 @@ def find_packages(modules: Collection[str]) -> dict[str, str]:
 
 
 def find_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions of packages that are installed here, loaded or not; one that isn't installed is left out."""
+    """Return the versions of the named packages, loaded or not. Packages that aren't installed are left out."""
     found = {}
     for name in names:
         try:
@@ -42,12 +42,12 @@ def find_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def find_owner(file: str) -> Distribution | None:
-    """Return the installed package that a file belongs to; None if no record beside it names the file."""
+    """Return the installed package that a file belongs to; None if no package's RECORD names the file."""
     path = Path(file)
     sites = [parent for parent in path.parents if parent.name in SITE_FOLDERS]
     for folder in sites or [Path(each) for each in sys.path if path.is_relative_to(each)]:
         inner = path.relative_to(folder)
-        # Most packages are named as their module is: then no other record has to be read.
+        # Most packages have their module's name. Reading their RECORD first saves reading the others.
         records = sorted(_list_records(folder), key=lambda record: not _is_named(record, inner.parts[0]))
         line = f"{inner.as_posix()},"
         if owner := next((record.parent for record in records if line in _read(record)), None):

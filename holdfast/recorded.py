@@ -1,7 +1,6 @@
-"""Compare what a checkpoint has on record of the code, the files, the packages and the built values that it was trained
-with against what there is now.
+"""The comparison of a checkpoint's record of code, files, packages and built values with the current ones.
 
-Pure. A record that an older checkpoint doesn't have is not compared.
+Pure. A record that an older checkpoint lacks is not compared.
 """
 
 import math
@@ -13,16 +12,16 @@ from holdfast.contract import PARTS
 from holdfast.fingerprint import ABSENT
 from holdfast.opened import is_same_file
 
-# Where one of these differs, libraries may describe the same thing by other names.
+# If one of these versions differs, a library may describe the same object by other names.
 VERSIONS = ("python", "torch", "numpy", "accelerate", "torchdata", "holdfast")
 
 
 def compare_records(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Change]:
-    """Return everything that two environments have on record beside the machine, and that differs.
+    """Return the changes in code, files, packages and built values between two environments.
 
     Args:
         saved: a checkpoint's ``environment``.
-        current: the same as it is now.
+        current: the current environment, with the same records.
     """
     packages = compare_packages(saved.get("packages") or {}, current.get("packages") or {})
     is_upgraded = bool(packages) or any(_version(saved, name) != _version(current, name) for name in VERSIONS)
@@ -35,10 +34,8 @@ def compare_records(saved: Mapping[str, Any], current: Mapping[str, Any]) -> lis
         now = current.get("holdfast", ABSENT)
         changes.append(Change(name="holdfast", kind="package", saved=saved["holdfast"], current=now))
     changes += packages
-    if saved.get("built"):
-        changes += compare_built(
-            saved["built"], current.get("built") or {}, is_upgraded=is_upgraded
-        )  # last: these are many
+    if saved.get("built"):  # last, since these may be many
+        changes += compare_built(saved["built"], current.get("built") or {}, is_upgraded=is_upgraded)
     return changes
 
 
@@ -48,7 +45,7 @@ def _version(environment: Mapping[str, Any], name: str) -> Any:
 
 
 def compare_sources(saved: Mapping[str, str], current: Mapping[str, str]) -> list[Change]:
-    """Return the modules whose code changed, and those that are new or gone, as ``sources.<module>``."""
+    """Return the modules whose code changed, and new or missing modules, as ``sources.<module>``."""
     return [
         Change(
             name=f"sources.{module}",
@@ -62,7 +59,7 @@ def compare_sources(saved: Mapping[str, str], current: Mapping[str, str]) -> lis
 
 
 def compare_files(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Change]:
-    """Return the files whose content changed, and those that are read only now or no longer, as ``files.<path>``."""
+    """Return the files whose content changed, and those read only before or only now, as ``files.<path>``."""
     return [
         Change(name=f"files.{name}", kind="file", saved=saved.get(name, ABSENT), current=current.get(name, ABSENT))
         for name in sorted(saved.keys() | current.keys())
@@ -71,11 +68,11 @@ def compare_files(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[
 
 
 def compare_built(saved: Mapping[str, Any], current: Mapping[str, Any], *, is_upgraded: bool) -> list[Change]:
-    """Return the values that are built otherwise, as ``built.<name>``.
+    """Return the built values that changed, as ``built.<name>``.
 
     Args:
-        is_upgraded: whether versions differ: then a name that only one of the two has is no change, since libraries
-            and Holdfast describe the same thing by more names than before.
+        is_upgraded: whether versions differ. Then a name that only one record has is no change, since another version
+            of a library or of Holdfast may describe the same object by other names.
     """
     return [
         Change(name=f"built.{name}", kind="built", saved=saved.get(name, ABSENT), current=current.get(name, ABSENT))
@@ -86,14 +83,14 @@ def compare_built(saved: Mapping[str, Any], current: Mapping[str, Any], *, is_up
 
 
 def _is_close(saved: Any, current: Any) -> bool:
-    """Return whether two values are equal, or numbers whose last bits differ, as another machine's cos gives them."""
+    """Return whether two values are equal, or floats that differ only in the last bits, as cos does across machines."""
     if isinstance(saved, float) and isinstance(current, float):
         return math.isclose(saved, current, rel_tol=1e-12)
     return is_same(saved, current)
 
 
 def compare_packages(saved: Mapping[str, str], current: Mapping[str, str]) -> list[Change]:
-    """Return the packages on record that have another version, or are gone, as ``packages.<name>``."""
+    """Return the recorded packages that have another version now or are missing, as ``packages.<name>``."""
     return [
         Change(name=f"packages.{name}", kind="package", saved=version, current=current.get(name, ABSENT))
         for name, version in sorted(saved.items())

@@ -1,4 +1,4 @@
-"""The code that a run is trained with, hashed so that comments and layout between the lines don't count."""
+"""Hashes of the code that a run is trained with. Comments, blank lines and trailing whitespace don't count."""
 
 import hashlib
 import io
@@ -12,13 +12,14 @@ from holdfast.imports import find_file, read_module
 
 
 def hash_sources(names: Iterable[str], folder: Path = Path()) -> dict[str, str]:
-    """Return the SHA-256 of each source's code, by name: the same on every machine, in every checkout.
+    """Return the SHA-256 of each source's code, by name, equal on every machine and in every checkout.
 
-    Comments and blank lines don't count; of a file that isn't Python's, an extension's say, all bytes do. A module that
-    isn't loaded is hashed as it would be. A package stands for its ``__init__.py`` alone. What has no file is left out.
+    Comments and blank lines of Python files don't count; of other files (an extension, for example) every byte counts.
+    A module that isn't loaded is hashed from the file that an import would load. A package's hash is that of its
+    ``__init__.py`` alone. Modules without a file are left out.
 
     Args:
-        folder: the one of the recipe's module, which paths are relative to.
+        folder: the folder of the recipe's module, to which paths are relative.
     """
     found = {name: read_source(name, folder) for name in sorted(set(names)) if name}
     return {
@@ -29,10 +30,10 @@ def hash_sources(names: Iterable[str], folder: Path = Path()) -> dict[str, str]:
 
 
 def read_source(name: str, folder: Path) -> tuple[bytes, bool] | None:
-    """Return the bytes of a source that is on record, a module or a file, and whether it is Python; None if it is gone.
+    """Return the bytes of a recorded source (a module or a file) and whether it is Python; None if it is gone.
 
     Args:
-        folder: the one of the recipe's module.
+        folder: the folder of the recipe's module, to which paths are relative.
     """
     if (data := read_module(name)) is not None:
         return data, find_file(name).endswith(".py")
@@ -41,13 +42,13 @@ def read_source(name: str, folder: Path) -> tuple[bytes, bool] | None:
 
 
 def find_listed(sources: "Iterable[str | PathLike[str]]", folder: Path) -> tuple[list[str], dict[str, Path]]:
-    """Return the modules that a recipe lists as its sources, and the files, by name; of a folder all that is in it.
+    """Return the modules and the files (by name) that a recipe lists as its sources. A folder stands for all its files.
 
     Args:
-        folder: the one of the recipe's module, which relative paths begin at.
+        folder: the folder of the recipe's module, to which paths are relative.
 
     Raises:
-        RecipeError: there is neither a module nor a file of a name.
+        RecipeError: a source is neither a module nor a file.
     """
     modules: list[str] = []
     files: dict[str, Path] = {}
@@ -65,13 +66,13 @@ def find_listed(sources: "Iterable[str | PathLike[str]]", folder: Path) -> tuple
             what = "no file" if is_path else "no module and no file"
             raise RecipeError(
                 f"the recipe's sources: there is {what} {str(source)!r}",
-                hint=f"a path is looked up in {folder}, where the recipe's module is",
+                hint=f"a path is relative to the folder of the recipe's module, {folder}",
             )
     return modules, files
 
 
 def _name(path: Path, folder: Path) -> str:
-    """Name a file relative to the recipe's folder; one that lies elsewhere by its folder's name and its own."""
+    """Return a file's path relative to the recipe's folder; for a file elsewhere, its folder's name and its own."""
     inner = path.resolve()
     if inner.is_relative_to(folder):
         return inner.relative_to(folder).as_posix()
@@ -83,7 +84,7 @@ def _is_hidden(path: Path, folder: Path) -> bool:
 
 
 def hash_source(data: bytes) -> str:
-    """SHA-256 of a source file's code; of its bytes where that is no Python."""
+    """Return the SHA-256 of a Python file's code; of the file's bytes if it is not valid Python."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         text = io.TextIOWrapper(io.BytesIO(data), encoding).read()  # every line end becomes \n
@@ -93,13 +94,13 @@ def hash_source(data: bytes) -> str:
 
 
 def strip_source(text: str) -> str:
-    """Python source without comments, blank lines and trailing whitespace; what is in a string stays as it is.
+    """Return Python source without comments, blank lines and trailing whitespace. Strings stay unchanged.
 
     Args:
-        text: with ``\\n`` as line end.
+        text: the source, with ``\\n`` as line end.
 
     Raises:
-        SyntaxError, tokenize.TokenError: it is no Python.
+        SyntaxError, tokenize.TokenError: the text is not valid Python.
     """
     rows = text.split("\n")
     in_string = _cut_comments(rows)
@@ -114,17 +115,17 @@ def strip_source(text: str) -> str:
 
 
 def _cut_comments(rows: list[str]) -> set[int]:
-    """The rows lose their comments; the numbers of those whose end lies in a string are returned."""
+    """Cut the comments from the rows in place. Return the numbers of the rows whose end lies inside a string."""
     in_string: set[int] = set()
     open_strings: list[int] = []
     for token in tokenize.generate_tokens(io.StringIO("\n".join([*rows, ""])).readline):
         kind, first, last = tokenize.tok_name[token.type], token.start[0], token.end[0]
-        # A string without an end. (Before Python 3.12 some letters of identifiers are error tokens too.)
+        # An unterminated string. (Before Python 3.12 some letters of identifiers are error tokens too.)
         if kind == "ERRORTOKEN" and {"'", '"'} & set(token.string):
             raise tokenize.TokenError(f"{token.string!r} has no end", token.start)
         if kind == "STRING":
             in_string.update(range(first, last))
-        # Before Python 3.12 an f-string is one token, and a # in it no comment: so it is taken as a whole everywhere.
+        # Before Python 3.12 an f-string is one token, in which # starts no comment. Newer versions are treated alike.
         elif kind.endswith("STRING_START"):
             open_strings.append(first)
         elif kind.endswith("STRING_END"):
