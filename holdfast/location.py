@@ -1,4 +1,4 @@
-"""Where in the user's own code an error was raised."""
+"""The location of an error: the line of the user's own code that led to it."""
 
 import re
 import sysconfig
@@ -6,12 +6,12 @@ import traceback
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-# Recipes that come with Holdfast are code that is trained, like a user's.
+# Holdfast's own recipes count as the user's code, since they are what is trained.
 _RECIPES = _HERE / "recipes"
 _INSTALLED = tuple(Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _LINE = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
 MAX_LETTERS = 400
-# How torch reports an error of a loader worker: the worker's traceback is the message.
+# torch puts a loader worker's traceback into the message of the error, after this line.
 _WORKER = "Original Traceback (most recent call last):"
 
 
@@ -26,9 +26,9 @@ def is_own_code(filename: str) -> bool:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return one line for an error: the last line of the user's own code that led to it, its type and its message.
+    """Return one line for an error: file and line of the user's own code that led to it, its type and its message.
 
-    Where none of the user's code is in the traceback, the line is the one that raised.
+    If the traceback has none of the user's code, the line is the one that raised the error.
     """
     text = str(error)
     if isinstance(error, SyntaxError) and error.filename:

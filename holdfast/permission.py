@@ -1,10 +1,10 @@
-"""What an operator lets runs use: recipes and stores, by prefix, from two environment variables of the worker.
+"""The recipes and stores that an operator allows runs to use, from two environment variables of the worker.
 
 ``HOLDFAST_ALLOWED_RECIPES``: module paths or recipes, for example ``my_models, holdfast.recipes.language:language``.
 ``HOLDFAST_ALLOWED_STORES``: folders or URLs, for example ``/data/runs, s3://team/runs``.
 
-Entries are separated by commas. A recipe's prefix ends at a dot, a colon or the end of the name; a store's at a ``/``
-or the end. A variable that is not set restricts nothing; one that is set and empty allows nothing.
+Entries are prefixes, separated by commas. A recipe's prefix ends at a dot, a colon or the end of the name; a store's
+at a ``/`` or the end. An unset variable restricts nothing; an empty one allows nothing.
 """
 
 import os
@@ -22,11 +22,7 @@ SAME_SCHEME = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "file": ""
 
 
 def check_recipe(name: str) -> None:
-    """Return if the operator allows a recipe. Nothing is imported.
-
-    Raises:
-        RecipeError: the operator doesn't.
-    """
+    """Raise RecipeError unless the operator allows a recipe. The recipe is not imported."""
     allowed = _entries(RECIPES)
     if allowed is None or any(name == entry or name.startswith((f"{entry}.", f"{entry}:")) for entry in allowed):
         return
@@ -34,12 +30,9 @@ def check_recipe(name: str) -> None:
 
 
 def check_store(url: str) -> None:
-    """Return if the operator allows a store. Nothing is opened.
+    """Raise ConfigError unless the operator allows a store. The store is not opened.
 
-    Links and ``..`` in a folder's path are resolved first; a URL with ``.`` or ``..`` between slashes is refused.
-
-    Raises:
-        ConfigError: the operator doesn't.
+    Links and ``..`` in a folder's path are resolved first. A URL with ``.`` or ``..`` between slashes is not allowed.
     """
     allowed = _entries(STORES)
     if allowed is None:
@@ -53,20 +46,20 @@ def check_store(url: str) -> None:
 
 
 def split_store(url: str) -> tuple[str, ...]:
-    """Return a store's scheme and the parts of its path, spelled in one way; empty if it has no such spelling."""
+    """Return a store's scheme and the parts of its path in one normal form; empty if the URL has no normal form."""
     scheme, separator, path = url.partition("://")
     scheme = SAME_SCHEME.get(scheme, scheme)
     if not separator or scheme == "":
         try:
             return "", *Path(os.path.realpath(Path(path if separator else url).expanduser())).parts
-        except (ValueError, RuntimeError):  # a NUL in it, or the home of a user that there isn't
+        except (ValueError, RuntimeError):  # a null character, or the home of an unknown user
             return ()
     parts = tuple(part for part in path.split("/") if part)
     return () if {".", ".."} & set(parts) else (scheme, *parts)
 
 
 def _is_scratch(parts: Sequence[str]) -> bool:
-    """Return whether a store is in a temporary folder that this user's process has made for a proof or a replay."""
+    """Return whether a store is in a temporary folder that a process of this user made for a proof or a replay."""
     temporary = split_store(tempfile.gettempdir())
     if parts[: len(temporary)] != temporary or not "".join(parts[len(temporary) :][:1]).startswith(SCRATCH):
         return False
