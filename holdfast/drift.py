@@ -95,7 +95,7 @@ def check_drift(
 
 
 def _head(refused: Sequence[Change]) -> str:
-    """Return the first line of an error that refuses no setting."""
+    """Return the first line of an error that refuses code, files or built values, but no setting."""
     kinds = {change.kind for change in refused}
     if kinds == {"built"}:
         return "the recipe builds other values than when it was saved, though no setting, code or file has changed"
