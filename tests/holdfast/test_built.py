@@ -1,4 +1,4 @@
-"""Every number that a recipe builds has a name, and belongs to the recipe, not to a process or a machine."""
+"""Every hyperparameter that a recipe builds is recorded by name; values of a process or a machine are left out."""
 
 import argparse
 import dataclasses
@@ -26,7 +26,7 @@ LIMIT = 1.0
 
 
 def describe(schedule: Any = None, **parts: Any) -> dict[str, Any]:
-    """What is on record of a recipe with these parts."""
+    """Return the record of a recipe with these parts."""
     model = parts.pop("model", None) or nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.1))
     optimizer = parts.pop("optimizer", torch.optim.AdamW)(model.parameters(), lr=0.1)
     schedulers = [schedule(optimizer)] if schedule and not isinstance(schedule, Schedule) else []
@@ -44,7 +44,7 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
 
 
 class Scaled(nn.Module):
-    """A module with numbers of its own, and with what belongs to a process."""
+    """A module with hyperparameters, and with values of a process."""
 
     def __init__(self, **values: Any) -> None:
         super().__init__()
@@ -118,7 +118,9 @@ class Config:
         ),
     ],
 )  # fmt: skip
-def test_what_differs_has_a_name(one: dict[str, Any], other: dict[str, Any], names: set[str] | None) -> None:
+def test_every_changed_hyperparameter_is_named(
+    one: dict[str, Any], other: dict[str, Any], names: set[str] | None
+) -> None:
     found = differing(describe(**one), describe(**other))
     assert found == names if names is not None else found
 
@@ -149,20 +151,20 @@ def make_loss(scale: float = 1.0, criterion: Any = None, helper: Any = None, pat
         ),
     ],
 )  # fmt: skip
-def test_what_the_loss_has_captured(one: Any, other: Any, names: set[str]) -> None:
+def test_values_that_the_loss_captured_are_recorded(one: Any, other: Any, names: set[str]) -> None:
     assert differing(describe(loss=one), describe(loss=other)) == names
 
 
 @pytest.mark.parametrize(
     "loss", [make_loss(), lambda model, batch: [model(each) * LIMIT for each in batch], lambda *_: (lambda: LIMIT)()]
 )
-def test_a_number_of_the_module_that_the_loss_reads(monkeypatch: pytest.MonkeyPatch, loss: Any) -> None:
+def test_a_global_that_the_loss_reads_is_recorded(monkeypatch: pytest.MonkeyPatch, loss: Any) -> None:
     before = describe(loss=loss)
     monkeypatch.setitem(globals(), "LIMIT", 0.5)
     assert differing(before, describe(loss=loss)) == {"loss.captured.LIMIT"}
 
 
-def test_a_function_that_names_what_is_not_there_yet() -> None:
+def test_a_function_may_name_an_undefined_variable() -> None:
     def loss(model: Any, batch: Any) -> Any:
         return later
 
@@ -170,8 +172,8 @@ def test_a_function_that_names_what_is_not_there_yet() -> None:
     later = 1
 
 
-def test_weights_are_no_hyperparameters() -> None:
-    """They are in the state; on another machine the first ones may have other last bits."""
+def test_weights_are_not_recorded() -> None:
+    """They are in the state. On another machine the initial weights may differ in their last bits."""
     built = describe(model=Scaled(mean={"bias": torch.rand(1)}, scale=torch.tensor(0.5)))
     assert not any(name.startswith(("model.mean", "model.scale")) for name in built)
     assert not compare_built({"lr": 0.1}, {"lr": 0.1 + 1e-16}, is_upgraded=False)
@@ -204,7 +206,7 @@ SCHEDULERS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
 
 @pytest.mark.filterwarnings("ignore:The epoch parameter")
 @pytest.mark.parametrize("number", range(len(SCHEDULERS)))
-def test_schedulers_and_their_functions(number: int) -> None:
+def test_schedulers_and_their_functions_are_recorded(number: int) -> None:
     one, other = SCHEDULERS[number]
     assert not differing(describe(one), describe(one))
     found = differing(describe(one), describe(other))
@@ -212,7 +214,7 @@ def test_schedulers_and_their_functions(number: int) -> None:
     assert all(name.startswith(("scheduler.0.", "optimizer.")) for name in found), found
 
 
-def test_frozen_weights_have_a_name() -> None:
+def test_frozen_parameters_are_recorded() -> None:
     model = nn.Linear(2, 2)
     before = describe(model=model)
     model.bias.requires_grad_(False)
@@ -230,12 +232,12 @@ def test_frozen_weights_have_a_name() -> None:
         "environment",
     ],
 )  # fmt: skip
-def test_what_belongs_to_a_process_is_left_out(value: Any) -> None:
+def test_values_of_a_process_are_left_out(value: Any) -> None:
     assert "model.value" not in describe(model=Scaled(value=value))
 
 
 def test_secrets_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [*os.environ][32:]:  # a short one, as a container's
+    for name in [*os.environ][32:]:  # a short environment, as in a container
         monkeypatch.delenv(name)
     monkeypatch.setenv("OWN_SECRET", "hunter2")
     monkeypatch.setitem(globals(), "LIMIT", os.environ)

@@ -1,4 +1,4 @@
-"""Canonical JSON as RFC 8785 has it, and the spellings of numbers that JSON lacks."""
+"""Canonical JSON follows RFC 8785, and the spellings of numbers that JSON lacks never change."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.canonical import dump_json, finite_or_none, mark_exactly, mark_float, mark_int, read_exactly, spell_floats
 
 
-def test_json_is_written_as_rfc_8785_says() -> None:
+def test_json_follows_rfc_8785() -> None:
     value = {
         "\U0001f600": 1,
         "\ufb33": 2.0,
@@ -27,7 +27,7 @@ def test_json_is_written_as_rfc_8785_says() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf, 2**53])
-def test_a_number_that_json_lacks_has_to_be_marked(value: float) -> None:
+def test_nan_and_infinity_must_be_marked(value: float) -> None:
     with pytest.raises(rfc8785.CanonicalizationError):
         dump_json([value])
     assert dump_json([mark_int(value) if isinstance(value, int) else mark_float(value)])
@@ -46,7 +46,7 @@ def written_and_read(value: object) -> object:
     return json.loads(dump_json([value]))[0]
 
 
-def test_spellings_stay_what_is_on_disk() -> None:
+def test_spellings_on_disk_never_change() -> None:
     assert [mark_int(2**53 - 1), mark_int(-(2**53))] == [2**53 - 1, {"$int": "-9007199254740992"}]
     assert [mark_float(1.0), mark_float(math.inf)] == [1.0, {"$float": "inf"}]
     assert [mark_exactly(0.1), mark_exactly(3.0), mark_exactly(-0.0)] == [

@@ -1,4 +1,4 @@
-"""A configuration is read whole, or refused with the field's name."""
+"""A configuration is read completely, or refused with the name of a field."""
 
 import itertools
 import math
@@ -119,7 +119,7 @@ def test_chunks_end_with_their_epoch_or_the_run(length: ChunkLength, stops: list
 @pytest.mark.parametrize(
     ("auto_steps", "stops"),
     [
-        (4, [5, 10, 15, 20, 25, 30, 35]),  # two to an epoch, which are equal
+        (4, [5, 10, 15, 20, 25, 30, 35]),  # two equal chunks in an epoch
         (6, [5, 10, 15, 20, 25, 30, 35]),
         (9, [10, 20, 30, 35]),
         (14, [10, 20, 30, 35]),
@@ -133,7 +133,7 @@ def test_automatic_chunks_end_with_an_epoch_where_their_length_allows(auto_steps
 
 @pytest.mark.parametrize("auto_steps", [1, 3, 7, 50, 120])
 @pytest.mark.parametrize("steps_per_epoch", [1, 9, 100])
-def test_an_automatic_chunk_has_about_the_length_that_is_best(auto_steps: int, steps_per_epoch: int) -> None:
+def test_an_automatic_chunk_has_about_the_desired_length(auto_steps: int, steps_per_epoch: int) -> None:
     stops = [0]
     while stops[-1] < 1000 * steps_per_epoch - 3 * auto_steps:
         stops.append(ChunkLength(auto=True).next_stop(stops[-1], steps_per_epoch, 1000 * steps_per_epoch, auto_steps))
@@ -142,12 +142,12 @@ def test_an_automatic_chunk_has_about_the_length_that_is_best(auto_steps: int, s
     assert max(lengths) <= math.ceil(auto_steps * 3 / 2)
 
 
-def test_automatic_chunks_end_with_every_epoch_if_they_are_asked_to() -> None:
+def test_automatic_chunks_end_with_every_epoch_if_configured() -> None:
     assert walk(ChunkLength(auto=True, epochs=1), 1000, 35) == [10, 20, 30, 35]
     assert walk(ChunkLength(auto=True, epochs=2), 1000, 35) == [20, 35]
 
 
-def test_what_retention_is_to_keep_automatic_chunks_make() -> None:
+def test_automatic_chunks_end_where_retention_keeps_a_checkpoint() -> None:
     keep = {"keep_every": 4, "keep_every_steps": 25}
     config = parse_config({"recipe": "m:f", "run": "a", "epochs": 10, "chunk": "auto", "retention": keep})
     stops = [0]
@@ -157,7 +157,7 @@ def test_what_retention_is_to_keep_automatic_chunks_make() -> None:
 
 
 def walk(length: ChunkLength, auto_steps: int, total_steps: int) -> list[int]:
-    """Where the chunks of a run with ten steps an epoch stop."""
+    """Return the last steps of the chunks of a run with ten steps an epoch."""
     stops = [0]
     while stops[-1] < total_steps:
         stops.append(length.next_stop(stops[-1], 10, total_steps, auto_steps))
@@ -175,7 +175,7 @@ def test_an_automatic_length_is_a_word_or_a_table_and_is_no_part_of_the_identity
 
 
 def test_the_form_asks_for_a_length_as_it_asks_for_the_rest() -> None:
-    """Prefect makes it from the schema: of a table it makes fields, and of a boolean a switch."""
+    """Prefect makes the form from the schema: fields from a table, a switch from a boolean."""
     schema = RunConfig.model_json_schema()
     assert schema["properties"]["chunk"]["$ref"] == "#/$defs/ChunkLength"
     fields = schema["$defs"]["ChunkLength"]["properties"]
@@ -183,14 +183,14 @@ def test_the_form_asks_for_a_length_as_it_asks_for_the_rest() -> None:
     assert fields["auto"]["type"] == "boolean"
 
 
-def test_a_chunk_that_begins_late_ends_where_it_would_have() -> None:
+def test_a_chunk_that_begins_late_has_the_usual_end() -> None:
     assert ChunkLength(epochs=2).next_stop(13, 10, 100) == 20
 
 
 @pytest.mark.parametrize(
     "store", ["s3://AKIA1:hunter2secret@bucket/runs", "az://container/runs?sig=hunter2secret", "gs://u:hunter2secret@b"]
 )
-def test_a_store_with_credentials_in_it_is_refused_and_not_repeated(store: str) -> None:
+def test_a_store_url_with_credentials_is_refused_and_not_shown(store: str) -> None:
     with pytest.raises(ConfigError, match="holds credentials") as caught:
         parse_config({"recipe": "m:f", "run": "a", "store": store})
     assert "hunter2secret" not in str(caught.value)
@@ -230,13 +230,13 @@ def test_retention_is_checked() -> None:
         ("width=3", "did you mean settings.width? A recipe's own settings are in that table"),
     ],
 )
-def test_a_key_of_another_tool_has_its_name_here_as_a_hint(path: Path, key: str, hint: str) -> None:
+def test_a_key_of_another_tool_gives_a_hint_to_holdfasts_name(path: Path, key: str, hint: str) -> None:
     with pytest.raises(ConfigError, match="unknown key") as caught:
         load_config(path, [key])
     assert caught.value.hint == hint
 
 
-def test_every_name_of_another_tool_leads_to_a_setting_and_is_none_itself() -> None:
+def test_every_foreign_name_leads_to_a_setting_and_is_not_one() -> None:
     known = set(_known_keys(RunConfig))
     recipe = {f"settings.{name}" for name in default_settings("holdfast.recipes.language:language")}
     assert set(MEANT.values()) <= known | recipe

@@ -1,4 +1,4 @@
-"""Where equal bits are promised, term by term, and what is recorded to judge it by."""
+"""The contract promises equal bits only if every term agrees, and the environment records what the terms need."""
 
 import json
 from pathlib import Path
@@ -40,11 +40,11 @@ MACHINES = {"cpu": EPYC, "cuda": H100}
 
 
 def started(**variables: str) -> dict[str, Any]:
-    """A process that was started with the preamble, and more."""
+    """Return the variables of a process that was started with the preamble, and further ones."""
     return {"variables": PREAMBLE | variables}
 
 
-# On which device, what is other here than it was, and the reasons; none where the bits stay the same.
+# Each row: the device, the values that differ here, and the reasons; none if equal bits are promised.
 DIFFERENCES: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("both", {}, ()),
     # the device
@@ -111,11 +111,11 @@ DIFFERENCES: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("cuda", {"variables": WITHOUT_CUBLAS}, ("CUBLAS_WORKSPACE_CONFIG: saved ':4096:8', here unset",)),
     ("cuda", started(NVIDIA_TF32_OVERRIDE="1"), ("NVIDIA_TF32_OVERRIDE: saved unset, here '1'",)),
     ("cpu", started(NVIDIA_TF32_OVERRIDE="1", CUBLAS_WORKSPACE_CONFIG=":16:8"), ()),
-    # what nobody knows
+    # unknown values
     ("both", {"sources": {"my_model": "1f"}, "added by a later version": 1}, ()),
     ("cpu", {"cpu_family": None}, ("cpu_family: not known here",)),
     ("cuda", {"gpus": []}, ("gpus: not known here",)),
-    ("cuda", {"cuda": None}, ("cuda: not known here",)),  # ROCm: none of this holds there
+    ("cuda", {"cuda": None}, ("cuda: not known here",)),  # ROCm, to which these terms don't apply
     ("both", {"variables": ["PYTHONHASHSEED=0"], "libc": None}, ("libc, variables: not known here",)),
     # several at once
     ("cpu", {"threads": 2, "libc": "glibc 2.39", "cpu": None}, (
@@ -131,7 +131,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("saved", "changes", "reasons"), CASES)
-def test_what_counts_and_what_does_not(
+def test_a_difference_rules_out_the_promise_only_on_its_terms_devices(
     saved: dict[str, Any], changes: dict[str, Any], reasons: tuple[str, ...]
 ) -> None:
     assert judge(saved, saved | changes) == Verdict("not promised" if reasons else "identical", reasons)
@@ -139,7 +139,7 @@ def test_what_counts_and_what_does_not(
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_term_can_forbid_the_promise(device: str) -> None:
-    """And has a line in the table above that shows it."""
+    """Every term has a row in the table above that shows it."""
     lines = [reason for where, _, reasons in DIFFERENCES if where in ("both", device) for reason in reasons]
     shown = {line.partition(":")[0] for line in lines if ": saved" in line or ": only" in line}
     assert {term.key for term in terms_on(device)} <= shown | {"variables"}
@@ -148,7 +148,7 @@ def test_every_term_can_forbid_the_promise(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_an_old_record_lacks_is_not_promised(device: str) -> None:
+def test_a_value_missing_from_an_old_record_is_not_promised(device: str) -> None:
     machine = MACHINES[device]
     for key in {term.key for term in terms_on(device)}:
         old = {name: value for name, value in machine.items() if name != key}
@@ -159,7 +159,7 @@ def test_what_an_old_record_lacks_is_not_promised(device: str) -> None:
 
 
 def test_the_record_of_an_earlier_version() -> None:
-    """Eight keys, and GPUs of which the number of SMs isn't known."""
+    """An earlier version recorded eight keys, and GPUs without their number of SMs."""
     keys = ("python", "system", "cpu", "torch", "numpy", "threads", "cuda", "cudnn")
     old = {key: H100[key] for key in keys} | {"gpus": [{"name": "NVIDIA H100 80GB HBM3", "sm": [9, 0]}]}
     missing = "device, libc, accelerate, torchdata, deterministic, variables, cpu_vector, gpus, nccl"
@@ -208,7 +208,7 @@ environments = st.fixed_dictionaries(
 
 
 @given(environments)
-def test_a_machine_is_as_itself(machine: dict[str, Any]) -> None:
+def test_a_machine_promises_equal_bits_to_itself(machine: dict[str, Any]) -> None:
     assert judge(machine, machine) == Verdict("identical")
     assert judge(json.loads(json.dumps(machine)), machine) == Verdict("identical")
 
@@ -246,17 +246,17 @@ def test_the_terms_are_about_what_is_described() -> None:
     assert {device for limit in LIMITS for device in limit.on} == {"cpu", "cuda"}
 
 
-# ---- what is recorded
+# ---- the record
 
 
-def test_what_is_not_known_here_is_as_small_as_can_be() -> None:
+def test_every_value_is_known_on_this_machine_and_the_record_is_small() -> None:
     described = describe_environment()
     missing = {term.key for term in terms_on("cpu") if part_of(term, described) is None}
     assert missing == set()
     assert len(json.dumps(described)) < 2000
 
 
-def test_the_device_is_the_one_that_is_trained_on() -> None:
+def test_the_recorded_device_is_the_training_device() -> None:
     assert (describe_environment()["device"], describe_environment("cuda")["device"]) == ("cpu", "cuda")
 
 
@@ -311,7 +311,7 @@ CPU part\t: 0xd40
         (ARM, "implementer 0x41 part 0xd40", "implementer 0x41 part 0xd40", "asimd bf16 sve"),
     ],
 )  # fmt: skip
-def test_the_cpu_is_told_by_more_than_its_name(
+def test_the_cpu_is_described_by_more_than_its_name(
     cpuinfo: str, cpu: str, family: str, vector: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "cpuinfo"
@@ -323,7 +323,7 @@ def test_the_cpu_is_told_by_more_than_its_name(
     assert {key for key in first if first[key] != second[key]} == {"cpu_flags"}
 
 
-def test_where_the_system_tells_nothing_nothing_is_promised(tmp_path: Path) -> None:
+def test_a_system_without_cpu_files_promises_nothing(tmp_path: Path) -> None:
     none = tmp_path / "none"
     described = describe_environment(places=Places(none, none, (none,))) | {"deterministic": True}
     assert {key for key in ("cpu_family", "cpu_vector", "cpu_flags", "driver") if described[key] is None} == {
@@ -335,7 +335,7 @@ def test_where_the_system_tells_nothing_nothing_is_promised(tmp_path: Path) -> N
     assert "cpu_family, cpu_vector" in last
 
 
-def test_the_driver_is_read_from_what_it_shows(tmp_path: Path) -> None:
+def test_the_driver_version_is_read_from_its_file(tmp_path: Path) -> None:
     version = tmp_path / "version"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n")
     places = Places(drivers=(tmp_path / "none", version))

@@ -1,4 +1,4 @@
-"""Every difference is named once, by what it is; nothing but what was named, or can't matter, is let through."""
+"""Every difference is named once, with its kind. Only accepted and harmless changes are allowed."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ OLD, NEW = "a" * 64, "b" * 64
 
 
 def changed(**settings: Any) -> dict[str, Any]:
-    """The saved identity with other settings; those that are None are gone."""
+    """Return the saved identity with other settings; a setting that is None is removed."""
     fields = {**SAVED["settings"], **settings}  # type: ignore[dict-item]
     return {**SAVED, "settings": {name: value for name, value in fields.items() if value is not None}}
 
@@ -44,7 +44,7 @@ def lines(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
 
 
 def list_fields(section: type[Section], prefix: str = "") -> Iterator[str]:
-    """Every field of the configuration, by dotted name."""
+    """Yield every field of the configuration by dotted name."""
     for name, field in section.model_fields.items():
         tables = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
         inner = [kind for kind in tables if issubclass(kind, Section)]
@@ -77,11 +77,11 @@ def test_the_identity_is_made_of_the_identity_fields() -> None:
         ("not.known", "operational"),
     ],
 )
-def test_class(name: str, cls: str) -> None:
+def test_a_field_has_the_class_of_its_table(name: str, cls: str) -> None:
     assert classify(name) == cls
 
 
-def test_what_is_operational_is_not_compared_and_refuses_nothing(tmp_path: Path) -> None:
+def test_operational_fields_are_not_compared(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('recipe = "m:f"\nrun = "a"\n')
     saved = load_config(tmp_path / "a.toml")
     moved = load_config(tmp_path / "a.toml", [f"log.folder={tmp_path}/elsewhere", "store=moved", "epochs=9"])
@@ -128,11 +128,11 @@ def test_defaults_are_those_of_the_configuration() -> None:
         ({**SAVED, "seed": 2**62}, f"seed: saved 1234, now {2**62}"),
     ],
 )
-def test_a_change_in_one_line(current: dict[str, Any], line: str) -> None:
+def test_a_change_is_described_in_one_line(current: dict[str, Any], line: str) -> None:
     assert lines(SAVED, current) == [line]
 
 
-def test_a_source_in_one_line() -> None:
+def test_a_changed_source_is_described_in_one_line() -> None:
     saved, current = {"m": OLD, "gone": OLD, "same": OLD}, {"m": NEW, "new": OLD, "same": OLD}
     assert [str(change) for change in compare_sources(saved, current)] == [
         "sources.gone: no longer among the sources",
@@ -142,22 +142,22 @@ def test_a_source_in_one_line() -> None:
     assert compare_sources(saved, saved) == []
 
 
-def test_one_and_true_differ_and_one_and_one_point_nought_do_not() -> None:
-    """As the fingerprint has it, which Python's == does not."""
+def test_true_differs_from_1_and_1_0_does_not() -> None:
+    """The fingerprint does this, and Python's == doesn't."""
     assert lines({"a": 1, "b": [0], "c": {"d": 1}}, {"a": True, "b": [False], "c": {"d": 1.0}}) == [
         "a: saved 1, now True",
         "b: saved [0], now [False]",
     ]
 
 
-def test_numbers_that_json_lacks_are_values_and_not_tables() -> None:
+def test_marked_numbers_are_values_and_not_tables() -> None:
     assert lines({"a": 2**60, "b": math.inf}, {"a": 2**61, "b": math.nan}) == [
         f"a: saved {2**60}, now {2**61}",
         "b: saved inf, now nan",
     ]
 
 
-def test_what_was_read_back_from_json_is_the_same() -> None:
+def test_an_identity_read_back_from_json_has_no_changes() -> None:
     current = {"settings": {"sizes": (1, 2), "path": Path("a/b"), "names": {"b", "a"}, "_private": 1}}
     saved = {"settings": {"sizes": [1, 2], "path": "a/b", "names": ["a", "b"]}}
     assert compare(saved, current, {}) == []
@@ -169,7 +169,7 @@ def test_an_empty_table_is_no_setting(saved: dict[str, Any], current: dict[str, 
     assert change.name == "settings.a"
 
 
-def test_a_table_that_is_new_has_the_defaults_of_its_fields() -> None:
+def test_a_new_table_is_compared_with_the_defaults_of_its_fields() -> None:
     without = {name: value for name, value in SAVED.items() if name != "determinism"}
     changes = compare(without, {**SAVED, "determinism": {"mode": "fast", "threads": 1}}, DEFAULTS)
     assert [(change.name, is_harmless(change)) for change in changes] == [
@@ -177,12 +177,12 @@ def test_a_table_that_is_new_has_the_defaults_of_its_fields() -> None:
     ]  # fmt: skip
 
 
-def test_a_setting_that_is_a_table_is_held_against_its_default_as_a_whole() -> None:
+def test_a_setting_that_is_a_table_is_compared_with_its_default_as_a_whole() -> None:
     defaults = {"settings.blocks": {"depth": 2, "width": 3}}
     for blocks, is_default in (({"depth": 2, "width": 3.0}, True), ({"depth": 2}, False), ({}, False)):
         (change,) = compare({"settings": {}}, {"settings": {"blocks": blocks}}, defaults)
         assert is_harmless(change) == is_default, blocks
-    # Its default has got a new key: that is another value of a setting that was there.
+    # The default got a new key, so the setting, which existed before, has another value.
     saved, current = {"blocks": {"depth": 2}}, {"blocks": {"depth": 2, "width": 3}}
     (change,) = compare({"settings": saved}, {"settings": current}, defaults)
     assert (change.name, is_harmless(change)) == ("settings.blocks.width", False)
@@ -191,12 +191,12 @@ def test_a_setting_that_is_a_table_is_held_against_its_default_as_a_whole() -> N
 # ---- renamed
 
 
-def test_of_several_that_would_fit_the_most_similar_names_are_one_field() -> None:
+def test_a_rename_pairs_the_most_similar_names() -> None:
     changes = compare({"s": {"hidden": 0, "drop": 0}}, {"s": {"dropout": 0, "hidden_size": 0}}, {})
     assert [(change.was, change.name) for change in changes] == [("s.drop", "s.dropout"), ("s.hidden", "s.hidden_size")]
 
 
-def test_what_fits_nothing_alone_is_no_rename() -> None:
+def test_fields_without_a_clear_partner_are_not_renames() -> None:
     assert {change.kind for change in compare({"s": {"a": 0, "b": 0}}, {"s": {"xyz": 0}}, {})} == {"added", "removed"}
     assert {change.kind for change in compare({"s": {"a": 0}, "t": {}}, {"s": {}, "t": {"b": 0}}, {})} == {
         "added",
@@ -237,12 +237,12 @@ def is_equal(a: Any, b: Any) -> bool:
 
 
 @given(trees)
-def test_nothing_differs_from_itself(tree: dict[str, Any]) -> None:
+def test_an_identity_does_not_differ_from_itself(tree: dict[str, Any]) -> None:
     assert compare(tree, copy.deepcopy(tree), {}) == []
 
 
 @given(trees, trees)
-def test_every_leaf_that_differs_is_named_exactly_once_and_no_other(a: dict[str, Any], b: dict[str, Any]) -> None:
+def test_every_different_leaf_is_named_exactly_once(a: dict[str, Any], b: dict[str, Any]) -> None:
     changes = compare(a, b, {})
     assert bool(changes) == (fingerprint(a) != fingerprint(b))
     old, new = list_leaves(a), list_leaves(b)
@@ -270,7 +270,7 @@ def test_the_lineage_keeps_every_change(a: dict[str, Any], b: dict[str, Any]) ->
     assert from_lineage(json.loads(json.dumps(to_lineage(changes)))) == changes
 
 
-# ---- what is let through
+# ---- accepted and refused changes
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_a_module_is_accepted_by_its_whole_name_only() -> None:
 
 
 @pytest.mark.parametrize("kind", ["value", "removed", "renamed", "source"])
-def test_only_what_is_new_can_be_harmless(kind: Any) -> None:
+def test_only_additions_can_be_harmless(kind: Any) -> None:
     assert not is_harmless(Change(name="a", kind=kind, saved=1, current=1, is_default=True))
 
 
@@ -321,7 +321,7 @@ def refuse(current: Mapping[str, Any], *accept: str, sources: Mapping[str, str] 
     return caught.value
 
 
-def test_drift_names_everything_that_is_refused_and_nothing_else() -> None:
+def test_drift_names_exactly_the_refused_changes() -> None:
     current = {**changed(lr=0.1, dropout=None, label_smoothing=0.0, hidden=None, width=64, depth=2), "seed": 7}
     error = refuse(current, "seed", sources={"m": NEW})
     assert str(error).splitlines() == [
@@ -350,18 +350,18 @@ def test_drift_names_everything_that_is_refused_and_nothing_else() -> None:
 
 
 def accept_as_told(hint: str) -> list[str]:
-    """What the hint's option sets, once a shell and TOML have read it."""
+    """Return the names in the hint's option, parsed as a shell and TOML parse it."""
     words = shlex.split(hint)
     option = words[words.index("--set") + 1]
     return tomllib.loads(option.removesuffix(",").removeprefix("resume."))["accept_drift"]  # type: ignore[no-any-return]
 
 
-def test_the_hint_lets_exactly_this_through() -> None:
+def test_the_option_in_the_hint_accepts_exactly_these_changes() -> None:
     current, sources = {**changed(lr=0.1, hidden=None, width=64, label_smoothing=0.0), "seed": 7}, {"m": NEW}
     error = refuse(current, "lr", sources=sources)
     assert "put the saved values and code back" in error.hint
     assert "run of another name" in error.hint
-    # What the file accepts is in it too, since the option takes the place of the file's list.
+    # The names that the file accepts are in it too, since the option replaces the file's list.
     told = accept_as_told(error.hint)
     assert told == ["seed", "settings.lr", "settings.width", "sources.m"]
     changes = compare(SAVED, current, DEFAULTS) + compare_sources({"m": OLD}, sources)
@@ -388,7 +388,7 @@ def test_code_alone_is_not_called_settings() -> None:
     assert str(error).splitlines()[1:] == ["changed code:", "  sources.m: its code has changed"]
 
 
-def test_what_is_let_through_is_returned_for_the_lineage() -> None:
+def test_accepted_changes_are_returned_for_the_lineage() -> None:
     current = changed(lr=0.1, label_smoothing=0.0)
     changes = compare(SAVED, current, DEFAULTS)
     found = check_drift(changes, ["lr", "names", "nothing"], fingerprint(SAVED), fingerprint(current))
@@ -398,7 +398,7 @@ def test_what_is_let_through_is_returned_for_the_lineage() -> None:
     }
 
 
-def test_a_difference_that_nothing_explains_is_refused() -> None:
+def test_an_unexplained_difference_of_fingerprints_is_refused() -> None:
     sources = compare_sources({"m": OLD}, {"m": NEW})
     for changes, accept in (([], []), ([], ["settings"]), (sources, ["sources"])):
         with pytest.raises(ConfigDrift, match=r"settings differ: saved a{16}, now b{16}; .* not on record") as caught:
@@ -407,15 +407,15 @@ def test_a_difference_that_nothing_explains_is_refused() -> None:
     assert check_drift([], [], "", NEW) == []
 
 
-def test_equal_fingerprints_are_equal_settings_whatever_a_record_lost() -> None:
-    """JSON has no infinity: a record of it may read as null."""
+def test_equal_fingerprints_mean_equal_settings_even_if_the_record_lost_a_value() -> None:
+    """JSON has no infinity, so a record of it may read as null."""
     current = {"settings": {"clip_norm": math.inf}}
     changes = compare({"settings": {"clip_norm": None}}, current, {})
     assert changes
     assert check_drift(changes, [], fingerprint(current), fingerprint(current)) == []
 
 
-def test_values_as_a_person_reads_them() -> None:
+def test_values_are_shown_as_a_person_reads_them() -> None:
     assert [show(value) for value in ("a", None, {"a": 1}, {"$float": "-inf"}, {"$int": "-9007199254740993"})] == [
         "'a'", "None", "{'a': 1}", "-inf", "-9007199254740993",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Every field of the configuration, set to an extreme: one clear error that names it, or a configuration that works."""
+"""A field of the configuration with an extreme value gives one clear error that names it, or works."""
 
 import contextlib
 import json
@@ -27,12 +27,12 @@ EXTREMES: list[Any] = [
     "http://", "http://[", "http://a b", "file:///etc/passwd", "s3://", "s3://\0", "no-such-scheme://x",
     [], ["\0"], [LONG], ["/dev/zero"], [[]], [math.nan], {}, {"\0": 1}, {"a": {"a": math.inf}},
 ]  # fmt: skip
-# What only a shell can give: bytes that are no UTF-8, and text that is no TOML.
+# Values that only a shell can pass: bytes that are not UTF-8, and text that is not TOML.
 FROM_A_SHELL = ["\udcff", "'", "[" * 5000, "9" * 5000, "1979-05-27", "", "=", "[1,", "nan", "{a=1}", '"""', "\x00"]
 
 
 def fields(section: type[Section] = RunConfig, table: str = "") -> Iterator[str]:
-    """Every field by its dotted name, those of tables that may be missing too."""
+    """Yield every field by its dotted name, including those of optional tables."""
     for name, field in section.model_fields.items():
         kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
         tables = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
@@ -51,7 +51,7 @@ def to_toml(value: Any) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with a run, and its configuration."""
+    """Return a folder with a configuration, and a store with its run."""
     folder = tmp_path_factory.mktemp("extremes")
     line = make_line(open_store(str(folder / "runs")), "a")
     train(line)
@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_toml(folder: Path, name: str, value: Any) -> Path:
-    """The configuration with a field in its file."""
+    """Write a configuration with one more field, and return its path."""
     lines = [line for line in (folder / "base.toml").read_text().splitlines() if not line.startswith(f"{name} ")]
     required = {"init_from": 'run = "a"', "retention.keep_best": 'metric = "avg_loss"'}
     table, _, key = name.rpartition(".")
@@ -75,7 +75,7 @@ def write_toml(folder: Path, name: str, value: Any) -> Path:
 
 
 def read(path: Path, *overrides: str) -> tuple[RunConfig | None, str]:
-    """The configuration, or the one clear line that refuses it."""
+    """Return the configuration, or check that one clear line refuses it."""
     try:
         return load_config(path, overrides), ""
     except ConfigError as error:
@@ -86,7 +86,7 @@ def read(path: Path, *overrides: str) -> tuple[RunConfig | None, str]:
 
 
 def use(config: RunConfig, journal: Journal) -> None:
-    """What is done with a configuration before a rank is started, and without one."""
+    """Do everything with a configuration that happens before or without a rank."""
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
     assert RunConfig.model_validate(json.loads(json.dumps(config.model_dump(mode="json")))) == config
     fingerprint(config.identity)
@@ -94,7 +94,7 @@ def use(config: RunConfig, journal: Journal) -> None:
     with contextlib.suppress(ConfigError):  # a metric that no commit has
         retention.prune(journal, config.retention, 10, dry_run=True)
     for source in find_sources(config.preemption.model_copy(update={"metadata_url": None})):
-        with contextlib.suppress(OSError, ValueError):  # which are told, once
+        with contextlib.suppress(OSError, ValueError):  # these are reported once
             source()
     for load, sources in (
         (load_signing_key, [config.signing_key] if config.signing_key else []),
@@ -127,7 +127,7 @@ def test_an_extreme_is_refused_by_name_or_works(name: str, folder: Path, capsys:
 
 
 @pytest.mark.parametrize("name", sorted(set(fields())))
-def test_what_a_shell_gives_is_refused_by_name_or_works(name: str, folder: Path) -> None:
+def test_extreme_text_from_a_shell_is_refused_by_name_or_works(name: str, folder: Path) -> None:
     journal = Journal(open_store(str(folder / "runs")), "a")
     for text in [*FROM_A_SHELL, *(to_toml(value) for value in EXTREMES)]:
         config, refusal = read(folder / "base.toml", f"{name}={text}")
@@ -138,13 +138,13 @@ def test_what_a_shell_gives_is_refused_by_name_or_works(name: str, folder: Path)
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/", "\0", "\udcff", "x" * 5000, "", "/dev/null"])
-def test_a_configuration_that_is_no_file_is_refused(path: str) -> None:
+def test_a_configuration_path_that_is_not_a_file_is_refused(path: str) -> None:
     with pytest.raises(HoldfastError):
         load_config(path)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "a = " + "[" * 5000, "a = " + "9" * 5000, "\xff", "a = 1\0"])
-def test_a_file_that_no_parser_takes_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.toml"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError):
@@ -156,7 +156,7 @@ def test_settings_that_do_not_fit_the_environment_of_a_rank_are_refused(folder: 
         load_config(folder / "base.toml", [f'settings.text="{"x" * 200_000}"'])
 
 
-def test_settings_keep_numbers_that_json_has(folder: Path) -> None:
+def test_settings_keep_finite_numbers_and_refuse_others(folder: Path) -> None:
     config = load_config(folder / "base.toml", ["settings.a=1e308", "settings.b=123456789012345678901234567890"])
     assert RunConfig.model_validate_json(config.model_dump_json()).settings == config.settings
     with pytest.raises(ConfigError, match=r"settings\.c\.1: expected a finite number"):

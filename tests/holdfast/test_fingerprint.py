@@ -1,4 +1,4 @@
-"""Equal settings, equal fingerprint; different settings, a difference that is named."""
+"""Equal settings have equal fingerprints, and differences between settings are named."""
 
 import dataclasses
 import enum
@@ -38,7 +38,7 @@ class Color(enum.Enum):
     RED = "red"
 
 
-def test_is_the_sha256_of_canonical_json() -> None:
+def test_a_fingerprint_is_the_sha256_of_canonical_json() -> None:
     expected = b'{"inner":{"rate":0.1},"name":"a"}'
     assert canonical_json(Outer()) == expected
     assert holdfast.fingerprint(Outer()) == hashlib.sha256(expected).hexdigest()
@@ -54,29 +54,29 @@ def test_private_fields_and_order_do_not_count() -> None:
     assert holdfast.fingerprint({"_x": 1, "a": 1, "b": 2}) == holdfast.fingerprint({"b": 2, "a": 1.0})
 
 
-def test_anything_else_falls_back_to_its_string() -> None:
+def test_other_objects_are_hashed_as_their_string() -> None:
     assert holdfast.fingerprint("lr=1") == hashlib.sha256(b"lr=1").hexdigest()
     assert holdfast.fingerprint({"path": Path("a/b")}) == holdfast.fingerprint({"path": "a/b"})
     assert holdfast.fingerprint({"c": Color.RED}) == holdfast.fingerprint({"c": "red"})
 
 
 @given(st.integers(min_value=2**53), st.integers(min_value=2**53))
-def test_large_numbers_are_told_apart(a: int, b: int) -> None:
+def test_large_numbers_have_different_fingerprints(a: int, b: int) -> None:
     assert (holdfast.fingerprint({"n": a}) == holdfast.fingerprint({"n": b})) == (a == b)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_json_lacks_has_a_fingerprint(value: float) -> None:
+def test_nan_and_infinity_have_a_fingerprint(value: float) -> None:
     assert holdfast.fingerprint({"x": value}) == holdfast.fingerprint({"x": value})
     assert holdfast.fingerprint({"x": value}) != holdfast.fingerprint({"x": 0.0})
 
 
-def test_equal_or_unknown_passes() -> None:
+def test_an_equal_or_empty_fingerprint_passes() -> None:
     holdfast.validate_fingerprint(Outer(), holdfast.fingerprint(Outer()))
     holdfast.validate_fingerprint(Outer(), "")
 
 
-def test_drift_has_both_hashes_and_every_field() -> None:
+def test_drift_names_both_hashes_and_every_field() -> None:
     saved, current = Outer(), Outer(Inner(rate=0.2), "b")
     with pytest.raises(ConfigDrift) as caught:
         holdfast.validate_fingerprint(current, holdfast.fingerprint(saved), saved)
@@ -106,5 +106,5 @@ settings = st.recursive(
     st.dictionaries(st.text("xyz", min_size=1, max_size=2), settings, max_size=3),
     st.dictionaries(st.text("xyz", min_size=1, max_size=2), settings, max_size=3),
 )
-def test_differs_exactly_where_the_diff_says_so(a: dict[str, Any], b: dict[str, Any]) -> None:
+def test_fingerprints_differ_exactly_if_there_is_a_diff(a: dict[str, Any], b: dict[str, Any]) -> None:
     assert bool(diff(a, b)) == (holdfast.fingerprint(a) != holdfast.fingerprint(b))

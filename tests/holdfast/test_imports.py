@@ -1,4 +1,4 @@
-"""The user's modules are told apart from Python's, from installed ones, and from those that were there before."""
+"""The user's modules are distinguished from Python's, from installed ones, and from those loaded before the recipe."""
 
 import importlib
 import sys
@@ -15,7 +15,7 @@ Write = Callable[[str, str], None]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Write a file into a folder that is on the path; what is imported from there is forgotten afterwards."""
+    """Return a function that writes a file into a folder on the path. Modules from there are unloaded afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     known = {*sys.modules}
@@ -32,13 +32,13 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
 
 def load(name: str, before: set[str] | None = None) -> list[str]:
-    """Import a recipe's module; the modules that are then on record."""
+    """Import a recipe's module, and return the modules that are then recorded."""
     before = {*sys.modules} if before is None else before
     importlib.import_module(name)
     return find_code([name], before)
 
 
-def test_modules_that_the_recipe_imports_and_theirs(write: Write) -> None:
+def test_imported_modules_are_found_recursively(write: Write) -> None:
     write("own/__init__.py", "")
     write("own/recipe.py", "import json\nfrom . import layers\nfrom own.deep import rates\n")
     write("own/layers.py", "import torch\n")
@@ -47,7 +47,7 @@ def test_modules_that_the_recipe_imports_and_theirs(write: Write) -> None:
     assert load("own.recipe") == ["own", "own.deep.rates", "own.layers", "own.recipe"]
 
 
-def test_a_module_that_was_loaded_before_counts_where_the_recipe_imports_it(write: Write) -> None:
+def test_a_module_loaded_before_counts_only_if_the_recipe_imports_it(write: Write) -> None:
     write("recipe_a.py", "def build():\n    import helper_a\n")
     write("helper_a.py", "")
     write("injected_a.py", "")
@@ -65,14 +65,14 @@ def test_a_lazy_import_counts_once_it_is_loaded(write: Write) -> None:
     assert find_code(["recipe_b"], before) == ["lazy_b", "recipe_b"]
 
 
-def test_a_module_that_is_found_by_no_statement_counts(write: Write) -> None:
+def test_a_module_loaded_without_an_import_statement_counts(write: Write) -> None:
     write("recipe_c.py", "import importlib\nimportlib.import_module('plug' + 'in_c')\n")
     write("plugin_c.py", "")
     assert load("recipe_c") == ["plugin_c", "recipe_c"]
 
 
-def test_what_is_compiled_while_it_runs_is_no_code_of_the_user_s(write: Write, tmp_path: Path) -> None:
-    """torch.compile loads what it has made under names that no import finds."""
+def test_modules_that_torch_compile_generates_do_not_count(write: Write, tmp_path: Path) -> None:
+    """torch.compile loads its generated modules under names that no import finds."""
     write("recipe_d.py", "")
     write("made/kernel.py", "")
     before = {*sys.modules}
@@ -83,11 +83,11 @@ def test_what_is_compiled_while_it_runs_is_no_code_of_the_user_s(write: Write, t
 
 
 @pytest.mark.parametrize("name", ["json", "torch.nn", "pytest", "holdfast.config", "sys", "no.such.module"])
-def test_what_is_installed_is_not_the_user_s(name: str) -> None:
+def test_installed_modules_are_not_the_users(name: str) -> None:
     assert not is_users(name)
 
 
-def test_the_recipe_s_own_package_counts_wherever_it_is_installed(
+def test_the_recipes_own_package_counts_even_if_installed(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("site-packages/shipped/__init__.py", "")
@@ -98,8 +98,8 @@ def test_the_recipe_s_own_package_counts_wherever_it_is_installed(
     assert not is_users("shipped.layers")
 
 
-def test_a_package_that_lies_beside_its_record_is_installed(write: Write) -> None:
-    """As pip install --target leaves it."""
+def test_a_package_beside_its_record_is_installed(write: Write) -> None:
+    """pip install --target puts packages there."""
     write("target_e/__init__.py", "")
     write("target_e-2.0.dist-info/RECORD", "target_e/__init__.py,sha256=x,0\n")
     write("target_e-2.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: Target-E\nVersion: 2.0\n")
@@ -117,7 +117,7 @@ def test_a_module_is_found_without_importing_its_parents(write: Write) -> None:
     assert "parent_f" not in sys.modules
 
 
-def test_imports_by_every_statement(write: Write) -> None:
+def test_every_kind_of_import_statement_is_found(write: Write) -> None:
     write("pack_g/__init__.py", "from .near import x\n")
     write("pack_g/near.py", "import a.b\nfrom c import d, e as f\nfrom . import g\nfrom .. import h\nfrom i import *\n")
     importlib.import_module("importlib")
@@ -130,7 +130,7 @@ def test_imports_by_every_statement(write: Write) -> None:
 # ---- packages
 
 
-def test_the_package_that_a_file_belongs_to() -> None:
+def test_the_owner_of_a_file_is_found() -> None:
     import psutil
     import pydantic
 
@@ -141,7 +141,7 @@ def test_the_package_that_a_file_belongs_to() -> None:
     assert find_owner(__file__) is None
 
 
-def test_packages_are_those_that_the_user_s_modules_import(write: Write) -> None:
+def test_packages_are_those_that_the_users_modules_import(write: Write) -> None:
     write("recipe_h.py", "import torch\nimport numpy\nimport holdfast\nimport pydantic.main\nimport recipe_i\n")
     write("recipe_i.py", "")
     modules = load("recipe_h")
@@ -149,10 +149,10 @@ def test_packages_are_those_that_the_user_s_modules_import(write: Write) -> None
     assert find_packages(modules).keys() == {"pydantic"}
 
 
-def test_versions_of_what_is_not_installed_are_left_out() -> None:
+def test_packages_that_are_not_installed_are_left_out() -> None:
     assert find_versions(["pydantic", "no-such-package"]).keys() == {"pydantic"}
 
 
-def test_holdfast_s_own_version_changes_with_its_code() -> None:
+def test_holdfasts_version_changes_with_its_code() -> None:
     assert describe_holdfast() == describe_holdfast()
     assert describe_holdfast().startswith("0.")

@@ -25,11 +25,11 @@ from holdfast.recipes import language
         ("<frozen importlib._bootstrap>", False),
     ],
 )
-def test_own_code_is_told_from_installed_code(filename: str, is_own: bool) -> None:
+def test_own_code_is_distinguished_from_installed_code(filename: str, is_own: bool) -> None:
     assert is_own_code(filename) is is_own
 
 
-def test_the_line_is_the_last_of_the_users_own() -> None:
+def test_the_line_is_the_last_one_of_the_users_code() -> None:
     """Torch's function raises, three calls further down."""
     with pytest.raises(ValueError, match="batch_size") as caught:
         torch.nn.CrossEntropyLoss()(torch.ones(2, 3), torch.ones(4).long())
@@ -37,7 +37,7 @@ def test_the_line_is_the_last_of_the_users_own() -> None:
     assert describe_error(caught.value).startswith(f"{__file__}:{here}: ValueError: Expected input batch_size")
 
 
-def test_without_own_code_the_line_is_the_one_that_raised() -> None:
+def test_without_user_code_the_line_is_the_one_that_raised() -> None:
     def own() -> None:
         json.loads("{")
 

@@ -1,4 +1,4 @@
-"""The files that a recipe reads while it is built are on record by content, under names that outlive a move."""
+"""The files that a recipe reads while it is built are recorded by content, under names that survive a move."""
 
 import os
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from holdfast.opened import WHOLE_BYTES, describe_file, describe_files, is_same_
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What is on record of a recipe, in ``path``'s folder, that reads the file."""
+    """Return the record of a recipe in ``path``'s folder that reads the file."""
     with watch() as opened:
         path.read_bytes()
     return describe_files(opened, [], path.parent, [])
@@ -26,7 +26,7 @@ def names(home: Path, *paths: Path, ours: Iterable[str] = ()) -> set[str]:
     return {*describe_files(opened, [], home, ours)}
 
 
-def test_equal_size_and_time_but_another_content(tmp_path: Path) -> None:
+def test_other_content_of_equal_size_and_time_is_a_change(tmp_path: Path) -> None:
     path = tmp_path / "data.bin"
     path.write_bytes(b"one")
     os.utime(path, (1, 1))
@@ -39,7 +39,7 @@ def test_equal_size_and_time_but_another_content(tmp_path: Path) -> None:
     assert not is_same_file(before, after)
 
 
-def test_files_are_seen_however_they_are_opened(tmp_path: Path) -> None:
+def test_every_way_to_open_a_file_is_seen(tmp_path: Path) -> None:
     array, tensor, text = tmp_path / "a.npy", tmp_path / "t.pt", tmp_path / "t.json"
     np.save(array, np.arange(3))
     torch.save(torch.arange(3), tensor)
@@ -51,7 +51,7 @@ def test_files_are_seen_however_they_are_opened(tmp_path: Path) -> None:
     assert {*describe_files(opened, [], tmp_path, [])} == {"a.npy", "t.pt", "t.json"}
 
 
-def test_what_is_written_or_not_read_meanwhile_is_left_out(tmp_path: Path) -> None:
+def test_files_that_are_written_or_read_outside_the_block_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "before").write_text("x")
     (tmp_path / "before").read_text()
     with watch() as opened:
@@ -65,7 +65,7 @@ def test_what_is_written_or_not_read_meanwhile_is_left_out(tmp_path: Path) -> No
     assert describe_files(opened, [], tmp_path, []) == {}
 
 
-def test_what_belongs_to_the_machine_or_to_holdfast_is_left_out(tmp_path: Path) -> None:
+def test_files_of_the_system_and_of_holdfast_are_left_out(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in (".cache/x", "runs/x", "lib/site-packages/x", "own.py", "made.pyc", "x")]
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def test_what_belongs_to_the_machine_or_to_holdfast_is_left_out(tmp_path: Path) 
     assert {*describe_files(opened, [str(tmp_path / "own.py")], tmp_path, [str(tmp_path / "runs")])} == {"x"}
 
 
-def test_names_follow_the_recipe_s_folder_and_the_working_directory(
+def test_names_are_relative_to_the_recipes_or_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("home/data/a", "work/b", "else/where/c", "else/here/c", "else/d"):
@@ -85,7 +85,7 @@ def test_names_follow_the_recipe_s_folder_and_the_working_directory(
     monkeypatch.chdir(tmp_path / "work")
     every = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert names(tmp_path / "home", *every) == {"data/a", "b", "where/c", "here/c", "d"}
-    # A checkout in a hidden folder is one all the same.
+    # A checkout may lie in a hidden folder.
     hidden = tmp_path / ".hidden"
     (tmp_path / "home").rename(hidden)
     assert names(hidden, hidden / "data" / "a") == {"data/a"}
@@ -108,7 +108,7 @@ def test_many_files_of_a_folder_are_one_entry(tmp_path: Path) -> None:
 def test_a_large_file_is_sampled(tmp_path: Path) -> None:
     path = tmp_path / "large"
     with path.open("wb") as file:
-        file.truncate(WHOLE_BYTES + 1)  # nothing of it is on the disk
+        file.truncate(WHOLE_BYTES + 1)  # a sparse file, which takes no space on the disk
     before = describe_file(path)
     assert before.keys() == {"size_bytes", "sampled"}
     with path.open("r+b") as file:

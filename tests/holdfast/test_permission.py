@@ -1,4 +1,4 @@
-"""What a configuration may name: only recipes that say so, and only what the operator of the machine allows."""
+"""A configuration may name only annotated recipes, and only recipes and stores that the operator allows."""
 
 import functools
 import os
@@ -54,18 +54,18 @@ def wrapped(*arguments: Any) -> Any:
     "builder",
     [annotated, quoted, for_checkers_only, narrower, Narrower, Builder(), functools.partial(annotated), wrapped],
 )
-def test_a_callable_that_says_so_is_a_recipe(builder: Any) -> None:
+def test_a_callable_annotated_as_a_recipe_is_one(builder: Any) -> None:
     assert returns_recipe(builder)
 
 
 @pytest.mark.parametrize(
     "builder", [os.system, os._exit, print, eval, dict, lambda: None, functools.partial(os.system), open_store]
 )
-def test_a_callable_that_does_not_say_so_is_none(builder: Any) -> None:
+def test_a_callable_without_the_annotation_is_no_recipe(builder: Any) -> None:
     assert not returns_recipe(builder)
 
 
-def test_a_recipe_is_called_only_if_it_says_so(tmp_path: Path) -> None:
+def test_a_recipe_is_called_only_if_annotated(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     with pytest.raises(RecipeError, match="'os:system' is not called") as refused:
         build_recipe("os:system", {"command": f"touch {mark}"})
@@ -75,7 +75,7 @@ def test_a_recipe_is_called_only_if_it_says_so(tmp_path: Path) -> None:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A package of two modules that leave a mark when they are imported."""
+    """Create a package of two modules that leave a mark when they are imported."""
     monkeypatch.syspath_prepend(tmp_path)
     package = tmp_path / "marking"
     package.mkdir()
@@ -100,7 +100,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         ("", "marking.own:build", False),
     ],
 )
-def test_an_operator_allows_recipes_by_prefix_and_the_others_are_not_even_imported(
+def test_recipes_are_allowed_by_prefix_and_others_are_not_imported(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: str, recipe: str, is_allowed: bool
 ) -> None:
     monkeypatch.setenv(RECIPES, allowed)
@@ -136,7 +136,7 @@ def test_an_operator_allows_recipes_by_prefix_and_the_others_are_not_even_import
         ("", "runs", False),
     ],
 )
-def test_an_operator_allows_stores_by_prefix(
+def test_stores_are_allowed_by_prefix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: str, store: str, is_allowed: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -162,7 +162,7 @@ def test_proofs_and_replays_keep_their_scratch_folders(tmp_path: Path, monkeypat
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         open_store(folder)
-        Path(folder).chmod(0o755)  # so mkdtemp doesn't make them
+        Path(folder).chmod(0o755)  # mkdtemp makes folders with mode 0o700
         with pytest.raises(ConfigError):
             open_store(folder)
     (tmp_path / "holdfast-link").symlink_to("/etc")

@@ -1,4 +1,4 @@
-"""What is on record beside the settings: what stops a run, what is only told, and what isn't compared."""
+"""Changes in the record beside the settings: some stop a run, some are only reported, some are not compared."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ SETTINGS = "f" * 64
 
 
 def change(**values: Any) -> list[Change]:
-    """How a record differs that has these values."""
+    """Return the changes of a record with these values."""
     return compare_records(SAVED, SAVED | values)
 
 
@@ -53,7 +53,7 @@ def test_a_checkpoint_without_these_records_has_nothing_to_compare(kept: tuple[s
         ({"built": {"clip_norm": 1.0}}, "built.model.1.momentum: saved 0.1, now '(absent)'", "built"),
     ],
 )
-def test_what_stops_a_run_and_the_name_that_allows_it(values: dict[str, Any], said: str, accept: str) -> None:
+def test_a_change_stops_a_run_unless_its_name_is_accepted(values: dict[str, Any], said: str, accept: str) -> None:
     (found,) = changes = change(**values)
     error = refuse(changes)
     assert f"  {said}" in str(error).splitlines()
@@ -75,23 +75,23 @@ def test_what_stops_a_run_and_the_name_that_allows_it(values: dict[str, Any], sa
         ({"files": SAVED["files"] | {"b": {"size_bytes": 1}}}, "files.b: not among the files that are read before"),
     ],
 )
-def test_what_is_told_and_stops_nothing(values: dict[str, Any], said: str) -> None:
+def test_harmless_changes_are_reported_and_do_not_stop_a_run(values: dict[str, Any], said: str) -> None:
     changes = change(**values)
     assert [str(each) for each in changes] == [said]
     assert all(map(is_harmless, changes))
     assert check_drift(changes, [], SETTINGS, SETTINGS) == changes
 
 
-def test_what_is_only_imported_elsewhere_is_no_change() -> None:
+def test_a_package_imported_only_now_is_no_change() -> None:
     assert change(packages=SAVED["packages"] | {"debugpy": "1.0"}) == []
 
 
-def test_built_values_follow_what_was_accepted_beside_them() -> None:
+def test_built_values_are_accepted_with_the_change_beside_them() -> None:
     changes = change(sources={"recipe": "e" * 64, "helper": "b" * 64}, built={"clip_norm": 2.0})
     assert [each.name for each in find_refused(changes, [])] == ["sources.recipe"]
     assert refuse(changes).data["fields"].keys() == {"sources.recipe"}
     assert check_drift(changes, ["sources"], SETTINGS, SETTINGS) == changes
-    # An upgrade alone explains none.
+    # An upgrade alone does not allow a built value to change.
     upgraded = change(packages={"transformers": "4.2", "einops": "0.8"}, built=SAVED["built"] | {"clip_norm": 2.0})
     assert refuse(upgraded).data["fields"].keys() == {"built.clip_norm"}
 

@@ -1,4 +1,4 @@
-"""What a machine runs is hashed, and not how it is laid out or explained."""
+"""The hash of a source depends on its code, not on its layout or comments."""
 
 import ast
 import hashlib
@@ -54,7 +54,7 @@ def build(width=3):
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Writes a module's source and imports it."""
+    """Return a function that writes a module's source and imports it."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def write_module(name: str, source: str) -> Path:
@@ -71,13 +71,13 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
         del sys.modules[name]
 
 
-def test_comments_and_layout_between_the_lines_go_and_strings_stay() -> None:
+def test_comments_and_blank_lines_are_removed_and_strings_stay() -> None:
     assert strip_source(SOURCE) == CODE
     assert strip_source(CODE) == CODE
 
 
-def test_the_hash_is_the_same_for_ever() -> None:
-    """It is compared with what another Python, on another machine, has put on record."""
+def test_the_hash_never_changes() -> None:
+    """It is compared with hashes that other Python versions recorded on other machines."""
     assert hash_source(SOURCE.encode()) == hashlib.sha256(CODE.encode()).hexdigest()
     assert hash_source(SOURCE.encode()) == "8fe36b7afa1b34032f68a64d9a2e01cb1e124c6a94c123f07f61559c5a4814db"
 
@@ -94,15 +94,15 @@ def test_the_hash_is_the_same_for_ever() -> None:
         SOURCE.replace("    # explained at length\n", "\n\n\t# explained\n  # otherwise\n"),
     ],
 )
-def test_what_changes_nothing(source: str) -> None:
+def test_comments_and_layout_do_not_change_the_hash(source: str) -> None:
     assert hash_source(source.encode()) == hash_source(SOURCE.encode())
 
 
-def test_every_letter_that_python_knows_is_one() -> None:
+def test_every_letter_of_python_identifiers_is_accepted() -> None:
     assert hash_source("\u2118\u00b7 = 1  # why".encode()) == hash_source("\u2118\u00b7 = 1".encode())
 
 
-def test_another_encoding_of_the_same_text_changes_nothing() -> None:
+def test_another_encoding_does_not_change_the_hash() -> None:
     assert hash_source(b'# coding: latin-1\nx = "\xfc"') == hash_source('x = "\u00fc"'.encode())
 
 
@@ -118,7 +118,7 @@ def test_another_encoding_of_the_same_text_changes_nothing() -> None:
         ("    return", "  return"),
     ],
 )
-def test_what_changes_something(old: str, new: str) -> None:
+def test_changed_code_changes_the_hash(old: str, new: str) -> None:
     assert old in SOURCE
     assert hash_source(SOURCE.replace(old, new).encode()) != hash_source(SOURCE.encode())
 
@@ -134,7 +134,7 @@ def test_a_blank_line_that_ends_a_statement_counts() -> None:
     "data",
     [b"x = (", b'"""', b"x = 'a\n", b"x = 'a\\\nb\n", b"  x\n y", b"\xff", b"x\ny\nz = '\xff'", b"# coding: none\nx"],
 )
-def test_what_is_no_python_is_hashed_by_its_bytes(data: bytes) -> None:
+def test_invalid_python_is_hashed_by_its_bytes(data: bytes) -> None:
     assert hash_source(data) == hashlib.sha256(data).hexdigest()
 
 
@@ -152,7 +152,7 @@ def test_real_code_means_the_same_without_its_comments(data: st.DataObject) -> N
 # ---- modules
 
 
-def test_modules_by_name(write: Write) -> None:
+def test_modules_are_hashed_by_name(write: Write) -> None:
     write("my_pack.__init__", "pack = 1  # one\n")
     write("my_pack.layers", "layers = 1\n")
     write("my_pack.unused", "unused = 1\n")
@@ -206,7 +206,7 @@ def test_modules_without_source_are_left_out(write: Write, monkeypatch: pytest.M
     assert hash_sources(["my_gone", "my_namespace", "my_none", "sys", ""]) == {}
 
 
-def test_neither_time_nor_place_of_a_file_counts(write: Write, tmp_path: Path) -> None:
+def test_time_and_place_of_a_file_do_not_change_the_hash(write: Write, tmp_path: Path) -> None:
     path = write("my_model", "def build():\n    return 1\n")
     before = hash_sources(["my_model"])
     os.utime(path, (1, 1))

@@ -1,4 +1,4 @@
-"""A state that is large enough for several files, and how a test saves it."""
+"""A state that is saved in several parts, and its save."""
 
 from typing import Any
 
@@ -24,6 +24,6 @@ STATE: dict[str, Any] = {
 PARTS = [f"checkpoint-{number:05d}-of-00008.safetensors" for number in range(1, 9)]
 
 
-def save(run: LocalStore, state: Any = STATE) -> Saved:
+def save(folder: LocalStore, state: Any = STATE) -> Saved:
     """Save a state in parts of `PART_BYTES`."""
-    return checkpoint.save(run, to_payload(state), METADATA_FIELDS, "", PART_BYTES)
+    return checkpoint.save(folder, to_payload(state), METADATA_FIELDS, "", PART_BYTES)

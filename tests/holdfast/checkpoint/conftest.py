@@ -1,4 +1,4 @@
-"""What the tests of checkpoints share."""
+"""Fixtures of the tests of checkpoints."""
 
 import contextlib
 import threading
@@ -12,13 +12,13 @@ from holdfast.store.local import LocalStore
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> LocalStore:
+def folder(tmp_path: Path) -> LocalStore:
     return LocalStore(str(tmp_path / "run"))
 
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Nothing is written before it is set."""
+    """Return an event before which the store creates no file."""
     gate, creating = threading.Event(), LocalStore.creating
 
     @contextlib.contextmanager

@@ -12,7 +12,7 @@ from tests.support.makers import METADATA_FIELDS
 from tests.support.parts import PART_BYTES, PARTS, STATE
 
 
-def test_memory_is_taken_once(run: LocalStore) -> None:
+def test_memory_is_allocated_once_and_reused(folder: LocalStore) -> None:
     buffers = Buffers()
     first = buffers.take(0, 3 * 2**20)
     first[:4] = b"mark"
@@ -21,7 +21,7 @@ def test_memory_is_taken_once(run: LocalStore) -> None:
     assert bytes(buffers.take(0, 4 * 2**20)[:4]) == bytes(4)  # there was too little of it
 
 
-def test_memory_that_was_lent_is_not_taken_while_someone_has_it() -> None:
+def test_lent_memory_is_not_reused_while_referenced() -> None:
     buffers = Buffers()
     lent = buffers.lend(0, 2**20)
     lent[:4] = b"mark"
@@ -34,18 +34,20 @@ def test_memory_that_was_lent_is_not_taken_while_someone_has_it() -> None:
     assert len(buffers.lend(1, 0)) == 0
 
 
-def test_memory_is_pinned_once_and_stays(run: LocalStore) -> None:
+def test_memory_is_pinned_once(folder: LocalStore) -> None:
     pinned = list[int]()
     buffers = Buffers()
     buffers.take(0, 2**20)
     for size_bytes in (2**20, 2**19, 2**20, 2**21, 2**21):
         buffers.take(0, size_bytes, lambda memory: pinned.append(len(memory)))
     assert pinned == [2**20, 2**21]
-    Saver(PART_BYTES, pin=lambda memory: pinned.append(len(memory))).begin(run, to_payload(STATE), METADATA_FIELDS, "")
+    Saver(PART_BYTES, pin=lambda memory: pinned.append(len(memory))).begin(
+        folder, to_payload(STATE), METADATA_FIELDS, ""
+    )
     assert len(pinned) == 2 + len(PARTS)
 
 
-def test_memory_that_cannot_be_pinned_is_used_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_that_cannot_be_pinned_is_still_used(caplog: pytest.LogCaptureFixture) -> None:
     assert pinning(torch.device("cpu")) is None
     pin = pinning(torch.device("cuda", 9))  # there is none, here or anywhere
     memory = Buffers().take(0, 2**20, pin)

@@ -1,4 +1,4 @@
-"""A checkpoint's bytes: equal for equal states, readable by others, and never read back wrong."""
+"""A checkpoint's bytes are equal for equal states, readable by safetensors, and verified when they are read."""
 
 import contextlib
 import hashlib
@@ -30,19 +30,19 @@ STATE: dict[str, Any] = {
 }
 
 
-def save(run: LocalStore, state: Any = STATE, **fields: Any) -> Saved:
+def save(folder: LocalStore, state: Any = STATE, **fields: Any) -> Saved:
     known = METADATA_FIELDS | fields
     trail = "".join(f'{{"step": {step}}}\n' for step in range(1, known["optimizer_steps_total"] + 1))
-    return checkpoint.save(run, to_payload(state), known, trail)
+    return checkpoint.save(folder, to_payload(state), known, trail)
 
 
 def test_bytes_never_change() -> None:
-    """These bytes are the format: a changed hash means that no run that exists keeps its content ids."""
+    """These bytes are the format: a changed hash means that existing runs lose their content ids."""
     data = b"".join(bytes(piece) for piece in checkpoint.serialize(to_payload(STATE)))
     assert hashlib.sha256(data).hexdigest() == "e554f81a21f6d3181dd47674494f19b9ac0eca04dbec069240f69f81f1c97551"
 
 
-def test_equal_states_have_equal_bytes(run: LocalStore, tmp_path: Path) -> None:
+def test_equal_states_have_equal_bytes(folder: LocalStore, tmp_path: Path) -> None:
     def shuffled(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
@@ -50,14 +50,14 @@ def test_equal_states_have_equal_bytes(run: LocalStore, tmp_path: Path) -> None:
 
     other = LocalStore(str(tmp_path / "other"))
     tied = torch.ones(3)
-    first = save(run, STATE | {"tied": {"head": tied, "embed": tied}})
+    first = save(folder, STATE | {"tied": {"head": tied, "embed": tied}})
     second = save(other, shuffled(STATE | {"tied": {"embed": tied, "head": tied}}), created_at="2027-01-01")
     assert first.metadata.checkpoint_sha256 == second.metadata.checkpoint_sha256
 
 
-def test_content_id_is_the_files_sha256_and_others_can_read_it(run: LocalStore) -> None:
-    saved = save(run)
-    data = run.read(f"{saved.path}/{PAYLOAD}")
+def test_the_content_id_is_the_sha256_of_a_file_that_safetensors_reads(folder: LocalStore) -> None:
+    saved = save(folder)
+    data = folder.read(f"{saved.path}/{PAYLOAD}")
     assert saved.metadata.checkpoint_sha256 == hashlib.sha256(data).hexdigest()
     assert saved.metadata.checkpoint_size_bytes == len(data)
     tensors = safetensors.torch.load(data)
@@ -65,22 +65,22 @@ def test_content_id_is_the_files_sha256_and_others_can_read_it(run: LocalStore) 
     assert torch.equal(tensors["model.mask"], STATE["model"]["mask"])
     assert torch.equal(tensors["half"], STATE["half"])
     for file in saved.files:
-        assert file.sha256 == hashlib.sha256(run.read(f"{saved.path}/{file.name}")).hexdigest()
+        assert file.sha256 == hashlib.sha256(folder.read(f"{saved.path}/{file.name}")).hexdigest()
 
 
-def test_reads_back_what_was_saved(run: LocalStore) -> None:
-    state = from_payload(checkpoint.read_payload(run, commit_of(save(run))))
+def test_a_saved_state_is_read_back_unchanged(folder: LocalStore) -> None:
+    state = from_payload(checkpoint.read_payload(folder, commit_of(save(folder))))
     assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
     assert state["half"].dtype == torch.bfloat16
     assert state["optimizer"]["state"][0]["step"].item() == 3.0
-    assert checkpoint.verify(run, commit_of(save(run, {"other": 1}))) == []
+    assert checkpoint.verify(folder, commit_of(save(folder, {"other": 1}))) == []
 
 
 @pytest.mark.parametrize("name", [PAYLOAD, METADATA, METRICS])
-def test_every_flipped_bit_is_found(run: LocalStore, name: str) -> None:
-    saved = save(run)
+def test_every_flipped_bit_is_found(folder: LocalStore, name: str) -> None:
+    saved = save(folder)
     commit = commit_of(saved)
-    path = run.root / saved.path / name
+    path = folder.root / saved.path / name
     good = path.read_bytes()
     positions = random.Random(0).sample(range(len(good)), k=min(60, len(good)))
     for position in [0, 8, len(good) - 1, *positions]:
@@ -88,46 +88,46 @@ def test_every_flipped_bit_is_found(run: LocalStore, name: str) -> None:
         bad[position] ^= 1 << (position % 8)
         path.write_bytes(bad)
         with pytest.raises(CheckpointDamaged, match=name):
-            checkpoint.read_payload(run, commit)
-        (damage,) = checkpoint.verify(run, commit)
+            checkpoint.read_payload(folder, commit)
+        (damage,) = checkpoint.verify(folder, commit)
         assert damage.expected == hashlib.sha256(good).hexdigest()
         assert damage.found == hashlib.sha256(bad).hexdigest()
     path.write_bytes(good)
-    checkpoint.read_payload(run, commit)
+    checkpoint.read_payload(folder, commit)
 
 
 @pytest.mark.parametrize("change", ["longer", "shorter", "gone"])
 @pytest.mark.parametrize("name", [PAYLOAD, METADATA, METRICS])
-def test_sizes_are_compared_before_bytes_are_read(run: LocalStore, name: str, change: str) -> None:
-    saved = save(run)
-    path = run.root / saved.path / name
+def test_missing_files_and_wrong_sizes_are_found(folder: LocalStore, name: str, change: str) -> None:
+    saved = save(folder)
+    path = folder.root / saved.path / name
     if change == "gone":
         path.unlink()
     else:
         path.write_bytes(path.read_bytes() + b" " if change == "longer" else path.read_bytes()[:-1])
     with pytest.raises(CheckpointDamaged, match="missing" if change == "gone" else "bytes but was committed as"):
-        checkpoint.read_payload(run, commit_of(saved))
+        checkpoint.read_payload(folder, commit_of(saved))
 
 
-def test_nothing_is_overwritten(run: LocalStore) -> None:
-    first = save(run)
+def test_a_save_overwrites_no_other_checkpoint(folder: LocalStore) -> None:
+    first = save(folder)
     assert first.path == "epoch-0001"
-    again = save(run, {"other": 1})
+    again = save(folder, {"other": 1})
     assert again.path == "epoch-0001.2"
-    assert checkpoint.verify(run, commit_of(first)) == []
-    assert checkpoint.verify(run, commit_of(again)) == []
+    assert checkpoint.verify(folder, commit_of(first)) == []
+    assert checkpoint.verify(folder, commit_of(again)) == []
 
 
-def test_remains_of_a_dead_attempt_are_used_if_they_are_the_same(run: LocalStore) -> None:
-    first = save(run)
-    (run.root / first.path / METADATA).unlink()
-    assert save(run).path == first.path
-    (run.root / first.path / METADATA).unlink()
-    assert save(run, {"other": 1}).path == "epoch-0001.2"
+def test_files_of_a_dead_attempt_are_used_if_they_are_equal(folder: LocalStore) -> None:
+    first = save(folder)
+    (folder.root / first.path / METADATA).unlink()
+    assert save(folder).path == first.path
+    (folder.root / first.path / METADATA).unlink()
+    assert save(folder, {"other": 1}).path == "epoch-0001.2"
 
 
-def test_a_name_that_is_taken_and_not_there_is_passed_over(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So Azure shows an upload that its writer did not live to finish."""
+def test_a_name_that_is_taken_but_not_readable_is_skipped(folder: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Azure shows an upload in this way if its writer died before finishing it."""
     creating = LocalStore.creating
 
     @contextlib.contextmanager
@@ -138,37 +138,37 @@ def test_a_name_that_is_taken_and_not_there_is_passed_over(run: LocalStore, monk
                 raise NameTaken(name)
 
     monkeypatch.setattr(LocalStore, "creating", taken)
-    assert save(run).path == "epoch-0001.2"
+    assert save(folder).path == "epoch-0001.2"
 
 
-def test_folders_are_named_for_people() -> None:
+def test_folders_are_named_by_epoch_and_step() -> None:
     assert [checkpoint.folder_name(step, 10) for step in (3, 10, 13)] == [
         "epoch-0001-step-00000003", "epoch-0001", "epoch-0002-step-00000013",
     ]  # fmt: skip
 
 
-def test_orphans_are_complete_verified_and_of_this_line(run: LocalStore) -> None:
-    saved = save(run)
+def test_orphans_are_complete_verified_and_trained_from_the_head(folder: LocalStore) -> None:
+    saved = save(folder)
 
     def found(head: Commit | None = None, fingerprint: str = "0" * 64, given_up: Sequence[str] = ()) -> list[str]:
-        orphans = checkpoint.find_orphans(run, head, fingerprint, 10, lambda: set(given_up))
+        orphans = checkpoint.find_orphans(folder, head, fingerprint, 10, lambda: set(given_up))
         return [orphan.path for orphan in orphans]
 
     assert found() == [saved.path]
     assert found(head=make_commit(1, step=5)) == found(fingerprint="1" * 64) == found(given_up=[saved.path]) == []
-    further = save(run, {"other": 1}, optimizer_steps_total=13, optimizer_steps_epoch=3)
+    further = save(folder, {"other": 1}, optimizer_steps_total=13, optimizer_steps_epoch=3)
     assert found() == [further.path, saved.path]
-    (run.root / further.path / PAYLOAD).write_bytes(b"damaged")
-    (run.root / saved.path / METADATA).unlink()
+    (folder.root / further.path / PAYLOAD).write_bytes(b"damaged")
+    (folder.root / saved.path / METADATA).unlink()
     assert found() == []
 
 
-def test_a_store_that_knows_before_the_first_byte_that_a_name_is_taken(
-    run: LocalStore, monkeypatch: pytest.MonkeyPatch
+def test_a_store_may_refuse_a_taken_name_before_the_first_byte(
+    folder: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Object stores look first, rather than upload in vain."""
-    saved = save(run)
-    (run.root / saved.path / METADATA).unlink()  # killed between payload and metadata
+    """Object stores check a name before they upload."""
+    saved = save(folder)
+    (folder.root / saved.path / METADATA).unlink()  # killed between payload and metadata
 
     @contextlib.contextmanager
     def taken(store: LocalStore, name: str) -> Iterator[Writer]:
@@ -177,7 +177,7 @@ def test_a_store_that_knows_before_the_first_byte_that_a_name_is_taken(
 
     monkeypatch.setattr(LocalStore, "creating", taken)
     monkeypatch.setattr(LocalStore, "create", LocalStore.replace)
-    again = save(run)
+    again = save(folder)
     assert (again.path, again.files[:-1]) == (saved.path, saved.files[:-1])  # metadata.json has the token of its save
 
 
@@ -192,7 +192,7 @@ def test_a_store_that_knows_before_the_first_byte_that_a_name_is_taken(
         (2).to_bytes(8, "little") + b"[]",
     ],
 )
-def test_what_is_no_safetensors_file_is_refused(data: bytes) -> None:
+def test_a_file_that_is_not_safetensors_is_refused(data: bytes) -> None:
     with pytest.raises(CheckpointDamaged, match="not a safetensors file"):
         checkpoint.deserialize([bytearray(data)])
 
@@ -206,6 +206,6 @@ def test_tensors_outside_the_file_are_refused(entry: dict[str, Any]) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_crash_the_reader(data: bytes) -> None:
+def test_arbitrary_bytes_do_not_crash_the_reader(data: bytes) -> None:
     with contextlib.suppress(CheckpointDamaged):
         checkpoint.deserialize([bytearray(data)])

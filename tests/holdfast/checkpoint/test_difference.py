@@ -1,4 +1,4 @@
-"""Whatever differs between two states is named, and nothing else is."""
+"""The comparison of two states names every difference, and nothing else."""
 
 import copy
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def named(one: Any, other: Any) -> list[str]:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of everything in a state, from the outside inwards."""
+    """Yield the path of every value in a state, outer values first."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, item in items:
         yield (*path, key)
@@ -55,7 +55,7 @@ def at(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """The state with something else at one place."""
+    """Return the state with another value at one path."""
     if not path:
         return new
     if isinstance(value, tuple):
@@ -66,13 +66,13 @@ def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 def drop(value: Any, path: tuple[Any, ...]) -> Any:
-    """The state without one key."""
+    """Return the state without one key."""
     parent = at(value, path[:-1])
     return put(value, path[:-1], {key: item for key, item in parent.items() if key != path[-1]})
 
 
 def alter(value: Any) -> list[Any]:
-    """What is nearly the value, and isn't it."""
+    """Return values that are similar to a value but not equal."""
     if isinstance(value, torch.Tensor) and value.numel():
         changed = value.clone()
         changed.view(torch.uint8)[0] ^= 1
@@ -95,7 +95,7 @@ def alter(value: Any) -> list[Any]:
 
 
 @given(states)
-def test_equal_states_have_none(value: Any) -> None:
+def test_equal_states_have_no_differences(value: Any) -> None:
     payload = state.to_payload(value)
     assert differences(payload, state.to_payload(copy.deepcopy(value))) == []
     read = deserialize([bytearray(b"".join(map(bytes, serialize(payload))))])
@@ -103,7 +103,7 @@ def test_equal_states_have_none(value: Any) -> None:
 
 
 @given(states, st.data())
-def test_whatever_is_changed_is_named_and_nothing_else(value: Any, data: st.DataObject) -> None:
+def test_only_the_changed_value_is_named(value: Any, data: st.DataObject) -> None:
     known = list(places(value))
     assume(known)
     path = data.draw(st.sampled_from(known))
@@ -117,7 +117,7 @@ def test_whatever_is_changed_is_named_and_nothing_else(value: Any, data: st.Data
 
 
 @given(states, st.data())
-def test_whatever_is_missing_is_named(value: Any, data: st.DataObject) -> None:
+def test_a_missing_key_is_named(value: Any, data: st.DataObject) -> None:
     dicts = [path for path in places(value) if isinstance(at(value, path[:-1]), dict)]
     known = [path for path in dicts if isinstance(path[-1], str) or len(at(value, path[:-1])) > 1]  # {} has no numbers
     assume(known)
@@ -126,7 +126,7 @@ def test_whatever_is_missing_is_named(value: Any, data: st.DataObject) -> None:
     assert named(value, changed) == named(changed, value) == [".".join(map(str, path))]
 
 
-def test_several_are_sorted_and_begin_with_their_component() -> None:
+def test_several_differences_are_sorted_and_begin_with_their_component() -> None:
     one = {"rng": [{"torch": torch.zeros(2)}], "model": {"0.weight": torch.zeros(2, 2)}, "progress": {"step": 1}}
     other = {"rng": [{"torch": torch.ones(2)}], "model": {"0.weight": torch.ones(2, 2)}, "progress": {"step": 2}}
     assert named(one, other) == ["model.0.weight", "progress.step", "rng.0.torch"]
@@ -148,28 +148,28 @@ def test_several_are_sorted_and_begin_with_their_component() -> None:
         ({}, []),
     ],
 )
-def test_what_python_might_take_for_equal(one: Any, other: Any) -> None:
+def test_values_that_python_treats_alike_differ(one: Any, other: Any) -> None:
     assert named({"a": [one]}, {"a": [other]}) == ["a.0"]
     assert named({"a": [one]}, {"a": [one]}) == []
 
 
-def test_not_a_number_equals_itself() -> None:
+def test_nan_equals_itself() -> None:
     assert (
         named({"a": float("nan"), "b": torch.tensor([torch.nan])}, {"a": float("nan"), "b": torch.tensor([torch.nan])})
         == []
     )
 
 
-def test_nothing_has_a_name_of_its_own() -> None:
+def test_a_difference_of_the_whole_tree_is_called_everything() -> None:
     assert differences(Payload({}, 1), Payload({}, 2)) == ["(everything)"]
 
 
 @pytest.mark.parametrize(("one", "other"), [({1: 0.5, "1": 2}, {1: 0.25, "1": 2}), ({1: 0, 2: 1}, {"1": 0, 2: 1})])
-def test_keys_of_different_kinds_are_different_keys(one: Any, other: Any) -> None:
+def test_keys_of_different_types_are_different_keys(one: Any, other: Any) -> None:
     assert "a.1" in differences(state.to_payload({"a": one}), state.to_payload({"a": other}))
 
 
-def test_what_was_tied_and_no_longer_is_differs() -> None:
+def test_a_tensor_that_is_no_longer_tied_differs() -> None:
     weight = torch.ones(2)
     tied, untied = ({"a": weight, "b": other} for other in (weight, weight.clone()))
     assert differences(state.to_payload(tied), state.to_payload(untied)) == ["b"]
@@ -178,5 +178,5 @@ def test_what_was_tied_and_no_longer_is_differs() -> None:
 @pytest.mark.parametrize(
     ("shown", "said"), [(1, "a and 2 more"), (2, "a, b and 1 more"), (3, "a, b, c"), (4, "a, b, c")]
 )
-def test_of_many_names_some_are_shown_and_the_others_counted(shown: int, said: str) -> None:
+def test_shorten_shows_some_names_and_counts_the_others(shown: int, said: str) -> None:
     assert shorten(["a", "b", "c"], shown) == said

@@ -1,4 +1,4 @@
-"""Threads that save have a low priority until somebody waits for them."""
+"""The threads of a save have a low priority until a caller waits for the save."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ def may_raise_priority() -> bool:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="a thread has a priority of its own on Linux only")
-def test_a_save_gives_way_to_training_until_it_is_waited_for(run: LocalStore, gate: threading.Event) -> None:
+def test_a_save_has_a_low_priority_until_a_caller_waits_for_it(folder: LocalStore, gate: threading.Event) -> None:
     usual = os.getpriority(os.PRIO_PROCESS, 0)
 
     def found() -> set[int]:
@@ -46,7 +46,7 @@ def test_a_save_gives_way_to_training_until_it_is_waited_for(run: LocalStore, ga
         gate.clear()
         saver = Saver(PART_BYTES)
         fields = METADATA_FIELDS | {"optimizer_steps_total": 20 if is_urgent else 10}
-        saver.begin(run, to_payload(STATE), fields, "", is_urgent=is_urgent)
+        saver.begin(folder, to_payload(STATE), fields, "", is_urgent=is_urgent)
         await_equal(found, {usual} if is_urgent else {19})
         waiting = threading.Thread(target=saver.wait)
         waiting.start()
@@ -60,7 +60,7 @@ def test_a_save_gives_way_to_training_until_it_is_waited_for(run: LocalStore, ga
 @pytest.mark.skipif(
     not may_raise_priority(), reason="only root may raise a priority on Linux, and not in every container"
 )
-def test_a_thread_that_begins_while_others_are_restored_is_not_left_behind() -> None:
+def test_a_thread_that_starts_during_restore_gets_the_usual_priority() -> None:
     usual, priority, found = os.getpriority(os.PRIO_PROCESS, 0), Priority(), list[int]()
 
     def begin_another() -> None:

@@ -1,4 +1,4 @@
-"""Read a checkpoint back: hash while reading, raise what fails, and give way to training."""
+"""A checkpoint is hashed while it is read; errors are raised, and training goes first."""
 
 import hashlib
 import os
@@ -20,9 +20,9 @@ from tests.support.parts import PARTS, STATE, save
 from tests.support.waiting import await_equal
 
 
-def test_a_read_that_fails_fills_nothing_afterwards(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its memory is used again, for what is read instead."""
-    commit, began, ended = commit_of(save(run)), list[str](), list[str]()
+def test_a_failed_read_does_not_fill_the_buffer_afterwards(folder: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next read uses the same memory."""
+    commit, began, ended = commit_of(save(folder)), list[str](), list[str]()
 
     def fill(store: LocalStore, name: str, buffer: memoryview) -> Iterator[int]:
         if name.endswith(PARTS[0]):
@@ -35,12 +35,12 @@ def test_a_read_that_fails_fills_nothing_afterwards(run: LocalStore, monkeypatch
 
     monkeypatch.setattr(LocalStore, "fill", fill)
     with pytest.raises(StoreFull):
-        checkpoint.read_payload(run, commit)
+        checkpoint.read_payload(folder, commit)
     assert sorted(ended) == sorted(began)
 
 
-def test_what_is_read_does_not_wait_for_its_hash(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = commit_of(checkpoint.save(run, to_payload(STATE), METADATA_FIELDS, ""))
+def test_reading_does_not_wait_for_hashing(folder: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = commit_of(checkpoint.save(folder, to_payload(STATE), METADATA_FIELDS, ""))
     fill, ended = LocalStore.fill, list[str]()
 
     def watched(store: LocalStore, name: str, buffer: memoryview) -> Iterator[int]:
@@ -60,12 +60,12 @@ def test_what_is_read_does_not_wait_for_its_hash(run: LocalStore, monkeypatch: p
 
     monkeypatch.setattr(LocalStore, "fill", watched)
     monkeypatch.setattr(verifying, "hashlib", SimpleNamespace(sha256=Late))
-    assert differences(to_payload(STATE), checkpoint.read_payload(run, commit)) == []
+    assert differences(to_payload(STATE), checkpoint.read_payload(folder, commit)) == []
 
 
-def test_what_a_read_fails_with_is_raised(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where some of it was read, and hashed, by then."""
-    commit = commit_of(save(run))
+def test_the_error_of_a_read_is_raised(folder: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds even if some of the part was already read and hashed."""
+    commit = commit_of(save(folder))
 
     def fill(store: LocalStore, name: str, buffer: memoryview) -> Iterator[int]:
         yield len(buffer) // 2
@@ -73,11 +73,13 @@ def test_what_a_read_fails_with_is_raised(run: LocalStore, monkeypatch: pytest.M
 
     monkeypatch.setattr(LocalStore, "fill", fill)
     with pytest.raises(StoreFull):
-        checkpoint.read_payload(run, commit)
+        checkpoint.read_payload(folder, commit)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="a thread has a priority of its own on Linux only")
-def test_what_is_read_back_gives_way_to_training(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_back_has_a_low_priority_unless_it_is_urgent(
+    folder: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen, hash_file = set[int](), checkpoint.hash_file
 
     def noting(*arguments: Any) -> Any:
@@ -85,31 +87,31 @@ def test_what_is_read_back_gives_way_to_training(run: LocalStore, monkeypatch: p
         return hash_file(*arguments)
 
     monkeypatch.setattr(verifying, "hash_file", noting)
-    commit = commit_of(save(run))
+    commit = commit_of(save(folder))
     usual = os.getpriority(os.PRIO_PROCESS, 0)
-    assert checkpoint.verify(run, commit) == []
+    assert checkpoint.verify(folder, commit) == []
     assert seen == {usual}
     seen.clear()
-    assert checkpoint.verify(run, commit, is_urgent=False) == []
+    assert checkpoint.verify(folder, commit, is_urgent=False) == []
     assert seen == {19}
     assert os.getpriority(os.PRIO_PROCESS, 0) == usual
 
 
 @pytest.mark.parametrize("is_urgent", [True, False])
-def test_who_is_told_to_stop_does_not_wait_for_what_is_read(
-    run: LocalStore, monkeypatch: pytest.MonkeyPatch, is_urgent: bool
+def test_a_stop_does_not_wait_for_running_reads(
+    folder: LocalStore, monkeypatch: pytest.MonkeyPatch, is_urgent: bool
 ) -> None:
     reading = threading.Event()
 
-    def hash_file(run: LocalStore, path: str, name: str, watch: Any) -> Any:
+    def hash_file(folder: LocalStore, path: str, name: str, watch: Any) -> Any:
         if name == PARTS[0]:
             raise KeyboardInterrupt
         assert reading.wait(90)
 
-    commit = commit_of(save(run))
+    commit = commit_of(save(folder))
     monkeypatch.setattr(verifying, "hash_file", hash_file)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.verify(run, commit, is_urgent=is_urgent)
+        checkpoint.verify(folder, commit, is_urgent=is_urgent)
     reading.set()
     assert time.monotonic() - began < 90

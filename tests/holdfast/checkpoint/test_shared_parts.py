@@ -16,22 +16,22 @@ from tests.support.parts import PART_BYTES, PARTS, STATE
 from tests.support.waiting import await_equal
 
 
-def save_with(saver: Saver, run: LocalStore, step: int, **changed: torch.Tensor) -> Saved:
+def save_with(saver: Saver, folder: LocalStore, step: int, **changed: torch.Tensor) -> Saved:
     state = STATE | {"model": STATE["model"] | changed, "progress": step}
-    saver.begin(run, to_payload(state), METADATA_FIELDS | {"optimizer_steps_total": step}, "")
+    saver.begin(folder, to_payload(state), METADATA_FIELDS | {"optimizer_steps_total": step}, "")
     saved = saver.wait()
     assert saved is not None
     return saved
 
 
-def files_of(run: LocalStore, saved: Saved) -> list[int]:
-    """What names each part's file on the disk."""
-    return [(run.root / saved.path / name).stat().st_ino for name in PARTS]
+def files_of(folder: LocalStore, saved: Saved) -> list[int]:
+    """Return the inode of each part's file."""
+    return [(folder.root / saved.path / name).stat().st_ino for name in PARTS]
 
 
-def count_shared(run: LocalStore, *checkpoints: Saved) -> list[int]:
-    """How many parts each checkpoint shares with the one before."""
-    files = [files_of(run, saved) for saved in checkpoints]
+def count_shared(folder: LocalStore, *checkpoints: Saved) -> list[int]:
+    """Return, for each checkpoint but the first, how many parts it shares with the checkpoint before."""
+    files = [files_of(folder, saved) for saved in checkpoints]
     return [
         sum(one == other for one, other in zip(before, after, strict=True))
         for before, after in itertools.pairwise(files)
@@ -41,30 +41,32 @@ def count_shared(run: LocalStore, *checkpoints: Saved) -> list[int]:
 @pytest.mark.parametrize(
     ("shared_by", "expected"), [(1, [0] * 7), (2, [0, 7] * 3 + [0]), (3, [0, 7, 7, 0, 7, 7, 0]), (99, [0] + [7] * 6)]
 )
-def test_what_does_not_change_is_one_file_of_so_many_checkpoints(
-    run: LocalStore, shared_by: int, expected: list[int]
+def test_an_unchanged_part_is_shared_by_at_most_the_given_number_of_checkpoints(
+    folder: LocalStore, shared_by: int, expected: list[int]
 ) -> None:
     saver = Saver(PART_BYTES, shared_by)
-    checkpoints = [save_with(saver, run, step) for step in range(10, 90, 10)]
-    assert count_shared(run, *checkpoints) == expected
+    checkpoints = [save_with(saver, folder, step) for step in range(10, 90, 10)]
+    assert count_shared(folder, *checkpoints) == expected
     for saved in checkpoints[:-1]:
-        run.delete_folder(saved.path)
-    assert checkpoint.verify(run, commit_of(checkpoints[-1])) == []
+        folder.delete_folder(saved.path)
+    assert checkpoint.verify(folder, commit_of(checkpoints[-1])) == []
 
 
-def test_what_changes_is_written(run: LocalStore) -> None:
+def test_a_changed_part_is_written(folder: LocalStore) -> None:
     saver = Saver(PART_BYTES, 99)
-    checkpoints = [save_with(saver, run, step) for step in (10, 20, 30)]
+    checkpoints = [save_with(saver, folder, step) for step in (10, 20, 30)]
     for step in (40, 50, 60, 70):
         changed = STATE["model"]["embedding"].clone()
         changed[999] += step // 20  # the last part of four, in steps 40 and 60
-        checkpoints.append(save_with(saver, run, step, embedding=changed))
+        checkpoints.append(save_with(saver, folder, step, embedding=changed))
         expected = to_payload(STATE | {"model": STATE["model"] | {"embedding": changed}, "progress": step})
-        assert differences(expected, checkpoint.read_payload(run, commit_of(checkpoints[-1]))) == []
-    assert count_shared(run, *checkpoints) == [0, 7, 6, 6, 6, 6]
+        assert differences(expected, checkpoint.read_payload(folder, commit_of(checkpoints[-1]))) == []
+    assert count_shared(folder, *checkpoints) == [0, 7, 6, 6, 6, 6]
 
 
-def test_what_changes_does_not_wait_for_its_hash(run: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changing_part_is_written_without_waiting_for_its_hash(
+    folder: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hashing, hash_part = threading.Event(), saving.hash_bytes
 
     def late(*arguments: Any) -> Any:
@@ -76,35 +78,37 @@ def test_what_changes_does_not_wait_for_its_hash(run: LocalStore, monkeypatch: p
     for step in (10, 20, 30):
         state = {"model": {name: tensor + step for name, tensor in STATE["model"].items()}, "rng": STATE["rng"]}
         hashing.clear()
-        saver.begin(run, to_payload(state), METADATA_FIELDS | {"optimizer_steps_total": step}, "")
-        await_equal(lambda: [name in run.list(f"epoch-{step // 10:04d}") for name in PARTS], [True] * len(PARTS))  # noqa: B023
+        saver.begin(folder, to_payload(state), METADATA_FIELDS | {"optimizer_steps_total": step}, "")
+        await_equal(lambda: [name in folder.list(f"epoch-{step // 10:04d}") for name in PARTS], [True] * len(PARTS))  # noqa: B023
         hashing.set()
         saver.wait()  # the hashes that begin only now, too
 
 
 @pytest.mark.parametrize("trouble", ["no links", "the last is gone", "another run"])
-def test_what_cannot_be_copied_is_written(run: LocalStore, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+def test_a_part_that_cannot_be_copied_is_written(
+    folder: LocalStore, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
     saver = Saver(PART_BYTES, 99)
-    before = [save_with(saver, run, step) for step in (10, 20)]
+    before = [save_with(saver, folder, step) for step in (10, 20)]
     if trouble == "no links":
         monkeypatch.setattr(LocalStore, "copy", lambda store, source, name: False)
     elif trouble == "the last is gone":
-        run.delete_folder(before[-1].path)
+        folder.delete_folder(before[-1].path)
     else:
-        run = LocalStore(str(run.root.parent / "other"))
-    saved = save_with(saver, run, 30)
-    assert {(run.root / saved.path / name).stat().st_nlink for name in PARTS} == {1}
-    assert checkpoint.verify(run, commit_of(saved)) == []
+        folder = LocalStore(str(folder.root.parent / "other"))
+    saved = save_with(saver, folder, 30)
+    assert {(folder.root / saved.path / name).stat().st_nlink for name in PARTS} == {1}
+    assert checkpoint.verify(folder, commit_of(saved)) == []
 
 
-def test_a_copy_that_a_dead_attempt_has_left_is_used(run: LocalStore) -> None:
-    first, second = (save_with(Saver(PART_BYTES), run, step) for step in (10, 20))
+def test_a_copy_from_a_dead_attempt_is_used(folder: LocalStore) -> None:
+    first, second = (save_with(Saver(PART_BYTES), folder, step) for step in (10, 20))
     for name in PARTS[1:]:
-        run.copy(f"{second.path}/{name}", f"epoch-0003/{name}")
+        folder.copy(f"{second.path}/{name}", f"epoch-0003/{name}")
     saver = Saver(PART_BYTES, 99)
-    run.delete_folder(first.path)
-    run.delete_folder(second.path)
-    checkpoints = [save_with(saver, run, step) for step in (10, 20, 30)]
+    folder.delete_folder(first.path)
+    folder.delete_folder(second.path)
+    checkpoints = [save_with(saver, folder, step) for step in (10, 20, 30)]
     assert checkpoints[-1].path == "epoch-0003"
-    assert count_shared(run, *checkpoints) == [0, 0]
-    assert checkpoint.verify(run, commit_of(checkpoints[-1])) == []
+    assert count_shared(folder, *checkpoints) == [0, 0]
+    assert checkpoint.verify(folder, commit_of(checkpoints[-1])) == []

@@ -1,4 +1,4 @@
-"""``holdfast doctor``: what is said of this machine is what a rank finds on it, and what is wrong is seen."""
+"""``holdfast doctor`` describes this machine as a rank finds it, and shows what is wrong."""
 
 import json
 import logging
@@ -28,13 +28,13 @@ PARTS = ("matmul", "conv", "attention", "embedding", "sum")
 
 @pytest.fixture(scope="module")
 def here() -> Examination:
-    """This machine, as a rank with one thread finds it."""
+    """Examine this machine once, as a rank with one thread finds it."""
     return examine(Determinism(), "cpu")
 
 
 @pytest.fixture
 def asked(here: Examination, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What the machine is examined for; it isn't examined again."""
+    """Record the arguments of each examination, and return the known result instead of a new one."""
     asked: list[tuple[Any, ...]] = []
 
     def examined_before(*arguments: Any) -> Examination:
@@ -46,7 +46,7 @@ def asked(here: Examination, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any,
 
 
 def make_run(store: Path, *environments: dict[str, Any], **config: Any) -> str:
-    """A run with an attempt in each environment, the last of which has committed."""
+    """Make a run with an attempt in each environment, the last of which has committed."""
     journal = Journal(open_store(str(store)), "run")
     journal.begin("m:f")
     for number, environment in enumerate(environments, 1):
@@ -71,7 +71,7 @@ def words(text: str) -> str:
 def test_doctor_describes_this_machine(
     here: Examination, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real command, as it is read on a terminal of a hundred columns."""
+    """Run the real command on a terminal of a hundred columns."""
     monkeypatch.setenv("COLUMNS", "100")
     out = say(capsys)
     assert max(map(len, out.splitlines())) <= 100
@@ -91,7 +91,7 @@ def test_doctor_describes_this_machine(
 def test_doctor_describes_a_machine_with_a_gpu(
     here: Examination, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Described as one, and not measured: there is none."""
+    """The environment is made up, since this machine has no GPU; nothing is measured on it."""
     gpu = {"name": "NVIDIA H200", "sm": [9, 0], "sm_count": 132}
     known = {"device": "cuda", "cuda": "12.8", "cudnn": 91002, "nccl": "2.27.5", "gpus": [gpu] * 8}
     there = Examination(here.environment | known, here.findings)
@@ -121,7 +121,7 @@ def test_a_name_is_wrapped_between_words_only(
     cpu: str, here: Examination, asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """A part of a name can't be searched for or copied."""
+    """A name cut in two can't be searched for or copied."""
     monkeypatch.setenv("COLUMNS", "40")
     out = words(say(capsys, make_run(tmp_path, here.environment | {"cpu": cpu})))
     assert f"cpu: saved {cpu!r}, here {here.environment['cpu']!r}" in out
@@ -178,7 +178,7 @@ def test_a_run_from_another_machine_is_not_promised(
 def test_a_run_that_was_here_before(
     here: Examination, asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its newest attempt counts, and what a rank adds to its environment doesn't."""
+    """The newest attempt counts; the records that a rank adds to its environment don't."""
     newest = {"sources": {"my_model": "0" * 64}} | json.loads(json.dumps(here.environment))
     run = make_run(tmp_path, here.environment | {"cpu": "another"}, newest)
     out = say(capsys, run)
@@ -286,7 +286,7 @@ HEALTHY_FINDINGS = (
 def test_findings_follow_from_the_reports(
     first: dict[str, Any], second: dict[str, Any], number: int, seen: str, is_good: bool | None
 ) -> None:
-    """One thing is otherwise than in healthy processes, and one finding is."""
+    """One value differs from healthy reports, and one finding changes."""
     healthy = judge_reports([HEALTHY, HEALTHY])
     assert (healthy, Examination({}, healthy).is_good) == (HEALTHY_FINDINGS, True)
     findings = judge_reports([HEALTHY | first, HEALTHY | second])
@@ -297,7 +297,7 @@ def test_findings_follow_from_the_reports(
 
 
 def plant(folder: Path, name: str, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that every interpreter that is started now finds first."""
+    """Write a module that every interpreter started from now on finds first."""
     (folder / name).write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
@@ -339,7 +339,7 @@ def test_a_process_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
-    """Sets this process's number of threads, until the test ends."""
+    """Return a function that sets this process's number of threads until the test ends."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""What names a batch's content: equal values have equal names, wherever they lie, and others have others."""
+"""Equal batches have equal digests, whatever their device, and different batches have different digests."""
 
 import collections
 from types import SimpleNamespace
@@ -15,13 +15,13 @@ LARGE = 2**19 + 8 * 1024 + 5
 
 
 def name_first(data: Any) -> str:
-    """What names the first micro-batch of map-style data."""
+    """Return the name of the first micro-batch of map-style data."""
     batches = Batches(data, None, Order(len(data), 4, 1, 1), Share(4), 1, 1, 0)
     batches.begin(0, 1)
     return next(batches)[0]
 
 
-def test_equal_indices_of_other_data_have_another_name() -> None:
+def test_equal_indices_of_other_data_have_another_digest() -> None:
     data = [torch.full((8,), float(number)) for number in range(8)]
     name = name_first(data)
     changed = [each.clone() for each in data]
@@ -35,7 +35,7 @@ def test_equal_indices_of_other_data_have_another_name() -> None:
 
 @pytest.mark.parametrize("size", [16, LARGE])
 @pytest.mark.parametrize("place", [0, 0.3, 1])
-def test_each_byte_counts(size: int, place: float) -> None:
+def test_each_byte_changes_the_digest(size: int, place: float) -> None:
     batch = torch.arange(size, dtype=torch.int64).to(torch.uint8)
     changed = batch.clone()
     changed[int((size - 1) * place)] ^= 1
@@ -43,14 +43,14 @@ def test_each_byte_counts(size: int, place: float) -> None:
     assert digest_content(batch) != digest_content(changed)
 
 
-def test_order_counts_in_large_batches() -> None:
+def test_order_changes_the_digest_of_large_batches() -> None:
     batch = torch.randn(512, 1024, generator=torch.Generator().manual_seed(1))
     for dim in (0, 1):
         assert digest_content(batch) != digest_content(batch.flip(dim))
     assert digest_content(batch) == digest_content(batch.t().contiguous().t())
 
 
-def test_what_a_batch_may_be() -> None:
+def test_a_batch_may_hold_any_values() -> None:
     tensor, array = torch.arange(4.0), np.arange(3000)
     changed = array.copy()
     changed[1500] = 0  # which NumPy doesn't print
@@ -65,7 +65,7 @@ def test_what_a_batch_may_be() -> None:
     assert digest_content(own) == digest_content(own)
 
 
-def test_several_micro_batches_have_a_name_of_the_same_parts() -> None:
+def test_the_combined_name_of_micro_batches_has_the_same_parts() -> None:
     assert combine(["a-b"]) == "a-b"
     indices, content = combine(["a-b", "c-d"]).split("-")
     assert indices == combine(["a", "c"])

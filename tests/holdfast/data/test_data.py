@@ -1,4 +1,4 @@
-"""The order of samples is a permutation that anyone can compute from seed, pass and position."""
+"""The order of samples is a permutation that follows from seed, pass and position."""
 
 import itertools
 from collections.abc import Iterator
@@ -12,32 +12,32 @@ from holdfast.data import Batches, Order, Share, digest, permute
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**62), st.integers(0, 10))
-def test_is_a_permutation(size: int, seed: int, number: int) -> None:
+def test_a_pass_is_a_permutation(size: int, seed: int, number: int) -> None:
     found = permute(np.arange(size, dtype=np.uint64), size, seed, number)
     assert sorted(found.tolist()) == list(range(size))
 
 
 @given(st.integers(2, 3000), st.data())
-def test_needs_no_more_than_the_positions_asked_for(size: int, data: st.DataObject) -> None:
+def test_positions_are_permuted_without_the_others(size: int, data: st.DataObject) -> None:
     positions = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=9)), dtype=np.uint64)
     whole = permute(np.arange(size, dtype=np.uint64), size, 1, 2)
     assert permute(positions, size, 1, 2).tolist() == whole[positions].tolist()
 
 
-def test_never_changes() -> None:
-    """A changed order would make every run that exists resume on other samples."""
+def test_the_permutation_never_changes() -> None:
+    """With a changed order every existing run would resume with other samples."""
     assert permute(np.arange(10, dtype=np.uint64), 10, 1234, 0).tolist() == [2, 8, 9, 3, 1, 6, 5, 4, 7, 0]
     assert permute(np.array([0, 10**9], dtype=np.uint64), 10**12, 1234, 3).tolist() == [176181146050, 421356301651]
 
 
-def test_passes_and_seeds_differ() -> None:
+def test_passes_and_seeds_have_different_permutations() -> None:
     positions = np.arange(1000, dtype=np.uint64)
     orders = {permute(positions, 1000, seed, number).tobytes() for seed in range(3) for number in range(3)}
     assert len(orders) == 9
 
 
-def test_is_well_mixed() -> None:
-    """Neighbours in the data are no neighbours in the order, and every place is as likely as any other."""
+def test_the_permutation_is_well_mixed() -> None:
+    """Neighbours in the data are not neighbours in the order, and every place is equally likely."""
     size = 1 << 14
     order = permute(np.arange(size, dtype=np.uint64), size, 5, 0)
     assert abs(np.corrcoef(np.arange(size), order)[0, 1]) < 0.03
@@ -58,7 +58,7 @@ def test_any_start_and_any_ranks_see_the_same_samples(ranks: int, start: int) ->
 
 
 def take(order: Order, share: Share, start: int, stop: int) -> Iterator[tuple[str, list[int]]]:
-    """What one rank is given from one step to another, of data that are their own indices."""
+    """Return the samples of one rank from one step to another, for data that are their own indices."""
     batches = Batches(range(order.samples), list, order, share, order.grad_accum, order.seed, workers=0)
     batches.begin(start, stop)
     while True:

@@ -1,4 +1,4 @@
-"""A step's samples, and the random numbers in them, are the same wherever one begins, and cost the process none."""
+"""A step's samples and their random numbers are the same from any start, and leave the process's generators alone."""
 
 import itertools
 import multiprocessing
@@ -29,7 +29,7 @@ ONE = Share(BATCH)
 
 
 def of_points(share: Share = ONE, collate: Any = None, seed: int = SEED) -> Batches:
-    """Samples with random numbers of every kind in them."""
+    """Samples with random numbers from every generator."""
     data = Points(noise=True)
     return Batches(data, collate, Order(len(data), BATCH, GRAD_ACCUM, seed), share, GRAD_ACCUM, seed, workers=0)
 
@@ -48,14 +48,14 @@ def take(batches: Batches, number: int) -> list[tuple[str, Any]]:
 
 
 def plain(found: list[tuple[str, Any]]) -> list[Any]:
-    """As it can be compared, to the bit."""
+    """Return a batch in a form that can be compared to the bit."""
     return [
         (name, [tensor.tolist() for tensor in (batch if isinstance(batch, list | tuple) else [batch])])
         for name, batch in found
     ]
 
 
-def test_sockets_of_loader_workers_fit_into_a_long_tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_paths_of_loader_workers_fit_into_a_long_tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
@@ -95,7 +95,7 @@ def test_random_numbers_are_new_in_every_micro_batch_rank_pass_and_run() -> None
     assert len(set(noise)) == len(noise) == 2 * STEPS * GRAD_ACCUM * BATCH
 
 
-def test_ends_where_it_is_told_to() -> None:
+def test_loading_ends_at_the_stop() -> None:
     batches = of_points()
     batches.begin(3, 5)
     take(batches, 2 * GRAD_ACCUM)
@@ -117,7 +117,7 @@ def test_the_position_in_map_style_data_is_the_step_and_nothing_else() -> None:
     assert batches.state_dict() is None
 
 
-def test_whole_batches_are_fetched_at_once_where_the_data_can() -> None:
+def test_getitems_fetches_whole_batches_if_the_data_has_it() -> None:
     class Fetching(list[int]):
         def __getitems__(self, indices: list[int]) -> list[int]:
             asked.append(indices)
@@ -130,7 +130,7 @@ def test_whole_batches_are_fetched_at_once_where_the_data_can() -> None:
     assert [batch for _, batch in take(batches, 2)] == asked == order.step_indices(0).tolist()
 
 
-def test_the_first_micro_batch_is_the_main_ranks_whatever_the_step_and_disturbs_nothing() -> None:
+def test_the_first_micro_batch_is_the_main_ranks_at_any_step_and_changes_nothing() -> None:
     main, other = of_points(Share(BATCH, 0, 2)), of_points(Share(BATCH, 1, 2))
     main.begin(0, STEPS)
     expected = plain([("", next(main)[1])])
@@ -159,7 +159,7 @@ def test_the_first_micro_batch_is_the_main_ranks_whatever_the_step_and_disturbs_
         lambda: of_stream(Counted(), collate=lambda samples: default_collate(samples) + torch.rand(())),
     ],
 )
-def test_the_process_keeps_its_random_numbers(make: Any) -> None:
+def test_loading_leaves_the_process_generators_unchanged(make: Any) -> None:
     before = state.digest_rng(state.capture_rng())
     batches = make()
     batches.begin(0, STEPS)
@@ -171,7 +171,7 @@ def test_the_process_keeps_its_random_numbers(make: Any) -> None:
     assert state.digest_rng(state.capture_rng()) == before
 
 
-def test_what_raises_leaves_them_as_they_were() -> None:
+def test_an_error_leaves_the_process_generators_unchanged() -> None:
     def fail(samples: list[Any]) -> Any:
         torch.rand(())
         raise ZeroDivisionError
@@ -188,7 +188,7 @@ def test_what_raises_leaves_them_as_they_were() -> None:
 
 
 class Forgetful(IterableDataset[int]):
-    """So many numbers, other ones in every pass. It doesn't know where it is in a pass."""
+    """A stream of a given length, with other numbers in every pass and without a position of its own."""
 
     def __init__(self, size: int = 10) -> None:
         self.size, self.number, self.skip, self.given = size, 0, 0, 0
@@ -206,7 +206,7 @@ class Forgetful(IterableDataset[int]):
 
 
 class Passes(Forgetful):
-    """The same, and it knows."""
+    """A stream of numbers that saves and loads its position."""
 
     def state_dict(self) -> dict[str, int]:
         return {"given": self.given}
@@ -216,7 +216,7 @@ class Passes(Forgetful):
 
 
 class Repeating:
-    """One thing, eight times."""
+    """A stream of one value, eight times."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -247,7 +247,7 @@ def test_a_pass_that_ends_with_a_micro_batch_drops_nothing() -> None:
 
 @pytest.mark.parametrize("size", [8, 10, 11])
 @pytest.mark.parametrize("step", range(1, 7))
-def test_a_stream_with_a_position_goes_on_from_it(size: int, step: int) -> None:
+def test_a_stream_with_a_position_continues_from_it(size: int, step: int) -> None:
     first = of_stream(Passes(size), collate=list)
     first.begin(0, STEPS)
     take(first, step * GRAD_ACCUM)
@@ -262,7 +262,7 @@ def test_a_stream_with_a_position_goes_on_from_it(size: int, step: int) -> None:
 
 
 @pytest.mark.parametrize("step", range(1, 7))
-def test_a_stream_without_a_position_is_read_again(step: int) -> None:
+def test_a_stream_without_a_position_is_read_again_from_its_beginning(step: int) -> None:
     first = of_stream(Forgetful(), collate=list)
     first.begin(0, STEPS)
     take(first, step * GRAD_ACCUM)
@@ -273,7 +273,7 @@ def test_a_stream_without_a_position_is_read_again(step: int) -> None:
         assert take(batches, 7) == expected
 
 
-def test_at_the_beginning_nothing_is_read_again() -> None:
+def test_a_stream_at_step_zero_is_not_read_again() -> None:
     batches = of_stream(Forgetful(), collate=list)
     assert batches.begin(0, STEPS) is False
     assert next(batches)[1] == [0, 1, 2, 3]
@@ -292,7 +292,7 @@ def test_noise_in_a_stream_is_the_same_from_any_start(stream: Any, step: int) ->
     assert plain(take(again, 9)) == plain(take(first, 9))
 
 
-def test_reading_again_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_again_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.data.loading.SAY_EVERY_S", -1.0)
     told: list[tuple[int, int]] = []
     batches = of_stream(Numbers())
@@ -318,7 +318,7 @@ def test_a_stream_that_ends_is_refused_when_it_ends() -> None:
 
 @pytest.mark.parametrize("step", [0, 3])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_share_a_streams_micro_batches_out(ranks: int, step: int) -> None:
+def test_ranks_split_a_streams_micro_batches(ranks: int, step: int) -> None:
     whole = of_stream(Passes(), collate=list)
     whole.begin(0, STEPS)
     expected = numbers(take(whole, 10))[step * GRAD_ACCUM :]
@@ -330,7 +330,7 @@ def test_ranks_share_a_streams_micro_batches_out(ranks: int, step: int) -> None:
     assert [list(itertools.chain(*parts)) for parts in zip(*shares, strict=True)] == expected
 
 
-def test_a_streams_micro_batch_is_named_by_what_is_in_it() -> None:
+def test_a_streams_micro_batch_is_named_by_its_content() -> None:
     batches = {}
     for value in (torch.ones(2), torch.zeros(2), torch.ones(2, dtype=torch.float64), "one", 1, {"a": torch.ones(2)}):
         stream = of_stream(Repeating(value), collate=lambda samples: samples)
@@ -342,7 +342,7 @@ def test_a_streams_micro_batch_is_named_by_what_is_in_it() -> None:
     assert all(len(name) == 16 for name in batches)
 
 
-def test_what_is_a_stream() -> None:
+def test_iterable_data_is_a_stream() -> None:
     assert is_stream(Numbers())
     assert is_stream(iter([1]))
     assert not is_stream([1])
@@ -355,7 +355,7 @@ def test_names_of_micro_batches_are_combined_in_order() -> None:
 
 
 class Shuffled:
-    """A stream whose passes are in an order that the global generator gives."""
+    """A stream that the global generator shuffles at each pass."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(random.sample(range(8), 8))

@@ -1,4 +1,4 @@
-"""Means of speed that are turned off: nothing of them is used, and the bytes are the same."""
+"""Optimizations that are turned off are not used, and the bytes stay the same."""
 
 import fcntl
 import mmap
@@ -23,21 +23,21 @@ BYTES = 4 * 2**20
 SHA256 = "c59a4686df5f951ce45d896a7de4320661463eeb659bf49f684712a2ca313214"
 
 
-def test_every_means_is_on_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_optimization_is_on_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(WITHOUT_VARIABLE, raising=False)
     assert all(map(is_on, NAMES))
     monkeypatch.setenv(WITHOUT_VARIABLE, "direct, huge pages,")
     assert [name for name in NAMES if not is_on(name)] == ["huge pages", "direct"]
 
 
-def test_a_name_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(WITHOUT_VARIABLE, "direct,speed")
     with pytest.raises(ConfigError, match="nothing is named 'speed'") as raised:
         is_on("direct")
     assert "prefetch" in raised.value.hint
 
 
-def test_a_command_refuses_a_name_that_there_is_not(
+def test_a_command_refuses_an_unknown_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(WITHOUT_VARIABLE, "speed")
@@ -45,7 +45,7 @@ def test_a_command_refuses_a_name_that_there_is_not(
     assert "HOLDFAST_WITHOUT: nothing is named 'speed'" in capsys.readouterr().err
 
 
-def test_without_buffers_each_save_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_buffers_each_save_gets_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(WITHOUT_VARIABLE, "buffers")
     buffers, pinned = Buffers(), list[int]()
     buffers.take(0, BYTES)[:4] = b"mark"
@@ -67,13 +67,13 @@ def test_without_direct_files_go_through_the_cache(tmp_path: Path, monkeypatch: 
     os.close(descriptor)
 
 
-def test_without_priority_a_save_is_not_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_priority_a_saves_priority_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(WITHOUT_VARIABLE, "priority")
     monkeypatch.setattr(os, "setpriority", lambda *arguments: pytest.fail("its priority was changed"))
     Priority().lower()
 
 
-def test_without_pinning_a_gpu_copies_into_any_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pinning_memory_is_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pinning(torch.device("cuda")) is not None
     monkeypatch.setenv(WITHOUT_VARIABLE, "pinning")
     assert pinning(torch.device("cuda")) is None
@@ -81,7 +81,7 @@ def test_without_pinning_a_gpu_copies_into_any_memory(monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="there are no huge pages to ask for")
 @pytest.mark.parametrize("without", ["", "huge pages"])
-def test_huge_pages_are_asked_for_unless_they_are_turned_off(monkeypatch: pytest.MonkeyPatch, without: str) -> None:
+def test_huge_pages_are_requested_unless_they_are_turned_off(monkeypatch: pytest.MonkeyPatch, without: str) -> None:
     monkeypatch.setenv(WITHOUT_VARIABLE, without)
     asked = list[int]()
 
@@ -95,9 +95,7 @@ def test_huge_pages_are_asked_for_unless_they_are_turned_off(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("without", ["", *NAMES])
-def test_the_bytes_are_the_same_without_any_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str
-) -> None:
+def test_no_optimization_changes_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str) -> None:
     monkeypatch.setenv(WITHOUT_VARIABLE, without)
     state = {"model": {"weight": torch.arange(BYTES // 4, dtype=torch.float32)}, "step": 3}
     saved = save(LocalStore(str(tmp_path)), to_payload(state), METADATA_FIELDS, "")

@@ -1,4 +1,4 @@
-"""Nothing but training draws from training's generators."""
+"""Only training draws from training's generators."""
 
 import json
 import random
@@ -23,7 +23,7 @@ from tests.support.trainings import make, train_to
 
 STEPS = 8
 
-# Draws from the global generator in other threads, if NOISE says so, while the loss draws from it too.
+# A recipe whose loss draws from the global generator while other threads draw from it too, if NOISE is set.
 NOISY = """
 import os, random, threading
 import torch
@@ -81,7 +81,7 @@ def draw() -> None:
 
 
 def trained(folder: Path, recipe: str, disturb: Any) -> Training:
-    """A run whose generators are disturbed wherever the engine is between two steps."""
+    """A run that disturbs its generators at every place of the engine between two steps."""
     training = make(folder, recipe)
 
     def report(*done: float) -> None:
@@ -100,13 +100,13 @@ def trained(folder: Path, recipe: str, disturb: Any) -> Training:
 @pytest.mark.parametrize(
     "recipe", ["tests.support.varied:pythonic", "tests.support.varied:averaged", "tests.support.varied:streamed"]
 )
-def test_draws_between_two_steps_leave_no_trace(tmp_path: Path, recipe: str) -> None:
+def test_draws_between_two_steps_do_not_change_training(tmp_path: Path, recipe: str) -> None:
     quiet, disturbed = trained(tmp_path, recipe, lambda: None), trained(tmp_path, recipe, draw)
     assert differences(*(state.to_payload(capturing.capture(each)) for each in (quiet, disturbed))) == []
     assert quiet.read_metrics() == disturbed.read_metrics()
 
 
-def test_an_evaluation_draws_from_where_training_stands(tmp_path: Path) -> None:
+def test_an_evaluation_draws_from_a_copy_of_trainings_states(tmp_path: Path) -> None:
     training = make(tmp_path, "tests.support.varied:pythonic")
     train_to(training, 2)
     before = training.generators.digest()
@@ -120,13 +120,13 @@ def test_an_evaluation_draws_from_where_training_stands(tmp_path: Path) -> None:
     assert training.generators.digest() == before
 
 
-def test_separated_threads_leave_the_numbers_of_the_thread_that_trains_as_they_are() -> None:
+def test_separated_threads_do_not_advance_the_training_threads_generator() -> None:
     done = subprocess.run([sys.executable, "-c", SEPARATED], cwd=ROOT, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [[], True, True]
 
 
 @pytest.mark.slow
-def test_threads_that_draw_beside_the_steps_change_no_byte(nursery: Lives, tmp_path: Path) -> None:
+def test_threads_that_draw_during_a_step_change_no_byte(nursery: Lives, tmp_path: Path) -> None:
     (tmp_path / "noisy.py").write_text(NOISY)
     ends = []
     for noise in ("", "yes"):

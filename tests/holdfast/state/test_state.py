@@ -1,4 +1,4 @@
-"""What goes into a checkpoint comes out, to the last bit, without a pickle."""
+"""A state is saved and restored to the last bit, without pickle."""
 
 import math
 import random
@@ -39,7 +39,7 @@ def test_plain_values_are_exact(value: Any) -> None:
 
 
 def repr_of(value: Any) -> str:
-    """As repr, with every bit of a float and without the order of a dict."""
+    """Return a value's repr with every bit of its floats and without the order of its dicts."""
     if isinstance(value, dict):
         return f"{{{sorted((repr_of(key), repr_of(item)) for key, item in value.items())}}}"
     if isinstance(value, list | tuple):
@@ -60,7 +60,7 @@ def test_tensors_are_exact(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     assert found.reshape(-1).view(torch.uint8).tolist() == tensor.reshape(-1).view(torch.uint8).tolist()
 
 
-def test_strides_and_arrays() -> None:
+def test_strided_tensors_and_arrays_are_exact() -> None:
     matrix = torch.arange(6.0).reshape(2, 3)
     state = there_and_back({"t": matrix.T, "s": matrix[:, 1], "a": np.arange(4, dtype=np.uint32)[::2]})
     assert torch.equal(state["t"], matrix.T)
@@ -76,7 +76,7 @@ def test_tied_tensors_are_stored_once() -> None:
     assert torch.equal(there_and_back({"embed": weight, "head": weight})["head"], weight)
 
 
-def test_what_only_begins_at_the_same_address_is_not_tied() -> None:
+def test_tensors_that_only_begin_at_the_same_address_are_not_tied() -> None:
     square = torch.arange(4.0).reshape(2, 2)
     state = {"a": square, "transposed": square.T, "flat": square.view(4), "bits": square.view(torch.int32)}
     assert list(to_payload(state).tensors) == sorted(state)
@@ -84,7 +84,7 @@ def test_what_only_begins_at_the_same_address_is_not_tied() -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
 
 
-def test_a_conjugate_is_exact() -> None:
+def test_a_conjugated_tensor_is_exact() -> None:
     numbers = torch.tensor([1 + 2j, 3 - 1j])
     assert torch.equal(there_and_back({"a": numbers.conj()})["a"], torch.tensor([1 - 2j, 3 + 1j]))
 
@@ -101,7 +101,7 @@ def test_restored_tensors_own_their_memory() -> None:
     assert state["b"].tolist() == [0.0, 0.0]
 
 
-def test_what_is_lent_lies_where_it_was_read() -> None:
+def test_lent_tensors_are_views_of_the_payload() -> None:
     shared = torch.ones(2)
     state = {"model": {"w": torch.zeros(3), "tied": shared, "none": torch.ones(0)}, "average": [shared, torch.ones(2)]}
     data = bytearray(b"".join(map(bytes, checkpoint.serialize(to_payload(state)))))
@@ -121,7 +121,7 @@ def test_what_is_lent_lies_where_it_was_read() -> None:
         ({"wide": torch.ones(2, dtype=torch.complex128)}, "wide is a torch.strided tensor of torch.complex128"),
     ],
 )  # fmt: skip
-def test_what_needs_a_pickle_is_refused_by_name(value: Any, where: str) -> None:
+def test_a_value_that_needs_pickle_is_refused_by_name(value: Any, where: str) -> None:
     with pytest.raises(StateError, match=where) as caught:
         to_payload(value)
     assert isinstance(caught.value, TypeError)
@@ -131,7 +131,7 @@ def test_every_generator_is_restored() -> None:
     def draw() -> list[float]:
         return [random.random(), float(np.random.rand()), torch.rand(1).item(), random.gauss(0, 1), np.random.randn()]
 
-    random.gauss(0, 1)  # leaves the second of a pair behind, which is state too
+    random.gauss(0, 1)  # draws a pair and keeps the second number, which is state too
     np.random.randn()
     saved = there_and_back(capture_rng())
     expected = draw()
@@ -141,7 +141,7 @@ def test_every_generator_is_restored() -> None:
 
 
 def test_tied_tensors_come_back_tied() -> None:
-    """An average of a tied model, updated in place, would otherwise go on as two."""
+    """Otherwise an average of a tied model, updated in place, would continue as two separate tensors."""
     weight = torch.ones(2)
     found = there_and_back({"a": weight, "b": weight, "c": torch.ones(2)})
     found["a"].add_(1)
