@@ -44,7 +44,7 @@ def sweep(config: RunConfig, grid: dict[str, list[Any]], at_once: PositiveInt = 
     for row in rows:
         log.info("%s", "  ".join(f"{name} {value}" for name, value in row.items()))
     if failed:
-        named = "; ".join(f"{run}: {why}" for run, why in failed.items())
+        named = "; ".join(f"{run}: {reason}" for run, reason in failed.items())
         raise RunStopped(f"{len(failed)} of {len(configs)} runs are not complete: {named}")
     return rows
 

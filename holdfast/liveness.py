@@ -121,8 +121,8 @@ class Request:
             if now - self._cancelling_since < SIGNALLED_WITHIN_S:
                 return None  # its worker is about to signal this process
         self.state = state
-        why = f"a person has {'paused' if state.is_paused() else 'cancelled'} this attempt"
-        return Notice(why, self._save_within_s, is_at_once=True)
+        reason = f"a person has {'paused' if state.is_paused() else 'cancelled'} this attempt"
+        return Notice(reason, self._save_within_s, is_at_once=True)
 
 
 def is_cancel(state: Asked | None) -> bool:

@@ -54,13 +54,13 @@ class Notice:
     """This machine goes away.
 
     Args:
-        why: who says so, as a person reads it.
+        reason: the reason, as a person reads it.
         within_s: seconds that are left, from now on; at most a year, which every timeout can hold.
         is_advice: it may go away; a checkpoint is worth having.
         is_at_once: stop after the step in hand; the seconds are for the save alone.
     """
 
-    why: str
+    reason: str
     within_s: float
     is_advice: bool = False
     is_at_once: bool = False
@@ -77,8 +77,8 @@ class Notice:
 
     def __str__(self) -> str:
         if self.is_advice:
-            return f"{self.why}: a checkpoint is made"
-        return self.why if self.is_at_once else f"{self.why}: {self.within_s:.0f} s are left"
+            return f"{self.reason}: a checkpoint is made"
+        return self.reason if self.is_at_once else f"{self.reason}: {self.within_s:.0f} s are left"
 
 
 Source = Callable[[], Notice | None]
@@ -122,8 +122,8 @@ def _poll(sources: list[Source], tell: Callable[[Notice], None], done: threading
                 if repr(error) not in told:
                     log.warning("whether this machine goes away can't be asked: %r", error)
                 told.add(repr(error))
-            if notice is not None and notice.why not in told and not done.is_set():
-                told.add(notice.why)
+            if notice is not None and notice.reason not in told and not done.is_set():
+                told.add(notice.reason)
                 tell(notice)
                 if not notice.is_advice:
                     return

@@ -45,7 +45,7 @@ class Acts:
 
 def find_ending(cause: Cause) -> Ending:
     """Return the ending of an attempt by its cause."""
-    return Ending("preempted", cause.why) if isinstance(cause, Notice) else ending_of(cause)
+    return Ending("preempted", cause.reason) if isinstance(cause, Notice) else ending_of(cause)
 
 
 def live(

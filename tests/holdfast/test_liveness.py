@@ -149,7 +149,7 @@ def test_a_cancel_is_left_to_the_worker_first_and_a_pause_is_not() -> None:
     notice = request.judge(cancelling, 1.0 + SIGNALLED_WITHIN_S)
     assert notice is not None
     assert notice.is_at_once
-    assert (notice.why, notice.within_s) == ("a person has cancelled this attempt", 25.0)
+    assert (notice.reason, notice.within_s) == ("a person has cancelled this attempt", 25.0)
     assert request.state is cancelling
     assert Request(lambda: None, 25.0).judge(Cancelled(), 0.0) is not None
     assert Request(lambda: None, 25.0).judge(Paused(), 0.0) is not None

@@ -166,7 +166,7 @@ def test_a_drain_file_that_is_none_is_told_once_and_others_are_asked(
     told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
     asked = iter([None] * 5 + [Notice("another says so", 9)])
     with watch(Preemption(drain_file=str(tmp_path)), told.put, [lambda: next(asked)], every_s=0.01):
-        assert told.get(timeout=30).why == "another says so"
+        assert told.get(timeout=30).reason == "another says so"
     assert [record.getMessage() for record in caplog.records if "is not a file" in record.getMessage()] != []
     assert len(caplog.records) == 1
 
