@@ -1,4 +1,4 @@
-"""The manners of every command: one clear line for an error, and documented exit codes."""
+"""The behaviour that all commands share: one line for an error, one for a hint, and documented exit codes."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ the same command continues it; 130 and 143 it was told to stop, by Ctrl-C or SIG
 
 
 def run_app(app: App, arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; return the exit code. An error is one clear line and, where there is one, a hint."""
+    """Run a command line and return its exit code. Print an error as one line, and its hint as another."""
     _escape_unknown_characters()
     interrupt.catch()
     with printing():
@@ -38,9 +38,9 @@ def _run_app(app: App, arguments: Sequence[str] | None) -> int:
         return _complain(error.message, error.hint, error.exit_code)
     except KeyboardInterrupt:
         with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C needs no traceback of what is being ended
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C, while this ends, prints no traceback
         return 130
-    except BrokenPipeError:  # whoever reads has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return result if isinstance(result, int) else 0

@@ -1,4 +1,4 @@
-"""What changed in a run's settings, code and files: over its life, against a configuration, against another run."""
+"""Changes of a run's settings, code and files: over its life, against a configuration, against another run."""
 
 import contextlib
 import sys
@@ -24,7 +24,7 @@ from holdfast.sources import hash_sources
 from holdfast.store import open_store
 
 Outcome = Literal["refused", "let through", "needs nothing"]
-# Of what is no setting.
+# The class of each change that is not a setting's.
 CLASSES: dict[Kind, str] = {"source": "code", "built": "built", "file": "data", "package": "package"}
 WORST_FIRST: tuple[Outcome, ...] = ("refused", "let through", "needs nothing")
 SHOWN_FILES = 3
@@ -36,13 +36,13 @@ NOTHING_COMMITTED = "nothing is committed: with any settings, training begins wi
 
 @dataclass(frozen=True)
 class Judged:
-    """What would become of a run that went on with a configuration.
+    """The verdict on continuing a run with a configuration.
 
     Attributes:
-        rows: what becomes of every change, the change's class, and the change; the worst first.
-        is_refused: whether it would refuse to go on.
-        hint: what to do then.
-        notes: what was not compared, and what else there is to know.
+        rows: outcome, class and change, for every change; the worst outcome first.
+        is_refused: whether the run would refuse to continue.
+        hint: what to do about a refusal.
+        notes: remarks, such as on parts that were not compared.
     """
 
     rows: list[tuple[Outcome, str, Change]]
@@ -52,14 +52,14 @@ class Judged:
 
 
 def judge(journal: Journal, config: RunConfig) -> Judged:
-    """Compare a run with a configuration, and decide whether the run would go on with it. The recipe is imported.
+    """Compare a run with a configuration, and decide whether the run would continue with it. Imports the recipe.
 
     Raises:
-        RecordDamaged, WrongUse: the settings that the run was trained with are lost.
+        RecordDamaged, WrongUse: the run's saved settings are lost.
     """
     newest = journal.newest()
     saved = _read_trained_with(journal, newest)
-    with contextlib.redirect_stdout(sys.stderr):  # whatever the recipe prints when it is imported
+    with contextlib.redirect_stdout(sys.stderr):  # a recipe may print when it is imported
         identity, defaults = _identify(journal, newest, saved, config)
     current = fingerprint(identity)
     changes = compare(saved.identity, identity, defaults) if current != saved.fingerprint else []
@@ -83,7 +83,7 @@ def _judge_one(cls: str, change: Change, accept: Sequence[str]) -> Outcome:
 
 
 def _find_hint(changes: list[Change], config: RunConfig, saved: str, current: str) -> str:
-    """What to do about the changes that are refused; empty if none is."""
+    """Return the hint for the changes that are refused; empty if none is."""
     try:
         check_drift(changes, config.resume.accept_drift, saved, current)
     except ConfigDrift as error:
@@ -92,14 +92,14 @@ def _find_hint(changes: list[Change], config: RunConfig, saved: str, current: st
 
 
 def _read_trained_with(journal: Journal, newest: Commit | None) -> ConfigRecord:
-    """What an attempt compares with: the settings of the commit that it goes on from."""
+    """Return the settings of the newest commit, with which the next attempt compares its own."""
     if newest is None:
         return _read_snapshot(journal)
     saved = journal.read_config(newest.config_fingerprint)
     if saved is None:
         raise RecordDamaged(
             f"the settings that commit {newest.number} was trained with are lost: configs/ has none that can be read",
-            hint="the run goes on with the very same settings only",
+            hint="train it with exactly the settings that it had; the run refuses any others",
         )
     return saved
 
@@ -107,8 +107,8 @@ def _read_trained_with(journal: Journal, newest: Commit | None) -> ConfigRecord:
 def _identify(
     journal: Journal, newest: Commit | None, saved: ConfigRecord, config: RunConfig
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The identity that the run would have, if its data is as it was, and the defaults. The recipe is imported now."""
-    # The console script has its own folder where `python -m` has the working directory, and so finds recipes.
+    """Import the recipe; return the identity that the run would have if its data didn't change, and the defaults."""
+    # The console script's sys.path begins with the script's folder. `python -m` finds recipes in the working directory.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     settings = resolve_settings(find_recipe(config.recipe), config.settings)
@@ -120,7 +120,7 @@ def _identify(
 
 
 def _compare_recorded(journal: Journal, newest: Commit, config: RunConfig) -> tuple[list[Change], list[str]]:
-    """Compare code, files and packages here with those on record; and note what isn't compared."""
+    """Compare code, files and packages here with the recorded ones. Return changes, and notes on the rest."""
     notes = ["what the recipe builds and the machine aren't compared: they are known when training starts"]
     saved = Past.read(journal, newest).environment
     names: dict[str, str] = saved.get("sources", {})
@@ -153,14 +153,14 @@ def _describe_recorded_file(name: str, folder: Path) -> dict[str, Any] | None:
 
 
 def _note_place(journal: Journal, config: RunConfig) -> Iterator[str]:
-    with contextlib.suppress(ConfigError):  # a store that can't be opened here
+    with contextlib.suppress(ConfigError):  # the configured store can't be opened here
         place = open_store(config.store).inside(config.run).url
         if place != journal.store.url:
             yield f"it trains the run in {place}, and would touch this one only if it were there"
 
 
 def _compare_others(saved: ConfigRecord, config: RunConfig) -> Iterator[tuple[str, Change]]:
-    """What differs and is no part of the identity, with its class."""
+    """Yield the changes of settings outside of the identity, each with its class."""
     for change in compare(saved.config, config.model_dump(mode="json"), find_defaults()):
         if classify(change.name) != "identity" and not is_harmless(change):
             yield classify(change.name), change
@@ -170,7 +170,7 @@ def _compare_others(saved: ConfigRecord, config: RunConfig) -> Iterator[tuple[st
 
 
 def compare_runs(journal: Journal, other: Journal) -> list[tuple[str, Change]]:
-    """Compare the settings of two runs; return every change with its class."""
+    """Compare the settings of two runs. Return every change with its class."""
     saved, current = _read_snapshot(journal), _read_snapshot(other)
     rows = [("identity", change) for change in compare(saved.identity, current.identity, {})]
     return rows + [
@@ -186,7 +186,7 @@ def compare_runs(journal: Journal, other: Journal) -> list[tuple[str, Change]]:
 def list_lives(journal: Journal) -> Iterator[tuple[AttemptRecord, list[Change]]]:
     """Yield every attempt, oldest first, with the changes that it let through.
 
-    Where the attempt's lineage is not on record, the changes follow from the records of settings and code.
+    For an attempt without a recorded lineage, compute the changes from the records of settings and code.
     """
     fingerprints = _find_fingerprints(journal)
     identity: dict[str, Any] | None = None
@@ -206,9 +206,9 @@ def list_lives(journal: Journal) -> Iterator[tuple[AttemptRecord, list[Change]]]
 
 
 def _find_fingerprints(journal: Journal) -> dict[int, str]:
-    """Which settings each attempt trained with, as far as its commits tell."""
+    """Return the fingerprint of each attempt's settings, by its number, as far as commits record it."""
     known = {name.partition(".")[0].partition("-")[0] for name in journal.store.list("configs")}
-    if len(known) < 2:  # then there is no need to read every commit
+    if len(known) < 2:  # the settings never changed, so don't read every commit
         return {}
     fingerprints = {}
     for number in journal.numbers("commits"):
@@ -234,5 +234,5 @@ def _read_attempt(journal: Journal, number: int) -> AttemptRecord | None:
 def _read_snapshot(journal: Journal) -> ConfigRecord:
     snapshot = journal.read_snapshot()
     if snapshot is None:
-        raise WrongUse(f"run {journal.run!r} has no settings on record", hint="it has them from its first attempt on")
+        raise WrongUse(f"run {journal.run!r} has no settings on record", hint="its first attempt records them")
     return snapshot

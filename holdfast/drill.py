@@ -1,4 +1,4 @@
-"""A disaster, rehearsed: what is to be killed, and how, by the process that it is to happen to; and the verdict."""
+"""Disaster drills: kills that an attempt carries out on itself at chosen steps, and the verdict on the final bytes."""
 
 import os
 import signal
@@ -18,21 +18,21 @@ VARIABLE = "HOLDFAST_DRILL"
 
 
 class Kill(BaseModel):
-    """One blow of a drill."""
+    """One kill of a drill: the victim, the signal and the step."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     what: Literal["ranks", "attempt", "worker", "machine"] = Field(
         "machine",
-        description="ranks: what trains. attempt: the process that commands it. worker: what started that. "
-        "machine: all of it.",
+        description="ranks: the training processes. attempt: the process that commands them. "
+        "worker: the process that started the attempt. machine: all of these.",
     )
     how: Literal["SIGTERM", "SIGKILL"] = "SIGKILL"
-    at_step: int = Field(ge=1, description="As soon as this step is done.")
+    at_step: int = Field(ge=1, description="Strike as soon as this step is done.")
 
     @property
     def ends_attempt(self) -> bool:
-        """Ranks are replaced within their attempt; all else ends it."""
+        """Whether the attempt ends: an attempt replaces killed ranks, and survives no other kill."""
         return self.what != "ranks"
 
     def __str__(self) -> str:
@@ -43,12 +43,12 @@ KILLS = TypeAdapter(list[Kill])
 
 
 def to_environment(kills: Sequence[Kill]) -> dict[str, str]:
-    """The environment in which an attempt strikes these blows."""
+    """Return the environment variables that make an attempt carry out these kills."""
     return {VARIABLE: KILLS.dump_json(list(kills)).decode()} if kills else {}
 
 
 class Striker(Observer):
-    """Strikes the blows that this process's environment asks for; without any, it does nothing."""
+    """An observer that carries out the kills in this process's environment, if there are any."""
 
     def __init__(self) -> None:
         self._kills = KILLS.validate_json(os.environ.get(VARIABLE, "[]"))
@@ -59,7 +59,7 @@ class Striker(Observer):
 
 
 def left_after(kills: Sequence[Kill], ended_early: int) -> list[Kill]:
-    """What is still to be struck when so many attempts have ended early."""
+    """Return the kills that are left after `ended_early` attempts have ended early."""
     left = list(kills)
     for _ in range(ended_early):
         while left and not left.pop(0).ends_attempt:
@@ -87,13 +87,13 @@ def _is_worker(pid: int) -> bool:
 
 
 class Verdict(BaseModel):
-    """What a drill has shown.
+    """The result of a drill.
 
     Attributes:
-        straight, drilled: the content ids.
+        straight, drilled: the content ids of the two runs' last checkpoints.
         attempts: how each attempt of the drilled run ended.
-        first_step, first_differs_in: where the runs part, and in what.
-        different: names of what differs at the end.
+        first_step, first_differs_in: the first step at which the runs diverge, and the values that differ there.
+        different: names of the entries that differ in the last checkpoints.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -112,9 +112,9 @@ class Verdict(BaseModel):
         return self.straight == self.drilled
 
     def __str__(self) -> str:
-        blows = ", ".join(map(str, self.kills))
+        kills = ", ".join(map(str, self.kills))
         how = "on the same bytes" if self.is_passed else "on OTHER bytes"
-        lines = [f"{'passed' if self.is_passed else 'failed'}: {self.steps} steps end {how}, straight and with {blows}"]
+        lines = [f"{'passed' if self.is_passed else 'failed'}: {self.steps} steps end {how}, straight and with {kills}"]
         lines.append(f"  content id  {self.straight}")
         if not self.is_passed:
             lines.append(f"  drilled     {self.drilled}")
@@ -124,7 +124,7 @@ class Verdict(BaseModel):
 
 
 def judge_drill(kills: Sequence[Kill], straight: Journal, drilled: Journal) -> Verdict:
-    """The verdict on two runs of the same configuration that are complete."""
+    """Compare the last checkpoints of two complete runs of one configuration; return the verdict."""
     ends = [f"ended at step {end.step}: {end.reason.replace('_', ' ')}" for end in drilled.endings()]
     one, other = _newest(straight), _newest(drilled)
     found: dict[str, Any] = {

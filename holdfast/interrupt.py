@@ -1,7 +1,7 @@
-"""Ctrl-C while a command is still importing: the process ends at once, with exit code 130 and no traceback.
+"""The handler of Ctrl-C during imports: it ends a command at once, with exit code 130 and no traceback.
 
-An exception would not do: libraries wrap a KeyboardInterrupt that is raised in their code in an error of their own.
-`holdfast` imports this module first; `holdfast.command.run_app` calls `catch` when all is imported.
+It raises no exception, because libraries wrap a KeyboardInterrupt from their code in errors of their own. `holdfast`
+imports this module first; `holdfast.command.run_app` calls `catch` after all imports.
 """
 
 import os
@@ -13,7 +13,7 @@ COMMANDS = ("flows.", "deployments.", "holdfast.cli.")
 
 
 def is_command() -> bool:
-    """Return whether this process is one of our commands, and not a program that imports Holdfast."""
+    """Return whether this process is one of Holdfast's commands, rather than a program that imports Holdfast."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is not None:
         return str(spec.name).startswith(COMMANDS)
@@ -26,11 +26,11 @@ def end_at_once(number: int, frame: object) -> None:
 
 
 def catch() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt from now on, as usual in Python."""
+    """Let Ctrl-C raise KeyboardInterrupt from now on, as Python does by default."""
     if signal.getsignal(signal.SIGINT) is end_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# What a shell starts in its background ignores SIGINT, and goes on doing so.
+# A shell's background process ignores SIGINT. Leave it so.
 if is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, end_at_once)

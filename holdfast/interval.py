@@ -1,20 +1,20 @@
-"""How long a chunk should be, from what saves cost and how often the machine is lost.
+"""The best length of a chunk, computed from the cost of saves and the rate at which machines are lost.
 
-A save stalls training for ``c`` seconds, and a loss costs what was trained since the last one: half an interval ``T``,
-on average. With ``M`` seconds between losses, the share ``c/T + T/2M`` of the time is lost, which is least with
-``T = sqrt(2cM)``. That a save is durable ``d`` seconds later, and a restart of ``R``, add ``(R + d)/M``, whatever the
-interval is. Source: J. W. Young, A first order approximation to the optimum checkpoint interval, 1974.
+A save stalls training for ``c`` seconds. A loss costs the training since the last save: half an interval ``T`` on
+average. With ``M`` seconds between losses, the share ``c/T + T/2M`` of the time is lost, which is least at
+``T = sqrt(2cM)``. A save that is durable ``d`` seconds later and a restart of ``R`` seconds add ``(R + d)/M``, whatever
+the interval. Source: J. W. Young, A first order approximation to the optimum checkpoint interval, 1974.
 
-Only losses without an announcement count: an attempt that was told to end has saved. And only losses count that another
-machine would not have had: a recipe that raises, runs out of memory or becomes unhealthy does so again, however often
-it is saved. So an attempt is a loss if its reason is one (`holdfast.endings`), even if its ranks lived on and saved
-themselves, or if it was preempted and had not saved in time. A rank that died and was replaced within its attempt is in
-no record: it counts while that attempt lives.
+Announced losses don't count, because an attempt that is told to end saves first. Failures of the recipe don't count
+either: a recipe that raises, runs out of memory or becomes unhealthy does so again, however often the run saves. So an
+attempt counts as a loss if `holdfast.endings` marks its reason as one, even if its ranks survived and saved. An attempt
+that was preempted before it could save counts too. The journal doesn't record a rank that was replaced within its
+attempt: such a loss counts only while that attempt lives.
 
-All of it is read from the journal's newest records, a few dozen, however many there are.
+The journal's newest records suffice: this module reads a few dozen, however long the run is.
 """
 
-# Over 300 lines, of which 16 explain the formula: costs and losses are measured for this one decision.
+# This file has over 300 lines, of which 16 explain the formula. Costs and losses are measured for this one decision.
 
 import contextlib
 import logging
@@ -31,16 +31,16 @@ from holdfast.checkpoint import Saved
 from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import AttemptRecord, Commit, EndingRecord, Journal
 
-# What is believed before anything is seen: one loss in an hour, with the weight of one that was seen. In 22 public
-# recordings of spot machines and clusters there is one in 0.15 to 144 hours; half of them have one in less than 1.2.
+# The prior: one loss in one hour, with the weight of one observed loss. In 22 public recordings of spot machines and
+# clusters the mean time between losses is 0.15 to 144 hours, and less than 1.2 hours in half of them.
 PRIOR_LOSSES = 1.0
 PRIOR_S = 3600.0
 
-# A boundary between two chunks costs some 0.1 s of tasks and records, mostly beside the training: so it is below 1 %.
+# A boundary between two chunks costs some 0.1 s of tasks and records, mostly while training goes on: below 1 % of this.
 FLOOR_S = 10.0
-# The next save waits for the one before; and the end of an epoch may leave a chunk two thirds of its length.
+# A save waits for the one before, and the end of an epoch may cut a chunk to two thirds of its length.
 SAVES = 1.5
-# Before anything is measured.
+# The length of a chunk while nothing is measured yet.
 FIRST_STEPS = 10
 
 RECENT_COMMITS = 9
@@ -53,12 +53,12 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-# ---- what saves cost
+# ---- the cost of saves
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one commit's save and steps took."""
+    """Seconds that one commit's save and steps took."""
 
     step_s: float
     stall_s: float
@@ -68,48 +68,52 @@ class Cost:
 
 @dataclass(frozen=True)
 class Measured(Cost):
-    """The medians of several, which the first of an attempt, cold and urgent, doesn't move.
+    """Medians of several costs. An attempt's first save, which is slow because it is cold, hardly moves them.
 
     Attributes:
-        restart_s: 0 where nobody knows.
-        count: of how many.
+        restart_s: 0 if no commit recorded a restart.
+        count: the number of costs.
     """
 
     count: int
 
 
 def cost_of(timed: Commit | Saved, steps: int) -> Cost | None:
-    """What a checkpoint of so many steps took; None where that isn't on record."""
+    """Return the cost of a checkpoint that was saved after `steps` steps; None if its record has no times."""
     if not timed.train_s or steps < 1:
         return None
     return Cost(timed.train_s / steps, timed.stall_s, timed.save_s, timed.restart_s)
 
 
 def measure(costs: Sequence[Cost]) -> Measured | None:
-    """What a save and a step take now, of the newest of these costs, oldest first; None for none."""
+    """Return the medians of the newest of these costs; None if there are no costs.
+
+    Args:
+        costs: oldest first.
+    """
     newest = costs[-RECENT_COMMITS:]
     if not newest:
         return None
 
-    def middle(of: Callable[[Cost], float]) -> float:
+    def median(of: Callable[[Cost], float]) -> float:
         return statistics.median(map(of, newest))
 
     restarts = [cost.restart_s for cost in newest if cost.restart_s]
     return Measured(
-        step_s=middle(lambda cost: cost.step_s),
-        stall_s=middle(lambda cost: cost.stall_s),
-        save_s=middle(lambda cost: cost.save_s),
+        step_s=median(lambda cost: cost.step_s),
+        stall_s=median(lambda cost: cost.stall_s),
+        save_s=median(lambda cost: cost.save_s),
         restart_s=statistics.median(restarts) if restarts else 0.0,
         count=len(newest),
     )
 
 
-# ---- how often the machine is lost
+# ---- the rate of losses
 
 
 @dataclass(frozen=True)
 class Losses:
-    """So many losses in so many seconds in which attempts were alive."""
+    """A number of losses, and the attempts and the seconds of their lives in which these occurred."""
 
     count: int = 0
     alive_s: float = 0.0
@@ -117,11 +121,10 @@ class Losses:
 
     @property
     def mean_s(self) -> float:
-        """The mean time between losses.
+        """The mean time between losses, in seconds.
 
-        The rate of losses has a Gamma distribution of `PRIOR_LOSSES` in `PRIOR_S` before anything is seen, and of what
-        was seen on top of that afterwards. The inverse of its mean is taken: what an interval is expected to lose is
-        linear in the rate.
+        The rate of losses has a Gamma distribution: `PRIOR_LOSSES` in `PRIOR_S`, plus the observed losses and seconds.
+        This is the inverse of its mean, because the expected loss of an interval is linear in the rate.
         """
         return (PRIOR_S + self.alive_s) / (PRIOR_LOSSES + self.count)
 
@@ -130,12 +133,12 @@ class Losses:
 
 
 def count_losses(attempts: Iterable[tuple[AttemptRecord, EndingRecord | None, Commit | None]]) -> Losses:
-    """What became of some attempts.
+    """Count the losses among some attempts, and the seconds that these were alive.
 
-    One that was found dead, or has not ended, was alive until its last commit at least; more nobody knows.
+    An attempt that was found dead, or that has not ended, counts as alive until its last commit: no record proves more.
 
     Args:
-        attempts: each with its ending and its last commit, if there are any.
+        attempts: each attempt's record, with its ending and its last commit if there are any.
     """
     total = Losses()
     for record, ending, last in attempts:
@@ -147,7 +150,7 @@ def count_losses(attempts: Iterable[tuple[AttemptRecord, EndingRecord | None, Co
 
 
 def _is_loss(ending: EndingRecord, last: Commit | None) -> bool:
-    is_unsaved = last is not None and last.why == "chunk"  # otherwise the last is what it has saved, or has adopted
+    is_unsaved = last is not None and last.why == "chunk"  # any other reason: it saved when told to end, or adopted
     return ending.ending.row.is_loss or (ending.reason == "preempted" and is_unsaved)
 
 
@@ -160,10 +163,10 @@ def _time(text: str) -> float:
 
 @dataclass(frozen=True)
 class Interval:
-    """How long chunks should be.
+    """The chosen length of chunks.
 
     Attributes:
-        bound: what has decided: that the least is lost, or that it can't be shorter than a save or the floor.
+        bound: the rule that decided: the least expected loss, or a lower bound (the length of a save, the floor).
     """
 
     interval_s: float
@@ -172,7 +175,7 @@ class Interval:
 
 
 def choose_interval(measured: Measured, losses: Losses) -> Interval:
-    """The interval that is expected to lose least, in whole steps."""
+    """Return the interval with the least expected loss, in whole steps."""
     bounds: list[tuple[float, Bound]] = [
         (math.sqrt(2 * measured.stall_s * losses.mean_s), "least lost"),
         (SAVES * measured.save_s, "a save's length"),
@@ -184,13 +187,13 @@ def choose_interval(measured: Measured, losses: Losses) -> Interval:
 
 @dataclass(frozen=True)
 class Expected:
-    """The shares of the time that are expected to be lost.
+    """The expected losses, as shares of the time.
 
     Attributes:
-        restarts: to beginning again.
-        saves: to what was trained, and lost, while the last save wasn't durable yet.
-        stalls: to standing still for a save.
-        redone: to what was trained, and lost, since the last save.
+        restarts: the time in which attempts start.
+        saves: training that is lost because the last save was not durable yet.
+        stalls: the time in which training waits for a save.
+        redone: training since the last save, which is lost and done again.
     """
 
     restarts: float
@@ -204,7 +207,7 @@ class Expected:
 
 
 def expect(measured: Measured, losses: Losses, interval_s: float) -> Expected:
-    """What is expected to be lost with chunks of so many seconds."""
+    """Return the expected losses with chunks of `interval_s` seconds."""
     mean_s = losses.mean_s
     return Expected(
         restarts=measured.restart_s / mean_s,
@@ -218,12 +221,12 @@ def expect(measured: Measured, losses: Losses, interval_s: float) -> Expected:
 
 
 class History:
-    """What an attempt knows of its run's saves and losses: what the journal says, and what has happened since."""
+    """Costs and losses of a run as its live attempt knows them: from the journal, and from this attempt itself."""
 
     def __init__(self, journal: Journal, attempt: int, clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
-            attempt: its number; what is on record of it doesn't count.
+            attempt: the live attempt's number; its own records don't count.
         """
         self._costs = read_costs(journal)
         self._before = read_losses(journal, attempt)
@@ -233,16 +236,16 @@ class History:
         self._shown_steps = 0
 
     def note_saved(self, saved: Saved, steps: int) -> None:
-        """A checkpoint of so many steps is durable."""
+        """Add the cost of a checkpoint that is durable now, and that was saved after `steps` steps."""
         if cost := cost_of(saved, steps):
             self._costs = [*self._costs, cost][-RECENT_COMMITS:]
 
     def note_death(self) -> None:
-        """A rank has died, and is replaced."""
+        """Count the death of a rank that is replaced."""
         self._deaths += 1
 
     def choose_steps(self) -> int:
-        """How many steps the next chunk should have."""
+        """Return the number of steps for the next chunk."""
         measured = measure(self._costs)
         if measured is None:
             return FIRST_STEPS
@@ -258,7 +261,7 @@ class History:
 
 
 def read_costs(journal: Journal) -> list[Cost]:
-    """What the newest commits took, oldest first."""
+    """Return the costs of the newest commits, oldest first."""
     newest = journal.newest_number()
     numbers = range(max(newest - RECENT_COMMITS, 0), newest + 1)
     steps = {0: 0}
@@ -272,15 +275,15 @@ def read_costs(journal: Journal) -> list[Cost]:
 
 
 def read_losses(journal: Journal, before: int | None = None) -> Losses:
-    """What became of the newest attempts.
+    """Count the losses among the newest attempts.
 
     Args:
-        before: only of those with a lower number.
+        before: count only attempts with a lower number.
     """
     end = before or journal.attempts() + 1
     numbers = range(max(end - RECENT_ATTEMPTS, 1), end)
     records = _read_all(lambda number: _find(journal.read_attempt, number), [*numbers, end])
-    # The last commit of an attempt is the one that the next continues from.
+    # An attempt's last commit is the one from which the next attempt continues.
     lasts = [_continued(record) for record in records[1:-1]] + [_continued(records[-1]) or journal.newest_number()]
 
     def read(number: int, last: int) -> tuple[EndingRecord | None, Commit | None]:
@@ -293,7 +296,7 @@ def read_losses(journal: Journal, before: int | None = None) -> Losses:
 
 
 def _continued(record: AttemptRecord | None) -> int:
-    """The last commit before an attempt began; 0 for none."""
+    """Return the number of the last commit before an attempt began; 0 if there was none."""
     return int(record.lineage.get("continues", {}).get("commit", 0)) if record else 0
 
 
@@ -304,6 +307,6 @@ def _find(read: Callable[[int], T], number: int) -> T | None:
 
 
 def _read_all(read: Callable[..., T], *numbers: Iterable[int]) -> list[T]:
-    """Several at once: a store may be far away, and an attempt that begins has no time to lose."""
+    """Call `read` for many records in parallel: a store may be far away, and a starting attempt waits for this."""
     with ThreadPoolExecutor(READERS) as readers:
         return list(readers.map(read, *numbers))

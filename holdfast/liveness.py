@@ -1,18 +1,18 @@
-"""Judge whether a process that is watched from elsewhere lives: its state, its signs of life and the watcher's clock.
+"""The verdict on a remote process, alive or lost, from its state, its signs of life and the watcher's own clock.
 
 ==================  =========================================================  ================================
-state               alive                                                      after the window
+state               alive while                                                after the window
 ==================  =========================================================  ================================
-``RUNNING``         a new sign of life within `LOST_AFTER_S`                   lost: crashed (*vanished*)
-``CANCELLING``      a new sign of life within `CANCELLED_AFTER_S`              lost: cancelled
+``RUNNING``         a new sign of life arrives within `LOST_AFTER_S`           lost: crashed (*vanished*)
+``CANCELLING``      a new sign of life arrives within `CANCELLED_AFTER_S`      lost: cancelled
 ``PENDING``         its worker starts it within `NOT_BEGUN_AFTER_S`            lost: crashed (*vanished*)
-``SCHEDULED``       it waits for a worker, as long as that takes               -
-``PAUSED``          it waits for a person, as long as that takes               -
+``SCHEDULED``       it waits for a worker, without a limit                     -
+``PAUSED``          it waits for a person, without a limit                     -
 ==================  =========================================================  ================================
 
 A sign of life is a change that the watcher sees: of the state, or of a mark that the process renews every few seconds.
-Only the watcher's own monotonic clock is read; no two machines' clocks are compared. A false alarm costs work and
-nothing else: the next attempt fences the last one off.
+The watcher reads only its own monotonic clock and never compares the clocks of two machines. A false alarm costs only
+work: the next attempt fences the last one off.
 """
 
 import enum
@@ -26,13 +26,13 @@ from holdfast.preemption import Notice
 EVERY_S = 3.0
 # Ten signs of life: a machine ten times busier than usual still gives one.
 LOST_AFTER_S = 10 * EVERY_S
-# Less than `resume.stop_within_s`, so that a cancelled train still sees the end of an attempt that was dead already.
+# Shorter than `resume.stop_within_s`, so that a cancelled `train` has time to find that its attempt was already dead.
 CANCELLED_AFTER_S = 5 * EVERY_S
 # A worker starts a process within seconds; pulling a container image takes longer.
 NOT_BEGUN_AFTER_S = 120.0
-# A watcher that has not looked for longer than this (the server or its own machine was away) begins its window again.
+# After a longer gap between two looks (the server or the watcher's machine was away) the window begins again.
 LONGEST_GAP_S = 10.0
-# A worker signals the process of a flow run that is cancelled sooner than this; a dead worker never does.
+# A live worker signals the process of a cancelled flow run sooner than this. A dead worker never does.
 SIGNALLED_WITHIN_S = 10.0
 
 WINDOWS_S = {"RUNNING": LOST_AFTER_S, "CANCELLING": CANCELLED_AFTER_S, "PENDING": NOT_BEGUN_AFTER_S}
@@ -66,8 +66,8 @@ class Watch:
 
         Args:
             kind: the state's kind, as in the table above.
-            state: what tells this state from another of its kind.
-            mark: what the process renews.
+            state: an id that tells this state from another one of its kind.
+            mark: the value that the process renews.
             now: the time on the watcher's monotonic clock, in seconds.
         """
         self.has_beaten = self.has_beaten or (self._seen is not None and mark != self._seen[1])
@@ -81,7 +81,7 @@ class Watch:
 
 
 class Asked(Protocol):
-    """A state, as far as it says what a person asks for."""
+    """The part of a state that shows a person's request."""
 
     def is_paused(self) -> bool: ...
     def is_cancelling(self) -> bool: ...
@@ -89,7 +89,7 @@ class Asked(Protocol):
 
 
 class Request:
-    """A person's request to this process, read from another thread as a source of notices.
+    """A person's request to pause or cancel this process: a source of notices, which another thread polls.
 
     Attributes:
         state: the paused, cancelling or cancelled state that was found; None while there is none.
@@ -98,8 +98,8 @@ class Request:
     def __init__(self, read: Callable[[], Any], save_within_s: float) -> None:
         """
         Args:
-            read: reads this process's state; None if there is none, or if nobody answers.
-            save_within_s: how long the last save may take once a person asks for an end.
+            read: returns this process's state; None if it has none, or if the server doesn't answer.
+            save_within_s: the limit for the last save after the request, in seconds.
         """
         self.read = read
         self.state: Any = None
@@ -107,7 +107,7 @@ class Request:
         self._cancelling_since: float | None = None
 
     def judge(self, state: Asked | None, now: float) -> Notice | None:
-        """Return a notice if a person has paused this process, or has cancelled it and no worker has signalled that.
+        """Return a notice if a person paused this process, or cancelled it without a worker signalling it in time.
 
         Args:
             state: the state that was read just now.
@@ -126,5 +126,5 @@ class Request:
 
 
 def is_cancel(state: Asked | None) -> bool:
-    """Return whether a person cancels, or has cancelled, what is in this state."""
+    """Return whether this state shows that a person is cancelling, or has cancelled, its process."""
     return state is not None and (state.is_cancelling() or state.is_cancelled())

@@ -1,4 +1,4 @@
-"""Plan how long a run's chunks should be, from what its commits measured."""
+"""The plan for a run's chunks: the best length, from the times that its commits recorded."""
 
 from dataclasses import dataclass
 
@@ -32,19 +32,19 @@ class Chunks:
 
     @classmethod
     def of(cls, steps: int, measured: Measured, losses: Losses) -> "Chunks":
-        """Return chunks of so many steps, with the expected loss."""
+        """Return chunks of `steps` steps with their expected loss."""
         interval_s = steps * measured.step_s
         return cls(steps, interval_s, expect(measured, losses, interval_s))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long a run's chunks should be.
+    """The best and the current chunks of a run.
 
     Attributes:
-        best: chunks of the interval that is chosen, which automatic ones have as far as epochs let them.
-        current: those that the run is trained with, or is to be; None where that was lost.
-        is_auto: whether these are automatic.
+        best: chunks with the least expected loss; automatic chunks have this length, but end with their epoch.
+        current: chunks as the configuration sets them; None if the configuration was lost.
+        is_auto: whether the configuration asks for automatic chunks.
     """
 
     run: str
@@ -60,22 +60,22 @@ def make_plan(journal: Journal, config: RunConfig | None) -> Plan:
     """Plan how long the chunks of a run should be.
 
     Args:
-        config: the settings that the run is, or is to be, trained with; None where they were lost.
+        config: the run's settings; None if they were lost.
 
     Raises:
-        WrongUse: nothing was measured yet.
+        WrongUse: no commit has recorded its times yet.
     """
     newest = journal.newest()
     if newest is None:
         raise WrongUse(
             f"run {journal.run!r} has no commit that counts",
-            hint=f"its first chunk shows what a save costs; an automatic one has {FIRST_STEPS} steps",
+            hint=f"train its first chunk, which measures a save; an automatic one has {FIRST_STEPS} steps",
         )
     measured = measure(read_costs(journal))
     if measured is None:
         raise WrongUse(
             f"the newest commits of run {journal.run!r} don't say how long their steps and saves took",
-            hint="those that are trained from now on do",
+            hint="train one more chunk, whose commit does",
         )
     losses = read_losses(journal)
     interval = choose_interval(measured, losses)
@@ -93,9 +93,9 @@ def make_plan(journal: Journal, config: RunConfig | None) -> Plan:
 
 
 def read_config(journal: Journal) -> RunConfig | None:
-    """Return the settings that a run was last trained with; None where this version can't read them."""
+    """Return the settings that a run was last trained with; None if this version can't read them."""
     snapshot = journal.read_snapshot()
     try:
         return RunConfig.model_validate(snapshot.config) if snapshot else None
-    except ValidationError:  # a version with other settings has written it
+    except ValidationError:  # a version with other settings wrote the snapshot
         return None

@@ -1,7 +1,7 @@
-"""Who says that this machine goes away, and when: clouds and a drain file, asked by a thread.
+"""Preemption notices: a thread asks the cloud and a drain file whether this machine goes away, and when.
 
 =======  ==========================================================  =========================  ==================
-cloud    what is asked                                               what it means              time that is left
+cloud    request                                                     meaning                    time that is left
 =======  ==========================================================  =========================  ==================
 AWS      IMDSv2 ``spot/instance-action``                             interruption               until its ``time``
 AWS      IMDSv2 ``events/recommendations/rebalance``                 advice: save, and go on
@@ -39,7 +39,7 @@ GCP_WITHIN_S = 30.0
 MAX_WITHIN_S = 365 * 24 * 3600.0
 MAX_DRAIN_BYTES = 1024
 AZURE_ENDS = {"Preempt", "Terminate", "Reboot", "Redeploy"}
-# What the firmware of a cloud's machine says of it; Azure's tag is the same on all of its machines.
+# The firmware's description of a machine names its cloud. Azure's asset tag is the same on all of its machines.
 FIRMWARE = Path("/sys/class/dmi/id")
 AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 METADATA_URLS = {
@@ -51,13 +51,13 @@ METADATA_URLS = {
 
 @dataclass(frozen=True)
 class Notice:
-    """This machine goes away.
+    """A notice that this machine, or this process, is about to end.
 
     Args:
         reason: the reason, as a person reads it.
         within_s: seconds that are left, from now on; at most a year, which every timeout can hold.
-        is_advice: it may go away; a checkpoint is worth having.
-        is_at_once: stop after the step in hand; the seconds are for the save alone.
+        is_advice: the machine may go away; save a checkpoint, and train on.
+        is_at_once: stop after the current step; the seconds are for the save alone.
     """
 
     reason: str
@@ -72,7 +72,7 @@ class Notice:
         object.__setattr__(self, "_deadline", time.monotonic() + self.within_s)
 
     def left_s(self) -> float:
-        """Seconds that are left."""
+        """Return the seconds that are left."""
         return max(0.0, self._deadline - time.monotonic())
 
     def __str__(self) -> str:
@@ -88,19 +88,19 @@ Source = Callable[[], Notice | None]
 def watch(
     config: Preemption, tell: Callable[[Notice], None], others: Sequence[Source] = (), every_s: float = POLL_EVERY_S
 ) -> Iterator[None]:
-    """Watch for notices while the block lasts; tell each one once, from a thread.
+    """Poll the sources of notices in a thread while the block lasts, and report each notice once.
 
     Args:
-        tell: called with a notice; after one that is no advice, nothing more is asked.
-        others: more sources to ask.
-        every_s: seconds from one round of questions to the next.
+        tell: called with each notice. Polling ends after the first notice that is not advice.
+        others: more sources to poll.
+        every_s: seconds from one round of polls to the next.
     """
     sources = [*find_sources(config), *others]
     if not sources:
         yield
         return
     done = threading.Event()
-    # In the caller's context, so that what is logged is known to belong to it.
+    # The thread runs in the caller's context, so that Prefect assigns its log lines to the caller's flow run.
     poll = functools.partial(contextvars.copy_context().run, _poll, sources, tell, done, every_s)
     thread = threading.Thread(target=poll, name="preemption", daemon=True)
     thread.start()
@@ -117,10 +117,10 @@ def _poll(sources: list[Source], tell: Callable[[Notice], None], done: threading
         for source in sources:
             try:
                 notice = source()
-            except Exception as error:  # one that can't be asked must not keep the others from being heard
+            except Exception as error:  # one broken source must not silence the others
                 notice = None
                 if repr(error) not in told:
-                    log.warning("whether this machine goes away can't be asked: %r", error)
+                    log.warning("a source of preemption notices can't be asked: %r", error)
                 told.add(repr(error))
             if notice is not None and notice.reason not in told and not done.is_set():
                 told.add(notice.reason)
@@ -144,7 +144,7 @@ def find_sources(config: Preemption, firmware: Path = FIRMWARE) -> list[Source]:
 
 
 def find_cloud(firmware: Path = FIRMWARE) -> str:
-    """The cloud that this machine is in, by its firmware; ``off`` for none. Nothing is asked over the network."""
+    """Return the cloud of this machine, as its firmware says; ``off`` for none. Use no network."""
     said = {name: _read(firmware / name) for name in ("sys_vendor", "product_name", "chassis_asset_tag")}
     if said["sys_vendor"].startswith("Amazon EC2"):
         return "aws"
@@ -163,11 +163,11 @@ def _read(path: Path) -> str:
 def read_drain_file(path: Path) -> Notice | None:
     """Return the notice of a drain file; None while there is no file.
 
-    Where there is a file the machine is drained, whatever the file holds. No time is left if it holds no number.
+    A file drains the machine, whatever it holds. If it holds a number, that many seconds are left; otherwise none.
 
     Raises:
-        OSError: whether there is a file can't be told.
-        ValueError: the name is that of a folder or a device, which says nothing.
+        OSError: the path can't be examined.
+        ValueError: the path is a folder or a device.
     """
     try:
         mode = path.stat().st_mode
@@ -187,14 +187,14 @@ def _decode(data: bytes) -> str:
 
 
 class MetadataServer:
-    """A cloud's metadata server. That it doesn't answer, or not as it should, is no notice."""
+    """A client of a cloud's metadata server. A missing or malformed answer is no notice."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
 
     def ask(self, path: str, headers: Mapping[str, str], method: str = "GET") -> str | None:
-        """The answer's text; None for none, or for one of failure."""
+        """Send a request; return the answer's text, or None if there is no answer or it reports a failure."""
         try:
             request = urllib.request.Request(self._url + path, headers=dict(headers), method=method)
             with self._opener.open(request, timeout=ANSWER_WITHIN_S) as answer:
@@ -204,7 +204,7 @@ class MetadataServer:
 
 
 def aws_sources(server: MetadataServer) -> list[Source]:
-    """What IMDSv2 says of a spot interruption, and of the risk of one."""
+    """Return the sources of IMDSv2: a spot interruption, and the advice that one is likely."""
 
     def ask(path: str) -> dict[str, Any]:
         token = server.ask("/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, method="PUT")
@@ -227,7 +227,7 @@ def aws_sources(server: MetadataServer) -> list[Source]:
 
 
 def gcp_sources(server: MetadataServer) -> list[Source]:
-    """What Compute Engine says of its preemption."""
+    """Return the source of Compute Engine: the machine's preemption."""
 
     def preemption() -> Notice | None:
         answer = server.ask("/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
@@ -238,7 +238,7 @@ def gcp_sources(server: MetadataServer) -> list[Source]:
 
 
 def azure_sources(server: MetadataServer) -> list[Source]:
-    """What Azure's Scheduled Events say of this machine."""
+    """Return the source of Azure: scheduled events that end this machine."""
 
     def ask(path: str) -> str | None:
         return server.ask(f"/metadata/{path}", {"Metadata": "true"})
@@ -264,7 +264,7 @@ def _as_object(answer: str | None) -> dict[str, Any]:
 
 
 def _seconds_until(time_: str) -> float:
-    """From now until a time in ISO 8601 or as in e-mails; 0 where it is past, or can't be read."""
+    """Return the seconds until a time in ISO 8601 or RFC 5322 (e-mail); 0 if it is past, or can't be read."""
     try:
         at = datetime.fromisoformat(time_.replace("Z", "+00:00"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: a live bar on a terminal, plain lines elsewhere."""
+"""A training run's output for a person: a live progress bar on a terminal, plain lines elsewhere."""
 
 import logging
 import time
@@ -16,12 +16,12 @@ PLAIN_LINE_EVERY_S = 30.0
 
 log = logging.getLogger(__name__)
 
-# One console for lines and bar, so that lines are printed above the bar and not through it.
+# Lines and bar share one console, so that rich prints lines above the bar.
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 class ConsoleLines(logging.Handler):
-    """Log records as plain lines on the console that the bar is on."""
+    """A log handler that prints plain lines on the console of the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         style = "yellow" if record.levelno >= logging.WARNING else None
@@ -30,7 +30,7 @@ class ConsoleLines(logging.Handler):
 
 
 def log_plain_lines() -> None:
-    """Print the engine's lines on the terminal; Prefect's own lines go to its server alone."""
+    """Print the engine's log on the terminal. Prefect's own log goes to its server alone."""
     lines = logging.getLogger("holdfast")
     lines.setLevel(logging.INFO)
     lines.addHandler(ConsoleLines())
@@ -39,7 +39,7 @@ def log_plain_lines() -> None:
 
 
 class ProgressView(Observer):
-    """Shows how far training is: a live bar on a terminal, a plain line now and then elsewhere."""
+    """An observer that shows progress: a live bar on a terminal; elsewhere a plain line every 30 seconds."""
 
     def __init__(self) -> None:
         self._last_line = time.monotonic()
@@ -73,7 +73,7 @@ class ProgressView(Observer):
 
 
 class CommitLines(Observer):
-    """Logs each commit as one plain line."""
+    """An observer that logs each commit as one plain line."""
 
     def committed(self, attempt: Attempt, commit: Commit) -> None:
         start = attempt.journal.read_commit(commit.parent).step if commit.parent else 0

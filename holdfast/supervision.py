@@ -1,7 +1,7 @@
-"""Decide whether another attempt may help, and when: pure functions of how the attempts of a run ended.
+"""The decision whether a run gets another attempt, and when: pure functions of how its attempts ended.
 
-`holdfast.endings` lists the reasons and the budget that each spends. Lost machines count over the whole life of the
-run; failures only in a row, with no step committed in between.
+`holdfast.endings` lists the reasons, and the budget that each spends. Lost machines count over the whole life of the
+run. Failures count in a row: a committed step resets their number.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ LONGEST_BACKOFF_S = 300.0
 
 
 def judge(ends: Sequence[Ending], limits: Supervision) -> float:
-    """Return how many seconds to wait before the next attempt.
+    """Return the seconds to wait before the next attempt.
 
     Args:
         ends: how each attempt of the run ended, oldest first; the last one didn't complete the run.
@@ -22,7 +22,7 @@ def judge(ends: Sequence[Ending], limits: Supervision) -> float:
     Raises:
         WrongUse, Damage, Superseded: another attempt can't help.
         NoProgress: a budget is spent.
-        RunStopped: it was cancelled.
+        RunStopped: a person cancelled the attempt.
     """
     last = ends[-1]
     if last.row.raises is not None:
@@ -31,7 +31,7 @@ def judge(ends: Sequence[Ending], limits: Supervision) -> float:
     if _is_lost_machine(last) and limits.max_preemptions is not None and lost > limits.max_preemptions:
         raise NoProgress(
             f"{lost} machines were lost, and supervision.max_preemptions is {limits.max_preemptions}; the last: {last}",
-            hint="the same run, started again with a higher one, continues",
+            hint="raise supervision.max_preemptions and start the run again: it continues",
             step=last.step,
         )
     idle = without_progress(ends)
@@ -39,7 +39,7 @@ def judge(ends: Sequence[Ending], limits: Supervision) -> float:
     if len(failures) >= limits.max_failures:
         raise NoProgress(
             f"{len(failures)} attempts in a row failed with no step committed in between; the last: {failures[-1]}",
-            hint="the run continues from its last verified checkpoint as soon as that is mended",
+            hint="mend that and start the run again: it continues from its last verified checkpoint",
             step=last.step,
         )
     return min(limits.backoff_s * 2.0 ** (len(idle) - 1), LONGEST_BACKOFF_S) if idle else 0.0
@@ -50,7 +50,7 @@ def _is_lost_machine(end: Ending) -> bool:
 
 
 def without_progress(ends: Sequence[Ending]) -> list[Ending]:
-    """Return the last attempts that committed no step."""
+    """Return the endings of the newest attempts, back to the last one that committed a new step."""
     idle: list[Ending] = []
     furthest = 0
     for end in ends:

@@ -1,4 +1,4 @@
-"""One configuration for each combination of settings."""
+"""Sweeps: one configuration for each combination of settings."""
 
 import itertools
 import re
@@ -12,7 +12,7 @@ LONGEST_NAME = 100
 
 
 def expand(config: RunConfig, grid: Mapping[str, Sequence[Any]]) -> list[RunConfig]:
-    """The configurations of a sweep, each for a run of its own, named by what it changes.
+    """Return the configurations of a sweep. Each has a run of its own, named after the changed settings.
 
     Args:
         grid: the values to try, by dotted name: ``{"settings.lr": [0.1, 0.01], "seed": [1, 2]}`` gives four.
@@ -37,6 +37,6 @@ def expand(config: RunConfig, grid: Mapping[str, Sequence[Any]]) -> list[RunConf
 
 
 def name_run(run: str, changes: Mapping[str, Any]) -> str:
-    """The run's name and what was changed, as far as a name can hold it: ``language-lr-0.001-seed-2``."""
+    """Return a run's name with its changed settings, cut to 100 characters: ``language-lr-0.001-seed-2``."""
     parts = [f"{name.rpartition('.')[2]}-{value}" for name, value in changes.items()]
     return re.sub(r"[^A-Za-z0-9._]+", "-", "-".join([run, *parts]))[:LONGEST_NAME].strip("-")

@@ -1,4 +1,4 @@
-"""Text for people: what comes from a store or a recipe must not command the terminal that shows it."""
+"""Safe text for terminals: escapes for control characters in texts from stores and recipes, and counted nouns."""
 
 import contextlib
 import re
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-# Control characters but for the tab and the line feed, halves of surrogate pairs, and what turns the writing direction.
+# Control characters except tab and line feed, halves of surrogate pairs, and characters that set the writing direction.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -16,22 +16,22 @@ def counted(number: int, what: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text with escapes in place of the characters that could command a terminal: ``\\x1b``."""
+    """Return a text with escapes, such as ``\\x1b``, for the characters that could control a terminal."""
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class Printable:
-    """A stream for people in front of another one.
+    """A text stream that makes texts `printable` and writes them to another stream.
 
     Attributes:
-        rich_proxied_file: the stream behind it, which rich writes its own colours and bars to.
+        rich_proxied_file: that other stream; rich finds it by this name, and writes its colours and bars to it.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.rich_proxied_file = stream
 
     def write(self, text: str) -> int:
-        """Write a text as `printable` returns it."""
+        """Write a text after making it `printable`."""
         return self.rich_proxied_file.write(printable(text))
 
     def writelines(self, lines: "list[str]") -> None:
@@ -44,12 +44,12 @@ class Printable:
 
 @contextlib.contextmanager
 def printing() -> Iterator[None]:
-    """Whatever the block prints, warns of or logs to the terminal is `printable`."""
+    """Make everything `printable` that the block prints, warns of or logs to the terminal."""
     out, err = sys.stdout, sys.stderr
     ours: tuple[Any, Any] = Printable(out), Printable(err)
     sys.stdout, sys.stderr = ours
     try:
         yield
     finally:
-        if (sys.stdout, sys.stderr) == ours:  # unless somebody has put others in their place
+        if (sys.stdout, sys.stderr) == ours:  # the block may have replaced them
             sys.stdout, sys.stderr = out, err

@@ -1,4 +1,4 @@
-"""``holdfast``: a person's view of a store."""
+"""The command line ``holdfast``: train runs, look at them, check them and keep them."""
 
 from holdfast.cli import differences, keeping, looking, machine, planning, proving, training
 from holdfast.cli.app import app, main

@@ -1,4 +1,4 @@
-"""``python -m holdfast.cli``"""
+"""The entry point of ``python -m holdfast.cli``."""
 
 from holdfast.cli import main
 

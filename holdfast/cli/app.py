@@ -1,4 +1,4 @@
-"""The command ``holdfast``, and what its subcommands share."""
+"""The command ``holdfast``, and the options and JSON output that its subcommands share."""
 
 import json
 import signal
@@ -26,11 +26,11 @@ Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False)
 
 
 def print_json(value: Any) -> None:
-    """The value, as a program reads it."""
+    """Print a value as JSON."""
     print(json.dumps(value, indent=2))
 
 
 def main() -> None:
-    """The console script. Told to end, it ends its ranks and removes its scratch folders first."""
+    """Run the console script. On SIGTERM, end its ranks and remove its scratch folders first."""
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     sys.exit(run_app(app))

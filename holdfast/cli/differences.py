@@ -1,4 +1,4 @@
-"""What differs: over a run's life, between a run and a configuration, between two runs."""
+"""The command ``diff``: changes over a run's life, against a configuration, and between two runs."""
 
 from typing import Annotated, Any
 
@@ -16,11 +16,11 @@ from holdfast.journal.finding import open_journal
 def diff(run: str, other: Annotated[str, Parameter(show_default=False)] = "", /, *, json: Json = False) -> int:
     """Show what changed over a run's life, or how it differs from a configuration or from another run.
 
-    With a configuration the exit code is 1 if the run would refuse to go on with it. Its recipe is imported.
+    With a configuration, import its recipe, and end with exit code 1 if the run would refuse to go on with it.
 
     Args:
         run: <store>/<run>.
-        other: A configuration (a .toml file) or another run. Without it: each attempt against the one before.
+        other: A configuration (a .toml file) or another run. Without it, compare each attempt with the one before.
         json: Print JSON.
     """
     journal = open_journal(run)
@@ -75,7 +75,7 @@ def _show_other(journal: Journal, other: Journal, json: bool) -> None:
 
 
 def _describe(change: Change, run: str, other: str) -> str:
-    """The change as a difference between two that stand beside each other."""
+    """Return a change as a difference between two runs."""
     if change.kind == "renamed":
         return f"{change.was} in {run}, {change.name} in {other}: {show(change.current)}"
     saved = f"not in {run}" if change.kind == "added" else f"{show(change.saved)} in {run}"
@@ -104,4 +104,4 @@ def _show_life(journal: Journal, json: bool) -> None:
         for change in changes:
             print(f"  {change}")
     if not any(changes for _, changes in lives):
-        print("nothing that changes the mathematics has changed" if lives else "the run has had no attempt")
+        print("nothing that changes the mathematics has changed" if lives else "the run has no attempt yet")

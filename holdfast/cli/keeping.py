@@ -1,4 +1,4 @@
-"""Keeping checkpoints: which stay, which travel, and who vouches for them."""
+"""Commands that keep checkpoints: prune, pin, unpin, quarantine, pack, unpack, and keygen for signatures."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,7 @@ from holdfast.store.local import LocalStore
 
 @app.command
 def prune(run: str, /, *, dry_run: Flag = False, json: Json = False) -> None:
-    """Delete the checkpoints that the run's own retention doesn't keep, and what dead attempts have left.
+    """Delete the checkpoints that the run's own retention doesn't keep, and the leftovers of dead attempts.
 
     Args:
         run: <store>/<run>.
@@ -36,7 +36,7 @@ def prune(run: str, /, *, dry_run: Flag = False, json: Json = False) -> None:
 
 
 def show(report: PruneReport) -> None:
-    """The report, as a person reads it."""
+    """Print a report of pruning, one checkpoint a line."""
     for entry in report.kept + report.protected:
         print(f"{'keeps':14}{entry.checkpoint_sha256}  {entry.path}  ({entry.why})")
     verb = "would delete" if report.dry_run else "deleted"
@@ -57,12 +57,12 @@ def pin(run: str, commit: str, /) -> None:
     """
     journal, found = _open_commit(run, commit)
     journal.pin(found.number)
-    print(f"commit {found.number} ({found.path}) is pinned; holdfast unpin lets it go")
+    print(f"commit {found.number} ({found.path}) is pinned; holdfast unpin undoes it")
 
 
 @app.command
 def unpin(run: str, commit: str, /) -> None:
-    """Leave a checkpoint to the retention again.
+    """Undo a pin: let the retention delete the checkpoint again.
 
     Args:
         run: <store>/<run>.
@@ -70,17 +70,17 @@ def unpin(run: str, commit: str, /) -> None:
     """
     journal, found = _open_commit(run, commit)
     journal.unpin(found.number)
-    print(f"commit {found.number} ({found.path}) is left to the retention")
+    print(f"commit {found.number} ({found.path}) is no longer pinned")
 
 
 @app.command
 def quarantine(run: str, commit: str, reason: str, /) -> None:
-    """Give a checkpoint up for good: the run continues from the one before.
+    """Never use a checkpoint again: the run continues from the one before.
 
     Args:
         run: <store>/<run>.
         commit: The commit's number, or the name of its folder.
-        reason: Why; it stays on record.
+        reason: The reason, which stays on record.
     """
     journal, found = _open_commit(run, commit)
     journal.quarantine(found.number, reason, journal.attempts())
@@ -95,11 +95,11 @@ def _open_commit(run: str, commit: str) -> tuple[Journal, Commit]:
 
 @app.command(usage="Usage: holdfast pack RUN [COMMIT] OUT.tar")
 def pack(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT.tar")]) -> None:
-    """Write a checkpoint into one tar file, the same to the byte wherever it is made.
+    """Write a checkpoint into one tar file. Equal checkpoints give equal files, on every machine.
 
     Args:
         run: <store>/<run>.
-        what: The commit (its number or its folder; otherwise the newest) and the file to make.
+        what: The commit (its number or its folder; by default the newest) and the file to make.
     """
     if not 1 <= len(what) <= 2:
         raise WrongUse("expected [COMMIT] OUT.tar after the run", hint="holdfast pack runs/language best.tar")
@@ -109,7 +109,7 @@ def pack(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT.tar")])
     found = find_commit(journal, *commit)
     path = Path(out).absolute()
     try:
-        if path.exists():  # sooner than after reading everything in vain
+        if path.exists():  # refuse before reading the whole checkpoint
             raise NameTaken(out)
         with LocalStore(str(path.parent)).creating(path.name) as writer:
             sha256 = pack_checkpoint(journal, found, writer)
@@ -121,10 +121,10 @@ def pack(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT.tar")])
 
 @app.command
 def unpack(tar: Path, store: str, /) -> None:
-    """Verify a packed checkpoint, and make a run of its own of it, under the name that it had.
+    """Verify a packed checkpoint, and make a new run from it, under the name that its run had.
 
     Args:
-        tar: What pack has made.
+        tar: A file that pack has made.
         store: The folder, or URL of a bucket's folder, to put the run into.
     """
     try:
@@ -140,10 +140,10 @@ def unpack(tar: Path, store: str, /) -> None:
 
 @app.command
 def keygen(path: Path, /) -> None:
-    """Make a key to sign commits with, and its public half beside it.
+    """Make a pair of keys that sign and verify commits.
 
     Args:
-        path: Where the private key goes; the public one goes to <path>.pub.
+        path: The file for the private key; the public key goes to <path>.pub.
     """
     key_id = generate_key(path)
     print(f"key id   {key_id}")

@@ -1,4 +1,4 @@
-"""Looking at runs: which there are, where one stands, whether it is what was committed."""
+"""Commands that look at runs: list them, show the state of one, verify its checkpoints and records."""
 
 import contextlib
 import sys
@@ -35,7 +35,7 @@ def runs(store: str = DEFAULT_STORE, /, *, json: Json = False) -> int:
     for journal in find_runs(open_store(store)):
         try:
             standings.append(read_standing(journal))
-        except Damage as error:  # the others are to be seen all the same
+        except Damage as error:  # one damaged run must not hide the others
             damaged.append(f"run {journal.run}: {error}")
     for line in damaged:
         print(line, file=sys.stderr)
@@ -67,7 +67,7 @@ def _summary(standing: Standing) -> tuple[str, ...]:
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    """In columns as wide as they need; a name that is cut off can't be copied."""
+    """Print rows in columns that are as wide as their longest cell, because a name that is cut off can't be copied."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -75,7 +75,7 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
 
 @app.command
 def show(run: str, /, *, json: Json = False) -> None:
-    """Show where a run stands.
+    """Show the state of a run: its step, loss, checkpoint and attempts.
 
     Args:
         run: <store>/<run>, or the name of a run in the default store.
@@ -103,9 +103,9 @@ def verify(
 
     Args:
         run: <store>/<run>.
-        all_: Also read what is in quarantine, and what no commit names.
-        deep: Also look into each checkpoint: that its state can be read, and agrees with its commit.
-        key: A public key, one of which must have signed every commit: a PEM file, or env:NAME.
+        all_: Also read checkpoints that are in quarantine, or that no commit names.
+        deep: Also check that each checkpoint's state can be read, and agrees with its commit.
+        key: A trusted public key: a PEM file, or env:NAME. With several, one of them must have signed each commit.
         json: Print JSON.
     """
     keys = [load_trusted_key(source) for source in key or []]
@@ -133,7 +133,7 @@ def _verdict(entry: CheckedCheckpoint) -> str:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar of bytes on a terminal, and nothing elsewhere."""
+    """Show a progress bar of bytes on a terminal, and nothing elsewhere; yield the function that moves it."""
     console = Console(stderr=True)
     columns = (BarColumn(bar_width=24), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -162,7 +162,7 @@ def _rows(standing: Standing) -> dict[str, Any]:
     if live := standing.live:
         rows["being trained"] = (
             f"by attempt {live.attempt} on {live.host} since {live.since}, last sign {_age(live.last_sign)}; "
-            "or it has died without a word"
+            "or it died without recording its end"
         )
     return {name: value for name, value in rows.items() if value not in (None, "")}
 

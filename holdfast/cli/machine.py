@@ -1,4 +1,4 @@
-"""This machine: what a run needs to get the same bits elsewhere, and whether equal steps are equal here."""
+"""The command ``doctor``: what a run needs for equal bits on another machine, and whether this machine repeats bits."""
 
 import contextlib
 import shutil
@@ -29,7 +29,7 @@ LINE_CHARS = 100
 
 @app.command
 def doctor(run: Annotated[str, Parameter(show_default=False)] = "", /, *, json: Json = False) -> int:
-    """Show what equal bits need, as it is on this machine, and measure that equal steps give them.
+    """Show the parts of this machine on which a run's bits depend, and measure whether equal steps give equal bits.
 
     Args:
         run: <store>/<run>, to judge whether it continues here with the bits of the machine that it was on.
@@ -51,7 +51,7 @@ def doctor(run: Annotated[str, Parameter(show_default=False)] = "", /, *, json: 
 
 
 def _with_packages(attempt: AttemptRecord, examination: Examination) -> dict[str, Any]:
-    """Return the machine's environment, with the versions here of the packages that the attempt's recipe imported."""
+    """Return this machine's environment, with its versions of the packages that the attempt's recipe imported."""
     return {**examination.environment, "packages": find_versions(attempt.environment.get("packages", {}))}
 
 
@@ -64,12 +64,12 @@ def _newest_attempt(journal: Journal) -> AttemptRecord:
 
 
 def _read_settings(journal: Journal) -> tuple[Determinism, DeviceChoice]:
-    """What the run was last asked for; the defaults where that was lost."""
+    """Return the run's last settings of determinism and device; the defaults if those were lost."""
     if snapshot := journal.read_snapshot():
         with contextlib.suppress(ValidationError):
             settings = Determinism.model_validate(snapshot.config.get("determinism", {}))
             return settings, Compute.model_validate(snapshot.config.get("compute", {})).device
-    journal.warn("its settings can't be read; this machine is examined with the defaults")
+    journal.warn("its settings can't be read; this machine is examined with the default settings")
     return Determinism(), "auto"
 
 
@@ -91,18 +91,18 @@ def _print_contract(environment: dict[str, Any]) -> None:
     terms = terms_on(device)
     counting = {term.key for term in terms}
     others = dict.fromkeys(term.key for term in TERMS if term.key not in counting)
-    print("a run continues with the bits that it has here where all of this is the same:\n")
+    print("a run continues elsewhere with the same bits if all of this is equal there:\n")
     _print_columns((term.key, _shorten(part_of(term, environment)), term.why) for term in terms)
     print("\nthis may differ:\n")
     _print_columns([(", ".join(["the host", *(term.free for term in terms if term.free), *others]),)])
 
 
 def _print_verdict(run: str, attempt: AttemptRecord, verdict: Verdict) -> None:
-    what = f"run {run} continues here with the bits of {attempt.host}, where attempt {attempt.number} ran"
+    claim = f"run {run} continues here with the bits of {attempt.host}, where attempt {attempt.number} ran"
     if verdict.promise == "identical":
-        print(f"identical: {what}")
+        print(f"identical: {claim}")
         return
-    print(f"not promised: that {what}\n")
+    print(f"not promised: that {claim}\n")
     _print_columns((reason,) for reason in verdict.reasons)
     print("\nholdfast doctor, without a run, says why each of them counts")
 
@@ -115,13 +115,13 @@ def _print_rest(examination: Examination) -> None:
     print(f"\nmeasured here, on {device}, in fresh processes with {threads}:\n")
     _print_columns((MARKS[finding.is_good], finding.what, finding.seen) for finding in examination.findings)
     if not examination.is_good:
-        print("\nequal steps have to give equal bits; here a run can't be continued, nor repeated, to the bit")
+        print("\nequal steps don't give equal bits here, so a run can be neither continued nor repeated to the bit")
 
 
 def _print_columns(rows: Iterable[tuple[str, ...]]) -> None:
-    """Print the rows indented, each column as wide as it needs; wrap the last one at the terminal's edge.
+    """Print indented rows, with columns as wide as their longest cell; wrap the last one at the terminal's edge.
 
-    Lines break between words only: a part of a name can't be searched for or copied.
+    Break lines only between words, so that every name can be searched for and copied.
     """
     rows = list(rows)
     *widths, _ = (min(VALUE_CHARS, max(map(len, column))) for column in zip(*rows, strict=True))

@@ -1,4 +1,4 @@
-"""Planning: how long a run's chunks should be, and why."""
+"""The command ``plan``: the best length for a run's chunks, with the reasons."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -12,22 +12,21 @@ from holdfast.plan import Chunks, Plan, make_plan, read_config
 from holdfast.store import open_store
 from holdfast.terminal import counted
 
-WHY = {
+REASONS = {
     "least lost": "sqrt(2 x stall x time between losses), where stalls and redone steps together cost least",
-    "a save's length": "one and a half times what a save takes, so that none waits for the one before",
-    "floor": "the shortest there is, so that what goes on between two chunks costs nothing to speak of",
+    "a save's length": "one and a half times the length of a save, so that no save waits for the one before",
+    "floor": "the minimum, so that the work between two chunks costs less than 1 %",
 }
-
 
 HEADER = ("chunks", "steps", "long", "lost to stalls", "redone steps", "saves under way", "restarts", "in all")
 
 
 @app.command
 def plan(run: str, /, *, json: Json = False) -> None:
-    """Explain how long the chunks of a run should be, and what they cost; chunk = "auto" makes them so.
+    """Show the best length for the chunks of a run, and what it costs. With chunk = "auto", training uses that length.
 
     Args:
-        run: <store>/<run>; or a configuration (a .toml file), for the run that it names and the chunks that it sets.
+        run: <store>/<run>; or a configuration (a .toml file), to compare with the chunks that it sets for its run.
         json: Print JSON.
     """
     config = load_config(run) if run.endswith(".toml") else None
@@ -49,12 +48,12 @@ def _describe(plan: Plan) -> Iterator[str]:
         yield f"          an attempt trains {_seconds(measured.restart_s)} after it has begun"
     yield f"          (medians of the newest {counted(measured.count, 'commit')})"
     yield f"losses    {losses.count} unannounced in {_hours(losses.alive_s)} of {counted(losses.attempts, 'attempt')}"
-    yield f"          and {PRIOR_LOSSES:g} in {_hours(PRIOR_S)}, which is assumed beforehand"
-    yield f"          make one in {_hours(losses.mean_s)}"
-    yield f"interval  {_seconds(interval.interval_s)}, {counted(interval.steps, 'step')}: {WHY[interval.bound]}"
+    yield f"          and the prior assumption of {PRIOR_LOSSES:g} in {_hours(PRIOR_S)}"
+    yield f"          give one in {_hours(losses.mean_s)}"
+    yield f"interval  {_seconds(interval.interval_s)}, {counted(interval.steps, 'step')}: {REASONS[interval.bound]}"
     yield ""
     rows = [("best", plan.best)]
-    if plan.current is not None:  # at the beginning of an epoch
+    if plan.current is not None:  # the first chunk of an epoch; later ones may end with it
         rows.append(("automatic, with its epochs" if plan.is_auto else "as it is set", plan.current))
     table = [HEADER, *(_row(name, chunks) for name, chunks in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

@@ -1,4 +1,4 @@
-"""Proving: that a recipe survives, that a run is what its steps give, and what a checkpoint is worth."""
+"""Commands that test by training: prove a recipe, audit a run's chunks, evaluate a checkpoint."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,15 +20,15 @@ from holdfast.prove import prove as prove_recipe
 def prove(
     config: Path, /, *, steps: int = 20, kills: int = 3, seed: int | None = None, set_: Set = None, json: Json = False
 ) -> int:
-    """Train a recipe's first steps twice, straight and killed, and compare the bytes; nothing of it is kept.
+    """Train a recipe's first steps twice, straight and killed, and compare the bytes. Keep neither run.
 
-    Ends with 0 if they are equal, and with 2 if they aren't.
+    The exit code is 0 if the bytes are equal, and 2 if they differ.
 
     Args:
         config: The run's configuration, a TOML file.
-        steps: How many steps.
+        steps: The number of steps.
         kills: How often SIGKILL ends the ranks.
-        seed: What chooses the chunks and the kills; otherwise they are others each time.
+        seed: The seed of the random chunks and kills; by default another one each time.
         set_: key=value: change a setting.
         json: Print JSON.
     """
@@ -54,16 +54,17 @@ def audit(
 ) -> int:
     """Train chunks of a run again, and compare the bytes.
 
-    Each begins with its parent's checkpoint; where the run was resumed there, with the one before, to check the resume.
+    An audit begins with the checkpoint before its chunk. If the run was resumed from that checkpoint, it begins
+    one checkpoint earlier, to check the resume too.
 
-    Ends with 0 if they are equal, or if equal bytes aren't promised here, and with 2 if they should be and aren't.
+    The exit code is 2 if bytes differ that are promised to be equal on this machine, and 0 otherwise.
 
     Args:
         run: <store>/<run>.
-        commit: The commit's number, or the name of its folder; otherwise the newest.
-        from_: The commit to begin with, further back; 0 for the beginning of the run.
-        random: So many commits at random instead.
-        seed: What chooses them.
+        commit: The commit's number, or the name of its folder; by default the newest.
+        from_: An earlier commit to begin with; 0 for the beginning of the run.
+        random: Audit this many commits, chosen at random, instead.
+        seed: The seed of that choice; by default another one each time.
         json: Print JSON.
     """
     journal = open_journal(run)
@@ -90,7 +91,10 @@ def _chosen(journal: Journal, commit: str, random: int | None, seed: int | None)
         raise WrongUse(f"--random {random}: expected at least 1")
     commits = choose_commits(journal, random, seed)
     if not commits:
-        raise WrongUse(f"run {journal.run!r} has no commit that can be replayed", hint="its parent has to be there")
+        raise WrongUse(
+            f"run {journal.run!r} has no commit that can be replayed",
+            hint="a replay needs its parent",
+        )
     return commits
 
 
@@ -100,7 +104,7 @@ def evaluate(run: str, commit: str = "", /, *, json: Json = False) -> None:
 
     Args:
         run: <store>/<run>.
-        commit: The commit's number, or the name of its folder; otherwise the newest.
+        commit: The commit's number, or the name of its folder; by default the newest.
         json: Print JSON.
     """
     journal = open_journal(run)

@@ -1,4 +1,4 @@
-"""Training: one life of a run in this process, without Prefect."""
+"""The command ``train``: one attempt at a run in this process, without Prefect."""
 
 from pathlib import Path
 

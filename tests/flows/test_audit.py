@@ -189,7 +189,7 @@ def test_what_was_pruned_can_not_be_replayed(copied: Path, capsys: pytest.Captur
     for options, error, hint in (
         ([], "commit 4 of run 'toy' can't be replayed: commit 3 was pruned", "keep_last and pin keep more of them"),
         (["--commit", "2"], "the checkpoint of commit 2 of run 'toy' was pruned", "verify lists what there is"),
-        (["--random", "1"], "run 'toy' has no commit that can be replayed", "its parent has to be there"),
+        (["--random", "1"], "run 'toy' has no commit that can be replayed", "a replay needs its parent"),
     ):
         assert run_app(app, ["audit", str(copied), *options]) == 1
         lines = capsys.readouterr().err.splitlines()

@@ -184,7 +184,7 @@ def test_pruning_nothing(store: str, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize("which", ["1", "epoch-0001", "00000001"])
 def test_pins_hold_until_they_are_taken_out(run: str, capsys: pytest.CaptureFixture[str], which: str) -> None:
     assert run_app(app, ["pin", run, which]) == 0
-    assert capsys.readouterr().out == "commit 1 (epoch-0001) is pinned; holdfast unpin lets it go\n"
+    assert capsys.readouterr().out == "commit 1 (epoch-0001) is pinned; holdfast unpin undoes it\n"
     assert run_app(app, ["prune", run]) == 0
     assert "epoch-0001  (pinned)" in capsys.readouterr().out
     assert run_app(app, ["unpin", run, which]) == 0
@@ -338,7 +338,7 @@ def test_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = make_line(open_store(str(tmp_path)), "run")
     run = f"{tmp_path}/run"
     assert run_app(app, ["plan", run]) == 1
-    assert "no commit that counts\nhint: its first chunk shows what a save costs" in capsys.readouterr().err
+    assert "no commit that counts\nhint: train its first chunk, which measures a save" in capsys.readouterr().err
     train(line)
     assert run_app(app, ["plan", run]) == 1
     assert "don't say how long their steps and saves took" in capsys.readouterr().err
@@ -408,7 +408,7 @@ def test_show_names_the_attempt_that_has_not_ended(tmp_path: Path, capsys: pytes
     assert ask_json("show", run, capsys=capsys)["live"]["last_sign"] == commit.created_at
     assert run_app(app, ["show", run]) == 0
     (row,) = (row for row in capsys.readouterr().out.splitlines() if row.startswith("being trained"))
-    assert re.search(r"by attempt 1 on host since \S+, last sign \d+ s ago; or it has died without a word$", row)
+    assert re.search(r"by attempt 1 on host since \S+, last sign \d+ s ago; or it died without recording its end$", row)
     line.journal.end_attempt(1, Ending("preempted", step=head_step(line)))
     assert ask_json("show", run, capsys=capsys)["live"] is None
 

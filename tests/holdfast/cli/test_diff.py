@@ -432,7 +432,7 @@ def test_a_life_whose_attempts_kept_no_lineage(run: str, folder: Path, capsys: p
 
 def test_a_run_without_a_life(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Journal(open_store("runs"), "begun").begin("m:f")
-    assert ask(capsys, "runs/begun") == ["the run has had no attempt"]
+    assert ask(capsys, "runs/begun") == ["the run has no attempt yet"]
     assert ask_json(capsys, "runs/begun") == {"run": "begun", "attempts": []}
 
 

@@ -211,7 +211,7 @@ def test_settings_that_are_lost(
         snapshot.write_bytes(b"?" + snapshot.read_bytes()[1:])
     with caplog.at_level(logging.WARNING):
         say(capsys, run)
-    assert "its settings can't be read; this machine is examined with the defaults" in caplog.text
+    assert "its settings can't be read; this machine is examined with the default settings" in caplog.text
     assert asked == [(Determinism(), "auto")]
 
 
@@ -314,7 +314,7 @@ hashlib.sha256 = lambda data=b"": sha256(b"%d" % os.getpid() + data)
     out = words(say(capsys, exit_code=2))
     assert "good one step, twice in a process" in out
     assert f"wrong one step, in 2 processes other bits: {', '.join(PARTS)}" in out
-    assert "here a run can't be continued, nor repeated, to the bit" in out
+    assert "so a run can be neither continued nor repeated to the bit" in out
 
 
 def test_a_machine_that_has_no_torch(
