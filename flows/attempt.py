@@ -41,7 +41,7 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
                 config,
                 [CommitLines(), Report(), Events(), ProgressView(), Striker()],
                 ACTS,
-                number=pool.number_now(config, number),
+                number=pool.choose_number(config, number),
                 sources=asked.sources,
                 find_ending=asked.find_ending,
             )

@@ -1,4 +1,4 @@
-"""Are the runs of a store what their steps give? ``python -m flows.audit STORE``, or `audit` on a schedule."""
+"""The audit of all runs of a store: ``python -m flows.audit STORE``, or `audit` from Python or on a schedule."""
 
 import logging
 import sys
@@ -25,16 +25,16 @@ log = logging.getLogger("holdfast.audit")
 
 @served_flow(name="audit", flow_run_name="audit {store}", retries=0)
 def audit(store: str, commits: PositiveInt = 1, seed: int | None = None) -> dict[str, list[Audit]]:
-    """Train chunks of each run again, and compare the bytes. Nothing on the store is changed.
+    """Train chunks of each run again, and compare the bytes. Change nothing on the store.
 
     Args:
         store: The folder, or URL of a bucket's folder, that holds the runs.
-        commits: How many commits of each run, at random; all of them if there are no more.
-        seed: What chooses them; otherwise they are others each time.
+        commits: How many commits of each run to audit, chosen at random; all of them if there are no more.
+        seed: The seed of that choice; by default another one each time.
 
     Raises:
         Damage: bytes differ that are promised to be equal, or a checkpoint is damaged. All runs were audited.
-        RunStopped: a commit was not audited, for another reason. All others were.
+        RunStopped: a commit could not be audited for another reason. All others were audited.
     """
     audits: dict[str, list[Audit]] = {}
     damaged: list[str] = []
@@ -44,20 +44,20 @@ def audit(store: str, commits: PositiveInt = 1, seed: int | None = None) -> dict
         if not chosen:
             log.info("run %s has no commit that can be replayed", journal.run)
         for commit in chosen:
-            what = f"commit {commit.number} of run {journal.run}"
+            name = f"commit {commit.number} of run {journal.run}"
             found = audit_one(store, journal.run, commit.number, return_state=True).result(raise_on_failure=False)
             if not isinstance(found, Audit):
-                log.warning("%s was not audited: %s", what, found)
-                (damaged if isinstance(found, Damage) else failed).append(what)
+                log.warning("%s was not audited: %s", name, found)
+                (damaged if isinstance(found, Damage) else failed).append(name)
                 continue
             audits.setdefault(journal.run, []).append(found)
             log.log(logging.WARNING if found.is_failed else logging.INFO, "run %s: %s", journal.run, found)
             if found.is_failed:
-                damaged.append(what)
+                damaged.append(name)
     if damaged:
         raise Damage(
             f"damaged, or not what its steps give: {', '.join(damaged)}",
-            hint=f"holdfast audit {store}/<run> --commit <number> shows one again",
+            hint=f"holdfast audit {store}/<run> --commit <number> audits one again",
         )
     if failed:
         raise RunStopped(f"not audited: {', '.join(failed)}")
@@ -81,8 +81,8 @@ def main(
 
     Args:
         store: The folder, or URL of a bucket's folder, that holds the runs.
-        commits: How many commits of each run, at random.
-        seed: What chooses them; otherwise they are others each time.
+        commits: How many commits of each run to audit, chosen at random.
+        seed: The seed of that choice; by default another one each time.
     """
     log_plain_lines()
     with server():

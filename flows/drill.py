@@ -1,4 +1,4 @@
-"""A disaster, rehearsed with a run of your own on a pool of your own: `drill` from the UI or from Python."""
+"""Disaster drills with your own run on your own work pool: `drill` from the UI or from Python."""
 
 import logging
 from typing import Any
@@ -22,23 +22,25 @@ log = logging.getLogger("holdfast.drill")
 
 @flow(name="drill", flow_run_name="drill {config.run}", retries=0)
 def drill(config: RunConfig, kills: list[Kill], epochs: int = 1, keep: bool = False) -> Verdict:
-    """Train a run twice on its work pool, once straight and once with what you choose killed, and compare the bytes.
+    """Train a copy of a run twice on its work pool, once undisturbed and once with kills, and compare the bytes.
 
-    Both are runs of their own, beside yours. A killed worker has to be started again by whatever starts yours.
+    Both copies are new runs; yours stays as it is. The drill doesn't restart killed workers: your supervisor has to.
 
     Args:
-        config: The configuration of your run; where names its work pool.
-        kills: What is to be killed, in the order of their steps.
-        epochs: How long both runs train.
-        keep: Whether both runs stay on the store afterwards; those of a failed drill always do.
+        config: The configuration of your run; its setting `where` names the work pool.
+        kills: The processes to kill, and when.
+        epochs: The number of epochs that both copies train.
+        keep: Keep both copies on the store afterwards. The copies of a failed drill always stay.
 
     Raises:
-        Damage: the runs end on other bytes.
+        ConfigError: the run trains here, or there is nothing to kill.
+        Damage: the two copies end on different bytes.
+        RunStopped: a person cancelled one of them.
     """
     if config.where == "here":
         raise ConfigError('where = "here": a drill needs a work pool', hint="holdfast prove does the same right here")
     if not kills:
-        raise ConfigError("nothing is to be killed", hint='kills = [{"what": "machine", "at_step": 5}]')
+        raise ConfigError("a drill needs at least one kill", hint='kills = [{"what": "machine", "at_step": 5}]')
     kills = sorted(kills, key=lambda kill: kill.at_step)
     name = f"{config.run}-drill-{str(runtime.flow_run.id)[:8]}"
     with heartbeat():
@@ -49,7 +51,7 @@ def drill(config: RunConfig, kills: list[Kill], epochs: int = 1, keep: bool = Fa
     text = f"```\n{verdict}\n```\n\n{describe_run(drilled)}"
     create_markdown_artifact(text, f"{key_of(config.run)}-drill", f"drill of {config.run}")
     if not verdict.is_passed:
-        raise Damage(str(verdict), hint=f"holdfast show {config.store}/{name}-killed; holdfast prove looks closer")
+        raise Damage(str(verdict), hint=f"see holdfast show {config.store}/{name}-killed, and try holdfast prove")
     if not keep:
         for journal in (straight, drilled):
             open_store(config.store).delete_folder(journal.run)
@@ -65,7 +67,7 @@ def _train(config: RunConfig, run: str, epochs: int, kills: list[Kill]) -> Journ
     }
     config = config.model_copy(update=changes)
     journal = Journal(open_store(config.store), run)
-    end = supervise(config, journal, lambda: to_environment(left_after(kills, len(journal.endings()))))
-    if end.reason != "completed":
+    ending = supervise(config, journal, lambda: to_environment(left_after(kills, len(journal.endings()))))
+    if ending.reason != "completed":
         raise RunStopped(f"run {run} was cancelled")
     return journal

@@ -1,4 +1,4 @@
-"""What a checkpoint is worth: ``python -m flows.evaluate STORE/RUN``, or `evaluate` from Python or on a schedule."""
+"""Evaluation of a checkpoint: ``python -m flows.evaluate STORE/RUN``, or `evaluate` from Python or on a schedule."""
 
 import sys
 from typing import Annotated
@@ -19,12 +19,12 @@ from tasks.server import server
 
 @served_flow(name="evaluate", flow_run_name="evaluate {run}", retries=0)
 def evaluate(store: str, run: str, commit: str = "") -> Evaluation:
-    """Restore a checkpoint as training does, through the gate, and evaluate it. Nothing on the store is changed.
+    """Restore a checkpoint as training does, through the gate, and evaluate it. Change nothing on the store.
 
     Args:
         store: The folder, or URL of a bucket's folder, that holds the run.
         run: The run's name.
-        commit: The commit's number, or the name of its folder; otherwise the newest.
+        commit: The commit's number, or the name of its folder; by default the newest.
     """
     journal = Journal(open_store(store), run)
     journal.read_run()
@@ -46,11 +46,11 @@ def main(run: str, commit: Annotated[str, Parameter(show_default=False)] = "", /
 
     Args:
         run: <store>/<run>.
-        commit: The commit's number, or the name of its folder; otherwise the newest.
+        commit: The commit's number, or the name of its folder; by default the newest.
     """
     journal = open_journal(run)
     journal.read_run()
-    find_commit(journal, commit)  # a wrong name shows before a server is started
+    find_commit(journal, commit)  # report a wrong name before starting a server
     log_plain_lines()
     with server():
         found = evaluate(journal.store_url, journal.run, commit)

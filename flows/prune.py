@@ -23,7 +23,7 @@ log = logging.getLogger("holdfast.prune")
 
 @served_flow(name="prune", flow_run_name="prune {store}", retries=0)
 def prune(store: str, dry_run: bool = False) -> dict[str, PruneReport]:
-    """Delete what each run's own retention doesn't keep. Runs that train meanwhile are not disturbed.
+    """Delete the checkpoints that each run's own retention doesn't keep. Runs that train meanwhile go on.
 
     Args:
         store: The folder, or URL of a bucket's folder, that holds the runs.

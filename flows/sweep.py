@@ -1,4 +1,4 @@
-"""Many configurations of one run, some of them at once: `sweep` from the UI, from Python or on a schedule."""
+"""Sweeps: one run for each combination of settings, some of them at once; from the UI, Python or a schedule."""
 
 import logging
 import time
@@ -27,15 +27,15 @@ log = logging.getLogger("holdfast.sweep")
 
 @flow(name="sweep", flow_run_name="sweep {config.run}", retries=0)
 def sweep(config: RunConfig, grid: dict[str, list[Any]], at_once: PositiveInt = 2) -> list[dict[str, Any]]:
-    """Train one run for each combination of settings. Starting it again continues all of them.
+    """Train one run for each combination of settings. If you start the sweep again, all its runs continue.
 
     Args:
-        config: What all of them have in common. With where = here they are trained one after the other.
+        config: The settings that all runs share. With where = here the runs train one after the other.
         grid: The values to try, by dotted name, for example {"settings.lr": [0.1, 0.01], "seed": [1, 2]}.
-        at_once: How many are trained at once, on a work pool.
+        at_once: How many runs train at once on a work pool.
 
     Raises:
-        RunStopped: some of the runs are not complete; all others are.
+        RunStopped: some runs are not complete. All others are.
     """
     configs = expand(config, grid)
     failed = _train_here(configs) if config.where == "here" else _train_on_pool(configs, at_once)
@@ -60,7 +60,7 @@ def _train_here(configs: list[RunConfig]) -> dict[str, str]:
 
 
 def _train_on_pool(configs: list[RunConfig], at_once: int) -> dict[str, str]:
-    """Why runs have failed, by name; each is trained by a `train` of its own."""
+    """Train each run by a `train` flow run of its own. Return the reason of each failure, by the run's name."""
     waiting, live, failed = list(configs), list[tuple[RunConfig, FlowRun, Watch]](), dict[str, str]()
     while waiting or live:
         while waiting and len(live) < at_once:
@@ -69,7 +69,7 @@ def _train_on_pool(configs: list[RunConfig], at_once: int) -> dict[str, str]:
         time.sleep(pool.POLL_EVERY_S)
         for each in list(live):
             config, flow_run, watch = each
-            state = pool.look(flow_run, watch).state
+            state = pool.refresh(flow_run, watch).state
             if state is not None and state.is_final():
                 live.remove(each)
                 if not state.is_completed():
@@ -78,7 +78,7 @@ def _train_on_pool(configs: list[RunConfig], at_once: int) -> dict[str, str]:
 
 
 def describe_run(config: RunConfig, grid: dict[str, list[Any]]) -> dict[str, Any]:
-    """A row of the sweep's table: what was changed, and what came of it."""
+    """Return a run's row in the sweep's table: its changed settings and its results."""
     fields = config.model_dump(mode="json")
     row: dict[str, Any] = {"run": config.run}
     for name in grid:

@@ -1,4 +1,4 @@
-"""The run that a person starts: ``python -m flows.train CONFIG.toml``, or `train` from Python."""
+"""Supervised training: ``python -m flows.train CONFIG.toml``, or `train` from Python, the UI or a schedule."""
 
 import contextlib
 import logging
@@ -43,9 +43,9 @@ log = logging.getLogger("holdfast.train")
 def train(config: RunConfig) -> TrainResult | State[Any]:
     """Train a run until its journal says that it is complete.
 
-    Starting it again, after whatever has happened, continues the run; starting it when the run is complete trains
-    nothing. On a work pool it starts one attempt after the other, each a flow run of its own; killed, or started a
-    second time, it watches the attempt that there is.
+    Start it again after any interruption, and the run continues. If the run is complete, it trains nothing. On a work
+    pool it starts one attempt after the other, each as a flow run of its own. If an attempt is already running, because
+    this flow was killed or started twice, it watches that attempt.
 
     Args:
         config: The run's configuration.
@@ -56,7 +56,7 @@ def train(config: RunConfig) -> TrainResult | State[Any]:
 
 
 def train_run(config: RunConfig) -> TrainResult | State[Any]:
-    """Train a run where its configuration says, and show how it stands."""
+    """Train a run here or on a pool, as its configuration says. Show its state as an artifact."""
     journal = Journal(open_store(config.store), config.run)
     newest = journal.newest()
     pool.claim_train(config)
@@ -76,18 +76,21 @@ def train_run(config: RunConfig) -> TrainResult | State[Any]:
 def supervise(
     config: RunConfig, journal: Journal, choose_environment: Callable[[], dict[str, str]] = dict[str, str]
 ) -> Ending:
-    """Train a run by attempts on a work pool, one after the other, until it is complete or cancelled.
+    """Train a run by attempts on a work pool, one after the other, until it is complete, cancelled or paused.
 
-    An attempt that was being cancelled before this began is waited for; the run then goes on.
+    If an earlier attempt is still being cancelled, wait for its end first, and then continue the run.
 
     Args:
-        choose_environment: what the next attempt has in its environment, besides what its pool gives it.
+        choose_environment: returns variables for the next attempt's environment, besides those of its pool.
+
+    Returns:
+        The ending of the run: completed, cancelled or paused.
 
     Raises:
         NoProgress: a budget is spent; the message has the last error.
         WrongUse, Damage, Superseded: another attempt can't help.
     """
-    others: list[Ending] = []  # ends that the journal doesn't have, since the last step of progress
+    others: list[Ending] = []  # endings since the last progress that are not in the journal
     furthest = 0
     live = pool.find_live_attempt(config)
     while live is not None or not is_trained(journal, config.epochs):
@@ -108,40 +111,42 @@ def supervise(
             log.info("attempt %d goes on; the same command watches it again", flow_run.parameters["number"])
             raise
         number = flow_run.parameters["number"]
-        if pool.was_paused(journal, number):  # and resumed, as another attempt
+        if pool.was_paused(journal, number):  # a person resumed the flow run, which claimed a new attempt
             number = journal.attempts()
-        end = find_end(journal, number, flow_run.state)
-        pool.add_tags(flow_run.id, end.reason)
-        log.info("attempt %d ended at step %d: %s", number, end.step, end)
-        if end.reason == "cancelled" and was_cancelled:
+        ending = find_ending(journal, number, flow_run.state)
+        pool.add_tags(flow_run.id, ending.reason)
+        log.info("attempt %d ended at step %d: %s", number, ending.step, ending)
+        if ending.reason == "cancelled" and was_cancelled:
             continue
-        if end.reason in ("cancelled", "paused"):
-            return end
-        if end.step > furthest:
+        if ending.reason in ("cancelled", "paused"):
+            return ending
+        if ending.step > furthest:
             others.clear()
-        furthest = max(furthest, end.step)
-        if end.reason == "completed" and not is_trained(journal, config.epochs):
-            end = Ending("stopped", f"attempt {number} called the run complete, which its journal does not", end.step)
-            others.append(end)
+        furthest = max(furthest, ending.step)
+        if ending.reason == "completed" and not is_trained(journal, config.epochs):
+            message = f"attempt {number} completed, but the journal says that the run is not complete"
+            ending = Ending("stopped", message, ending.step)
+            others.append(ending)
         elif not journal.has_attempt(number):
-            others.append(end)
-        if end.reason != "completed":
+            others.append(ending)
+        if ending.reason != "completed":
             time.sleep(judge([*journal.endings(), *others], config.supervision))
     return Ending("completed")
 
 
-def find_end(journal: Journal, number: int, state: State[Any] | None) -> Ending:
-    """Return how an attempt ended: as it has said itself, or else by the state of its flow run, which goes on record.
+def find_ending(journal: Journal, number: int, state: State[Any] | None) -> Ending:
+    """Return how an attempt ended: as it recorded itself, or else by its flow run's state, which goes on record.
 
-    One that a person cancelled counts as cancelled, even if it could not ask the server and said that it was preempted.
+    If the server says that a person cancelled the attempt, this overrules a recorded *preempted*: perhaps the attempt
+    could not reach the server.
     """
     newest = journal.newest()
-    end = pool.end_by_state(state, newest.step if newest else 0)
+    by_state = pool.ending_of_state(state, newest.step if newest else 0)
     if not journal.has_attempt(number):
-        return end
-    said = journal.end_attempt(number, end)
-    is_unheard = end.reason == "cancelled" and said.reason != "completed"
-    return Ending("cancelled", end.message, said.step) if is_unheard else said
+        return by_state
+    recorded = journal.end_attempt(number, by_state)
+    is_overruled = by_state.reason == "cancelled" and recorded.reason != "completed"
+    return Ending("cancelled", by_state.message, recorded.step) if is_overruled else recorded
 
 
 app = App(
@@ -169,7 +174,7 @@ def main(
     settings = load_config(config, set_ or [])
     log_plain_lines()
     signal.signal(signal.SIGTERM, _exit_after_sigterm)
-    # Starting the ranks takes as long as Prefect's server takes to start.
+    # Start the ranks ahead, because their start takes as long as that of Prefect's server.
     ahead = started_ahead(settings) if settings.where == "here" else contextlib.nullcontext()
     with ahead, server():
         result = train(settings)
@@ -179,7 +184,7 @@ def main(
 
 
 def _exit_after_sigterm(signum: int, frame: object) -> None:
-    # Prefect's own handler is in place while a flow runs, and calls this one when the flow has ended.
+    # While a flow runs, Prefect's own handler is in place. It calls this one after the flow has ended.
     raise SystemExit(128 + signum)
 
 

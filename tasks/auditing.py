@@ -1,4 +1,4 @@
-"""The task of auditing a commit; its failure is its own, and doesn't keep the next commit from being audited."""
+"""The task that audits one commit. If it fails, the flow still audits the other commits."""
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE

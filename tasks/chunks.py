@@ -1,7 +1,7 @@
 """The tasks of an attempt: open the run, train a chunk, commit it.
 
-Called directly, never submitted: only then is a task's body interrupted when the process is told to end. Their results
-are never cached or looked up: where a run continues is decided by its journal alone.
+Call these tasks directly, never `.submit()` them: Prefect interrupts only the body of a directly called task when it
+tells the process to end. No task caches its result: the journal alone decides where a run continues.
 """
 
 from prefect import task
@@ -18,7 +18,7 @@ def open_run(attempt: Attempt) -> None:
     """Start the ranks, claim the attempt and find where the run continues.
 
     Args:
-        attempt: The attempt, which ends its ranks, however this ends.
+        attempt: The attempt to open. It ends its ranks itself, even if this task fails.
     """
     attempt.open()
 
@@ -31,8 +31,9 @@ def open_run(attempt: Attempt) -> None:
     retry_condition_fn=hooks.should_retry,
 )
 def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
-    """Train a chunk; its checkpoint is durable and doesn't count yet. A retry begins at the last verified checkpoint,
-    and returns nothing if that is the chunk's own.
+    """Train a chunk and return its durable checkpoint, which doesn't count before it is committed.
+
+    A retry begins at the last verified checkpoint. It returns nothing if that is the chunk's own checkpoint.
 
     Args:
         attempt: The attempt that trains.
@@ -43,19 +44,19 @@ def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
 
 @task(task_run_name="commit {proposal.saved.path}", cache_policy=NO_CACHE)
 def commit_chunk(attempt: Attempt, proposal: Proposal) -> Commit:
-    """Make a checkpoint count, while the ranks already train the next chunk.
+    """Commit a checkpoint, so that it counts, while the ranks already train the next chunk.
 
     Args:
         attempt: The attempt that commits it.
-        proposal: The checkpoint, and why it is committed.
+        proposal: The checkpoint, and the reason for the commit.
     """
     return publish_commit(attempt, proposal)
 
 
 def publish(attempt: Attempt, proposal: Proposal) -> Commit:
-    """Make a commit, whoever asks for it: a chunk, a stop, an adoption.
+    """Commit a checkpoint of a chunk, a stop or an adoption.
 
-    While the attempt stops it is no task, but the same call: Prefect begins no task in a flow run that is suspended.
+    Make the commit a task, unless the attempt is stopping: Prefect begins no task in a suspended flow run.
     """
     return publish_commit(attempt, proposal) if attempt.is_stopping else commit_chunk(attempt, proposal)
 

@@ -1,4 +1,4 @@
-"""The state folder of `make up`, and the secret that its Prefect server asks for."""
+"""The state folder of `make up`, and the secret of its Prefect server."""
 
 import contextlib
 import json
@@ -18,12 +18,12 @@ CHOOSE = "HOLDFAST_STATE=/another/folder make up"
 
 
 def new_auth() -> str:
-    """Return a new secret, as Prefect wants it: ``user:password``, with 256 random bits."""
+    """Return a new secret with 256 random bits, in Prefect's form ``user:password``."""
     return f"{USER}:{secrets.token_hex(32)}"
 
 
 def open_state(folder: Path) -> None:
-    """Make the state folder, or check that it is yours. Nobody else may enter it (mode 0700).
+    """Make the state folder, or check that it is yours. Let nobody else enter it (mode 0700).
 
     Raises:
         ConfigError: another user owns the folder, or it can't be made.
@@ -40,7 +40,7 @@ def open_state(folder: Path) -> None:
 
 
 def make_secret(path: Path, value: str) -> str:
-    """Write a secret to a new file that only you may read (mode 0600), in one step. Return what the file holds.
+    """Write a secret atomically to a new file that only you may read (mode 0600). Return the file's content.
 
     An existing file keeps its content.
     """
@@ -59,14 +59,14 @@ def make_secret(path: Path, value: str) -> str:
 
 
 def read_started(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what `make up` has started, by name; empty if the record can't be read."""
+    """Return the record of each process that `make up` has started, by name; empty if the record can't be read."""
     with contextlib.suppress(OSError, ValueError):
         return dict(json.loads((folder / STARTED).read_text("utf-8")))
     return {}
 
 
 def find_auth(url: str) -> str:
-    """Return the secret of the server that `make up` has started at the URL of an API; empty for any other server."""
+    """Return the secret of the server at an API's URL, if `make up` started it; empty for any other server."""
     if url and read_started(STATE).get("server", {}).get("url") == url.rstrip("/"):
         with contextlib.suppress(OSError):
             return (STATE / AUTH).read_text("utf-8")

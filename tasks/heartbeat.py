@@ -1,7 +1,7 @@
-"""Signs of life of a flow run, every few seconds: a label of the flow run, and an event.
+"""Heartbeats: every three seconds a flow run gives a sign of life, as a new label and as an event.
 
-`tasks.pool` watches the label, and judges by it (`holdfast.liveness`). An automation turns the event's absence into
-Crashed where nothing watches (`deployments.automations`). Prefect's own heartbeats come every 30 seconds at the most.
+`tasks.pool` watches the label and judges by it (`holdfast.liveness`). An automation sets a flow run without events to
+Crashed, even if nothing watches it (`deployments.automations`). Prefect's own heartbeats come every 30 seconds at most.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from holdfast.liveness import EVERY_S
 EVENT = "holdfast.heartbeat"
 LAST_EVENT = "holdfast.heartbeat.last"
 BEAT_LABEL = "holdfast.beat"
-# A beat that takes longer is given up, so that the events still come within the automation's window.
+# The timeout of one request, so that the events still come within the automation's window.
 BEAT_WITHIN_S = 2.0
 
 log = logging.getLogger("holdfast.heartbeat")
@@ -31,9 +31,9 @@ log = logging.getLogger("holdfast.heartbeat")
 
 @contextlib.contextmanager
 def heartbeat() -> Iterator[None]:
-    """Give signs of life for the flow run that this is called in, if a worker started it, while the block lasts.
+    """Give signs of life for the current flow run while the block lasts, if a worker started it.
 
-    They come from a thread of their own, and so from a process that lives, however busy its main thread is.
+    They come from a thread of their own, so that a process with a busy main thread gives them too.
     """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
@@ -44,7 +44,7 @@ def heartbeat() -> Iterator[None]:
         "prefect.resource.name": context.flow_run.name,
     }
     done = threading.Event()
-    # In the caller's context, which has Prefect's settings.
+    # The thread runs in the caller's context, which has Prefect's settings.
     beat = contextvars.copy_context().run
     thread = threading.Thread(
         target=beat, args=(_beat, context.flow_run, resource, done), name="heartbeat", daemon=True
@@ -55,7 +55,7 @@ def heartbeat() -> Iterator[None]:
     finally:
         done.set()
         thread.join(2 * BEAT_WITHIN_S)
-        emit_event(LAST_EVENT, resource)  # comes after all others, which the server's own event of the end may not
+        emit_event(LAST_EVENT, resource)  # after all heartbeats; the server's own event of the end may precede them
 
 
 def _beat(flow_run: FlowRun, resource: dict[str, str], done: threading.Event) -> None:
@@ -68,10 +68,10 @@ def _beat(flow_run: FlowRun, resource: dict[str, str], done: threading.Event) ->
         while not done.is_set():
             emit_event(EVENT, resource)
             try:
-                # Any new value is a sign: it is compared with the last one, and with no clock.
+                # A watcher compares this value with the last one, and reads no clock: any new value is a sign of life.
                 client.update_flow_run_labels(flow_run.id, {BEAT_LABEL: secrets.token_hex(8)})
                 is_failing = False
-            except Exception as error:  # whatever the server or its client does, the process is alive
+            except Exception as error:  # an error of the server or its client must not end the heartbeat
                 if not is_failing:
                     log.info("a sign of life did not reach Prefect's server (%r); the next one may", error)
                 is_failing = True

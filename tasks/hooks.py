@@ -1,4 +1,4 @@
-"""What Prefect adds around a chunk and a commit.
+"""Prefect's additions to a chunk and a commit: retries, final states and events.
 
 ==========================  =============================================================  =======================
 around a commit             in this order                                                  if it fails
@@ -23,16 +23,16 @@ from holdfast.endings import Ending
 from holdfast.errors import HoldfastError, StoreDenied, StoreError
 from holdfast.journal import Commit
 
-# Prefect sends the records of this logger to its server (pyproject.toml, extra_loggers) but leaves its level alone.
+# Prefect sends this logger's records to its server (pyproject.toml, extra_loggers), but doesn't set its level.
 logging.getLogger("holdfast").setLevel(logging.INFO)
-# Eight lines of Prefect's a chunk say no more than the one of `holdfast.progress.CommitLines`.
+# Prefect logs eight lines for each chunk, which say no more than the one line of `holdfast.progress.CommitLines`.
 logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)
 
 COMMIT_EVENT = "holdfast.commit"
 
 
 class Events(Observer):
-    """Sends each commit as an event, which your own automations may act upon."""
+    """An observer that emits each commit as an event, to which your own automations can react."""
 
     def committed(self, attempt: Attempt, commit: Commit) -> None:
         run = f"{attempt.journal.store_url}/{attempt.journal.run}"
@@ -41,9 +41,9 @@ class Events(Observer):
 
 
 def final_state(ending: Ending) -> State[Any]:
-    """Return the state in which an attempt on a work pool ends, named by its reason. Being told to end is no failure.
+    """Return the final state of an attempt on a work pool, named after its reason.
 
-    One that a person cancelled is Cancelled, as the server knows it.
+    An attempt that was told to end completes. An attempt that a person cancelled is Cancelled, as on the server.
     """
     message = ending.message or None
     if ending.row.state == "Cancelled":
@@ -53,13 +53,13 @@ def final_state(ending: Ending) -> State[Any]:
 
 
 def should_retry(task: Any, task_run: Any, state: Any) -> bool:
-    """Whether fresh processes can help: after a dead rank yes; after drift, damage or a lost fence no."""
+    """Return whether fresh processes can help: True after a rank's death; False after drift, damage or a lost fence."""
     error = _error_of(state)
     return isinstance(error, HoldfastError) and error.is_retryable
 
 
 def is_about_the_store(task: Any, task_run: Any, state: Any) -> bool:
-    """Whether the storage failed, which may pass; a lacking right doesn't."""
+    """Return whether a retry may help because the store failed, other than by denying access."""
     error = _error_of(state)
     return isinstance(error, StoreError) and not isinstance(error, StoreDenied)
 

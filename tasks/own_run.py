@@ -1,4 +1,4 @@
-"""The flow run that this process is: what the server says of it, and what a person asks of it."""
+"""This process's own flow run: its state on the server, and a person's requests to pause or cancel it."""
 
 import contextvars
 import time
@@ -22,14 +22,14 @@ BY_A_PERSON = "by a person"
 
 
 def own_flow_run() -> FlowRun | None:
-    """Return the flow run that this is called in, if a worker started it."""
+    """Return the current flow run if a worker started it, else None."""
     context = FlowRunContext.get()
     flow_run = context.flow_run if context else None
     return flow_run if flow_run and flow_run.deployment_id else None
 
 
 def read_own_state() -> State[Any] | None:
-    """Return the state of the flow run that this is called in; None if no worker started it, or it was deleted.
+    """Return the current flow run's state on the server; None if no worker started it, or if it was deleted.
 
     Raises:
         httpx.HTTPError: the server doesn't answer.
@@ -41,14 +41,14 @@ def read_own_state() -> State[Any] | None:
         try:
             return context.client.read_flow_run(flow_run.id).state
         except ObjectNotFound:
-            return None  # somebody has deleted it
+            return None  # a person has deleted it
 
 
 def is_being_cancelled(within_s: float = ASK_WITHIN_S) -> bool | None:
-    """Return whether a person cancels the flow run that this is called in; None if the server doesn't answer in time.
+    """Return whether a person cancels the current flow run; None if the server doesn't answer in time.
 
     Args:
-        within_s: how long to ask again while the server doesn't answer.
+        within_s: the limit for retries, in seconds.
     """
     deadline = time.monotonic() + within_s
     while True:
@@ -61,7 +61,7 @@ def is_being_cancelled(within_s: float = ASK_WITHIN_S) -> bool | None:
 
 
 def raise_if_paused() -> None:
-    """Return if nobody has paused the flow run that this is called in, or if the server doesn't answer.
+    """Raise Pause if a person has paused the current flow run. Do nothing if the server doesn't answer.
 
     Raises:
         Pause: a person has paused it.
@@ -75,7 +75,7 @@ def raise_if_paused() -> None:
 
 
 class Asked:
-    """What a person asks of the flow run that this is made in, and what its end is called for that.
+    """A person's requests to the current flow run, and the ending that follows from them.
 
     Attributes:
         is_on_pool: whether a worker started it.
@@ -86,7 +86,7 @@ class Asked:
     def __init__(self, save_within_s: float) -> None:
         """
         Args:
-            save_within_s: how long the last save may take once a person asks for an end.
+            save_within_s: the limit for the last save after a request, in seconds.
         """
         context = contextvars.copy_context()
 
@@ -103,12 +103,12 @@ class Asked:
         self.sources = [lambda: request.judge(request.read(), time.monotonic())] if self.is_on_pool else []
 
     def find_ending(self, cause: Cause) -> Ending:
-        """Return how the attempt ended: a notice and a signal may come from a person who pauses or cancels it."""
+        """Return how the attempt ended; ask the server whether a person's pause or cancel caused it."""
         self.ending = find_ending(cause)
         if isinstance(cause, Pause):
             self.ending = Ending("paused", BY_A_PERSON)
         elif isinstance(cause, TerminationSignal | KeyboardInterrupt):
-            self.ending = self._find_signals_ending()
+            self.ending = self._find_ending_after_signal()
         elif isinstance(cause, Notice):
             state = self._request.state or self._request.read()
             if state is not None and state.is_paused():
@@ -117,11 +117,11 @@ class Asked:
                 self.ending = Ending("cancelled", BY_A_PERSON)
         return self.ending
 
-    def _find_signals_ending(self) -> Ending:
-        """Return how an attempt ended that a signal has stopped.
+    def _find_ending_after_signal(self) -> Ending:
+        """Return how an attempt ended that a signal has stopped: cancelled or preempted.
 
-        If the server can't say whether a person cancels it, it counts as preempted here, and `flows.train` starts no
-        other one where the server says so later.
+        If the server doesn't answer, the attempt counts as preempted. If the server later reports a cancel, `train`
+        starts no further attempt.
         """
         is_cancelled = is_being_cancelled()
         if is_cancelled:
@@ -130,19 +130,19 @@ class Asked:
         return Ending("preempted", f"told to end by a signal{unknown}")
 
     def raise_if_paused(self) -> None:
-        """Return unless a notice has ended the attempt because a person has paused it.
+        """Raise Pause if the attempt ended because a person paused it.
 
         Raises:
-            Pause: a person has; Prefect then shows the flow run as paused.
+            Pause: a person paused it. Prefect then shows the flow run as paused.
         """
         if self._paused is not None:
             raise Pause(state=self._paused)
 
 
 def outlive_worker() -> None:
-    """Let this process live on when its worker, which reads what it prints, has died.
+    """Keep this process alive after its worker has died.
 
-    Rich, with which Prefect prints, would otherwise end the process.
+    The worker reads this process's output. When that pipe breaks, Rich, with which Prefect prints, ends the process.
     """
     Console.on_broken_pipe = _print_no_more  # type: ignore[method-assign, assignment]
 

@@ -1,8 +1,8 @@
-"""Attempts as flow runs on a work pool: started once, watched, cancelled.
+"""Attempts as flow runs on a work pool: start each one once, watch it, cancel it.
 
-The server may be away for a while: what can't be asked now is asked again. What a run's attempts have done is read
-from its journal alone; the server only says that one has ended. Every flow run that is waited for is watched for signs
-of life (`holdfast.liveness`), so that nothing waits for one whose process is gone.
+If the server is away, requests to it are repeated until it answers. The journal alone tells what a run's attempts have
+done; the server only tells that one has ended. `await_end` also watches a flow run for signs of life
+(`holdfast.liveness`), so that nothing waits for one whose process is gone.
 """
 
 import contextlib
@@ -39,42 +39,42 @@ NEVER = datetime.max.replace(tzinfo=UTC)
 POLL_EVERY_S = 0.5
 ASK_AGAIN_S = 0.5
 WARN_AFTER = 5  # failures in a row
-LOOK_AT_ONESELF_EVERY = 4  # polls
-SAY_AFTER_S = 10.0  # of waiting for a worker
-RECENT = 50
-# Statuses of a server that is busy, or not there yet.
-MAY_PASS = {429, 500, 502, 503, 504}
+CHECK_OWN_STATE_EVERY = 4  # polls
+LOG_WAIT_AFTER_S = 10.0
+NEWEST_FLOW_RUNS = 50
+# HTTP statuses of a server that is busy, or still starting.
+TRANSIENT = {429, 500, 502, 503, 504}
 
 T = TypeVar("T")
 
 
 def ask_server(ask: Callable[[SyncPrefectClient], T]) -> T:
-    """The server's answer, however long it is away."""
+    """Ask Prefect's server and return its answer. Repeat the request while the server is away."""
     failures = 0
     while True:
         try:
-            # The client's own retries wait for 2, 4, 8, ... seconds, which is too long for a server that is just busy.
+            # The client's own retries wait for 2, 4, 8, ... seconds: too long for a server that is only busy.
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), SyncClientContext.get_or_create() as context:
                 return ask(context.client)
         except httpx.HTTPError as error:
-            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in MAY_PASS:
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in TRANSIENT:
                 raise
             failures += 1
             if failures == WARN_AFTER:
-                log.warning("Prefect's server doesn't answer (%s); it is asked again until it does", error)
+                log.warning("Prefect's server doesn't answer (%s); the request is repeated until it does", error)
             time.sleep(ASK_AGAIN_S)
 
 
 def tag_of(config: RunConfig) -> str:
-    """The tag of all flow runs that are about a run."""
+    """Return the tag of all flow runs of a run."""
     return f"run:{config.run}"
 
 
 def claim_train(config: RunConfig) -> None:
-    """The flow run that this is called in has the run's tag, and is the only one that trains it, if that is asked for.
+    """Tag the current flow run with its run. If the configuration asks for it, refuse a second training of the run.
 
     Raises:
-        Superseded: another one does.
+        Superseded: another flow run trains the run already.
     """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
@@ -83,25 +83,25 @@ def claim_train(config: RunConfig) -> None:
     add_tags(own.id, tag_of(config))
     if config.supervision.if_running == "attach":
         return
-    for other in find_runs("train", config):
+    for other in find_flow_runs("train", config):
         is_first = (other.start_time or NEVER, str(other.id)) < (own.start_time or NEVER, str(own.id))
         is_running = other.state is not None and other.state.is_running()
         if is_running and other.id != own.id and is_first and await_sign(other):
             raise Superseded(
                 f"run {config.run!r} is being trained already, by flow run {other.name} ({other.id})",
-                hint='--set supervision.if_running="attach" watches it',
+                hint='to watch it: --set supervision.if_running="attach"',
             )
 
 
 def start_attempt(
     config: RunConfig, number: int, again: int = 0, environment: Mapping[str, str] | None = None
 ) -> FlowRun:
-    """The flow run of an attempt: a new one, or the one that was started for it before.
+    """Start the flow run of an attempt, or find the one that was already started for it. Return it.
 
     Args:
         number: the attempt's number.
-        again: how many flow runs for the same number have ended before they claimed it.
-        environment: what its process has, besides what the pool gives it.
+        again: how many flow runs for this number have ended before they claimed it.
+        environment: variables for its process, besides those of the pool.
 
     Raises:
         ConfigError: there is no deployment for the work pool.
@@ -120,15 +120,15 @@ def start_attempt(
         except ObjectNotFound:
             raise ConfigError(
                 f'where = "{config.where}": there is no deployment attempt/{config.where}',
-                hint="make up makes one here; deployments/prefect.yaml has what is deployed",
+                hint="make up makes one on this machine; deployments/prefect.yaml lists all deployments",
             ) from None
         if not flow_run.state or not flow_run.state.is_final():
             return flow_run
-        again += 1  # of a run of this name that was deleted, or of an attempt that never claimed its number
+        again += 1  # the key found an ended flow run: its run was deleted, or it never claimed its number
 
 
 def start_train(config: RunConfig, key: str) -> FlowRun:
-    """The flow run that trains a run: a new one, or the one that was started with this key before."""
+    """Start a flow run that trains a run, or find the one that was already started with this key. Return it."""
     return _start("train/train", config.run, key, config, {})
 
 
@@ -151,17 +151,17 @@ def _start(
     return ask_server(start)
 
 
-def look(flow_run: FlowRun, watch: Watch) -> FlowRun:
-    """Return the flow run as it is now. If it is lost, its state says so first.
+def refresh(flow_run: FlowRun, watch: Watch) -> FlowRun:
+    """Return a flow run as it is on the server now. If it is lost, set its state to Crashed or Cancelled first.
 
     Args:
-        watch: what was seen of it before; the same one each time.
+        watch: the memory of earlier calls for this flow run; pass the same one each time.
     """
     try:
         found = ask_server(lambda client: client.read_flow_run(flow_run.id))
     except ObjectNotFound:
-        # Deleted, or unknown to a server that was restored from a backup.
-        gone: State[Any] = Crashed(name="Vanished", message="Prefect's server does not know it any more")
+        # A person deleted the flow run, or restored the server from a backup.
+        gone: State[Any] = Crashed(name="Vanished", message="Prefect's server no longer knows this flow run")
         return flow_run.model_copy(update={"state": gone})
     state = found.state
     if state is None:
@@ -178,8 +178,8 @@ def state_of_lost(state: State[Any], silent_s: float) -> State[Any]:
     """Return the state that a lost flow run is set to.
 
     Args:
-        state: the state that it was left in.
-        silent_s: how long it gave no sign of life.
+        state: its last state.
+        silent_s: the seconds without a sign of life.
     """
     silence = f"no sign of life for {silent_s:.0f} s"
     if state.is_cancelling():
@@ -190,7 +190,7 @@ def state_of_lost(state: State[Any], silent_s: float) -> State[Any]:
 
 
 def describe_wait(flow_run: FlowRun) -> str:
-    """Return what a flow run waits for, as a person reads it; empty if it doesn't wait."""
+    """Return a sentence on what a flow run waits for; empty if it doesn't wait."""
     state, pool = flow_run.state, flow_run.work_pool_name
     if state is None or state.is_scheduled():
         return f"{flow_run.name} waits for a worker of pool {pool}; prefect worker start --pool {pool} starts one"
@@ -207,78 +207,78 @@ def is_final(flow_run: FlowRun) -> bool:
 
 
 def find_live_attempt(config: RunConfig) -> FlowRun | None:
-    """Return the newest attempt at the run that has not ended, as far as the server knows; None if all have.
+    """Return the newest attempt that has not ended, as far as the server knows; None if all have ended.
 
     Its process may be gone: `await_end` finds that out.
     """
-    runs = find_runs("attempt", config)
-    return next((run for run in runs if not is_final(run)), None)
+    flow_runs = find_flow_runs("attempt", config)
+    return next((flow_run for flow_run in flow_runs if not is_final(flow_run)), None)
 
 
-def find_runs(flow: str, config: RunConfig) -> list[FlowRun]:
-    """The newest flow runs of a flow that are about a run, newest first."""
+def find_flow_runs(flow: str, config: RunConfig) -> list[FlowRun]:
+    """Return the newest flow runs of a flow that belong to a run, newest first."""
     found = ask_server(
         lambda client: client.read_flow_runs(
             flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])),
             flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[tag_of(config)])),
             sort=FlowRunSort.EXPECTED_START_TIME_DESC,
-            limit=RECENT,
+            limit=NEWEST_FLOW_RUNS,
         )
     )
-    return [run for run in found if run.parameters.get("config", {}).get("store") == config.store]
+    return [flow_run for flow_run in found if flow_run.parameters.get("config", {}).get("store") == config.store]
 
 
 def await_end(flow_run: FlowRun) -> FlowRun:
-    """Return the flow run when it has ended, or is lost. What it waits for is logged once.
+    """Wait until a flow run has ended or is lost, and return it. Log once what it waits for.
 
     Raises:
-        Pause: the flow run that waits was itself paused by a person.
+        Pause: a person paused the current flow run, which waits.
     """
-    watch, said, began = Watch(), "", time.monotonic()
+    watch, logged, began = Watch(), "", time.monotonic()
     for poll in itertools.count():
-        found = look(flow_run, watch)
+        found = refresh(flow_run, watch)
         if is_final(found):
             return found
         waits_for = describe_wait(found)
-        if waits_for not in ("", said) and time.monotonic() - began > SAY_AFTER_S:
+        if waits_for not in ("", logged) and time.monotonic() - began > LOG_WAIT_AFTER_S:
             log.info("%s", waits_for)
-            said = waits_for
-        if poll % LOOK_AT_ONESELF_EVERY == 0:
+            logged = waits_for
+        if poll % CHECK_OWN_STATE_EVERY == 0:
             raise_if_paused()
         time.sleep(POLL_EVERY_S)
     raise AssertionError
 
 
 def await_sign(flow_run: FlowRun) -> bool:
-    """Return whether a flow run that is Running lives: True after its next sign of life, False when it is lost."""
+    """Wait for a Running flow run's next sign of life and return True; return False when it is lost or has ended."""
     if flow_run.deployment_id is None:
         return True  # a person's command, which gives no signs of life
     watch = Watch()
-    while not is_final(look(flow_run, watch)):
+    while not is_final(refresh(flow_run, watch)):
         if watch.has_beaten:
             return True
         time.sleep(POLL_EVERY_S)
     return False
 
 
-def number_now(config: RunConfig, number: int) -> int:
-    """The number of the attempt that this flow run is: a paused one that is resumed is another attempt than before."""
+def choose_number(config: RunConfig, number: int) -> int:
+    """Return the attempt's number for the current flow run: a new one if it was paused and is now resumed."""
     journal = Journal(open_store(config.store), config.run)
     return journal.attempts() + 1 if was_paused(journal, number) else number
 
 
 def was_paused(journal: Journal, number: int) -> bool:
-    """Whether an attempt ended because a person had paused it."""
+    """Return whether an attempt ended because a person paused it."""
     ending = journal.read_ending(number)
     return ending is not None and ending.reason == "paused"
 
 
 def cancel(flow_run: FlowRun, within_s: float) -> None:
-    """Tell a flow run to save and to end, and wait until it has ended, is lost, or the time is up."""
+    """Tell a flow run to save and to end. Wait until it has ended or is lost, at most `within_s` seconds."""
     with contextlib.suppress(ObjectNotFound):
         ask_server(lambda client: client.set_flow_run_state(flow_run.id, Cancelling()))
     watch, deadline = Watch(), time.monotonic() + within_s
-    while not is_final(look(flow_run, watch)) and time.monotonic() < deadline:
+    while not is_final(refresh(flow_run, watch)) and time.monotonic() < deadline:
         time.sleep(POLL_EVERY_S)
 
 
@@ -293,11 +293,11 @@ def add_tags(flow_run_id: Any, *tags: str) -> None:
         ask_server(add)
 
 
-def end_by_state(state: State[Any] | None, step: int) -> Ending:
-    """How an attempt has ended that has not said so itself, by its flow run's state.
+def ending_of_state(state: State[Any] | None, step: int) -> Ending:
+    """Return how an attempt without an ending record has ended, from its flow run's state.
 
     Args:
-        step: the newest that is committed.
+        step: the newest committed step.
     """
     if state is None:
         return Ending("stopped", step=step)

@@ -1,4 +1,4 @@
-"""The task of pruning a run; its failure is its own, and doesn't keep the next run from being pruned."""
+"""The task that prunes one run. If it fails, the flow still prunes the other runs."""
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -17,11 +17,11 @@ from tasks import hooks
     retry_condition_fn=hooks.is_about_the_store,
 )
 def prune_one(store: str, run: str, dry_run: bool) -> PruneReport | None:
-    """Prune one run by the policy that it was last trained with.
+    """Prune one run by the retention policy of its last training.
 
     Args:
         store: The folder, or URL, that holds the run.
         run: The run's name.
-        dry_run: Only report.
+        dry_run: Only report what would be deleted.
     """
     return prune_run(Journal(open_store(store), run), dry_run=dry_run)

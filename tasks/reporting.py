@@ -1,6 +1,6 @@
-"""What a person sees of a run in Prefect's UI: a bar that moves, a table of chunks, a summary.
+"""A run's artifacts in Prefect's UI: a progress bar, a table of chunks and a summary.
 
-Sent by a thread of its own, the newest only, so that a slow or absent server never holds up a run.
+A thread of its own sends only the newest values, so that a slow or absent server never delays a run.
 """
 
 import contextvars
@@ -29,19 +29,19 @@ from holdfast.standing import Standing, read_standing
 
 log = logging.getLogger("holdfast.reporting")
 
-# Each time is a request, and some milliseconds of the processor, the server's own among them.
+# An update costs a request, and some milliseconds of CPU time in this process and the server.
 BAR_EVERY_S = 10.0
 SENT_WITHIN_S = 10.0
 ROWS = 200
 
 
 class Report(Observer):
-    """Shows an attempt's progress as artifacts of the flow run that it is in: a bar, and a table of its commits."""
+    """An observer that shows an attempt's progress as artifacts of the current flow run: a bar, a table of commits."""
 
     def __init__(self) -> None:
-        self._pending: dict[str, Callable[[], object]] = {}  # what is newer takes the place of what waits
+        self._pending: dict[str, Callable[[], object]] = {}  # a newer update replaces the one that waits
         self._news, self._done = threading.Event(), threading.Event()
-        self._artifacts: dict[str, Any] = {}  # their ids
+        self._artifacts: dict[str, Any] = {}  # ids by name
         self._rows: list[dict[str, Any]] = []
         self._last_sent = 0.0
         self._has_warned = False
@@ -86,7 +86,7 @@ class Report(Observer):
             self._artifacts["table"] = create_table_artifact(rows, f"{key_of(run)}-chunks", f"chunks of {run}")
 
     def _run(self) -> None:
-        """Send what is pending, in a thread, until the attempt has ended."""
+        """Send pending updates until the attempt has ended. This is the thread's body."""
         while self._news.wait():
             self._news.clear()
             is_last = self._done.is_set()
@@ -94,21 +94,21 @@ class Report(Observer):
                 name = next(iter(self._pending))
                 try:
                     self._pending.pop(name)()
-                except Exception as error:  # whatever the server or its client does is no concern of the run's
+                except Exception as error:  # an error of the server or its client must not stop the run
                     if not self._has_warned:
-                        log.warning("Prefect's server doesn't take what there is to see: %s; the run goes on", error)
+                        log.warning("Prefect's server doesn't accept progress updates: %s; the run goes on", error)
                     self._has_warned = True
             if is_last:
                 return
 
 
 def key_of(run: str) -> str:
-    """The run's name as a key of an artifact, which has small letters, digits and dashes."""
+    """Return a run's name as an artifact's key: lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-") or "run"
 
 
 def describe_chunk(journal: Journal, commit: Commit) -> dict[str, Any]:
-    """A row of the table of chunks."""
+    """Return a commit's row in the table of chunks."""
     start = journal.read_commit(commit.parent).step if commit.parent else 0
     loss = commit.metrics.get("avg_loss")
     return {
@@ -125,16 +125,16 @@ def describe_chunk(journal: Journal, commit: Commit) -> dict[str, Any]:
 
 
 def summarize(journal: Journal) -> None:
-    """How the run stands, and how its attempts have ended, is an artifact of the flow run that this is called in."""
+    """Make an artifact of the current flow run that shows the run's state and how its attempts ended."""
     try:
         text = describe_run(journal)
         create_markdown_artifact(text, f"{key_of(journal.run)}-summary", f"run {journal.run}")
     except Exception as error:
-        log.warning("the summary can't be shown: %s", error)
+        log.warning("the summary of run %s can't be sent to Prefect's server: %s", journal.run, error)
 
 
 def describe_run(journal: Journal) -> str:
-    """A run in Markdown: where it stands, and an attempt a line."""
+    """Return a run in Markdown: a table of its state, and a table of its attempts."""
     standing = read_standing(journal)
     return "\n".join([f"# {journal.run}", "", *_describe_standing(journal, standing), "", *_describe_attempts(journal)])
 

@@ -1,7 +1,7 @@
-"""Prefect's server for the time of one command, where none is configured.
+"""A temporary Prefect server for one command, if no server is configured.
 
-Prefect has a temporary server of its own, but leaves it behind for ever when the process that started it is killed.
-This one watches its standard input, and so ends with its parent, however that ends.
+Prefect's own temporary server survives for ever when the process that started it is killed. This server watches its
+standard input, and so ends with its parent, even if the parent is killed.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ from holdfast.errors import ConfigError, RunStopped
 from tasks.credentials import new_auth
 
 DRAIN_WITHIN_S = 5.0
-# Longer than it takes where the database is there already.
+# A start takes less if the database exists already.
 USUAL_START_S = 6.0
-# Of Prefect's own time to start, 20 s: seven processes to a core, and a database to make, take more than 60 s.
+# Times Prefect's own limit for a start, 20 s. With seven processes on a core and no database it takes over 60 s.
 PATIENCE = 15
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-# How long the temporary server may take to write what it was sent, once its command has ended.
+# The limit for the temporary server to write pending requests after its command has ended.
 ENDS_WITHIN_S = 5.0
 
 log = logging.getLogger("holdfast.server")
@@ -52,7 +52,7 @@ def server() -> Iterator[str]:
     Only this process and its threads know the temporary server's secret.
 
     Raises:
-        ConfigError: the configured server asks for another secret, or the temporary one can't write its folder.
+        ConfigError: the configured server refuses the secret, or the temporary server can't write its folder.
         RunStopped: the temporary server didn't start.
     """
     bypass_proxy()
@@ -68,7 +68,7 @@ def server() -> Iterator[str]:
         [sys.executable, "-m", "tasks.server", str(port)],
         env=os.environ | describe_server(url, auth),
         stdin=subprocess.PIPE,
-        # Ctrl-C and a closed terminal are for the flow, which needs its server to the end.
+        # Only the flow gets the signals of Ctrl-C and a closed terminal: it needs its server to the end.
         start_new_session=True,
     )
     try:
@@ -83,7 +83,7 @@ def server() -> Iterator[str]:
 
 
 def describe_server(url: str, auth: str) -> dict[str, str]:
-    """Return the environment of a Prefect server that asks for a secret and lets only its own pages read answers.
+    """Return the environment of a Prefect server that requires a secret and lets only its own pages read answers.
 
     Args:
         url: the URL of its API.
@@ -97,10 +97,10 @@ def describe_server(url: str, auth: str) -> dict[str, str]:
 
 
 def check_access(url: str) -> None:
-    """Return if a server takes the configured secret, or can't be asked now.
+    """Check that a server accepts the configured secret. Do nothing if it can't be reached.
 
     Raises:
-        ConfigError: it doesn't.
+        ConfigError: it refuses the secret.
     """
     if PREFECT_API_KEY.value():
         return  # Prefect Cloud's
@@ -116,10 +116,10 @@ def check_access(url: str) -> None:
 
 
 def _make_home() -> None:
-    """Make the folder of Prefect's database; a user of a container often has no home folder that exists.
+    """Make the folder of Prefect's database, because a container's user often has no home folder.
 
     Raises:
-        ConfigError: it can't be made, or isn't writable.
+        ConfigError: the folder can't be made, or isn't writable.
     """
     home = PREFECT_HOME.value()
     try:
@@ -134,10 +134,10 @@ def _make_home() -> None:
 
 
 def await_healthy(process: "subprocess.Popen[bytes]", url: str) -> None:
-    """Return once the server answers.
+    """Wait until the server answers.
 
     Raises:
-        RunStopped: it has ended, or its time to start is up.
+        RunStopped: the server has ended, or did not start in time.
     """
     began = time.monotonic()
     within_s = PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value() * PATIENCE
@@ -153,17 +153,17 @@ def await_healthy(process: "subprocess.Popen[bytes]", url: str) -> None:
 
 
 def is_healthy(url: str) -> bool:
-    """Return whether a server of this machine answers at the URL of its API."""
+    """Return whether a server on this machine answers at its API's URL."""
     with contextlib.suppress(httpx.TransportError):
-        # To read the certificates that nobody needs here takes 20 ms, each time.
+        # Loading certificates, which plain HTTP doesn't need, would take 20 ms each time.
         return httpx.get(f"{url}/health", trust_env=False, verify=False).is_success
     return False
 
 
 def bypass_proxy() -> None:
-    """Exempt servers of this machine from the user's HTTP proxy, in this process and in those that it starts.
+    """Exempt servers on this machine from the user's HTTP proxy, in this process and its children.
 
-    A proxy can't reach the loopback interface, and Prefect's clients ask it all the same.
+    A proxy can't reach the loopback interface, but Prefect's clients would use it nevertheless.
     """
     exempt = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
     if exempt.strip() != "*":
@@ -172,7 +172,7 @@ def bypass_proxy() -> None:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """End the temporary server: it ends by itself when its standard input does."""
+    """End the temporary server by closing its standard input; kill it if it doesn't end in time."""
     assert process.stdin is not None
     process.stdin.close()
     try:
@@ -183,13 +183,13 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _send_what_is_left() -> None:
-    """Send the logs and events that still wait. Without the server they would delay the exit by a minute of retries."""
+    """Send the pending logs and events. Once the server is gone, their retries would delay the exit by a minute."""
     APILogWorker.drain_all(timeout=DRAIN_WITHIN_S)
     EventsWorker.drain_all(timeout=DRAIN_WITHIN_S)
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nothing listens on."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -197,7 +197,7 @@ def free_port() -> int:
 
 def main(port: int) -> None:
     """Serve Prefect's API on the loopback interface until the standard input ends."""
-    gc.disable()  # what is imported stays: to look through it again and again takes a seventh of the time
+    gc.disable()  # imported modules stay: garbage collections during the imports take a seventh of the start
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import uvicorn
 
@@ -211,10 +211,10 @@ def main(port: int) -> None:
 
 
 def _end_with_parent() -> None:
-    # Not sys.stdin: its lock, held by this thread, would abort the interpreter when it ends for another reason.
+    # sys.stdin won't do: if the interpreter exits while this thread holds its lock, the interpreter aborts.
     while os.read(0, 1):
         pass
-    # Requests of the dead command are cut off, which Prefect reports with a traceback each. Nobody is left to read it.
+    # Prefect reports each interrupted request of the dead command with a traceback, which nobody is left to read.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

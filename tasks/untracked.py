@@ -1,7 +1,7 @@
-"""Prepare the environment that Prefect reads when it is imported; import this module before Prefect.
+"""The environment for Prefect: usage data off, and the local server's secret. Import this module before Prefect.
 
-Prefect's usage data stays off unless you ask for it: `DO_NOT_TRACK` and `PREFECT_SERVER_ANALYTICS_ENABLED` keep the
-values that you have set. The setting in pyproject.toml counts only in the repository's folder.
+Prefect reads the environment when it is imported. `DO_NOT_TRACK` and `PREFECT_SERVER_ANALYTICS_ENABLED` keep the values
+that you have set. The setting in pyproject.toml would count only in the repository's folder.
 """
 
 import os
@@ -12,7 +12,7 @@ UNTRACKED = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
 
 
 def prepare() -> None:
-    """Turn usage data off. Set the secret of the server that `make up` has started, if `PREFECT_API_URL` names it."""
+    """Turn usage data off. If `PREFECT_API_URL` names the server that `make up` has started, set its secret."""
     for name, value in UNTRACKED.items():
         os.environ.setdefault(name, value)
     auth = find_auth(os.environ.get("PREFECT_API_URL", ""))

@@ -9,7 +9,7 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Running
 
-from flows.train import find_end
+from flows.train import find_ending
 from holdfast.endings import Ending
 from holdfast.journal import Journal
 from holdfast.store import open_store
@@ -71,4 +71,4 @@ def test_what_the_server_cancelled_is_not_started_again(said: str, state: State[
     claim(journal, 1)
     if said:
         journal.end_attempt(1, Ending(said, "", 4))
-    assert find_end(journal, 1, state).reason == reason
+    assert find_ending(journal, 1, state).reason == reason
