@@ -2,9 +2,9 @@
 # make test    the whole suite                               make check   lint, types, layers and the quick tests
 # make up      a server, work pools and workers on this machine      make down    end them      make up POSTGRES=1
 # make setup   only prepare .venv                            make clean   remove it
-# make docs    the pages that are made from the code: docs/configuration.md and docs/map.md
-# make bench   what it costs, as a table and bench.json      make bench ARGS="--full"
-# make soak    the search for faults, for hours: 100,000 random lives of a run on a disk, 10,000 on an object store, every
+# make docs    generate pages from the code: docs/configuration.md and docs/map.md
+# make bench   measure the costs, as a table and bench.json  make bench ARGS="--full"
+# make soak    search for faults, for hours: 100,000 random lives of a run on a disk, 10,000 on an object store, every
 #              combination of the resume matrix with loader workers, more races of two writers, more kills, on pools too
 
 PYTHON ?= python3
@@ -14,12 +14,12 @@ CONFIG ?= holdfast/recipes/language.toml
 ARGS ?=
 WORKERS ?= 2
 
-# A training machine sends nothing home: Prefect's anonymous usage data is off unless it is asked for.
+# Turn Prefect's anonymous usage data off, unless you have set this variable yourself.
 export DO_NOT_TRACK ?= 1
-# Some environments turn bytecode off; every process would then compile torch and Prefect anew.
+# If an environment turns bytecode off, every process compiles torch and Prefect anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# The tests' own files are UTF-8, whatever the locale; test_any_machine has another one.
+# The tests' own files are UTF-8, whatever the locale. test_any_machine tests another locale.
 test check: export PYTHONUTF8 := 1
 
 .PHONY: setup train up down test check bench soak docs screenshots clean
@@ -27,7 +27,7 @@ test check: export PYTHONUTF8 := 1
 
 setup: .venv/ready
 
-# Made anew when what it was made from has changed; needs no network otherwise.
+# Make .venv anew when its requirements have changed. Otherwise this needs no network.
 .venv/ready: constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1), but 3.11 or later is needed"; \
@@ -62,7 +62,7 @@ check: .venv/ready
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --quiet -m "not slow" --numprocesses $(WORKERS) $(ARGS)
 
-# Other lives than the tests': the search is random, and says how to repeat what it finds.
+# The search is random, covers more cases than make test, and prints how to repeat each failure.
 soak: .venv/ready
 	HOLDFAST_EXAMPLES=100000 $(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 0 \
 		tests/holdfast/attempt/test_state_machine.py tests/holdfast/attempt/test_two_writers.py \
@@ -73,11 +73,11 @@ soak: .venv/ready
 docs: .venv/ready
 	@$(BIN)/python -m tests.support.pages
 
-# With a Chromium that is installed; the pictures are in docs/.
+# Write pictures of the UI to docs/. This needs an installed Chromium.
 screenshots: .venv/ready
 	@$(BIN)/python -m tests.support.screenshots
 
-# Whom the benchmarks stand beside, with the project's own torch.
+# The libraries that the benchmarks compare Holdfast with, on the project's own version of torch.
 .venv/peers/ready: .venv/ready constraints.txt tests/bench/peers.txt
 	@echo "setting up .venv/peers (a minute, once)"
 	@{ $(PYTHON) -m venv --clear .venv/peers && .venv/peers/bin/python -m pip install --quiet \

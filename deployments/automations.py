@@ -1,10 +1,10 @@
-"""What Prefect's server does by itself: a flow run that gives no sign of life any more is Crashed.
+"""Automations of Prefect's server: they set flow runs without signs of life to Crashed.
 
-`train` watches its attempts by itself (`holdfast.liveness`), and finds a lost one without these. They are faster, and
-end flow runs that nothing watches.
+`train` also watches its attempts itself (`holdfast.liveness`), and finds a lost one without automations. Automations
+are faster, and end flow runs that nothing watches.
 
-``python -m deployments.automations`` makes the automations, or brings them up to date, on the configured server.
-Events from before an automation was made are not seen by it: make it before the first run.
+``python -m deployments.automations`` makes or updates the automations on the configured server. An automation sees no
+event from before it was made: make it before the first run.
 """
 
 from datetime import timedelta
@@ -19,25 +19,25 @@ from prefect.events.schemas.automations import Automation, AutomationCore, Event
 from holdfast.liveness import CANCELLED_AFTER_S, EVERY_S, NOT_BEGUN_AFTER_S
 from tasks.heartbeat import EVENT, LAST_EVENT
 
-# The server looks at what was to happen within 10 seconds at the least.
+# The server's shortest window for an expected event is 10 seconds.
 LOST_AFTER_S = max(10.0, 3 * EVERY_S)
 ANY_STATE = "prefect.flow-run.*"
 FINAL_STATES = {f"prefect.flow-run.{name}" for name in ("Cancelled", "Completed", "Crashed", "Failed")}
 
 
 def describe_automations() -> list[AutomationCore]:
-    """All automations, by names of their own."""
+    """Return all automations."""
     return [
         AutomationCore(
             name="holdfast: a lost heartbeat is a crash",
-            description="A train or an attempt whose process, or machine, is gone. A false alarm does no harm: "
-            "the next attempt fences the last one off.",
+            description="Sets a train or an attempt to Crashed when its process or machine is gone. A false alarm does "
+            "no harm: the next attempt fences the last one off.",
             trigger=_missing(EVENT, {EVENT, LAST_EVENT, ANY_STATE}, LOST_AFTER_S),
-            actions=[_crash("vanished", f"nothing was heard of it for {LOST_AFTER_S:.0f} s: its machine is gone")],
+            actions=[_crash("vanished", f"no heartbeat for {LOST_AFTER_S:.0f} s: its machine is gone")],
         ),
         AutomationCore(
             name="holdfast: a cancel that nobody carries out",
-            description="A train or an attempt that is being cancelled, and whose process is gone already.",
+            description="Sets a train or an attempt to Cancelled when it is being cancelled and its process is gone.",
             trigger=_missing(
                 "prefect.flow-run.Cancelling",
                 {EVENT, LAST_EVENT, *FINAL_STATES},
@@ -48,14 +48,14 @@ def describe_automations() -> list[AutomationCore]:
         ),
         AutomationCore(
             name="holdfast: what never begins is a crash",
-            description="An attempt that a worker has taken, and that worker is gone.",
+            description="Sets an attempt to Crashed when its worker took it and died before starting it.",
             trigger=_missing(
                 "prefect.flow-run.Pending",
                 {ANY_STATE},
                 NOT_BEGUN_AFTER_S,
                 match_related={"prefect.resource.role": "flow", "prefect.resource.name": "attempt"},
             ),
-            actions=[_crash("vanished", f"its worker took it, and it had not begun {NOT_BEGUN_AFTER_S:.0f} s later")],
+            actions=[_crash("vanished", f"its worker took it, but did not start it within {NOT_BEGUN_AFTER_S:.0f} s")],
         ),
     ]
 
@@ -80,7 +80,7 @@ def _crash(name: str, message: str) -> ChangeFlowRunState:
 def make_automations() -> None:
     """Make each automation that the server lacks, and update each that differs from its description here.
 
-    One that is equal is left alone: an update makes the server forget which flow runs it was waiting for.
+    Leave equal automations alone: an update makes the server forget for which flow runs it was waiting.
     """
     with get_client(sync_client=True) as client:
         for automation in describe_automations():
@@ -95,7 +95,7 @@ def make_automations() -> None:
 
 
 def is_equal(known: Automation, automation: AutomationCore) -> bool:
-    """Return whether an automation of the server is the one described, besides the ids that the server gives."""
+    """Return whether an automation on the server equals its description here, apart from the server's ids."""
     return AutomationCore.model_validate(known.model_dump()) == automation
 
 

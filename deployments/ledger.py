@@ -1,4 +1,4 @@
-"""What `make up` has started on this machine: on record by process id and start time, so that nothing else is ended."""
+"""The ledger of `make up`: its processes on this machine, by id and start time, so that `make down` ends no others."""
 
 import contextlib
 import fcntl
@@ -21,11 +21,11 @@ DOWN_WITHIN_S = 60.0
 
 
 class Ledger:
-    """The record of what was started: ``started.json`` in a folder that has all its output too.
+    """The record of started processes: ``started.json`` in the state folder, beside their output.
 
     Attributes:
-        known: pid, start time and facts, by name.
-        processes: those that this process has started itself.
+        known: process id, start time and further facts of each process, by name.
+        processes: the processes that this process has started itself.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,26 +55,26 @@ class Ledger:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep every other `make up` and `make down` out of the state folder while the block lasts.
+    """Lock the state folder against every other `make up` and `make down` while the block lasts.
 
     Raises:
-        ConfigError: another one is at work there.
+        ConfigError: another one holds the lock.
     """
     with (folder / "lock").open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(
-                f"another make up or make down is at work in {folder}", hint="wait for it, then again"
+                f"another make up or make down is at work in {folder}", hint="wait until it has ended, then try again"
             ) from None
         yield
 
 
 def check_owner(ledger: Ledger) -> None:
-    """Return if everything that is up was started from this checkout, or from one that is gone.
+    """Check that all live processes were started from this checkout, or from one that is gone.
 
     Raises:
-        ConfigError: another checkout has started it.
+        ConfigError: another checkout has started one.
     """
     for name, entry in ledger.known.items():
         checkout = entry.get("checkout", "")
@@ -87,23 +87,23 @@ def check_owner(ledger: Ledger) -> None:
 
 
 def check_current(ledger: Ledger) -> None:
-    """Return if what is up runs this checkout's code, and its server asks for the secret.
+    """Check that all live processes run this checkout's code, with a server that requires the secret.
 
     Raises:
-        ConfigError: the checkout was moved, or an earlier version has started it.
+        ConfigError: the checkout was moved, or an earlier version has started one.
     """
     for name, entry in ledger.known.items():
         checkout = entry.get("checkout", "")
         if ledger.is_alive(name) and checkout != str(ROOT):
             was = f"from {checkout}, which is gone" if checkout else "by an earlier version, without authentication"
-            raise ConfigError(f"{name} is up already, started {was}", hint="make down, then again")
+            raise ConfigError(f"{name} is up already, started {was}", hint="make down, then try again")
 
 
 def began_at(pid: int) -> str:
-    """Return when a process began; empty if there is none, or if it has ended and waits to be noticed."""
+    """Return the time at which a process began; empty if there is no such process, or if it is a zombie."""
     shown = subprocess.run(
         ["ps", "-o", "stat=,lstart=", "-p", str(pid)],
-        # It is compared with what another shell saw: its words and hours are those of the locale and the time zone.
+        # Fix locale and time zone, which change this text, because another shell may compare it later.
         env=os.environ | {"LC_ALL": "C", "TZ": "UTC0"},
         capture_output=True, encoding="utf-8", check=False,
     )  # fmt: skip
@@ -119,11 +119,11 @@ def start(
     user: Mapping[str, Any] | None = None,
     **facts: Any,
 ) -> None:
-    """Start a process in a session of its own, which outlives this one. Its output goes to ``<name>.log``.
+    """Start a process in a session of its own, so that it outlives this one. Write its output to ``<name>.log``.
 
     Args:
-        environment: variables to add to this process's, or to replace.
-        user: the user that it runs as, in arguments of `subprocess.Popen`.
+        environment: variables to add to this process's environment, or to replace in it.
+        user: arguments of `subprocess.Popen` that run it as another user.
         facts: further facts for its record.
     """
     with (ledger.folder / f"{name}.log").open("ab") as log:
@@ -143,7 +143,7 @@ def start(
 
 
 def _reset_signals() -> None:
-    # A shell starts what is in its background with SIGINT ignored, and a worker that ignores it can't be ended.
+    # A shell's background process ignores SIGINT, and a worker that ignores SIGINT can't be ended.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_DFL)
 
@@ -151,7 +151,7 @@ def _reset_signals() -> None:
 def end(ledger: Ledger, name: str) -> bool:
     """End the process that was started under this name. Return whether it was alive.
 
-    A worker's flow runs get SIGTERM first, and save: the worker itself would kill them.
+    Send SIGTERM to a worker's flow runs first, so that they save: the worker itself would kill them.
     """
     was_alive = ledger.is_alive(name)
     if was_alive:
@@ -168,7 +168,7 @@ def end(ledger: Ledger, name: str) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the processes that a process has started, and that live."""
+    """Return the ids of a process's live children."""
     shown = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, encoding="utf-8", check=True)
     rows = [line.split() for line in shown.stdout.splitlines()]
     return [int(child) for child, parent, stat in rows if int(parent) == pid and not stat.startswith("Z")]
@@ -188,10 +188,10 @@ def _await_gone(is_there: Callable[[], bool]) -> bool:
 
 
 def await_ready(what: str, is_ready: Callable[[], bool], ledger: Ledger, name: str) -> None:
-    """Return once a process that was just started is ready.
+    """Wait until a process that was just started is ready.
 
     Raises:
-        RunStopped: it has ended, or its time to start is up.
+        RunStopped: the process has ended, or was not ready in time.
     """
     deadline = time.monotonic() + READY_WITHIN_S
     log = ledger.folder / f"{name}.log"

@@ -1,7 +1,7 @@
 """A server, work pools and workers on this machine: ``make up`` and ``make down``.
 
-All that runs, and all that it writes, is in one folder outside of the repository (HOLDFAST_STATE, or
-~/.local/state/holdfast), which only you may enter. The server asks for the secret in the folder's file `auth`.
+These processes write only to one folder outside of the repository, which only you may enter: HOLDFAST_STATE, or
+~/.local/state/holdfast. The server requires the secret in the folder's file `auth`.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ from tasks.credentials import AUTH, STATE, make_secret, new_auth, open_state
 from tasks.server import bypass_proxy, describe_server, free_port, is_healthy
 
 POOLS = {
-    "stable": "What only watches and tidies up: train, prune, sweep, drill.",
-    "gpu": "What trains: attempt, evaluate, audit.",
+    "stable": "For flows that only watch and tidy up: train, prune, sweep, drill.",
+    "gpu": "For flows that use the GPU: attempt, evaluate, audit.",
 }
 USUAL_PORT = 4200
 SEAL = re.compile('<meta http-equiv="Content-Security-Policy"[^>]*>')
@@ -47,7 +47,7 @@ QUERY_EVERY_S = 1.0
 
 
 def start_server(ledger: Ledger, database_url: str, port: int = 0) -> str:
-    """Start a Prefect server that asks for the secret in ``auth``, or find the one that runs. Return its API's URL."""
+    """Start a Prefect server that requires the secret in ``auth``, unless it runs already. Return its API's URL."""
     if ledger.is_alive("server"):
         return str(ledger.known["server"]["url"])
     port = port or choose_port(ledger.known.get("server", {}).get("port"), USUAL_PORT)
@@ -67,10 +67,10 @@ def start_server(ledger: Ledger, database_url: str, port: int = 0) -> str:
 
 
 def seal_pages(folder: Path, url: str) -> None:
-    """Let the UI's pages connect to their own server alone.
+    """Let the UI's pages connect to their own server alone, by a content security policy.
 
-    Prefect's UI asks amplitude.com for its settings, also where usage data is off. The server copies the pages to the
-    folder when it starts, and leaves a copy of its own version as it is.
+    Prefect's UI asks amplitude.com for its settings even if usage data is off. The server copies the pages to
+    this folder when it starts, unless a copy of its own version is there already.
     """
     own = url.removesuffix("/api")
     policy = f"connect-src {own} {own.replace('http', 'ws', 1)}"
@@ -81,24 +81,24 @@ def seal_pages(folder: Path, url: str) -> None:
 
 
 def own_auth(ledger: Ledger) -> str:
-    """Return the server's secret, made when it is first asked for."""
+    """Return the server's secret. The first call makes it."""
     return make_secret(ledger.folder / AUTH, new_auth())
 
 
 def sqlite_url(path: Path) -> str:
-    """The URL of a database in a file, over a single connection.
+    """Return the URL of a database in a file that Prefect's server opens with a single connection.
 
-    Prefect's server has several connections to a file, which lock one another out; and where the garbage collector
-    comes upon a cursor of one that waits for its lock, the whole server waits, for up to a minute. It has a single one
-    to what is called ":memory:", and a parameter of that name, which SQLite doesn't know, is enough to be called so.
+    By default the server opens several connections to a file, which lock one another out. If the garbage collector
+    then meets a cursor that waits for a lock, the whole server stalls for up to a minute. The server uses
+    a single connection if the URL contains ":memory:". So this URL has that value in a parameter, which SQLite ignores.
     """
     return f"sqlite+aiosqlite:///file:{quote(str(path))}?connections=:memory:&uri=true"
 
 
 def choose_port(*wanted: int | None) -> int:
-    """Return the first of these ports of the loopback interface that is free, or else any free one.
+    """Return the first of these ports that is free on the loopback interface, or else any free one.
 
-    Another program that answers at the port would get the secret.
+    Never use a port of another program: clients would send it the secret.
     """
     for port in filter(None, wanted):
         with contextlib.suppress(OSError), socket.socket() as listener:
@@ -112,7 +112,7 @@ def choose_port(*wanted: int | None) -> int:
 
 
 def make_pools() -> None:
-    """Make the work pools, whose flow runs are processes of this repository on this machine."""
+    """Make or update the work pools, whose flow runs are processes of this repository on this machine."""
     with get_client(sync_client=True) as client:
         template = describe_process()
         for name, description in POOLS.items():
@@ -128,7 +128,8 @@ def make_pools() -> None:
 def describe_process() -> dict[str, Any]:
     """Return the base job template of a pool whose flow runs are processes of this repository on this machine.
 
-    With the command given, a worker starts it at once; otherwise it first prepares a workspace, which takes seconds.
+    The template names the command, so that a worker starts it at once. Without a command, a worker first prepares a
+    workspace, which takes seconds.
     """
     template = ProcessWorker.get_default_base_job_template()
     variables = template["variables"]["properties"]
@@ -138,7 +139,7 @@ def describe_process() -> dict[str, Any]:
 
 
 def start_worker(ledger: Ledger, pool: str, url: str, environment: Mapping[str, str] | None = None) -> None:
-    """Start a worker for the pool, if none runs. Its flow runs get its environment, the secret included."""
+    """Start a worker for the pool, unless one runs already. Its flow runs inherit its environment, with the secret."""
     name = f"worker-{pool}"
     if ledger.is_alive(name):
         return
@@ -171,10 +172,10 @@ app = App(name="python -m deployments.local", help=__doc__.partition("\n")[0], v
 
 @app.command
 def up(*, postgres: bool = False) -> None:
-    """Start a server, work pools, workers, deployments and automations; what runs already stays.
+    """Start a server, work pools, workers, deployments and automations. Leave running processes alone.
 
     Args:
-        postgres: with a Postgres database, instead of a file.
+        postgres: use a Postgres database instead of a file.
     """
     bypass_proxy()
     open_state(STATE)
@@ -184,7 +185,7 @@ def up(*, postgres: bool = False) -> None:
         check_current(ledger)
         if ledger.is_alive("server") and ledger.known["server"]["postgres"] != postgres:
             has = "Postgres" if not postgres else "a file"
-            raise ConfigError(f"the server that is up keeps its data in {has}", hint="make down, then again")
+            raise ConfigError(f"the server that is up keeps its data in {has}", hint="make down, then try again")
         url = start_server(ledger, start_postgres(ledger) if postgres else "")
         with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: own_auth(ledger)}):
             make_pools()
@@ -201,7 +202,7 @@ def up(*, postgres: bool = False) -> None:
 
 @app.command
 def down() -> None:
-    """End what up has started; attempts save what they have trained first."""
+    """End everything that `up` has started. Attempts save their progress first."""
     if not STATE.is_dir():
         return
     open_state(STATE)
@@ -214,7 +215,7 @@ def down() -> None:
 
 
 def _order(name: str) -> int:
-    """Return the place in the order of ending: what starts attempts, what trains, the server, its database."""
+    """Return a process's place in the order of ending: starter of attempts, trainer, server, database."""
     return ["worker-stable", "worker-gpu", "server", "postgres"].index(name)
 
 

@@ -1,4 +1,4 @@
-"""A Postgres of our own, for `make up POSTGRES=1`."""
+"""A Postgres server for `make up POSTGRES=1`."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ POSTGRES_USER = "postgres"  # Debian's
 
 
 def start_postgres(ledger: Ledger) -> str:
-    """Start a Postgres that listens on the loopback interface, or find the one that runs. Return its database's URL."""
+    """Start a Postgres on the loopback interface, unless it runs already. Return its database's URL."""
     programs = find_postgres()
     user, folder = _choose_postgres_user(ledger.folder)
     password_file = folder.with_suffix(".password")
@@ -27,7 +27,7 @@ def start_postgres(ledger: Ledger) -> str:
         if user:
             shutil.chown(password_file, POSTGRES_USER)
         options = ["--pgdata", str(folder), "--username", "holdfast", "--auth", "scram-sha-256"]
-        options += ["--encoding", "UTF8", "--no-locale"]  # the user's may be of another encoding, or not installed
+        options += ["--encoding", "UTF8", "--no-locale"]  # the user's locale may have another encoding, or be missing
         made = subprocess.run(
             [str(programs / "initdb"), *options, "--pwfile", str(password_file)],
             capture_output=True, encoding="utf-8", errors="replace", check=False, cwd="/", **user,
@@ -37,7 +37,7 @@ def start_postgres(ledger: Ledger) -> str:
             raise RunStopped(f"initdb failed: {made.stderr.strip()}")
     port = ledger.known.get("postgres", {}).get("port") or free_port()
     if not ledger.is_alive("postgres"):
-        # No socket in a folder: its address may have 107 bytes only.
+        # No Unix socket: its path is limited to 107 bytes.
         options = ["-D", str(folder), "-h", "127.0.0.1", "-p", str(port), "-k", ""]
         start(ledger, "postgres", [str(programs / "postgres"), *options], {}, user, port=port)
         await_ready("Postgres", lambda: _is_ready(programs, port), ledger, "postgres")
@@ -45,7 +45,7 @@ def start_postgres(ledger: Ledger) -> str:
 
 
 def _choose_postgres_user(state: Path) -> tuple[dict[str, Any], Path]:
-    """Return the user that runs Postgres, which refuses to be root, and the folder of its data, that this user owns."""
+    """Return the user that runs Postgres, which refuses to run as root, and the data folder that this user owns."""
     if os.geteuid() != 0:
         return {}, state / "postgres"
     home = Path(pwd.getpwnam(POSTGRES_USER).pw_dir)
@@ -57,7 +57,7 @@ def find_postgres() -> Path:
     """Return the folder of Postgres' programs.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: Postgres is not installed.
     """
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[4]))
     on_path = shutil.which("initdb")
