@@ -1,4 +1,4 @@
-"""The process of a rank."""
+"""The entry point of a rank's process: set up Python, then run `holdfast.rank.serving`."""
 
 import atexit
 import gc
@@ -9,19 +9,19 @@ code = 1
 
 
 def leave() -> None:
-    """End here: to take the interpreter apart, with torch in it, would take a second more."""
+    """Exit at once: Python's own shutdown takes a second longer once torch is imported."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 if __name__ == "__main__":
-    gc.disable()  # until all is built: what is imported stays, and to look through it meanwhile takes 0.4 s
-    atexit.register(leave)  # before torch is imported: what is registered first is called last
+    gc.disable()  # serving.main enables it again: garbage collections during the imports take 0.4 s and free nothing
+    atexit.register(leave)  # before torch is imported, so that it runs after torch's own exit functions
 
     from holdfast.determinism import separate_threads
 
-    separate_threads()  # before what names `random`'s functions
+    separate_threads()  # before any module imports functions of `random` by name
 
     from holdfast.rank.prefetch import Prefetch
 

@@ -1,4 +1,4 @@
-"""How ranks ended: what their exit code, their log and the kernel's counters say."""
+"""The diagnosis of ranks that ended without a report, from their exit code, their log and the kernel's counters."""
 
 import contextlib
 import itertools
@@ -12,14 +12,14 @@ from holdfast.errors import ConfigError, OutOfMemory, RankDied
 
 # How many lines of the log an error shows.
 LAST_LINES = 3
-# Where torchrun's own lines in the ranks' log come from.
+# Each line that torchrun itself writes to the ranks' log names this path.
 TORCHRUN = "torch/distributed/elastic"
-# The container's own by cgroup 2 and 1, then the machine's.
+# The counters of this container (cgroup 2, then 1) come before the counter of the machine.
 OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat")
 
 
 class RankLog:
-    """The file that ranks write to, from where their predecessors left it; it tells how the ranks ended."""
+    """The log file of one set of ranks. It starts where the log of earlier ranks in the same file ends."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -30,7 +30,7 @@ class RankLog:
         """Open the log for the ranks to append to.
 
         Raises:
-            ConfigError: it can't be written.
+            ConfigError: the file or its folder can't be written.
         """
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ class RankLog:
         """Return the error for ranks that ended without reporting one.
 
         Args:
-            returncode: of the process that was started: torchrun, if there are several ranks.
+            returncode: the return code of the rank, or of torchrun if there are several ranks.
         """
         lines = self._read().splitlines()
         ending = find_ending(lines) or _name_ending(returncode)
@@ -74,10 +74,10 @@ def count_oom_kills() -> int:
 
 
 def find_ending(lines: Sequence[str]) -> str:
-    """Return how the first rank ended, as torchrun says in the log: by a signal, if one did; empty if it doesn't say.
+    """Return how the first rank to fail ended, from torchrun's lines in the log; empty if there are none.
 
-    A rank that has lost another ends with an exit code, and torchrun may see that first; it lists all failures at the
-    end. SIGTERM is what it sends to the rest itself.
+    A rank that was killed by a signal comes first: a rank that loses another one ends with an exit code, and torchrun
+    may see that first. SIGTERM doesn't count, because torchrun itself sends it to the remaining ranks.
     """
     text = "\n".join(lines)
     first = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", text)

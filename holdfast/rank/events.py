@@ -1,4 +1,4 @@
-"""What a rank reports."""
+"""The pipe through which ranks report events and errors to the attempt."""
 
 import os
 import threading
@@ -6,34 +6,34 @@ import threading
 from holdfast.errors import HoldfastError
 from holdfast.rank.messages import Event, Failed, encode
 
-# A write of so many bytes to a pipe is never mixed with another process's. Source: POSIX, PIPE_BUF.
+# A write of up to this many bytes to a pipe is never interleaved with another process's. Source: POSIX, PIPE_BUF.
 ATOMIC_BYTES = 4096
-MESSAGE_LETTERS = 600  # six bytes each, as JSON, at most
+MESSAGE_LETTERS = 600  # as JSON a character takes at most six bytes
 
 
 class Events:
-    """The reports of the main rank, and the errors of all ranks, which share the pipe."""
+    """One rank's end of the pipe: the main rank sends events, and every rank sends the error that ends it."""
 
     def __init__(self) -> None:
-        # The recipe may print whatever it likes: nothing but events gets into the pipe.
+        # The recipe may print: send its output to standard error, so that the pipe has nothing but events.
         self._pipe = os.dup(1)
         os.dup2(2, 1)
-        self._lock = threading.Lock()  # a save is reported beside the training
+        self._lock = threading.Lock()  # the thread of a save reports while training does
         self._is_main = os.environ.get("RANK", "0") == "0"
 
     def send(self, event: Event) -> None:
-        """Report an event, if this is the main rank and somebody still reads."""
+        """Report an event if this is the main rank and the attempt is still alive."""
         if self._is_main:
             self._write(encode(event))
 
     def send_error(self, error: HoldfastError) -> None:
         """Report the error that ends this rank.
 
-        Every rank does: the first error is the cause, and what the other ranks then raise is its effect.
+        Every rank reports its own: the first error is the cause, and the other ranks' errors are its effects.
         """
         failed = Failed.of(error)
         line = encode(failed)
-        if not self._is_main and len(line) > ATOMIC_BYTES:  # the main rank may be writing, too
+        if not self._is_main and len(line) > ATOMIC_BYTES:  # the main rank may be writing at the same time
             line = encode(Failed(kind=failed.kind, message=failed.message[:MESSAGE_LETTERS]))
         self._write(line)
 
@@ -44,4 +44,4 @@ class Events:
                 while line:
                     line = line[os.write(self._pipe, line) :]
         except BrokenPipeError:
-            self._is_main = False  # the attempt has died; what is saved is found on the store
+            self._is_main = False  # the attempt has died; the next one finds the saved checkpoints on the store

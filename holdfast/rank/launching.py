@@ -1,4 +1,4 @@
-"""Start, watch, command and end the ranks of an attempt."""
+"""The ranks of an attempt, seen from the attempt: start, watch, command and end them."""
 
 import contextlib
 import logging
@@ -55,16 +55,16 @@ Events = queue.SimpleQueue[Event | None]
 
 
 class Ranks:
-    """The ranks of one attempt, as processes of their own session.
+    """The ranks of one attempt, as processes in a session of their own.
 
-    A signal to the attempt's process group (Ctrl-C in a terminal) doesn't reach them: they learn of it through the
-    command pipe, whose end also tells them of the attempt's death.
+    A signal to the attempt's process group (Ctrl-C in a terminal) doesn't reach the ranks. The attempt commands them
+    through a pipe, and the end of the pipe tells them that the attempt has died.
 
     Attributes:
-        began: when they were started, as `time.monotonic` has it.
+        began: when the ranks were started, on the clock of `time.monotonic`.
     """
 
-    # Starts the processes of all ranks that aren't given another `spawn`.
+    # The default of the argument `spawn`; tests replace it.
     spawn: ClassVar[Spawn] = staticmethod(start_process)
 
     def __init__(
@@ -77,8 +77,8 @@ class Ranks:
     ) -> None:
         """
         Args:
-            commit: the number of the run's commit that will probably be restored; it is read at once.
-            longest_epoch: the steps to which an epoch is cut, for a proof; 0 for no cut.
+            commit: the number of the commit that will probably be restored: the ranks begin to read it at once.
+            longest_epoch: cut an epoch to this many steps, for a proof; 0 for no cut.
             spawn: starts the process; by default `Ranks.spawn`.
         """
         self.began = time.monotonic()
@@ -90,9 +90,9 @@ class Ranks:
         with self._log.open() as log:
             self._process = (spawn or self.spawn)(make_command(config), environment, log)
         self._events: Events = queue.SimpleQueue()
-        # Ranks whose last owner is gone end: a signal may have come between their start and whoever is to own them.
+        # End ranks that nobody refers to: a signal may raise after their start, before the caller has stored them.
         weakref.finalize(self, self._process.stdin.close)
-        # A thread, since a signal in the midst of a read would lose the line. It keeps the pipe alone, not this object.
+        # A thread, since a signal during a read would lose the line. It must not refer to this object; see above.
         threading.Thread(target=_read, args=(self._process.stdout, self._events), daemon=True).start()
 
     @property
@@ -105,22 +105,23 @@ class Ranks:
     def signal(self, number: int) -> None:
         """Send a signal to every process of the ranks, loader workers included.
 
-        A process group isn't enough: torchrun starts each rank in a session of its own, and a rank outlives it.
+        A signal to the process group isn't enough: torchrun starts each rank in a session of its own, and a rank may
+        outlive torchrun.
         """
-        with contextlib.suppress(ProcessLookupError):  # torchrun comes first: it would answer a rank's death
+        with contextlib.suppress(ProcessLookupError):  # torchrun first: otherwise it would react to a rank's death
             os.killpg(self.pid, number)
         for pid in self._find_others():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def _find_others(self) -> list[int]:
-        """Return the processes outside of our child's group; a rank that is alone has none. The search takes 0.1 s."""
+        """Return the processes outside of our child's group. A single rank has none, which saves a search of 0.1 s."""
         return find_processes(self._mark) if self._has_several else []
 
     # ---- events
 
     def next_event(self, within_s: float | None = None) -> Event:
-        """Return the next event, which is no `Failed`.
+        """Return the next event; raise the error of a `Failed`.
 
         Raises:
             HoldfastError: a rank reported this error.
@@ -139,13 +140,13 @@ class Ranks:
         return event
 
     def expect(self, kind: type[E], *others: type[F]) -> E | F:
-        """Return the next event, which has to be of one of these classes; log on the way what is skipped of a stream.
+        """Return the next event if it is of one of these classes. Log each `Skipped` before it, and ignore `Woken`.
 
         Raises:
-            HoldfastError: as `next_event`.
-            RunStopped: it is of another class.
+            HoldfastError: see `next_event`.
+            RunStopped: the event is of another class.
         """
-        while isinstance(event := self.next_event(), Skipped | Woken):  # a caller that waits for progress asks later
+        while isinstance(event := self.next_event(), Skipped | Woken):
             if isinstance(event, Skipped):
                 log.info("reading the data again from its head: micro-batch %d of %d", event.done, event.total)
         if isinstance(event, kind):
@@ -156,11 +157,11 @@ class Ranks:
         raise RunStopped(f"a rank reported {type(event).__name__} where {kind.__name__} was expected")
 
     def wake(self) -> None:
-        """Give whoever waits for the next event a `Woken`; from any thread."""
+        """Queue a `Woken` event, to interrupt a caller of `next_event`. May be called from any thread."""
         self._events.put(Woken())
 
     def _find_cause(self) -> HoldfastError | None:
-        """Return what the ranks ended by, after one of them has lost another; None if they don't end."""
+        """Return the error that made one rank lose another; None if the ranks send nothing for `END_WITHIN_S`."""
         with contextlib.suppress(queue.Empty):
             while event := self._events.get(timeout=END_WITHIN_S):
                 if isinstance(event, Failed) and not event.data.get("is_effect"):
@@ -169,55 +170,61 @@ class Ranks:
         return None
 
     def _describe_end(self) -> HoldfastError:
-        """Return the error that the ranks have ended by without reporting one."""
-        self._events.put(None)  # the end stays the end
+        """Return the error for ranks that ended without reporting one."""
+        self._events.put(None)  # so that the next call of `next_event` raises it, too
         return self._log.describe_end(self._process.wait())
 
     # ---- orders
 
     def _order(self, order: Order) -> None:
-        """Send an order. If the ranks are dead, the next call for an event says so."""
-        with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: they were ended before
+        """Send an order. If the ranks are dead, the next `next_event` raises the reason."""
+        with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: `end` has closed the pipe
             self._process.stdin.write(encode(order))
             self._process.stdin.flush()
 
     def restore(self, commit: Commit, gate: Gate) -> Restored | Problem:
-        """Restore a commit's state and pass the gate; return the event that came of it.
+        """Restore a commit's state and pass it through the gate.
+
+        Returns:
+            `Restored`, or the `Damaged` or `Tripped` that says why the commit can't be restored.
 
         Raises:
-            HoldfastError: as `next_event`.
+            HoldfastError: see `next_event`.
         """
         self._order(Restore(commit=commit, gate=gate))
         return self.expect(Restored, Problem)
 
     def begin(self, store: str, run: str, commit: Commit) -> Begun | Problem:
-        """Load the weights of another run's checkpoint; return the event that came of it.
+        """Load the weights of another run's checkpoint.
+
+        Returns:
+            `Begun`, or the `Damaged` that says what is wrong with the checkpoint.
 
         Raises:
-            HoldfastError: as `next_event`.
+            HoldfastError: see `next_event`.
         """
         self._order(Begin(store=store, run=run, commit=commit))
         return self.expect(Begun, Problem)
 
     def train(self, stop: int, fingerprint: str, into: str = "", *, is_detailed: bool = False) -> None:
-        """Order the steps until ``stop``, and a checkpoint of it; see `Train`."""
+        """Order the ranks to train until step ``stop`` and to save; see `Train`."""
         self._order(Train(stop=stop, fingerprint=fingerprint, into=into, is_detailed=is_detailed))
 
     def save(self) -> None:
-        """Order a checkpoint after the current step; training goes on."""
+        """Order a save after the current step; training continues."""
         self._order(Save())
 
     def stop(self, within_s: float | None = None) -> None:
-        """Order a checkpoint and the end: after the step in hand, or in the last moment that is safe."""
+        """Order the ranks to save and end: after the current step, or at the last safe moment before ``within_s``."""
         self._order(Stop(within_s=within_s))
 
     def evaluate(self) -> Evaluated:
-        """Return what the model evaluates to."""
+        """Evaluate the model and return its metrics and its probe."""
         self._order(Evaluate())
         return self.expect(Evaluated)
 
     def examine(self) -> Examined:
-        """Return the unregistered state, and what happens at which step."""
+        """Return the recipe's unregistered state, and the step of each event such as the end of an anneal."""
         self._order(Examine())
         return self.expect(Examined)
 
@@ -228,10 +235,10 @@ class Ranks:
         self.end()
 
     def end(self, within_s: float = END_WITHIN_S) -> None:
-        """End every process of the ranks: order it, then send SIGTERM, then SIGKILL.
+        """End every process of the ranks: send an `End`, then SIGTERM, then SIGKILL.
 
         Args:
-            within_s: how long each of the first two may take.
+            within_s: seconds to wait after the `End`, and again after SIGTERM.
         """
         self._order(End())
         with contextlib.suppress(BrokenPipeError):
@@ -253,7 +260,7 @@ class Ranks:
 
 
 def _read(pipe: IO[str], events: Events) -> None:
-    """Put the events that arrive into a queue, and None at their end."""
+    """Put each event that arrives into a queue, and None when the pipe ends."""
     try:
         with pipe as lines:
             for line in lines:
@@ -264,13 +271,13 @@ def _read(pipe: IO[str], events: Events) -> None:
         events.put(None)
 
 
-# Ranks that nobody commands yet, and what they were started with.
+# Ranks that were started ahead, each after the arguments that it was started with.
 _ahead: list[tuple[tuple[RunConfig, Path, int], Ranks]] = []
 
 
 @contextlib.contextmanager
 def started_ahead(config: RunConfig, log_path: Path, commit: int) -> Iterator[None]:
-    """Start ranks for whoever calls `start` inside the block; those that nobody took over end with it."""
+    """Start ranks for a later call of `start` inside the block; end them after the block if nothing took them."""
     _ahead.append(((config, log_path, commit), Ranks(config, log_path, commit)))
     try:
         yield
@@ -281,7 +288,7 @@ def started_ahead(config: RunConfig, log_path: Path, commit: int) -> Iterator[No
 
 
 def start(config: RunConfig, log_path: Path, commit: int) -> Ranks:
-    """Return ranks: those that were started ahead with the same arguments, or new ones."""
+    """Return the ranks that were started ahead with the same arguments, or start new ones."""
     while _ahead:
         arguments, ranks = _ahead[-1]
         if arguments == (config, log_path, commit):

@@ -1,7 +1,7 @@
-"""What an attempt and its ranks say to each other: orders go to the main rank, events come back.
+"""The messages between an attempt and its ranks: orders to the main rank, and events back.
 
-Each message is a frozen class. On the wire it is a line of JSON: its class name and its fields. Nothing here imports
-torch, since an attempt doesn't.
+Each message is a frozen class. On the wire it is a line of JSON: its class name and its fields. This module doesn't
+import torch, because the attempt doesn't.
 """
 
 import json
@@ -20,9 +20,9 @@ SHOWN_LETTERS = 80
 
 
 class Message(BaseModel):
-    """Base of all orders and events. Fields that the receiver's version doesn't know are ignored."""
+    """Base of all orders and events. The receiver ignores fields that its version doesn't know."""
 
-    # Each class is built when it is first used: to build them all would delay the start of a rank.
+    # pydantic builds each class when it is first used: building all of them would delay the start of a rank.
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True, protected_namespaces=())
 
 
@@ -40,7 +40,7 @@ class Begin(Message):
     """Load the weights of another run's checkpoint. Answered by `Begun` or `Damaged`.
 
     Attributes:
-        store: the store that the other run lies in.
+        store: the URL of the store with the other run.
         run: the other run's name.
     """
 
@@ -50,15 +50,15 @@ class Begin(Message):
 
 
 class Train(Message):
-    """Train until a step and save. Answered by `Progress` now and then, and by `Saved` once the save is durable.
+    """Train until a step and save. Answered by `Progress` every few steps, and by `Saved` once the save is durable.
 
-    The next order is obeyed while the save is written.
+    The rank obeys the next order while the save is being written.
 
     Attributes:
         stop: the last step.
         fingerprint: the fingerprint of the settings, for the checkpoint's metadata.
         into: the URL of the folder to save in; empty for the run's own.
-        is_detailed: whether the trail has the checksums of all components and tensors, step by step.
+        is_detailed: whether each step's line of the trail has the checksums of all components and tensors.
     """
 
     stop: int
@@ -72,11 +72,11 @@ class Save(Message):
 
 
 class Stop(Message):
-    """Save and end. May come at any time. Answered by `Saved` if there is anything to save.
+    """Save and end. May come at any time. Answered by `Saved` if a step was trained since the last save.
 
     Attributes:
-        within_s: seconds until the machine goes away; the ranks train on as long as that is safe. None to save after
-            the current step.
+        within_s: seconds until the machine goes away; the ranks train on as long as that is safe. None to save right
+            after the current step.
     """
 
     within_s: float | None = None
@@ -87,7 +87,7 @@ class Evaluate(Message):
 
 
 class Examine(Message):
-    """List unregistered state and later events. Answered by `Examined`."""
+    """List unregistered state, and the steps at which schedules and anneals end. Answered by `Examined`."""
 
 
 class End(Message):
@@ -98,16 +98,16 @@ class End(Message):
 
 
 class Ready(Message):
-    """The first event: what the ranks have built.
+    """The first event: a description of the training that the ranks have built.
 
     Attributes:
-        settings: the recipe's settings, as it was built with them.
-        defaults: the recipe's own values of its settings.
+        settings: the settings that the recipe was built with, defaults included.
+        defaults: the default values of the recipe's settings.
         data: the fingerprint's part about the data; see `holdfast.rank.serving.describe_data`.
-        samples_per_step: over all ranks.
-        sample_size: units in a sample, such as tokens.
-        unit: the name of that unit.
-        device: where the model lies, as torch names it.
+        samples_per_step: samples of an optimizer step over all ranks.
+        sample_size: the number of units in a sample.
+        unit: the name of the unit, such as tokens.
+        device: torch's name of the model's device.
         environment: the machine and the record of code, packages, files and built values; see `holdfast.rank.record`.
     """
 
@@ -133,14 +133,14 @@ class Restored(Message):
 
 
 class Skipped(Message):
-    """A stream is being read again from its beginning: ``done`` of ``total`` micro-batches are skipped."""
+    """A stream is being read again from its beginning: ``done`` of ``total`` micro-batches are skipped so far."""
 
     done: int
     total: int
 
 
 class Begun(Message):
-    """The model has another run's weights, and its anneals go on from this offset (in steps)."""
+    """The model has another run's weights, and its anneals continue from this offset (in steps)."""
 
     anneal_offset: int
 
@@ -150,7 +150,7 @@ class Progress(Message):
 
     Attributes:
         loss: the step's mean loss; may be NaN or infinite.
-        steps_per_s: since the order to train.
+        steps_per_s: the mean speed since the order to train.
     """
 
     step: int
@@ -159,12 +159,12 @@ class Progress(Message):
 
 
 class Evaluated(Message):
-    """What the model was evaluated to.
+    """The result of an evaluation.
 
     Attributes:
-        metrics: what the recipe's ``evaluate`` returns.
-        measured: the names of those metrics that differ each time.
-        anneals: their values in the next step.
+        metrics: the numbers that the recipe's ``evaluate`` returned.
+        measured: the names of the metrics that differ at each evaluation, such as times.
+        anneals: the value of each anneal in the next step.
     """
 
     metrics: dict[str, float]
@@ -195,12 +195,12 @@ class Found(BaseModel):
 
 
 class Examined(Message):
-    """What `holdfast prove` asks for.
+    """The facts about a recipe that `holdfast prove` reports.
 
     Attributes:
         unregistered: state that no checkpoint has.
-        events: the step of each later event by name; see `holdfast.training.list_events`.
-        own_steps_per_epoch: the length of an epoch where a proof doesn't cut it.
+        events: the step of each event by name; see `holdfast.training.list_events`.
+        own_steps_per_epoch: the recipe's own length of an epoch, which a proof may cut.
     """
 
     unregistered: list[Found]
@@ -213,7 +213,7 @@ class Problem(Message):
 
     Attributes:
         kind: the class name of the error, one of `holdfast.errors`.
-        data: what a program would want to know of it, as JSON.
+        data: facts about the error for a program, as JSON.
     """
 
     kind: str
@@ -223,7 +223,7 @@ class Problem(Message):
 
     @classmethod
     def of(cls, error: HoldfastError) -> Self:
-        """Return the event that carries an error. Half a character, as in a file's name, becomes an escape."""
+        """Return the event that carries an error. Bytes of a file's name that aren't UTF-8 become escapes."""
         record = errors.to_json(error)
         texts = {name: record[name].encode(errors="backslashreplace").decode() for name in ("message", "hint")}
         return cls(kind=record["class"], **texts, data=record["data"])
@@ -234,23 +234,23 @@ class Problem(Message):
 
 
 class Damaged(Problem):
-    """The checkpoint to restore is damaged; nothing was loaded, and the next order is awaited."""
+    """The checkpoint to restore is damaged. Nothing was loaded, and the rank waits for the next order."""
 
 
 class Tripped(Problem):
-    """The gate refuses the restored state; the next order is awaited."""
+    """The gate refuses the restored state. The rank waits for the next order."""
 
 
 class Failed(Problem):
-    """A rank ends by this error."""
+    """A rank ends because of this error."""
 
 
 class Woken(Message):
-    """No rank said anything: `Ranks.wake` interrupts whoever waits for an event."""
+    """An event that no rank sends: `Ranks.wake` queues it to interrupt a caller that waits for an event."""
 
 
 Order = Restore | Begin | Train | Save | Stop | Evaluate | Examine | End
-# `Saved` is the checkpoint layer's own class: a checkpoint is durable.
+# `Saved` (a checkpoint is durable) is a class of `holdfast.checkpoint`.
 Event = (
     Ready | Restored | Skipped | Begun | Progress | Saved | Evaluated | Examined | Damaged | Tripped | Failed | Woken
 )
@@ -292,7 +292,7 @@ def _decode(line: str | bytes, kinds: Mapping[str, type[BaseModel]]) -> Any:
     try:
         name, fields = json.loads(line)
         return kinds[name].model_validate(fields)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:  # pydantic's error is a ValueError, and JSON's
+    except (ValueError, TypeError, KeyError, RecursionError) as error:  # pydantic and json raise a ValueError
         start = line[:SHOWN_LETTERS]
         raise RunStopped(
             f"attempt and ranks don't understand each other: {start!r}: {type(error).__name__}",

@@ -1,4 +1,4 @@
-"""What a rank is ordered to do, and when it has to stop."""
+"""The queue of a rank's orders, and the decision when a rank has to save or stop."""
 
 import math
 import queue
@@ -13,33 +13,37 @@ from holdfast.checkpoint import Saved
 from holdfast.rank.messages import End, Order, Save, Stop, decode_order
 from holdfast.training import Training
 
-# The longest step and the longest save so far, times two, and a second for the commit: then a deadline is kept.
+# To keep a deadline, reserve twice the longest step and the longest save so far, and a second for the commit.
 SAFETY = 2.0
 MARGIN_S = 1.0
 
 
 class Orders:
-    """The orders for all ranks, in order. A stop, or a save, doesn't wait for its turn."""
+    """The orders for all ranks, one after the other; `Save` and `Stop` take effect at once.
 
-    def __init__(self, run: Training, report: Callable[[Saved], None]) -> None:
+    Iterate over it to get the orders. The iteration ends with an `End`, with a `Stop` that has no deadline, on SIGTERM
+    and when standard input ends.
+    """
+
+    def __init__(self, training: Training, report: Callable[[Saved], None]) -> None:
         """
         Args:
-            report: called with each checkpoint that is durable, in another thread.
+            report: called in another thread with each checkpoint, once it is durable.
         """
-        self._training = run
+        self._training = training
         self._report = report
-        self._several = run.accelerator.num_processes > 1
+        self._several = training.accelerator.num_processes > 1
         self._queue: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._stop_at = math.inf  # of time.monotonic()
         self._saving = threading.Event()
         self._last_pause = math.inf
         self._step_s = self._save_s = 0.0  # the longest step, and the longest urgent save
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
-        if run.accelerator.is_main_process:
+        if training.accelerator.is_main_process:
             threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        # Unbuffered: the lock of sys.stdin, held by this thread, would abort the interpreter when the rank ends.
+        # Not sys.stdin: this thread would hold its lock, and Python aborts at exit if it can't get that lock.
         try:
             with open(0, "rb", buffering=0, closefd=False) as lines:
                 for line in lines:
@@ -60,14 +64,16 @@ class Orders:
         self._queue.put(None)
 
     def is_stopping(self) -> bool:
-        """Whether to stop after this step; all ranks get the same answer."""
+        """Return whether to stop training here; all ranks get the same answer."""
         return self._ask_all(self._is_last_moment())
 
     def is_pausing(self) -> bool:
-        """Whether to save after this step, be it to stop; asked after each, and all ranks get the same answer.
+        """Return whether to pause training here, to save or to stop; all ranks get the same answer.
+
+        Call it between all steps: it measures the longest step by the time between two calls.
 
         Raises:
-            StoreError: what is being saved can't be.
+            StoreError: the save that is under way has failed.
         """
         self._training.saver.check()
         now = time.monotonic()
@@ -75,14 +81,16 @@ class Orders:
         return self._ask_all(self._is_last_moment() or self._saving.is_set())
 
     def begin_save(self, save: Callable[..., None], *, is_urgent: bool) -> None:
-        """Begin a save, which is given ``is_urgent`` and what it is to call when it is durable.
+        """Begin a save. All saves are urgent until one has shown how long an urgent save takes.
 
-        Until one has told how long a save takes, they are urgent.
+        Args:
+            save: called with ``is_urgent`` and with ``then``, the function to call once the checkpoint is durable.
+            is_urgent: see `checkpoint.Saver.begin`.
         """
         self._saving.clear()
         is_urgent = is_urgent or not self._save_s
         save(is_urgent=is_urgent, then=self._note_urgent if is_urgent else self._report)
-        self._last_pause = math.inf  # what follows is no step
+        self._last_pause = math.inf  # the time until the next call includes more than a step
 
     def _note_urgent(self, saved: Saved) -> None:
         self._save_s = max(self._save_s, saved.save_s)
@@ -91,7 +99,7 @@ class Orders:
     def _is_last_moment(self) -> bool:
         if math.isinf(self._stop_at):
             return False
-        # Before the first save nobody knows how long one takes; one may be on its way still.
+        # Before the first save its duration is unknown. A save that is under way has to end first, so count two.
         saves_s = self._save_s * (2 if self._training.saver.is_busy else 1)
         needed_s = SAFETY * (saves_s + self._step_s) + MARGIN_S if self._save_s else math.inf
         return time.monotonic() >= self._stop_at - needed_s

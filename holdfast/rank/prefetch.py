@@ -1,11 +1,11 @@
-"""Read the checkpoint that the attempt will ask for, while torch is being imported.
+"""A reader that loads the checkpoint to restore while torch is being imported.
 
-Reading needs the disk, and importing needs a processor. ``HOLDFAST_WITHOUT=prefetch`` turns it off; see
-`holdfast.memory`.
+Reading needs the disk, and importing needs a processor, so they overlap. ``HOLDFAST_WITHOUT=prefetch`` turns it off;
+see `holdfast.memory`.
 
-Measured gain: none could be shown where other processes wanted every core (medians of 3 and 4 runs: 22 s with it and
-23 s without it for 100 MB, 44 s and 40 s for 1 GB). On a quiet machine it hides at most the time of the read: 0.05 s
-for 100 MB and 0.4 s for 1 GB from a local disk, and all of a download from a bucket.
+Measured gain: none on a machine whose cores are all busy (medians of 3 and 4 runs: 22 s with it and 23 s without it for
+100 MB, 44 s and 40 s for 1 GB). On a quiet machine it hides at most the time of the read: 0.05 s for 100 MB and 0.4 s
+for 1 GB from a local disk, and all of a download from a bucket.
 
 Nothing here imports torch.
 """
@@ -22,18 +22,18 @@ from holdfast.memory import Buffers, is_on
 from holdfast.store import open_store
 
 CONFIG_VARIABLE = "HOLDFAST_CONFIG"
-# The number of the commit that the attempt means to go on from; 0 for none.
+# The number of the commit that the attempt will probably restore; 0 for none.
 COMMIT_VARIABLE = "HOLDFAST_COMMIT"
 
 Read = tuple[Commit, Payload | CheckpointDamaged]
 
 
 class Prefetch:
-    """One commit's state, on its way into memory, and verified.
+    """A background read of one commit's state, which verifies the bytes.
 
     Attributes:
-        config: what this rank was started with.
-        buffers: that memory, which saves use after it.
+        config: the configuration that this rank was started with.
+        buffers: the memory that the state is read into; later saves use it again.
     """
 
     def __init__(self) -> None:
@@ -59,18 +59,18 @@ class Prefetch:
         try:
             metadata = read_metadata(journal.store, journal.read_commit(number).path)
         except (RecordDamaged, NameMissing):
-            return {}  # nothing is compared with what can't be read; a resume says what is wrong with it
+            return {}  # the resume will read the same records and report what is wrong with them
         return metadata.environment if metadata else {}
 
     def read_environment(self) -> dict[str, Any]:
-        """Return what the commit was trained on, and with which code; empty if there is no commit, or no record."""
+        """Return the commit's ``environment``: its machine and code; empty if there is no commit, or no record."""
         return self._described.result()
 
     def take(self, commit: Commit) -> Payload | None:
         """Return the commit's state; None if another commit was read, or the state was taken already.
 
         Raises:
-            CheckpointDamaged: as `read_payload`.
+            CheckpointDamaged: the bytes aren't those of the commit; see `read_payload`.
         """
         reading, self._reading = self._reading, None
         if reading is None:
@@ -78,7 +78,7 @@ class Prefetch:
         try:
             found, payload = reading.result()
         except HoldfastError:
-            return None  # whoever reads it now is told the same
+            return None  # the caller reads the state itself and meets the same error
         if found != commit:
             return None
         if isinstance(payload, CheckpointDamaged):

@@ -13,8 +13,8 @@ from holdfast.config import RunConfig
 from holdfast.processes import RANK_MODULE
 from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE
 
-# How torchrun, accelerate, MPI and Slurm tell a process its place among others. Inherited, as in a pod of a training
-# operator, they would make a rank of ours wait for processes that never come, or choose another precision.
+# By these variables torchrun, accelerate, MPI and Slurm tell a process its place among others. A rank that inherited
+# them, as in a pod of a training operator, would wait for processes that never come, or train in another precision.
 LAUNCHER_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_*",
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_*", "PET_*", "ACCELERATE_*", "FSDP_*", "FORK_LAUNCHED", "PMI_*",
@@ -23,7 +23,7 @@ LAUNCHER_VARIABLES = (
 
 
 class Process(Protocol):
-    """What `Ranks` needs of a process: what `subprocess.Popen` has with two pipes of text."""
+    """The part of `subprocess.Popen` that `Ranks` uses, with two pipes of text."""
 
     stdin: IO[str]
     stdout: IO[str]
@@ -37,12 +37,12 @@ class Process(Protocol):
 
 
 class Spawn(Protocol):
-    """Starts a process in a session of its own, with pipes of text as its standard input and output.
+    """A function that starts a process in a session of its own, with text pipes as standard input and output.
 
     Args:
         command: the program and its arguments.
         environment: all of the process's variables.
-        log: the open file that takes its standard error.
+        log: the open file for the process's standard error.
     """
 
     def __call__(self, command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Process: ...
@@ -60,11 +60,11 @@ def start_process(command: Sequence[str], environment: dict[str, str], log: Bina
         bufsize=1,
         start_new_session=True,
     )
-    return cast(Process, process)  # whose pipes are never None here
+    return cast(Process, process)  # Popen's type lets the pipes be None; here they never are
 
 
 def make_command(config: RunConfig) -> list[str]:
-    """Return the command that starts a configuration's ranks."""
+    """Return the command that starts the ranks: one rank directly, several through torchrun."""
     rank = ["-m", RANK_MODULE]
     if config.compute.ranks == 1:
         return [sys.executable, *rank]
@@ -73,13 +73,17 @@ def make_command(config: RunConfig) -> list[str]:
 
 
 def is_launchers(name: str) -> bool:
-    """Return whether another launcher tells a process its place by the environment variable of this name."""
+    """Return whether the environment variable of this name belongs to another launcher."""
     return any(fnmatchcase(name, pattern) for pattern in LAUNCHER_VARIABLES)
 
 
 def make_environment(config: RunConfig, commit: int) -> dict[str, str]:
-    """Return the environment of ranks that will probably restore a commit, 0 for none."""
-    # The recipe is imported by the ranks: what the attempt can import, they can.
+    """Return the environment of the ranks.
+
+    Args:
+        commit: the number of the commit that the ranks should read ahead; 0 for none.
+    """
+    # The ranks import the recipe, so they search the same folders for modules as the attempt.
     paths = [str(Path(path).absolute()) for path in sys.path]
     kept = {name: value for name, value in os.environ.items() if not is_launchers(name)}
     return {

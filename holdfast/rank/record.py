@@ -1,4 +1,4 @@
-"""What a rank puts on record of the code, the packages, the files and the values that it trains with."""
+"""The record of the code, packages, files and built values that a rank trains with."""
 
 import hashlib
 import sys
@@ -16,24 +16,27 @@ from holdfast.training import Training
 
 
 class Record:
-    """The record of one rank. A module is hashed once, as soon as it is found: its file may be edited while it runs."""
+    """The record of one rank's code.
+
+    A module is hashed once, as soon as it is found: somebody may edit its file while the run trains.
+    """
 
     def __init__(
-        self, run: Training, before: Collection[str], opened: Opened, recorded: Mapping[str, Any] | None = None
+        self, training: Training, before: Collection[str], opened: Opened, recorded: Mapping[str, Any] | None = None
     ) -> None:
         """
         Args:
-            run: just built; no step is trained.
-            before: the modules that were loaded before the recipe was.
-            opened: the files that were opened while it was built.
-            recorded: the ``environment`` of the checkpoint that the run goes on from; what is named there is looked up
-                here, loaded or not.
+            training: a training that has just been built, at step 0.
+            before: the names of the modules that were loaded before the recipe.
+            opened: the files that were opened while the recipe was built.
+            recorded: the ``environment`` of the checkpoint that the run continues from. The modules and packages named
+                there are looked up even if the recipe hasn't imported them.
         """
         self._before = {*before}
         self._recorded = recorded or {}
-        self._root = run.config.recipe.partition(":")[0]
+        self._root = training.config.recipe.partition(":")[0]
         folder = Path(find_file(self._root)).resolve().parent
-        modules, self._listed = find_listed(run.recipe.sources, folder)
+        modules, self._listed = find_listed(training.recipe.sources, folder)
         self._roots = [self._root, *modules]
         self._packages: dict[str, str] = {}
         self._sources: dict[str, str] = {}
@@ -43,11 +46,11 @@ class Record:
         self._note_files()
         self._note_modules()
         self._note_recorded(folder)
-        self._files = describe_files(opened, _list_module_files(), folder, _list_folders(run))
-        self._built = describe_built(run)
+        self._files = describe_files(opened, _list_module_files(), folder, _list_folders(training))
+        self._built = describe_built(training)
 
     def describe(self) -> dict[str, Any]:
-        """Return the record, as a checkpoint's ``environment`` has it."""
+        """Return the record in the form of a checkpoint's ``environment``."""
         return {
             "sources": dict(sorted(self._sources.items())),
             "source_bytes": dict(sorted(self._bytes.items())),
@@ -58,10 +61,11 @@ class Record:
         }
 
     def complete(self, environment: dict[str, Any]) -> None:
-        """Add the modules and packages that were loaded while training to the record.
+        """Add the modules and packages that training has imported to the record.
 
         Raises:
-            ConfigDrift: one of them was loaded from another file than the one that was compared before the first step.
+            ConfigDrift: the code of an imported module differs from the code that was hashed for it before the first
+                step.
         """
         if len(sys.modules) != self._count:
             self._note_modules()
@@ -84,13 +88,13 @@ class Record:
                     raise ConfigDrift(
                         f"{name} was loaded from {find_file(name)}, which is not the code that was found for it before "
                         "the first step",
-                        hint="it changed meanwhile, or another folder came first on sys.path: start again",
+                        hint="the file changed meanwhile, or another folder came first on sys.path: start again",
                     )
                 self._add(name, data, is_python=find_file(name).endswith(".py"))
         self._packages |= find_packages(found)
 
     def _note_recorded(self, folder: Path) -> None:
-        """Look up what the checkpoint has on record and the recipe hasn't loaded (yet)."""
+        """Add the modules and packages that the checkpoint has on record and the recipe hasn't imported yet."""
         for name in self._recorded.get("sources", {}).keys() - self._sources.keys():
             if (found := read_source(name, folder)) is not None:
                 self._add(name, found[0], is_python=found[1])
@@ -98,7 +102,7 @@ class Record:
 
     def _add(self, name: str, data: bytes, *, is_python: bool) -> None:
         self._bytes[name] = hashlib.sha256(data).hexdigest()
-        # Equal bytes are equal code; to strip a megabyte of comments takes 0.8 s.
+        # Equal bytes need no new hash: stripping the comments of a megabyte of source takes 0.8 s.
         if self._bytes[name] == self._recorded.get("source_bytes", {}).get(name) and name in self._recorded["sources"]:
             self._sources[name] = self._recorded["sources"][name]
         else:
@@ -110,8 +114,7 @@ def _list_module_files() -> set[str]:
     return {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
 
 
-def _list_folders(run: Training) -> list[str]:
+def _list_folders(training: Training) -> list[str]:
     """Return the folders that Holdfast itself reads and writes."""
-    return [
-        f"{folder}/{run.config.run}" for folder in (run.config.store.removeprefix("file://"), run.config.log.folder)
-    ]
+    config = training.config
+    return [f"{folder}/{config.run}" for folder in (config.store.removeprefix("file://"), config.log.folder)]

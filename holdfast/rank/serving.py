@@ -1,4 +1,4 @@
-"""Do as ordered."""
+"""The main loop of a rank: build the recipe, then carry out one order after the other."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed import DistError
 
-from holdfast import checkpoint, opened, training
+from holdfast import checkpoint, opened
 from holdfast.checkpoint import Metadata, Payload
 from holdfast.environment import describe_environment
 from holdfast.errors import CheckpointDamaged, GateTripped, HoldfastError, OutOfMemory, RankDied, RecipeFailed
@@ -42,26 +42,38 @@ from holdfast.rank.prefetch import Prefetch
 from holdfast.rank.record import Record
 from holdfast.recipe import default_settings
 from holdfast.store import Store, open_store
+from holdfast.training import (
+    Training,
+    begin_from,
+    begin_save,
+    count_params,
+    evaluate,
+    find_unregistered,
+    list_events,
+    measure,
+    resume,
+    train,
+)
 
-# What torch says, in a RuntimeError, where the CPU's memory ends.
+# torch raises a RuntimeError with this text if the CPU's memory runs out.
 CPU_OUT_OF_MEMORY = "can't allocate memory"
-# What gloo and NCCL say, in a RuntimeError, where another rank has died.
+# gloo and NCCL raise a RuntimeError with one of these texts if another rank has died.
 LOST_CONNECTION = ("gloo/transport", "by peer", "ncclRemoteError", "ncclSystemError")
 
 
-def serve(run: training.Training, events: Events, prefetch: Prefetch, record: Record | None) -> None:
-    """Obey orders until told to end, or to stop."""
-    orders = Orders(run, events.send)
-    ready = describe(run, record)
+def serve(training: Training, events: Events, prefetch: Prefetch, record: Record | None) -> None:
+    """Report what was built, then obey orders until one says to end or to stop."""
+    orders = Orders(training, events.send)
+    ready = describe(training, record)
     events.send(ready)
     try:
-        obey(run, orders, events, prefetch, record, ready.environment)
+        obey(training, orders, events, prefetch, record, ready.environment)
     finally:
-        run.saver.wait()
+        training.saver.wait()
 
 
 def obey(
-    run: training.Training,
+    training: Training,
     orders: Orders,
     events: Events,
     prefetch: Prefetch,
@@ -71,27 +83,27 @@ def obey(
     """Obey one order after the other.
 
     Args:
-        record: None in all ranks but the main one.
-        ran_on: what each checkpoint has on record as its ``environment``.
+        record: the main rank's record of code and files; None in the other ranks.
+        ran_on: the ``environment`` for the metadata of each checkpoint.
     """
-    folder = open_store(run.config.store).inside(run.config.run).existing()
+    folder = open_store(training.config.store).inside(training.config.run).existing()
     for order in orders:
         match order:
             case Restore():
-                restore(run, folder, order, events, prefetch)
+                restore(training, folder, order, events, prefetch)
             case Begin():
-                begin(run, order, events)
+                begin(training, order, events)
             case Evaluate():
-                evaluate(run, events)
+                report_evaluation(training, events)
             case Examine():
-                examine(run, events)
+                report_examination(training, events)
             case Train():
-                if train(run, folder, order, orders, events, record, ran_on):
+                if train_and_save(training, folder, order, orders, events, record, ran_on):
                     return
 
 
-def train(
-    run: training.Training,
+def train_and_save(
+    training: Training,
     folder: Store,
     order: Train,
     orders: Orders,
@@ -99,156 +111,163 @@ def train(
     record: Record | None,
     ran_on: dict[str, Any],
 ) -> bool:
-    """Train until a step and begin to save, as often as the orders ask for it; return whether to end."""
-    run.is_detailed = order.is_detailed
+    """Train until the order's last step; begin a save there and wherever a `Save` or a `Stop` asks for one.
+
+    Returns:
+        True if the rank has to end.
+    """
+    training.is_detailed = order.is_detailed
     into = open_store(order.into) if order.into else folder
-    save = functools.partial(training.begin_save, run, into, order.fingerprint, ran_on)
+    save = functools.partial(begin_save, training, into, order.fingerprint, ran_on)
 
     def report(step: int, loss: float, steps_per_s: float) -> None:
         events.send(Progress(step=step, loss=loss, steps_per_s=steps_per_s))
 
-    while run.progress.step < order.stop:
-        first, began = run.progress.step, time.monotonic()
-        training.train(run, order.stop, orders.is_pausing, report)
+    while training.progress.step < order.stop:
+        first, began = training.progress.step, time.monotonic()
+        train(training, order.stop, orders.is_pausing, report)
         train_s = time.monotonic() - began
         if record is not None:
-            record.complete(ran_on)  # by what the steps have imported
+            record.complete(ran_on)  # the steps may have imported more modules
         is_stopping = orders.is_stopping()
-        if run.progress.step > first:
+        if training.progress.step > first:
             orders.begin_save(functools.partial(save, train_s=train_s), is_urgent=is_stopping)
         if is_stopping:
             return True
     return False
 
 
-def evaluate(run: training.Training, events: Events) -> None:
-    """Run the recipe's evaluation and measure the probe."""
-    metrics = training.evaluate(run)
+def report_evaluation(training: Training, events: Events) -> None:
+    """Run the recipe's evaluation, measure the probe and report both."""
+    metrics = evaluate(training)
     events.send(
         Evaluated(
             metrics=metrics,
-            measured=list(filter(run.recipe.is_measured, metrics)),
-            anneals=run.set_anneals(),
-            probe=training.measure(run),
+            measured=list(filter(training.recipe.is_measured, metrics)),
+            anneals=training.set_anneals(),
+            probe=measure(training),
         )
     )
 
 
-def examine(run: training.Training, events: Events) -> None:
-    """Report unregistered state, and what happens at which step."""
-    found = training.find_unregistered(run.recipe)
+def report_examination(training: Training, events: Events) -> None:
+    """Report unregistered state, and the step of each event such as the end of an anneal."""
+    found = find_unregistered(training.recipe)
     events.send(
         Examined(
             unregistered=[Found(**dataclasses.asdict(each), remedy=each.remedy) for each in found],
-            events=training.list_events(run),
-            own_steps_per_epoch=run.own_steps_per_epoch,
+            events=list_events(training),
+            own_steps_per_epoch=training.own_steps_per_epoch,
         )
     )
 
 
-def restore(run: training.Training, folder: Store, order: Restore, events: Events, prefetch: Prefetch) -> None:
-    """Load a commit's state and pass the gate; report what came of it."""
-    loaded = load(run, folder, order.commit, events, prefetch)
+def restore(training: Training, folder: Store, order: Restore, events: Events, prefetch: Prefetch) -> None:
+    """Load a commit's state, pass it through the gate and report `Restored`, `Damaged` or `Tripped`."""
+    loaded = load(training, folder, order.commit, events, prefetch)
     if loaded is None:
         return
     resumed, problem = None, None
     try:
         payload, metadata = loaded
-        resumed = training.resume(run, payload, metadata, order.gate, lambda *skipped: say(events, *skipped))
+        resumed = resume(training, payload, metadata, order.gate, lambda *skipped: report_skipped(events, *skipped))
     except GateTripped as error:
         problem = Tripped.of(error)
-    problems = [each for each in run.gather(problem) if each]
+    problems = [each for each in training.gather(problem) if each]
     if problems:
         events.send(problems[0])
     elif resumed is not None:
         events.send(Restored(**vars(resumed)))
 
 
-def say(events: Events, done: int, total: int) -> None:
-    """Report how far a stream is that is read again from its beginning."""
+def report_skipped(events: Events, done: int, total: int) -> None:
+    """Report how many micro-batches of a stream are skipped, while it is read again from its beginning."""
     events.send(Skipped(done=done, total=total))
 
 
 def load(
-    run: training.Training, folder: Store, commit: Commit, events: Events, prefetch: Prefetch | None = None
+    training: Training, folder: Store, commit: Commit, events: Events, prefetch: Prefetch | None = None
 ) -> tuple[Payload, Metadata] | None:
-    """Return a commit's verified checkpoint; None, on all ranks, if one of them has found damage, which is reported."""
+    """Return a commit's verified checkpoint.
+
+    If any rank finds damage, report it and return None on all ranks.
+    """
     loaded, problem = None, None
     try:
         taken = prefetch.take(commit) if prefetch else None
-        payload = taken or checkpoint.read_payload(folder, commit, run.saver.buffers)
+        payload = taken or checkpoint.read_payload(folder, commit, training.saver.buffers)
         metadata = checkpoint.read_metadata(folder, commit.path)
         assert metadata is not None
         loaded = payload, metadata
     except CheckpointDamaged as error:
         problem = Damaged.of(error)
-    problems = [each for each in run.gather(problem) if each]
+    problems = [each for each in training.gather(problem) if each]
     if problems:
         events.send(problems[0])
         return None
     return loaded
 
 
-def begin(run: training.Training, order: Begin, events: Events) -> None:
-    """Give the model the weights of another run's checkpoint; report what came of it."""
-    init = run.config.init_from
+def begin(training: Training, order: Begin, events: Events) -> None:
+    """Give the model the weights of another run's checkpoint; report `Begun` or `Damaged`."""
+    init = training.config.init_from
     assert init is not None
-    loaded = load(run, open_store(order.store).inside(order.run), order.commit, events)
+    loaded = load(training, open_store(order.store).inside(order.run), order.commit, events)
     if loaded is not None:
         payload, metadata = loaded
-        training.begin_from(run, payload, metadata, init)
-        events.send(Begun(anneal_offset=run.progress.anneal_offset))
+        begin_from(training, payload, metadata, init)
+        events.send(Begun(anneal_offset=training.progress.anneal_offset))
 
 
-def describe(run: training.Training, record: Record | None) -> Ready:
-    """Return what an attempt has to know of what was built: for the fingerprint, the journal and the person."""
+def describe(training: Training, record: Record | None) -> Ready:
+    """Describe what was built: an attempt uses it for the fingerprint, the journal and its log."""
     return Ready(
-        settings=run.settings,
-        defaults={name: to_plain(value) for name, value in default_settings(run.config.recipe).items()},
-        data=describe_data(run),
-        steps_per_epoch=run.steps_per_epoch,
-        samples_per_step=run.recipe.batch_size * run.recipe.grad_accum,
-        sample_size=run.recipe.sample_size,
-        unit=run.recipe.unit,
-        model_params=training.count_params(run),
-        device=str(run.accelerator.device),
-        environment=(record.describe() if record else {}) | describe_environment(run.accelerator.device.type),
+        settings=training.settings,
+        defaults={name: to_plain(value) for name, value in default_settings(training.config.recipe).items()},
+        data=describe_data(training),
+        steps_per_epoch=training.steps_per_epoch,
+        samples_per_step=training.recipe.batch_size * training.recipe.grad_accum,
+        sample_size=training.recipe.sample_size,
+        unit=training.recipe.unit,
+        model_params=count_params(training),
+        device=str(training.accelerator.device),
+        environment=(record.describe() if record else {}) | describe_environment(training.accelerator.device.type),
     )
 
 
-def describe_data(run: training.Training) -> dict[str, Any]:
-    """What of the data is part of the fingerprint: its content, and what decides how it is shared out."""
-    if run.order is not None:
-        size = {"samples": run.order.samples}
+def describe_data(training: Training) -> dict[str, Any]:
+    """Return the fingerprint's part about the data: its content, and what decides how ranks and workers share it."""
+    if training.order is not None:
+        size = {"samples": training.order.samples}
     else:
-        size = {"loader_workers": run.config.compute.loader_workers}  # each reads a part of a stream
-    content = {"content": dict(run.recipe.content)} if run.recipe.content else {}
-    return {"sha256": run.recipe.data_sha256, **size, **content}
+        size = {"loader_workers": training.config.compute.loader_workers}  # each worker reads a part of a stream
+    content = {"content": dict(training.recipe.content)} if training.recipe.content else {}
+    return {"sha256": training.recipe.data_sha256, **size, **content}
 
 
 def main(prefetch: Prefetch | None = None) -> int:
-    """Run one rank to its end; 0 if it ended as it was told to."""
+    """Run one rank to its end. Return its exit code: 0 if it ended by an order."""
     events = Events()
     prefetch = prefetch or Prefetch()
-    run = None
+    training = None
     try:
         before = {*sys.modules}
         with opened.watch() as files:
-            run = training.Training(prefetch.config)
-        is_main = run.accelerator.is_main_process
-        record = Record(run, before, files, prefetch.read_environment()) if is_main else None
-        run.saver.buffers = prefetch.buffers
-        gc.freeze()  # all that is there by now: to look through it would hold up a step by 0.2 s, now and then
+            training = Training(prefetch.config)
+        is_main = training.accelerator.is_main_process
+        record = Record(training, before, files, prefetch.read_environment()) if is_main else None
+        training.saver.buffers = prefetch.buffers
+        gc.freeze()  # otherwise collecting what was built so far would stall a step by 0.2 s now and then
         gc.enable()
-        serve(run, events, prefetch, record)
+        serve(training, events, prefetch, record)
     except HoldfastError as error:
         traceback.print_exc()
         events.send_error(error)
         return error.exit_code
     except Exception as error:
-        failed = _failed(run, error)
+        failed = _describe_failure(training, error)
         if isinstance(failed, RankDied):
-            print(failed, file=sys.stderr)  # a traceback would hide that of the rank that it has lost
+            print(failed, file=sys.stderr)  # a traceback here would bury the traceback of the rank that died
         else:
             traceback.print_exc()
         events.send_error(failed)
@@ -256,8 +275,8 @@ def main(prefetch: Prefetch | None = None) -> int:
     return 0
 
 
-def _failed(run: training.Training | None, error: Exception) -> RecipeFailed | OutOfMemory | RankDied:
-    step = run.progress.step if run else 0
+def _describe_failure(training: Training | None, error: Exception) -> RecipeFailed | OutOfMemory | RankDied:
+    step = training.progress.step if training else 0
     has_others = int(os.environ.get("WORLD_SIZE", 1)) > 1
     if has_others and (isinstance(error, DistError) or any(text in str(error) for text in LOST_CONNECTION)):
         return RankDied(f"rank {os.environ['RANK']} lost the connection to another in step {step}", is_effect=True)

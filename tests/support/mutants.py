@@ -201,19 +201,19 @@ def exchange_groups() -> None:
 
 
 def after_the_gate(change: Callable[[Any, Any], object]) -> Callable[[], None]:
-    """A change between the gate and the first resumed step; it is given the training and its model."""
+    """Return a fault that calls ``change(training, model)`` between the gate and the first resumed step."""
 
     def apply() -> None:
-        from holdfast import training
+        from holdfast.rank import serving
 
-        right = training.resume
+        right = serving.resume
 
-        def resume(run: Any, *arguments: Any) -> Any:
-            resumed = right(run, *arguments)
-            change(run, run.accelerator.unwrap_model(run.model))
+        def resume(training: Any, *arguments: Any) -> Any:
+            resumed = right(training, *arguments)
+            change(training, training.accelerator.unwrap_model(training.model))
             return resumed
 
-        training.resume = resume
+        serving.resume = resume
 
     return apply
 
