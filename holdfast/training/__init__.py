@@ -1,4 +1,4 @@
-"""A recipe made ready, the loop that trains it, and what a checkpoint says of it."""
+"""Training in one process: build a recipe, train it, save its state and resume it."""
 
 from holdfast.probe import Gate
 from holdfast.training.beginning import begin_from

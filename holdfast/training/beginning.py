@@ -1,4 +1,4 @@
-"""A new run that begins with the weights of another run's checkpoint."""
+"""The beginning of a new run with the weights of another run's checkpoint."""
 
 from typing import Any
 
@@ -11,13 +11,15 @@ from holdfast.training.naming import has_names, name_parameters
 
 
 def begin_from(training: Training, payload: Payload, metadata: Metadata, init: InitFrom) -> None:
-    """The model, at step 0, has the checkpoint's weights; what ``init`` says of it goes for everything else.
+    """Load the checkpoint's weights into a model at step 0, and the other parts of its state that ``init`` names.
 
-    Learning rates and all other hyperparameters are this recipe's, also with the optimizer's state.
+    Learning rates and all other hyperparameters stay as the recipe built them, even if the optimizer's moments are
+    loaded.
 
     Raises:
-        ConfigError: a weight, or what ``init`` names, is in one of the two only, or has another shape.
-        StateError: an extra doesn't fit what the recipe built.
+        ConfigError: a weight, or a name in ``init``, is missing from the checkpoint or from the recipe, or a weight has
+            another shape.
+        StateError: an extra doesn't fit the recipe's.
     """
     saved = capturing.decode(payload)
     model = training.accelerator.unwrap_model(training.model)
@@ -28,13 +30,17 @@ def begin_from(training: Training, payload: Payload, metadata: Metadata, init: I
     for name in init.extras:
         if name not in extras or name not in training.recipe.extras:
             known = extras.keys() & training.recipe.extras.keys()
-            raise ConfigError(f"init_from.extras: there is no {name!r} in both", hint=did_you_mean(name, known))
+            raise ConfigError(
+                f"init_from.extras: {name!r} isn't both in the checkpoint and in the recipe",
+                hint=did_you_mean(name, known),
+            )
         capturing.load(f"extra {name}", training.recipe.extras[name], extras[name])
     continued = metadata.optimizer_steps_total + metadata.anneal_offset
     training.progress.anneal_offset = continued if init.anneal_offset is None else init.anneal_offset
 
 
 def _weights(own: dict[str, Any], saved: dict[str, Any], reset: tuple[str, ...]) -> dict[str, Any]:
+    """Return the saved weights, and the model's own for the names at or below ``reset``."""
     for prefix in reset:
         if not any(_is_below(name, prefix) for name in own.keys() | saved.keys()):
             names = {name.rpartition(".")[0] for name in own}
@@ -54,28 +60,28 @@ def _weights(own: dict[str, Any], saved: dict[str, Any], reset: tuple[str, ...])
 
 
 def _moments(training: Training, saved: dict[str, Any], reset: tuple[str, ...]) -> dict[str, Any]:
-    """Return the new optimizer's state: the saved moments under the hyperparameters that were built."""
+    """Return a state for the optimizer: the saved moments with the hyperparameters that the recipe built."""
     own = training.optimizer.state_dict()
     own_sizes, saved_sizes = ([len(group["params"]) for group in each["param_groups"]] for each in (own, saved))
     if own_sizes != saved_sizes:
         raise ConfigError(
             f"init_from.load_optimizer: the optimizer has groups of {own_sizes} tensors, the saved one {saved_sizes}",
-            hint="load_optimizer = false begins with a fresh one",
+            hint="load_optimizer = false begins with a fresh optimizer",
         )
     if [group.keys() for group in own["param_groups"]] != [group.keys() for group in saved["param_groups"]]:
         raise ConfigError(
             "init_from.load_optimizer: the optimizer is of another kind than the saved one",
-            hint="load_optimizer = false begins with a fresh one",
+            hint="load_optimizer = false begins with a fresh optimizer",
         )
     names = name_parameters(training)
     moments = saved["state"]
-    if not has_names(saved):  # earlier versions have the parameters' numbers
+    if not has_names(saved):  # earlier versions saved the parameters' numbers
         moments = {names[number]: value for number, value in moments.items()}
     moments = {name: value for name, value in moments.items() if not any(_is_below(name, each) for each in reset)}
     if unknown := sorted(moments.keys() - set(names)):
         raise ConfigError(
             f"init_from.load_optimizer: the optimizer has no parameter {unknown[0]}",
-            hint=f'reset = ["{unknown[0]}"] leaves it out; load_optimizer = false begins with a fresh one',
+            hint=f'reset = ["{unknown[0]}"] leaves it out; load_optimizer = false begins with a fresh optimizer',
         )
     return {**own, "state": {number: moments[name] for number, name in enumerate(names) if name in moments}}
 

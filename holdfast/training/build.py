@@ -1,4 +1,4 @@
-"""A recipe made ready to train in this process, and where it stands."""
+"""A recipe that is built and ready to train in this process, with its progress."""
 
 import os
 from collections.abc import Sequence
@@ -29,22 +29,22 @@ from holdfast.training.capturing import describe_built
 from holdfast.training.checksums import choose_every, describe_components
 from holdfast.training.first_batch import FirstBatch
 
-# Losses of the last steps whose mean is the probe's "loss_window".
+# The probe's "loss_window" is the mean loss of this many last steps.
 WINDOW_STEPS = 20
 
 
 @dataclass
 class Progress:
-    """Where a run stands. Part of the state: equal runs have equal progress, however they were cut into chunks."""
+    """How far a run has come. It is part of the state: equal runs have equal progress, whatever their chunks."""
 
     step: int = 0
     epoch_loss_sum: float = 0.0
     epoch_loss_steps: int = 0
     recent_losses: list[float] = field(default_factory=list)
-    # What anneals count as done before step 0, where the run began from another run's checkpoint.
+    # If the run began with another run's weights: the steps that anneals count as done before step 0.
     anneal_offset: int = 0
-    # One entry a completed epoch: avg_loss, lrs (of its last step, one a parameter group), metrics, and the anneals of
-    # the step after it.
+    # One entry per completed epoch: avg_loss, lrs (of its last step, one per parameter group), metrics, and the anneals
+    # of the step after it.
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
@@ -54,14 +54,14 @@ class Progress:
         vars(self).update({name: saved[name] for name in vars(self)})
 
     def add_loss(self, loss: float) -> None:
-        """One more step's loss has been read."""
+        """Add the loss of one more step."""
         self.epoch_loss_sum += loss
         self.epoch_loss_steps += 1
         self.recent_losses = [*self.recent_losses[1 - WINDOW_STEPS :], loss]
 
     @property
     def avg_loss(self) -> float | None:
-        """Mean loss of the steps of this epoch so far, or of the epoch that has just ended."""
+        """Return the mean loss of this epoch so far, or of the last epoch if this one has no step yet."""
         if self.epoch_loss_steps:
             return self.epoch_loss_sum / self.epoch_loss_steps
         return self.history[-1]["avg_loss"] if self.history else None
@@ -69,7 +69,7 @@ class Progress:
 
 @dataclass
 class Unread:
-    """A step whose numbers are still on the device."""
+    """A finished step whose loss and gradient norm are still on the device."""
 
     step: int
     loss: torch.Tensor
@@ -80,24 +80,26 @@ class Unread:
 
 
 class Training:
-    """A recipe made ready to train in this process, at step 0.
+    """A recipe that is built and ready to train in this process, at step 0.
 
     Attributes:
-        own_steps_per_epoch, steps_per_epoch: the recipe's steps of an epoch, and those in force: fewer in a proof.
+        own_steps_per_epoch: the recipe's own length of an epoch.
+        steps_per_epoch: the length of an epoch in force, which a proof may cut.
         order: the order of map-style data; None for a stream.
-        schedulers: torch's, over the optimizer.
-        generators: what training draws from.
-        flags: torch's settings as the recipe left them; see `determinism.read_flags`.
+        schedulers: torch schedulers over the optimizer.
+        generators: the states of the random generators that training draws from.
+        flags: torch's settings after the recipe was built; see `determinism.read_flags`.
         built: the hyperparameters as the recipe built them.
         first: a stream's first micro-batch, for the probe.
-        parent: the content id of the last checkpoint that is durable; empty for none.
-        saver: the one that is on its way, if there is one.
-        metrics: a line for each step since the last checkpoint: its trail.
-        first_lrs: the rates of the first step of each epoch that has begun. Not part of the state: metadata keeps them.
-        is_detailed: whether each step's line has the checksums of all components and tensors, as proofs want them.
+        parent: the content id of the last durable checkpoint; empty for none.
+        saver: writes checkpoints in the background, one at a time.
+        metrics: the trail since the last checkpoint, a line per step.
+        first_lrs: the rates of the first step of each epoch that has begun. Part of the metadata, not of the state.
+        is_detailed: whether each line of the trail has the checksums of all components and tensors, for a proof.
 
     Raises:
-        RecipeError, ConfigError: the recipe can't be built, or doesn't fit the configuration.
+        RecipeError: the recipe can't be built.
+        ConfigError: the recipe doesn't fit the configuration.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -123,11 +125,11 @@ class Training:
             ),
             kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
         )
-        # Every rank builds the same model; from here on each has random numbers of its own.
+        # Every rank builds the same model with the same seed. From here on each rank draws numbers of its own.
         determinism.reseed(config.seed + self.accelerator.process_index)
         self.order = self._order()
         self.own_steps_per_epoch = self._steps_per_epoch()
-        # `holdfast prove` shortens an epoch, so that the few steps that it trains cross the end of one.
+        # `holdfast prove` cuts epochs, so that its few steps cross the end of one.
         longest = int(os.environ.get(LONGEST_EPOCH_VARIABLE, "0"))
         self.steps_per_epoch = min(self.own_steps_per_epoch, longest or self.own_steps_per_epoch)
         self.batches = self._batches()
@@ -144,18 +146,18 @@ class Training:
         self.progress = Progress()
         self.first = FirstBatch()
         self.parent = ""
-        # Not by all that are kept: a fallback is to have a file of its own.
+        # Fewer checkpoints share a file than are kept, so that a fallback has a file of its own.
         self.saver = Saver(
             config.checkpoint.part_bytes,
             shared_by=max(1, config.retention.keep_last - 1),
             pin=pinning(self.accelerator.device),
         )
-        self.probe: Probe | None = None  # of the last checkpoint
-        self.replayed: dict[str, float] | None = None  # what it cost to read a stream again, the last time
-        self.metrics: list[dict[str, Any]] = []  # since the last checkpoint
+        self.probe: Probe | None = None  # the last checkpoint's
+        self.replayed: dict[str, float] | None = None  # micro-batches and seconds of the last reread of a stream
+        self.metrics: list[dict[str, Any]] = []
         self.first_lrs: list[list[float]] = []
-        self.measured: dict[str, float | None] = {}  # the last epoch's metrics that are no part of the state
-        self._unread: list[tuple[Unread, dict[str, Any]]] = []  # with what is known after the step
+        self.measured: dict[str, float | None] = {}  # the last epoch's metrics that are not part of the state
+        self._unread: list[tuple[Unread, dict[str, Any]]] = []  # each with the further fields of its line
         self._has_begun = False
         self.is_detailed = False
         self._checksum_every = choose_every(self)
@@ -180,7 +182,7 @@ class Training:
         steps = self.recipe.steps_per_epoch or (self.order.steps_per_pass if self.order else 0)
         if not steps:
             raise RecipeError(
-                "the data is iterable, so that its length isn't known", hint="Recipe(steps_per_epoch=...)"
+                "the data is iterable, so that its length isn't known", hint="set Recipe(steps_per_epoch=...)"
             )
         return steps
 
@@ -196,31 +198,31 @@ class Training:
 
     @property
     def lrs(self) -> list[float]:
-        """The learning rate of each parameter group, as the next step will use it."""
+        """Return the learning rate of each parameter group for the next step."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def describe_schedulers(self) -> list[str]:
-        """Return each scheduler's name and how far it has come, such as ``linear at step 40``."""
+        """Return each scheduler's name and its count of steps or epochs, such as ``linear at step 40``."""
         names = [type(scheduler).__name__ for scheduler in self.schedulers]
         if isinstance(self.recipe.schedule, Schedule):
             names = [self.recipe.schedule.name]
         units = ["epoch" if waits_for_plateau(scheduler) else "step" for scheduler in self.schedulers]
-        counts = [getattr(scheduler, "last_epoch", None) for scheduler in self.schedulers]  # torch's name of a count
+        counts = [getattr(scheduler, "last_epoch", None) for scheduler in self.schedulers]  # a count of step() calls
         described = zip(names, units, counts, strict=True)
         return [name if count is None else f"{name} at {unit} {count}" for name, unit, count in described]
 
     def gather(self, value: Any) -> list[Any]:
-        """The value of every rank, by rank."""
+        """Return the values that all ranks pass, by rank."""
         return gather_object([value]) if self.accelerator.num_processes > 1 else [value]
 
     def begin_data(self, saved: Any = None, watch: Any = lambda done, total: None) -> bool:
-        """The next micro-batch is that of the next step; see `Batches.begin`."""
+        """Put the data at the first micro-batch of the next step; see `Batches.begin`."""
         self._has_begun = True
         step = self.progress.step
         return self.batches.begin(step, max(self.total_steps, step), saved, watch)
 
     def next_batch(self) -> tuple[str, Any]:
-        """What names the next micro-batch of this rank, and it, on its device."""
+        """Return this rank's next micro-batch, on its device, after the name of its samples."""
         if not self._has_begun:
             self.begin_data()
         samples, batch = next(self.batches)
@@ -230,11 +232,11 @@ class Training:
 
     @property
     def has_probe_batch(self) -> bool:
-        """Whether there is a first micro-batch: a stream's has to have been kept."""
+        """Return whether `probe_batch` has a micro-batch: always for map-style data, for a stream if it was kept."""
         return self.order is not None or bool(self.first.text)
 
     def probe_batch(self) -> Any:
-        """Return the first micro-batch, the main rank's part of it, on this rank's device."""
+        """Return the main rank's part of the first micro-batch, on this rank's device."""
         batch = self.batches.first() if self.order is not None else self.first.read()
         return send_to_device(batch, self.accelerator.device)
 
@@ -247,11 +249,11 @@ class Training:
 
     @property
     def anneals(self) -> dict[str, float]:
-        """The value of each anneal as it was last set, by name."""
+        """Return the current value of each anneal, by name."""
         return {name: anneal.value for name, anneal in self.recipe.anneals.items()}
 
     def record_step(self, unread: Unread) -> None:
-        """Record a step that is done. Its numbers stay on the device until they are read."""
+        """Record a finished step. Its numbers stay on the device until `read_metrics`, so that nothing waits for it."""
         self.progress.step = unread.step
         if (unread.step - 1) % self.steps_per_epoch == 0:
             self.first_lrs.append(unread.lrs)
@@ -261,7 +263,7 @@ class Training:
         self._unread.append((unread, facts))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """A line for each step since the last checkpoint, with what has been waiting on the device."""
+        """Read the numbers of finished steps from the device; return a line per step since the last checkpoint."""
         if self._unread:
             numbers = torch.stack([torch.stack([each.loss, each.grad_norm]) for each, _ in self._unread])
             for (each, facts), (loss, norm) in zip(self._unread, self._mean(numbers).tolist(), strict=True):
@@ -287,5 +289,5 @@ def _build_schedulers(recipe: Recipe, steps_per_epoch: int) -> list[Any]:
 
 
 def waits_for_plateau(scheduler: Any) -> bool:
-    """Whether the scheduler is stepped with a loss, at the end of an epoch."""
+    """Return whether the scheduler is stepped at the end of an epoch, with the epoch's loss."""
     return isinstance(scheduler, ReduceLROnPlateau)

@@ -1,4 +1,4 @@
-"""What the next step depends on: where it is taken from, and in which order it is put back."""
+"""The state that the next step depends on: capture it from a training, and restore it in the right order."""
 
 import copy
 import dataclasses
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def capture(training: "Training") -> dict[str, Any]:
-    """Everything that the next step depends on, by component. Tensors are still the live ones, not copies.
+    """Return everything that the next step depends on, by component.
 
-    To be called by all ranks together.
+    The tensors are the live ones, not copies. All ranks call it together.
     """
     own = capture_own(training)
     return own | {
@@ -34,7 +34,7 @@ def capture(training: "Training") -> dict[str, Any]:
 
 
 def capture_own(training: "Training") -> dict[str, Any]:
-    """Return what a step changes in this rank, by component, without asking the other ranks."""
+    """Return the state that a step changes in this rank, by component. Needs no other rank."""
     scaler = training.accelerator.scaler
     return {
         "model": training.accelerator.unwrap_model(training.model).state_dict(),
@@ -46,12 +46,12 @@ def capture_own(training: "Training") -> dict[str, Any]:
 
 
 def capture_extras(training: "Training") -> dict[str, Any]:
-    """The state of whatever the recipe has registered, by name."""
+    """Return the state of each registered extra, by name."""
     return {name: extra.state_dict() for name, extra in sorted(training.recipe.extras.items())}
 
 
 def _of_each_rank(training: "Training", state: dict[str, Any]) -> list[Any]:
-    """The states of all ranks; only one where they are equal."""
+    """Return the states of all ranks, by rank; if all are equal, a list with just one."""
     if training.accelerator.num_processes == 1:
         return [state]
     digest = hashlib.sha256(b"".join(map(bytes, serialize(to_payload(state))))).hexdigest()
@@ -59,26 +59,26 @@ def _of_each_rank(training: "Training", state: dict[str, Any]) -> list[Any]:
 
 
 def decode(payload: Payload) -> dict[str, Any]:
-    """What `capture` took, from a checkpoint.
+    """Return the state that `capture` returned, from a checkpoint's payload.
 
-    The model's tensors are views of the payload, since a module copies what it is given. Who keeps some keeps their
-    memory, too; see `memory.Buffers.lend`.
+    The model's tensors are views of the payload: ``load_state_dict`` copies them. A caller that keeps one keeps the
+    payload's memory, too; see `memory.Buffers.lend`.
     """
     state: dict[str, Any] = from_payload(payload, lent=["model"])
     return state
 
 
 def restore(training: "Training", state: dict[str, Any]) -> None:
-    """Put back what `capture` took, but for the position in the data.
+    """Restore the state that `capture` returned, except for the position in the data.
 
-    The optimizer comes last of all that sets learning rates: every group's rate is exactly as saved.
+    The optimizer follows everything else that sets learning rates, so that every group's rate is exactly as saved.
 
     Raises:
-        StateError: a component doesn't fit what was saved.
+        StateError: the saved state of a component doesn't fit what the recipe built.
     """
     accelerator = training.accelerator
     model = accelerator.unwrap_model(training.model)
-    # The resumed state is held against the payload, which a model of any other kind might alter.
+    # The gate compares with the payload, so a model whose loading might alter the given tensors gets a copy.
     weights = state["model"] if _only_copies(model) else copy.deepcopy(state["model"])
     parts: dict[str, tuple[Any, Any]] = {"model": (model, weights)}
     if len(state["schedulers"]) != len(training.schedulers):
@@ -94,7 +94,7 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
     parts["progress"] = (training.progress, state["progress"])
     for name, (target, saved) in parts.items():
         if (target is None) != (saved is None):
-            raise _unfit(name, "one of the two is missing")
+            raise _unfit(name, f"it is missing from {'the checkpoint' if saved is None else 'the recipe'}")
         if target is not None:
             load(name, target, saved)
     load_optimizer(training, state["optimizer"])
@@ -102,7 +102,7 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
 
 
 def _only_copies(model: nn.Module) -> bool:
-    """Whether all that the model does with the tensors that it is given is known: it copies them."""
+    """Return whether the model loads with torch's own code alone, which copies the given tensors."""
     return getattr(model.load_state_dict, "__func__", None) is nn.Module.load_state_dict and all(
         type(module)._load_from_state_dict is nn.Module._load_from_state_dict
         and type(module).set_extra_state is nn.Module.set_extra_state
@@ -112,10 +112,13 @@ def _only_copies(model: nn.Module) -> bool:
 
 
 def load(name: str, target: Any, saved: Any) -> None:
-    """The target has the saved state.
+    """Load a saved state into an object.
+
+    Args:
+        name: the object's name in the message of an error.
 
     Raises:
-        StateError: it doesn't fit.
+        StateError: the saved state doesn't fit the object.
     """
     try:
         target.load_state_dict(saved)
@@ -124,10 +127,10 @@ def load(name: str, target: Any, saved: Any) -> None:
 
 
 def load_optimizer(training: "Training", saved: dict[str, Any]) -> None:
-    """Give the optimizer its saved state, each parameter what was saved under its name.
+    """Load the optimizer's saved state, matching parameters by name.
 
     Raises:
-        StateError: it doesn't fit.
+        StateError: the saved state doesn't fit the optimizer.
     """
     try:
         numbered = numbered_state(training, saved)
@@ -137,26 +140,30 @@ def load_optimizer(training: "Training", saved: dict[str, Any]) -> None:
 
 
 def own_part(training: "Training", name: str, parts: list[Any]) -> Any:
-    """This rank's of what each rank has saved; the one that there is where all were equal.
+    """Return this rank's part of a component that each rank has saved, or the only part if all were equal.
+
+    Args:
+        name: the component's name in the message of an error.
+        parts: one part per rank, or a single one.
 
     Raises:
-        StateError: other ranks than these have saved it.
+        StateError: another number of ranks has saved the component.
     """
     ranks = training.accelerator.num_processes
     if len(parts) not in (1, ranks):
-        raise _unfit(name, f"{len(parts)} ranks saved it, and there are {ranks}")
+        raise _unfit(name, f"{len(parts)} ranks saved it, and now there are {ranks}")
     return parts[training.accelerator.process_index if len(parts) > 1 else 0]
 
 
-def _unfit(name: str, why: str) -> StateError:
+def _unfit(name: str, reason: str) -> StateError:
     return StateError(
-        f"the saved {name} doesn't fit what the recipe built: {why}",
+        f"the saved {name} doesn't fit what the recipe built: {reason}",
         hint="the recipe's code has changed since the checkpoint was written",
     )
 
 
 def describe_built(training: "Training") -> dict[str, Any]:
-    """The hyperparameters as the recipe built them, before any step: what `take_over` compares."""
+    """Return the hyperparameters as the recipe built them, before any step. `merging.take_over` compares them."""
     schedule = training.recipe.schedule
     return copy.deepcopy(
         {
@@ -168,5 +175,5 @@ def describe_built(training: "Training") -> dict[str, Any]:
 
 
 def without_params(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter group's hyperparameters."""
+    """Return a parameter group's hyperparameters."""
     return {key: value for key, value in group.items() if key != "params"}

@@ -1,6 +1,6 @@
 """Checksums of the state's components, for the trail.
 
-Two runs that differ are told apart by content ids; the trail says in which step, and in what first.
+Content ids show that two runs differ; the trail shows in which step and in which component they differ first.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,14 @@ from holdfast.training.capturing import capture_own
 if TYPE_CHECKING:
     from holdfast.training.build import Training
 
-# Steps between two checksums. At these they cost less than 0.5 % of the time of a step whose optimizer is AdamW, since
-# what both cost grows with the bytes of large tensors and with the number of small ones: see docs/performance.md.
+# Steps between two checksums, so chosen that checksums cost less than 0.5 % of the time of AdamW's steps. The cost of
+# both grows with the bytes of large tensors and with the number of small ones: see docs/performance.md.
 EVERY_LARGE, EVERY_SMALL = 64, 256
 LARGE_BYTES = 2**20
 
 
 def choose_every(training: "Training") -> int:
-    """Return how many steps apart checksums are taken. It follows from the model alone, so that equal runs agree."""
+    """Return the number of steps between two checksums. It depends on the model alone, so that equal runs agree."""
     sizes = [parameter.nbytes for parameter in training.model.parameters()]
     return EVERY_LARGE if sizes and sum(sizes) / len(sizes) >= LARGE_BYTES else EVERY_SMALL
 
@@ -76,7 +76,7 @@ def _component_of(name: str, buffers: set[str]) -> str:
 
 
 def _values_of(tree: dict[str, Any]) -> dict[str, int]:
-    """Return a checksum for what of each component is no tensor."""
+    """Return a checksum of the plain values (everything but tensors) of each component."""
     extras = {f"extras.{name}": value for name, value in tree["extras"].items()}
     others = {name: tree[name] for name in ("optimizer", "schedulers", "scaler") if tree[name]}
     return {name: checksum_value(canonical_json([value])) for name, value in (others | extras).items()}

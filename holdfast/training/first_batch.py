@@ -1,4 +1,4 @@
-"""A stream's first micro-batch, kept for the probe: unlike map-style data, a stream can't be asked for it again."""
+"""A stream's first micro-batch, kept for the probe: unlike map-style data, a stream can't be read at an index."""
 
 import base64
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from holdfast import state
 from holdfast.checkpoint import deserialize, serialize
 from holdfast.errors import StateError
 
-# It is part of every checkpoint's metadata. A larger one isn't kept, and the stream has no default probe.
+# Each checkpoint's metadata has the batch. A larger batch isn't kept, and then the stream has no default probe.
 LARGEST_BYTES = 2**18
 
 
@@ -16,7 +16,7 @@ class FirstBatch:
     """The main rank's part of a stream's first micro-batch.
 
     Attributes:
-        text: its bytes, a safetensors file in base64; empty if there is none.
+        text: the batch as a safetensors file in base64; empty if none is kept.
     """
 
     def __init__(self) -> None:
@@ -24,9 +24,9 @@ class FirstBatch:
         self._is_over = False
 
     def keep(self, batch: Any, gather: Callable[[Any], list[Any]]) -> None:
-        """Keep a copy of the first batch that this is called with. To be called by all ranks together.
+        """Keep a copy of the batch if this is the first call. All ranks call it together.
 
-        A batch that is too large, or has what can't be saved without a pickle, isn't kept.
+        A batch that is too large, or has values that only a pickle could save, isn't kept.
         """
         if self._is_over:
             return
@@ -38,6 +38,6 @@ class FirstBatch:
         self.text = gather(base64.b64encode(data).decode() if len(data) <= LARGEST_BYTES else "")[0]
 
     def read(self) -> Any:
-        """Return the batch, in memory of its own each time."""
+        """Return a new copy of the batch."""
         payload = deserialize([base64.b64decode(self.text)])
         return state.from_payload(payload)["batch"]

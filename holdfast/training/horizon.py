@@ -1,4 +1,4 @@
-"""The steps at which something happens that a shorter training doesn't reach."""
+"""The steps of events, such as the end of an anneal, that a proof of few steps may not reach."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 from holdfast.schedule import Schedule
 from holdfast.training.build import Training
 
-# What torch's schedulers call the steps at which a rate changes its course.
+# The attributes of torch's schedulers that hold the steps at which a schedule ends or changes.
 MILESTONES = ("milestones", "_milestones", "step_size", "T_max", "T_0", "total_iters", "total_steps", "step_size_up")
 
 
 def list_events(training: Training) -> dict[str, float]:
-    """Return the step of each event by name: ends of anneals, schedules and passes, and schedulers' milestones."""
+    """Return the step of each event by name: ends of anneals and schedules, the second pass, and milestones."""
     epoch, recipe = training.steps_per_epoch, training.recipe
     events: dict[str, float] = {}
     if training.order is not None:

@@ -1,4 +1,4 @@
-"""The loop."""
+"""The training loop: steps, the end of an epoch, and evaluation."""
 
 import math
 import time
@@ -11,12 +11,12 @@ from holdfast.data import combine
 from holdfast.training.build import Training, Unread, waits_for_plateau
 from holdfast.training.undisturbed import undisturbed
 
-# Told the step that is done, its loss, and the steps per second since `train` began.
+# Called with the finished step, its loss, and the steps per second since `train` began.
 Report = Callable[[int, float, float], None]
 
 
 def train(training: Training, stop: int, is_stopping: Callable[[], bool], report: Report) -> None:
-    """Train until ``stop`` steps of the run are completed, or the step in hand when a stop is asked for."""
+    """Train until the run has ``stop`` completed steps, or ``is_stopping``, asked before each step, returns True."""
     began, first = time.monotonic(), training.progress.step
     while training.progress.step < stop and not is_stopping():
         training.set_anneals()
@@ -33,7 +33,7 @@ def train(training: Training, stop: int, is_stopping: Callable[[], bool], report
 
 
 def train_step(training: Training) -> Unread:
-    """One optimizer step: the mean loss of its micro-batches and the gradient's norm, still on the device."""
+    """Train one optimizer step. Return the mean loss of its micro-batches and the gradient's norm, on the device."""
     accelerator, recipe = training.accelerator, training.recipe
     model, optimizer = training.model, training.optimizer
     model.train()
@@ -63,13 +63,13 @@ def train_step(training: Training) -> Unread:
 
 
 def clip(training: Training) -> torch.Tensor:
-    """The gradient is no longer than the recipe allows; the norm that it had."""
+    """Scale the gradient down to the recipe's ``clip_norm``. Return its norm from before."""
     accelerator, limit = training.accelerator, training.recipe.clip_norm
     parameters = list(training.model.parameters())
     if limit is not None and limit < math.inf:
         norm: torch.Tensor = accelerator.clip_grad_norm_(parameters, limit)
         return norm
-    # To clip to infinity would go over all of it once more, and make all of it NaN where a single number is infinite.
+    # Clipping to infinity would read the whole gradient again, and one infinite number would make all of it NaN.
     accelerator.unscale_gradients()
     gradients = [each.grad for each in parameters if each.grad is not None]
     return torch.nn.utils.get_total_norm([each.coalesce().values() if each.is_sparse else each for each in gradients])
@@ -92,10 +92,10 @@ def end_epoch(training: Training) -> None:
 
 
 def evaluate(training: Training) -> dict[str, float]:
-    """Return what the recipe's evaluation gives, with the anneals of the next step in force.
+    """Return the metrics of the recipe's evaluation. Anneals have their values for the next step.
 
-    The model and the generators are afterwards as they were. What the evaluation does to an extra stays: that is how a
-    recipe keeps its best score.
+    The model and the generators are put back afterwards. Changes of an extra stay, so that a recipe can keep its best
+    score there.
 
     Raises:
         RecipeError: the evaluation changes a parameter.

@@ -1,8 +1,9 @@
-"""Hyperparameters that a person has changed on purpose, in a state that still has the old ones.
+"""The merge of changed hyperparameters into a restored state.
 
-Loading an optimizer's or a scheduler's state brings back the learning rate that it was saved with: a changed setting,
-let through by ``accept_drift``, would have no effect, silently. So a checkpoint also keeps the hyperparameters *as they
-were built*; where what is built now differs from that, it is what the person wants. Nothing else is touched.
+Loading an optimizer's or a scheduler's state also restores the hyperparameters that it was saved with, so a setting
+that ``accept_drift`` lets through would silently have no effect. Therefore a checkpoint also keeps the hyperparameters
+as the recipe built them. If the recipe builds another value now, the person has changed it, and the new value is put in
+force. Everything else stays as restored.
 """
 
 import copy
@@ -15,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from holdfast.state import from_payload, to_payload
 from holdfast.training.build import Training
 
-# A scheduler's own bookkeeping, not a setting.
+# Attributes in which a scheduler keeps its progress; they aren't settings.
 DYNAMIC = (
     "last_epoch", "base_lrs", "best", "num_bad_epochs", "cooldown_counter", "_last_lr", "_step_count", "_is_initial",
     "_get_lr_called_within_step", "_schedulers", "T_cur", "T_i",
@@ -23,14 +24,14 @@ DYNAMIC = (
 
 
 def take_over(training: Training, saved_built: dict[str, Any]) -> list[str]:
-    """Hyperparameters that the recipe builds otherwise than it did are in force; their names.
+    """Put hyperparameters in force that the recipe now builds with another value. Return their names.
 
-    A learning rate keeps where its schedule has brought it: it is scaled as the base rate was.
+    A learning rate keeps its progress along its schedule: it is multiplied by the new base rate over the old one.
 
     Args:
-        saved_built: what `describe_built` gave when the checkpoint was written.
+        saved_built: the result of `describe_built` in the checkpoint.
     """
-    built = from_payload(to_payload(training.built))  # as it would be read back: a Counter as a dict
+    built = from_payload(to_payload(training.built))  # in the form in which it is saved: a Counter becomes a dict
     changed = []
     rates = _rates(training)
     for number, group in enumerate(training.optimizer.param_groups):
@@ -49,7 +50,7 @@ def take_over(training: Training, saved_built: dict[str, Any]) -> list[str]:
 
 
 def _merge_scheduler(scheduler: Any, old: dict[str, Any], new: dict[str, Any], base: list[float]) -> list[str]:
-    """The scheduler, and those that it is made of, have the new settings; their names."""
+    """Give the new settings to a scheduler and to those inside it. Return the names of the changed settings."""
     if getattr(scheduler, "base_lrs", base) != base:
         scheduler.base_lrs = list(base)
     changed = _changed(old, new)
@@ -79,7 +80,7 @@ def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _recompute(training: Training) -> None:
-    """Rates that are a function of the step follow the new function from the very next step on."""
+    """Set rates that are a function of the step to the new function's values for the next step."""
     if len(training.schedulers) == 1 and isinstance(scheduler := training.schedulers[0], LambdaLR):
         groups = training.optimizer.param_groups
         for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
@@ -91,7 +92,7 @@ def _rates(training: Training) -> list[Any]:
 
 
 def _scale_last_rates(schedulers: Iterable[Any], old: list[Any], new: list[Any]) -> None:
-    """Change the rates that schedulers report as their last as the groups' rates have changed."""
+    """Scale the rates in ``_last_lr`` of each scheduler by the change of the groups' rates."""
     for scheduler in schedulers:
         if len(last := getattr(scheduler, "_last_lr", ())) == len(old):
             each = zip(last, old, new, strict=True)

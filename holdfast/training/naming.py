@@ -1,7 +1,7 @@
 """An optimizer's state under the names of its parameters.
 
-torch numbers the parameters in the order in which the optimizer was given them. A recipe may build them in another
-order when it resumes; moments of equal shapes would then be loaded into each other's place without a word.
+torch numbers an optimizer's parameters in the order in which it got them. A recipe may build them in another order when
+it resumes; by numbers, moments of equal shapes would silently be loaded for each other's parameters.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def optimizer_state(training: "Training") -> dict[str, Any]:
     """Return the optimizer's ``state_dict`` with names in place of numbers.
 
-    Each group lists the names of its parameters, sorted. L-BFGS keeps one state for a whole list of parameters, whose
-    order counts, and so its list keeps its order.
+    Each group lists the names of its parameters, sorted. The list of L-BFGS keeps its order, because L-BFGS has one
+    state for all parameters together, in that order.
     """
     state: dict[str, Any] = training.optimizer.state_dict()
     if not _has_numbers(state):
@@ -35,12 +35,12 @@ def optimizer_state(training: "Training") -> dict[str, Any]:
 
 
 def numbered_state(training: "Training", saved: dict[str, Any]) -> dict[str, Any]:
-    """Return what `optimizer_state` returned in the form that the optimizer loads: numbered as it is built now.
+    """Return a state from `optimizer_state` with numbers in place of names, for the optimizer as it is built now.
 
-    A state of an earlier version, which has numbers, is returned as it is.
+    A state of an earlier version has numbers already and is returned unchanged.
 
     Raises:
-        ValueError: a parameter, or a group, is in one of the two only.
+        ValueError: a parameter is missing from the checkpoint or from the optimizer, or the number of groups differs.
     """
     if not has_names(saved):
         return saved
@@ -55,7 +55,7 @@ def numbered_state(training: "Training", saved: dict[str, Any]) -> dict[str, Any
     numbers = {name: number for number, name in enumerate(names)}
     return saved | {
         "state": {numbers.get(key, key): value for key, value in saved["state"].items()},
-        # The gate sees it if a parameter is in another group than it was.
+        # If a parameter is now in another group, the gate trips.
         "param_groups": [
             group | {"params": built["params"]}
             for group, built in zip(saved["param_groups"], own["param_groups"], strict=True)
@@ -64,7 +64,7 @@ def numbered_state(training: "Training", saved: dict[str, Any]) -> dict[str, Any
 
 
 def has_names(saved: dict[str, Any]) -> bool:
-    """Whether a saved optimizer state has names, and not the numbers of earlier versions."""
+    """Return whether a saved optimizer state has names; earlier versions saved numbers."""
     return "state" in saved and any(isinstance(each, str) for each in _list_members(saved))
 
 
@@ -77,10 +77,10 @@ def _list_members(state: dict[str, Any]) -> list[Any]:
 
 
 def name_parameters(training: "Training") -> list[str]:
-    """Return the name of each parameter of the optimizer, in its order.
+    """Return the name of each parameter of the optimizer, in the optimizer's order.
 
-    ``layer.weight`` in the model, ``extras.critic.weight`` in a module that is registered, or else ``0.3``: the fourth
-    parameter of the first group.
+    The name is ``layer.weight`` in the model, ``extras.critic.weight`` in a registered module, and for any other
+    parameter its place: ``0.3`` is the fourth parameter of the first group.
     """
     modules = {"": training.accelerator.unwrap_model(training.model)}
     modules |= {f"extras.{name}.": each for name, each in sorted(training.recipe.extras.items())}

@@ -1,4 +1,4 @@
-"""The probe, measured on the model that is in this process."""
+"""The measurement of the probe on this process's model."""
 
 import contextlib
 import copy
@@ -29,10 +29,10 @@ Outputs = Callable[[nn.Module], Mapping[str, Any]]
 
 
 def measure(training: "Training") -> Probe:
-    """Return what the probe gives now. Nothing that the next step depends on is changed.
+    """Measure the probe. Everything that the next step depends on stays unchanged.
 
     Raises:
-        RecipeError: the probe changes a parameter, or a limit is set for a number that it does not give.
+        RecipeError: the probe changes a parameter, or ``health`` has limits for a number that the probe doesn't return.
     """
     training.set_anneals()
     takes_gradient = training.config.resume.training_probe
@@ -41,7 +41,7 @@ def measure(training: "Training") -> Probe:
     outputs = training.recipe.probe or _default_probe(training, batch)
     losses = training.progress.recent_losses
     values = {"loss_window": math.fsum(losses) / len(losses)} if losses else {}
-    found = {} if outputs is None else _look(training, outputs)
+    found = {} if outputs is None else _take_outputs(training, outputs)
     numbers = {name: float(value) for name, value in found.items() if _is_number(value)}
     if unknown := sorted(training.recipe.health.keys() - numbers.keys() - {"loss_window"}):
         raise RecipeError(
@@ -56,10 +56,10 @@ def measure(training: "Training") -> Probe:
     )
 
 
-def _look(training: "Training", outputs: Outputs) -> dict[str, Any]:
-    """Return what a probe gives for the model in evaluation mode; the model is afterwards as it was.
+def _take_outputs(training: "Training", outputs: Outputs) -> dict[str, Any]:
+    """Call a probe with the model in evaluation mode and return its outputs. Put the model back afterwards.
 
-    No graph is recorded, unless the probe itself takes gradients.
+    Try without gradients first; if the probe itself takes gradients, call it again with them.
     """
     model: nn.Module = training.accelerator.unwrap_model(training.model)
     with undisturbed(model, training.optimizer) as kept:
@@ -78,14 +78,14 @@ def _look(training: "Training", outputs: Outputs) -> dict[str, Any]:
 
 
 def share_buffers(training: "Training", model: nn.Module) -> None:
-    """Give all ranks the main rank's buffers, as DDP does before each step, and as a checkpoint has them."""
+    """Give all ranks the main rank's buffers, as DDP does before each step. A checkpoint has the main rank's, too."""
     if training.accelerator.num_processes > 1:
         for buffer in model.buffers():
             torch.distributed.broadcast(buffer, 0)
 
 
 def _default_probe(training: "Training", batch: Any) -> Outputs | None:
-    """Return a probe that gives the loss on the first micro-batch, and the model's output for it; None without one."""
+    """Return a probe of the loss and the model's outputs on the first micro-batch; None if there is no such batch."""
     if batch is None:
         return None
 
@@ -103,14 +103,14 @@ def _default_probe(training: "Training", batch: Any) -> Outputs | None:
 
 
 def _take_loss(training: "Training", model: nn.Module, batch: Any) -> Tensor:
-    """Return the loss on a copy of the batch: a loss may change what it is given."""
+    """Return the loss on a copy of the batch, because a loss may change its batch."""
     with training.accelerator.autocast():
         return training.recipe.loss(model, copy.deepcopy(batch))
 
 
 @contextlib.contextmanager
 def _kept_extras(training: "Training") -> Iterator[None]:
-    """Put back whatever a loss does to what the recipe has registered: an average, a counter, a normaliser."""
+    """Restore the state of all extras after the block, because a loss may change one, such as a normaliser."""
     extras = {name: copy.deepcopy(extra.state_dict()) for name, extra in training.recipe.extras.items()}
     try:
         yield
@@ -120,17 +120,16 @@ def _kept_extras(training: "Training") -> Iterator[None]:
 
 
 def _take_gradient(training: "Training", batch: Any) -> str:
-    """Return a checksum of the gradient of the first micro-batch in training mode, and of its loss.
+    """Return a checksum of the first micro-batch's loss and gradient in training mode; empty without a batch.
 
-    It sees what a model in evaluation mode does not: dropout rates, statistics of the batch, whatever only training
-    reads. Empty if there is no first micro-batch.
+    It depends on state that evaluation mode doesn't read, such as dropout rates and statistics of the batch.
     """
     if batch is None:
         return ""
     model: nn.Module = training.accelerator.unwrap_model(training.model)
     members = (each for group in training.optimizer.param_groups for each in group["params"])
     named = zip(name_parameters(training), members, strict=True)
-    # By name: the order in which an optimizer gets its parameters may differ between processes.
+    # Sorted by name, because the order in which an optimizer gets its parameters may differ between processes.
     parameters = [each for _, each in sorted(named, key=lambda pair: pair[0]) if each.requires_grad]
     with undisturbed(model, training.optimizer) as kept, _kept_extras(training), torch.enable_grad():
         share_buffers(training, model)
@@ -141,13 +140,13 @@ def _take_gradient(training: "Training", batch: Any) -> str:
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
-            kept.put_back()  # reentrant checkpointing allows backward() alone
+            kept.put_back()  # reentrant checkpointing supports backward(), not autograd.grad
             share_buffers(training, model)
             with training.generators.borrowed(training.config.seed):
                 loss = _take_loss(training, model.train(), batch)
                 loss.backward()  # type: ignore[no-untyped-call]
                 gradient = tuple(each.grad for each in parameters)
-        dense = [each.to_dense() for each in gradient if each is not None]  # an embedding's may be sparse
+        dense = [each.to_dense() for each in gradient if each is not None]  # an embedding's gradient may be sparse
         return f"{checksum_together([loss, *dense]):016x}"
 
 

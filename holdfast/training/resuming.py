@@ -1,4 +1,4 @@
-"""The state of a checkpoint in this process, and the gate that it has to pass."""
+"""The resume of a checkpoint in this process, and the gate that the restored state has to pass."""
 
 import copy
 import re
@@ -26,12 +26,12 @@ SHOWN_NAMES = 3
 
 @dataclass
 class Resumed:
-    """What a resume did.
+    """The result of a resume.
 
     Attributes:
-        summary: the rates, the schedulers and the anneal offset that are now in force, for a person.
-        taken_over: hyperparameters that a changed setting has put in force.
-        note: how the probe differs, where that is only recorded.
+        summary: the rates, the schedulers and the anneal offset now in force, for a person.
+        taken_over: names of the hyperparameters that were changed on purpose and are now in force.
+        note: how the probe differs, if the gate only records a difference.
     """
 
     step: int
@@ -41,15 +41,15 @@ class Resumed:
 
 
 def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate, watch: Any) -> Resumed:
-    """The process has the checkpoint's state, and the gate is passed.
+    """Restore a checkpoint's state and pass it through the gate.
 
     Args:
-        watch: told how many micro-batches of how many were skipped, where a stream is read again.
+        watch: called with the numbers of skipped and of all micro-batches to skip, if a stream is read again.
 
     Raises:
         StateError: the state doesn't fit what the recipe built.
         ConfigDrift: the recipe builds other hyperparameters, though no setting and no code has changed.
-        GateTripped: what is in this process now isn't what was saved, or isn't healthy.
+        GateTripped: the restored state isn't the saved one, or isn't healthy.
     """
     saved = capturing.decode(payload)
     capturing.restore(training, saved)
@@ -80,7 +80,7 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
 
 
 def summarize(training: Training) -> str:
-    """Describe where rates, schedulers and anneals go on from, for a person; equal rates are named once."""
+    """Return a line about the rates, schedulers and anneals now in force, for a person; equal rates appear once."""
     rates = list(dict.fromkeys(f"{rate:.6g}" for rate in training.lrs))
     more = f" and {len(rates) - SHOWN_NAMES} more" if len(rates) > SHOWN_NAMES else ""
     schedulers = f"scheduler {', '.join(training.describe_schedulers())}" if training.schedulers else "no scheduler"
@@ -89,10 +89,10 @@ def summarize(training: Training) -> str:
 
 
 def _own_probe(training: Training, metadata: Metadata) -> Probe | None:
-    """Return the probe that this rank gave when it was saved; None if that isn't on record.
+    """Return the probe that this rank measured at the save; None if the checkpoint doesn't have it.
 
-    What a rank has for itself, such as a normaliser in ``extras``, may be in its probe. Older checkpoints have the
-    main rank's probe only.
+    Probes of ranks may differ, because each rank has extras of its own, such as a normaliser. Older checkpoints have
+    the main rank's probe only.
     """
     probes = metadata.rank_probes
     rank: int = training.accelerator.process_index
@@ -112,14 +112,14 @@ def _begin_data(training: Training, saved: Mapping[str, Any], metadata: Metadata
 
 
 def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any]) -> None:
-    """What would be saved now is what was loaded: nothing was forgotten, overwritten or taken from elsewhere."""
+    """Raise `GateTripped` if this process's state, captured again, differs from the loaded one in any value."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     has_same_gpus = all(len(rng["cuda"]) == gpus for rng in saved["rng"])
     different = [
         name
         for name in differences(payload, state.to_payload(_capture_as(training, saved)))
-        # What the recipe builds is looked at by itself; many a stream knows its position only when it is read; other
-        # GPUs keep random numbers of their own.
+        # Left out: built values, which `_check_built` compares; the data's position, which many streams know only once
+        # they are read; and the GPUs' generators if the number of GPUs differs.
         if not name.startswith(("built.", "data.")) and (has_same_gpus or not re.match(r"rng\.\d+\.cuda", name))
     ]
     if different:
@@ -128,11 +128,11 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
 
 
 def _capture_as(training: Training, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of this process in the form of a saved one: earlier versions numbered the parameters."""
+    """Return this process's state in the form of a saved one, which may be an earlier version's."""
     captured = capturing.capture(training)
     if not has_names(saved["optimizer"]):
         captured["optimizer"] = training.optimizer.state_dict()
-    if len(captured["extras"]) == 1:  # equal in all ranks, and kept once: each is compared with its rank's own
+    if len(captured["extras"]) == 1:  # all ranks are equal: repeat it, to compare with each rank's saved extras
         captured["extras"] = [copy.deepcopy(captured["extras"][0]) for _ in saved["extras"]]
     return captured
 
@@ -146,6 +146,6 @@ def _check_built(training: Training, payload: Payload) -> None:
             f"the recipe builds {shorten(names, SHOWN_NAMES)} otherwise than when it was saved, though no setting and "
             "no code that is known has changed",
             hint="an environment variable, a file, a module that Recipe(sources=...) should list? "
-            "--set 'resume.accept_drift=[\"built\"]' takes the new ones",
+            "--set 'resume.accept_drift=[\"built\"]' accepts the new values",
             fields={name: [] for name in names},
         )

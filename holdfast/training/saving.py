@@ -1,4 +1,4 @@
-"""A checkpoint of what is in this process, and what it says of itself."""
+"""A checkpoint of this process's training: the state is copied, written in the background, and described."""
 
 import json
 import time
@@ -19,7 +19,7 @@ from holdfast.training.probing import measure
 
 def begin_save(
     training: Training,
-    run: Store,
+    folder: Store,
     fingerprint: str,
     environment: dict[str, Any],
     then: Callable[[checkpoint.Saved], object] = lambda saved: None,
@@ -27,21 +27,23 @@ def begin_save(
     is_urgent: bool = True,
     train_s: float = 0.0,
 ) -> None:
-    """The state is copied, with the metrics of the steps since the last save; a durable checkpoint is made of it.
+    """Copy the state and begin to write a checkpoint of it, with the trail of the steps since the last save.
 
-    Training may go on meanwhile. Only the main rank writes. A save that is still on its way is waited for, first.
+    Training may continue once this returns. Only the main rank writes. If the save before is still being written, wait
+    for it first.
 
     Args:
-        environment: what it was trained on, and the record of code, packages, files and built values.
-        then: see `checkpoint.Saver.begin`.
-        is_urgent: likewise.
+        folder: the folder to write the checkpoint to.
+        environment: the machine, and the record of code, packages, files and built values.
+        then: called with the checkpoint once it is durable; see `checkpoint.Saver.begin`.
+        is_urgent: see `checkpoint.Saver.begin`.
         train_s: seconds that the steps since the last save took.
 
     Raises:
-        Unhealthy: the model is; nothing was saved.
+        Unhealthy: the model is unhealthy; nothing was saved.
         StoreError: the save before has failed.
     """
-    lines = training.read_metrics()  # which waits for the device: so long it still trains
+    lines = training.read_metrics()  # waits for the device, which counts as training, not as the stall of a save
     began = time.monotonic()
     probe = measure(training)
     found = training.gather(check_health(probe, training.recipe.health, training.probe))
@@ -57,8 +59,8 @@ def begin_save(
         rank_probes = rank_probes[:1]
     captured = capture(training)
     if training.accelerator.is_main_process:
-        training.saver.wait()  # whose checkpoint this one continues
-        stall_s: Future[float] = Future()  # a small checkpoint is durable before it is known
+        training.saver.wait()  # it sets training.parent
+        stall_s: Future[float] = Future()  # `note` may run before the stall has ended
 
         def note(saved: checkpoint.Saved) -> None:
             training.parent = saved.metadata.checkpoint_sha256
@@ -71,7 +73,7 @@ def begin_save(
             "environment": environment,
         }  # fmt: skip
         try:
-            training.saver.begin(run, state.to_payload(captured), described, text, note, is_urgent=is_urgent)
+            training.saver.begin(folder, state.to_payload(captured), described, text, note, is_urgent=is_urgent)
         finally:
             stall_s.set_result(time.monotonic() - began)
     training.metrics = []
@@ -79,7 +81,7 @@ def begin_save(
 
 
 def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
-    """The fields of `checkpoint.Metadata` that are about what was trained."""
+    """Return the fields of `checkpoint.Metadata` that describe the training."""
     progress = training.progress
     epoch, within = divmod(progress.step, training.steps_per_epoch)
     rates, in_progress = training.first_lrs[:epoch], training.first_lrs[epoch:]
@@ -108,5 +110,5 @@ def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
 
 
 def count_params(training: Training) -> int:
-    """How many numbers the model has; tied ones count once."""
+    """Return the number of the model's parameters, in scalars; tied ones count once."""
     return sum(parameter.numel() for parameter in training.model.parameters())

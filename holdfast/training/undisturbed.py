@@ -1,4 +1,4 @@
-"""A model that is looked at, and afterwards is what it was: what a forward pass may change is put back."""
+"""A block that runs a model and then undoes everything that a forward pass may change."""
 
 import contextlib
 from collections import deque
@@ -11,24 +11,25 @@ from torch.nn.parameter import is_lazy
 
 from holdfast.errors import RecipeError
 
-# Attributes of this many items are copied, so that what was added or taken away is put back; longer ones are not.
+# Containers of up to this many items are copied, to undo additions and removals; longer ones aren't.
 MOST_ITEMS = 1000
 
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator["Kept"]:
-    """Set the model to evaluation mode for the block, and put it back to what it was afterwards.
+    """Set the model to evaluation mode for the block, and restore it afterwards.
 
-    Put back are, of each module: buffers and other tensors, with their values; its training mode; its attributes,
-    submodules and hooks (lists, dicts, sets and deques of up to `MOST_ITEMS` items with what is in them); and of each
-    parameter its gradient and ``requires_grad``. A loss may step another optimizer, as a critic's: parameters that
-    learn and aren't in this one are put back, too. Tensors that are put back take their memory once more.
+    For each module this restores the buffers and other tensors with their values, the training mode, and the
+    attributes, submodules and hooks (also the items of lists, dicts, sets and deques, up to `MOST_ITEMS`). For each
+    parameter it restores the gradient and ``requires_grad``. Parameters that learn and aren't in this optimizer are
+    restored, too, because a loss may step another optimizer, such as a critic's. The copies of tensors need as much
+    memory as the tensors.
 
     Yields:
-        Kept: its `put_back` undoes what happened so far.
+        Kept: its `put_back` undoes the changes so far.
 
     Raises:
-        RecipeError: one of the optimizer's parameters has changed in the block.
+        RecipeError: the block has changed one of the optimizer's parameters.
     """
     kept = Kept(model, optimizer)
     model.eval()
@@ -40,7 +41,7 @@ def undisturbed(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[
 
 
 class Kept:
-    """What a model was."""
+    """A model's state, to put back after a block of `undisturbed`."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         own = {id(each) for group in optimizer.param_groups for each in group["params"]}
@@ -55,7 +56,7 @@ class Kept:
             if not is_lazy(value)
         }
         for _, parameter, *_ in self._parameters:
-            parameter.grad = None  # what the block adds up goes nowhere
+            parameter.grad = None  # gradients of the block don't add to those of training
 
     def _list_tensors(self) -> Iterator[torch.Tensor]:
         for module, attributes, _ in self._modules:
@@ -63,10 +64,10 @@ class Kept:
             yield from (value for value in attributes.values() if isinstance(value, torch.Tensor))
 
     def put_back(self) -> None:
-        """Undo what has happened to the model."""
+        """Undo all changes to the model since this object was made."""
         for module, attributes, copies in self._modules:
             for container, items in [(vars(module), attributes), *copies]:
-                if not _has_items(container, items):  # compiled code is compiled again where a dict was touched
+                if not _has_items(container, items):  # torch.compile compiles again if a module's dict was written to
                     container.clear()
                     (container.update if isinstance(container, dict | set) else container.extend)(items)
         with torch.no_grad():
@@ -77,12 +78,12 @@ class Kept:
             parameter.grad = grad
 
     def check_parameters(self) -> None:
-        """Raise RecipeError if a parameter has changed: copies of all of them would take as much memory again."""
+        """Raise RecipeError if a parameter has changed. Restoring all would need a second copy of the weights."""
         for name, parameter, *_, version in self._parameters:
             if _version_of(parameter) != version and id(parameter) not in self._tensors:
                 raise RecipeError(
-                    f"the parameter {name} changed while the model was only looked at",
-                    hint="probe, and loss where there is no probe, may not change weights",
+                    f"the parameter {name} changed while the model was evaluated or probed",
+                    hint="evaluate, probe and loss may not change weights",
                 )
 
 
@@ -97,7 +98,7 @@ def _copy_items(module: nn.Module) -> list[tuple[Any, Any]]:
 
 
 def _has_items(container: Any, items: Any) -> bool:
-    """Whether a container has the very objects that it had, in their order."""
+    """Return whether a container has exactly these objects (by identity), in this order."""
     if len(container) != len(items):
         return False
     if isinstance(container, dict):

@@ -1,9 +1,10 @@
-"""State that the functions of a recipe can reach and that nobody registered, so that no checkpoint has it.
+"""The search for unregistered state: state that a recipe's functions can reach and that no checkpoint has.
 
-The search begins at the recipe's functions, its data and its model, and follows what Python lets a function name:
-closures, defaults, globals, bound objects, attributes and containers. It finds objects that can save their state, and
-generators. What is registered (model, optimizer, schedulers, extras, a stream that keeps its position, and all that is
-inside of them) is left out, and so is a wrapper all of whose tensors are registered: a compiled model, say.
+The search begins at the recipe's functions, its data and its model. It follows everything that a Python function can
+name: closures, defaults, globals, bound objects, attributes and containers. It finds objects with ``state_dict`` and
+``load_state_dict``, and random generators. It leaves out registered objects (model, optimizer, schedulers, extras, a
+stream that keeps its position) with everything inside them, and wrappers, such as a compiled model, whose tensors are
+all registered.
 """
 
 import dis
@@ -27,12 +28,12 @@ from holdfast.data import is_stream
 from holdfast.location import is_own_code
 from holdfast.recipe import Recipe
 
-# A search ends somewhere, however much a recipe holds.
+# Limits of one search: objects in all, and items of one container.
 MAX_OBJECTS = 20_000
 MAX_ITEMS = 256
 
 FUNCTIONS = ("loss", "after_step", "evaluate", "probe", "collate")
-# Each has its state in the checkpoint already.
+# A checkpoint has the states of these generators already.
 GLOBAL_GENERATORS = (random._inst, np.random.mtrand._rand, torch.default_generator)
 READERS: dict[type, Callable[[Any], Any]] = {
     random.Random: lambda each: each.getstate(),
@@ -49,10 +50,10 @@ class Unregistered:
     """An object with state that no checkpoint has.
 
     Args:
-        name: how the recipe's code reaches it, from a variable on: ``learner.target``.
-        kind: its class.
-        reached_by: the recipe's function, or ``data`` or ``model``.
-        sha256: of its state; empty where that can't be read.
+        name: the object's name in the recipe's code, from a variable on: ``learner.target``.
+        kind: the name of its class.
+        reached_by: the recipe's field from which the search found it, such as ``loss``, ``data`` or ``model``.
+        sha256: the SHA-256 of its state; empty if the state can't be read.
         is_generator: whether it is a generator of random numbers.
         is_copy: whether it looks like a copy of the model, such as an average or a target network.
     """
@@ -66,7 +67,7 @@ class Unregistered:
 
     @property
     def remedy(self) -> str:
-        """Return the line of the recipe that registers it."""
+        """Return the line for the recipe that would register the object."""
         key = re.findall(r"[^\W\d]\w*", self.name)[-1]
         if self.is_generator:
             return f'extras={{"{key}": ...}}, an object whose state_dict has the state of {self.name}'
@@ -76,13 +77,13 @@ class Unregistered:
 
 
 def find_unregistered(recipe: Recipe) -> list[Unregistered]:
-    """Return what has state, can be reached by the recipe's functions, and isn't registered, each once."""
+    """Return each unregistered object with state that the recipe's functions can reach."""
     registered = _registered(recipe)
     ids, tensors = _ids_of(registered), _tensors_of(registered)
     found: dict[int, tuple[str, str, Any]] = {}
     for root, start, value in _roots(recipe):
         for name, each in _walk(start, value, ids):
-            # A variable's name says more than the self of a method that was met before.
+            # A variable's name replaces the name "self" from a method that was found before.
             is_new = id(each) not in found or (found[id(each)][0] == "self" and name != "self")
             if is_new and _has_state(each) and not _is_known(each, tensors):
                 found[id(each)] = (name, root, each)
@@ -112,10 +113,10 @@ def _modules(value: Any) -> Iterator[nn.Module]:
 
 
 def _ids_of(parts: list[Any]) -> set[int]:
-    """Return the ids of the parts, and of all objects with state that are inside of them."""
+    """Return the ids of the parts and of all objects with state inside them."""
     ids = {id(part) for part in parts}
     for part in parts:
-        # A module's parts are its submodules: a module in a plain list of it isn't saved with it.
+        # For a module `_modules` has listed its submodules. A module in a plain list is not saved with its owner.
         if not isinstance(part, nn.Module):
             ids |= {id(each) for _, each in _walk("", part, set(), is_inside=True) if _has_state(each)}
     return ids
@@ -127,7 +128,7 @@ def _tensors_of(parts: list[Any]) -> set[int]:
 
 
 def _is_known(value: Any, tensors: set[int]) -> bool:
-    """Return whether a module has no state, or has only tensors that are registered."""
+    """Return whether a value is a module whose tensors, if any, are all registered."""
     if not isinstance(value, nn.Module):
         return False
     return {id(tensor) for tensor in (*value.parameters(), *value.buffers())} <= tensors
@@ -137,7 +138,7 @@ def _is_known(value: Any, tensors: set[int]) -> bool:
 
 
 def _roots(recipe: Recipe) -> Iterator[tuple[str, str, Any]]:
-    """Yield where the search begins: what it is, the name of it, and it."""
+    """Yield each object at which the search begins, after its root (for `reached_by`) and its name."""
     for field in (*FUNCTIONS, "schedule", "data"):
         yield field, field, getattr(recipe, field)
     for name, module in recipe.model.named_modules():
@@ -147,11 +148,13 @@ def _roots(recipe: Recipe) -> Iterator[tuple[str, str, Any]]:
 
 
 def _walk(root: str, value: Any, registered: set[int], *, is_inside: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield what can be reached, nearest first, each under its name; what is in an object with state is its own.
+    """Yield the objects that can be reached from a value, nearest first, each after its name.
+
+    The search doesn't enter an object with state, because such an object saves its own parts.
 
     Args:
-        registered: ids of what isn't looked into.
-        is_inside: look into objects with state, too, and not into functions.
+        registered: ids of objects that are neither yielded nor entered.
+        is_inside: enter objects with state, but no functions.
     """
     waiting = deque([("" if isinstance(value, types.FunctionType | functools.partial) else root, value)])
     seen = {id(value)}
@@ -200,7 +203,7 @@ def _attributes(name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any
 
 
 def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the variables that a function can name, but for its own: those of a library's globals are left out."""
+    """Yield the variables that a function can name, except its locals and the globals of a library."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -262,7 +265,7 @@ def _read(value: Any) -> Any:
 
 
 def _payload(value: Any) -> Payload | None:
-    """Return an object's state; None where it can't be read, whatever its own code raises."""
+    """Return an object's state as a payload; None if reading it raises any error."""
     try:
         return state.to_payload(_read(value))
     except Exception:
@@ -270,16 +273,16 @@ def _payload(value: Any) -> Payload | None:
 
 
 def _digest(value: Any) -> str:
-    """Return the SHA-256 of an object's state; empty where it can't be read."""
+    """Return the SHA-256 of an object's state; empty if the state can't be read."""
     payload = _payload(value)
     return "" if payload is None else hashlib.sha256(b"".join(map(bytes, serialize(payload)))).hexdigest()
 
 
 def _is_copy(value: Any, model: nn.Module, random_parts: set[str]) -> bool:
-    """Return whether an object has tensors of the model's shapes, or is a module that is a copy of a part of it.
+    """Return whether an object has tensors of all the model's shapes, or is a module that copies a part of the model.
 
-    An average or a target network may not change for thousands of steps. A part counts where it is equal to the bit,
-    and not only by its construction, as two fresh layer norms are.
+    Such an object, an average or a target network, matters even if it doesn't change for thousands of steps. A part
+    counts as a copy if its random parameters are equal to the bit; two fresh layer norms are equal by construction.
     """
     payload = _payload(value)
     tensors = payload.tensors if payload else {}

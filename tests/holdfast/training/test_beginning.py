@@ -137,7 +137,12 @@ def test_what_only_the_checkpoint_has_can_be_left_there(tmp_path: Path) -> None:
         ({"has_value": True}, {}, "the checkpoint has no value.bias", 'reset = ["value.bias"] leaves it'),
         ({"width": 5}, {}, r"head.bias is \(3,\) in the checkpoint, \(5,\) in the model", 'reset = ["head.bias"]'),
         ({"width": 5}, {"reset": ["head.bias"]}, r"head.weight is \(3, 6\) .* \(5, 6\)", 'reset = ["head.weight"]'),
-        ({}, {"extras": ["averaeg"]}, "init_from.extras: there is no 'averaeg' in both", "did you mean average?"),
+        (
+            {},
+            {"extras": ["averaeg"]},
+            "init_from.extras: 'averaeg' isn't both in the checkpoint and in the recipe",
+            "did you mean average?",
+        ),
         ({"groups": 2}, {"load_optimizer": True}, r"groups of \[2, 6\] tensors, the saved one \[8\]", "= false"),
     ],
 )  # fmt: skip

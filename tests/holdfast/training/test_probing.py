@@ -170,7 +170,7 @@ def test_what_changes_a_weight_where_it_may_only_look_is_refused(tmp_path: Path,
         return {}
 
     training.recipe.probe = training.recipe.evaluate = change
-    with pytest.raises(RecipeError, match=r"the parameter 0\.weight changed while the model was only looked at"):
+    with pytest.raises(RecipeError, match=r"the parameter 0\.weight changed while the model was evaluated or probed"):
         look(training)
 
 

@@ -251,7 +251,7 @@ def test_what_was_saved_differently_than_it_is_now_trips_the_probe(tmp_path: Pat
         (lambda saved: saved["schedulers"].pop(), "the saved schedulers doesn't fit .* 1 were saved, and there are 2"),
         (
             lambda saved: saved.update(scaler={"scale": 1.0}),
-            "the saved scaler doesn't fit .* one of the two is missing",
+            "the saved scaler doesn't fit .* it is missing from the recipe",
         ),
         (lambda saved: saved["extras"][0].pop("average"), "the saved extra average doesn't fit .* missing"),
         (lambda saved: saved["extras"][0].update(other={}), "the saved extra other doesn't fit .* registers none"),
