@@ -47,7 +47,6 @@ class Report(Observer):
         self._has_warned = False
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._run,), name="reporting", daemon=True)
-        self._thread.start()
 
     def progressed(self, attempt: Attempt, progress: Progress) -> None:
         if time.monotonic() - self._last_sent > BAR_EVERY_S:
@@ -64,11 +63,14 @@ class Report(Observer):
     def ended(self, attempt: Attempt) -> None:
         self._done.set()
         self._news.set()
-        self._thread.join(SENT_WITHIN_S)
+        if self._thread.is_alive():
+            self._thread.join(SENT_WITHIN_S)
 
     def _send(self, name: str, show: Callable[..., None], *arguments: Any) -> None:
         self._pending[name] = functools.partial(show, *arguments)
         self._news.set()
+        if self._thread.ident is None:  # not earlier: nothing ends it if the attempt is never made
+            self._thread.start()
 
     def _show_bar(self, attempt: Attempt, step: int, text: str) -> None:
         percent = 100.0 * step / attempt.total_steps
