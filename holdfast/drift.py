@@ -79,7 +79,7 @@ def check_drift(
     is_unexplained = not has_same_settings and all(change.kind in PREFIXES for change in changes)
     if not refused and not is_unexplained:
         return changes
-    first = _head(refused)
+    first = _first_line(refused)
     if is_unexplained or any(change.kind not in PREFIXES for change in refused):
         saved, current = saved_fingerprint[:SHOWN_HASH_CHARS], current_fingerprint[:SHOWN_HASH_CHARS]
         first = f"settings differ: saved {saved}, now {current}"
@@ -94,7 +94,7 @@ def check_drift(
     )
 
 
-def _head(refused: Sequence[Change]) -> str:
+def _first_line(refused: Sequence[Change]) -> str:
     """Return the first line of an error that refuses code, files or built values, but no setting."""
     kinds = {change.kind for change in refused}
     if kinds == {"built"}:

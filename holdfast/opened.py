@@ -63,7 +63,7 @@ def watch() -> Iterator[Opened]:
     """Record the files that this process opens inside the block, in every thread."""
     global _is_hooked
     if not _is_hooked:  # an audit hook can't be removed; outside of a block it costs 0.1 microseconds for each event
-        sys.addaudithook(_hear)
+        sys.addaudithook(_record_event)
         _is_hooked = True
     opened = Opened()
     _watching.append(opened)
@@ -73,7 +73,7 @@ def watch() -> Iterator[Opened]:
         _watching.remove(opened)
 
 
-def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+def _record_event(event: str, arguments: tuple[Any, ...]) -> None:
     if _watching and event == "open":
         for opened in _watching:
             opened.note(*arguments)

@@ -16,7 +16,7 @@ def differences(a: Payload, b: Payload) -> list[str]:
 
     The first part of a name is the component, for example ``model`` or ``optimizer``.
     """
-    return sorted(_differ(a.tree, b.tree, "", a, b))
+    return sorted(_find_differences(a.tree, b.tree, "", a, b))
 
 
 def shorten(names: list[str], shown: int) -> str:
@@ -25,26 +25,26 @@ def shorten(names: list[str], shown: int) -> str:
     return ", ".join(names[:shown]) + more
 
 
-def _differ(x: Any, y: Any, name: str, a: Payload, b: Payload) -> list[str]:
+def _find_differences(x: Any, y: Any, name: str, a: Payload, b: Payload) -> list[str]:
     if isinstance(x, dict) and isinstance(y, dict) and x.keys() == y.keys():
         if len(x) == 1 and (mark := next(iter(x))).startswith("$"):
-            return _marked_differ(mark, x[mark], y[mark], name, a, b)
-        return [found for key in x for found in _differ(x[key], y[key], _join(name, key), a, b)]
+            return _find_marked_differences(mark, x[mark], y[mark], name, a, b)
+        return [found for key in x for found in _find_differences(x[key], y[key], _join(name, key), a, b)]
     if isinstance(x, dict) and isinstance(y, dict) and not _is_marked(x) and not _is_marked(y):
         lacking = [_join(name, key) for key in x.keys() ^ y.keys()]
         return lacking + [
-            found for key in x.keys() & y.keys() for found in _differ(x[key], y[key], _join(name, key), a, b)
+            found for key in x.keys() & y.keys() for found in _find_differences(x[key], y[key], _join(name, key), a, b)
         ]
     if isinstance(x, list) and isinstance(y, list) and len(x) == len(y):
         return [
             found
             for index, (left, right) in enumerate(zip(x, y, strict=True))
-            for found in _differ(left, right, _join(name, index), a, b)
+            for found in _find_differences(left, right, _join(name, index), a, b)
         ]
     return [] if x == y and type(x) is type(y) else [name or "(everything)"]
 
 
-def _marked_differ(mark: str, x: Any, y: Any, name: str, a: Payload, b: Payload) -> list[str]:
+def _find_marked_differences(mark: str, x: Any, y: Any, name: str, a: Payload, b: Payload) -> list[str]:
     if mark in ("$tensor", "$array"):
         one, other = a.tensors[x], b.tensors[y]
         # The names must be equal too: tied tensors share one name, so another name means another tie.
@@ -57,10 +57,10 @@ def _marked_differ(mark: str, x: Any, y: Any, name: str, a: Payload, b: Payload)
         lacking = [_join(name, shown[key]) for key in left.keys() ^ right.keys()]
         both = left.keys() & right.keys()
         return lacking + [
-            found for key in both for found in _differ(left[key], right[key], _join(name, shown[key]), a, b)
+            found for key in both for found in _find_differences(left[key], right[key], _join(name, shown[key]), a, b)
         ]
     if mark == "$tuple":
-        return _differ(x, y, name, a, b)
+        return _find_differences(x, y, name, a, b)
     return [] if x == y else [name]
 
 
@@ -70,11 +70,11 @@ def _has_same_bytes(one: Tensor, other: Tensor) -> bool:
 
     return all(
         np.array_equal(np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8))
-        for left, right in _aligned(one.pieces, other.pieces)
+        for left, right in _align(one.pieces, other.pieces)
     )
 
 
-def _aligned(ones: tuple[Piece, ...], others: tuple[Piece, ...]) -> Iterator[tuple[memoryview, memoryview]]:
+def _align(ones: tuple[Piece, ...], others: tuple[Piece, ...]) -> Iterator[tuple[memoryview, memoryview]]:
     """Yield blocks of at most COMPARED_BYTES from the same positions of two tensors of equal size.
 
     The two tensors may be cut into pieces at different places.

@@ -61,7 +61,7 @@ def read_sums(folder: Store, path: str, parts: Sequence[FileRecord]) -> Sums | N
         return None
 
 
-def disagree(before: Sums | None, losses: Sequence[Any], after: Sums | None, steps_per_epoch: int) -> str:
+def find_disagreement(before: Sums | None, losses: Sequence[Any], after: Sums | None, steps_per_epoch: int) -> str:
     """Return the reason why a state can't have been trained from its parent; empty if the losses agree.
 
     Args:

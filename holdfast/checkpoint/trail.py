@@ -71,7 +71,7 @@ def read_known_trail(folder: Store, path: str, step: int) -> Trail:
     return trail if trail.step == step else Trail(step)
 
 
-def continues(parent: Trail, child: Trail) -> str:
+def find_break(parent: Trail, child: Trail) -> str:
     """Return the reason why a checkpoint can't have been trained from its parent; empty if its trail continues.
 
     Args:

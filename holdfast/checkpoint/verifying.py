@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from holdfast.checkpoint.files import hash_file
 from holdfast.checkpoint.format import PAYLOAD, Payload, deserialize, is_part, part_name
 from holdfast.checkpoint.metadata import METADATA, METRICS, Metadata, Saved, content_id, is_folder_name, step_of
-from holdfast.checkpoint.progress import Sums, disagree, read_sums
-from holdfast.checkpoint.trail import Trail, continues, read_known_trail, read_trail
+from holdfast.checkpoint.progress import Sums, find_disagreement, read_sums
+from holdfast.checkpoint.trail import Trail, find_break, read_known_trail, read_trail
 from holdfast.errors import CheckpointDamaged, NameMissing, RecordDamaged, RunStopped
 from holdfast.journal import Commit, FileRecord, read_record
 from holdfast.memory import Buffers, Priority
@@ -66,10 +66,10 @@ def read_payload(folder: Store, commit: Commit, buffers: Buffers | None = None) 
     """
     parts = find_parts(commit)
     others = [file for file in commit.files if file not in parts]
-    damaged = _find(functools.partial(_verify_file, folder, commit.path), others)
-    damaged = damaged or _find(functools.partial(_size_damage, folder, commit.path), parts)
+    damaged = _check_files(functools.partial(_verify_file, folder, commit.path), others)
+    damaged = damaged or _check_files(functools.partial(_size_damage, folder, commit.path), parts)
     if damaged:
-        raise _damage(commit, damaged)
+        raise _damage_error(commit, damaged)
     buffers = buffers or Buffers()
     try:
         images = [buffers.lend(number, part.size_bytes) for number, part in enumerate(parts)]
@@ -80,8 +80,8 @@ def read_payload(folder: Store, commit: Commit, buffers: Buffers | None = None) 
         ) from None
     with ThreadPoolExecutor(READERS, "read") as readers:
         fill = functools.partial(_fill, folder, commit.path, dict(zip(parts, images, strict=True)), readers)
-        if damaged := _find(fill, parts, waits=True):  # the next read may use the same memory
-            raise _damage(commit, damaged)
+        if damaged := _check_files(fill, parts, waits=True):  # the next read may use the same memory
+            raise _damage_error(commit, damaged)
     return deserialize(images)
 
 
@@ -146,7 +146,7 @@ def check_saved(folder: Store, saved: Saved) -> None:
     Raises:
         CheckpointDamaged: a file is missing or has another size, or the content id is not that of the parts.
     """
-    damaged = _find(functools.partial(_size_damage, folder, saved.path), saved.files)
+    damaged = _check_files(functools.partial(_size_damage, folder, saved.path), saved.files)
     found = content_id([file for file in saved.files if is_part(file.name)])
     if found != saved.metadata.checkpoint_sha256:
         damaged.append(FileDamage(saved.path, PAYLOAD, saved.metadata.checkpoint_sha256, found))
@@ -167,7 +167,7 @@ def verify(
         is_urgent: False gives the reading threads the lowest priority, so that training goes first.
     """
     priority = None if is_urgent else Priority()
-    return _find(functools.partial(_verify_file, folder, commit.path, watch=watch), commit.files, priority)
+    return _check_files(functools.partial(_verify_file, folder, commit.path, watch=watch), commit.files, priority)
 
 
 def _verify_file(
@@ -190,7 +190,7 @@ def _size_damage(folder: Store, path: str, file: FileRecord) -> FileDamage | Non
     return None
 
 
-def _find(
+def _check_files(
     check: Callable[[FileRecord], FileDamage | None],
     files: Sequence[FileRecord],
     priority: Priority | None = None,
@@ -253,12 +253,12 @@ def find_orphans(
         before = before or (read_known_trail(folder, head.path, head.step) if head else Trail(0))
         try:
             trail = read_trail(folder, path)
-            problem = continues(before, trail) or _misses_the_end(trail, metadata)
-            problem = problem or _disagrees(folder, head, path, metadata, trail, steps_per_epoch)
+            problem = find_break(before, trail) or _find_wrong_end(trail, metadata)
+            problem = problem or _find_wrong_sums(folder, head, path, metadata, trail, steps_per_epoch)
             if problem:
                 raise RecordDamaged(problem)
             described = hash_file(folder, path, METADATA)
-            damaged = _find(functools.partial(_verify_file, folder, path), metadata.parts)
+            damaged = _check_files(functools.partial(_verify_file, folder, path), metadata.parts)
         except NameMissing:
             continue
         except RecordDamaged as error:
@@ -269,19 +269,19 @@ def find_orphans(
             yield Saved(path=path, files=[*metadata.parts, trail.file, described], metadata=metadata)
 
 
-def _misses_the_end(trail: Trail, metadata: Metadata) -> str:
+def _find_wrong_end(trail: Trail, metadata: Metadata) -> str:
     last = metadata.optimizer_steps_total
     return "" if trail.step == last else f"its trail ends with step {trail.step} and not with step {last}"
 
 
-def _disagrees(
+def _find_wrong_sums(
     folder: Store, head: Commit | None, path: str, metadata: Metadata, trail: Trail, steps_per_epoch: int
 ) -> str:
     before = read_sums(folder, head.path, find_parts(head)) if head else Sums()
-    return disagree(before, trail.losses, read_sums(folder, path, metadata.parts), steps_per_epoch)
+    return find_disagreement(before, trail.losses, read_sums(folder, path, metadata.parts), steps_per_epoch)
 
 
-def _damage(commit: Commit, damaged: list[FileDamage]) -> CheckpointDamaged:
+def _damage_error(commit: Commit, damaged: list[FileDamage]) -> CheckpointDamaged:
     return CheckpointDamaged(
         f"checkpoint {commit.path} (commit {commit.number}) is damaged: {'; '.join(map(str, damaged))}",
         hint="the run continues from the newest checkpoint that verifies",

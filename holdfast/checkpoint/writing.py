@@ -61,7 +61,7 @@ def write_checkpoint(
 ) -> Saved:
     """Write all files of a checkpoint durably, and return the saved checkpoint; see `Saver.begin`."""
     natural = folder_name(metadata["optimizer_steps_total"], metadata["steps_per_epoch"])
-    for path in _names_from(natural):
+    for path in _candidate_names(natural):
         if {name for name in folder.list(path) if is_part(name)} - {part.name for part in parts}:
             continue  # a dead attempt left parts of another cut
         try:
@@ -130,7 +130,7 @@ def _copy_part(folder: Store, path: str, part: File) -> bool:
         return False
 
 
-def _names_from(natural: str) -> Iterator[str]:
+def _candidate_names(natural: str) -> Iterator[str]:
     yield natural
     number = 2
     while True:

@@ -27,7 +27,7 @@ from holdfast.data.content import digest_content
 from holdfast.data.order import Order, digest
 from holdfast.errors import RecipeError, StateError
 
-SAY_EVERY_S = 5.0
+REPORT_EVERY_S = 5.0
 # Source: unix(7): a socket's path has at most 107 bytes. multiprocessing adds /pymp-12345678/listener-12345678 to it.
 SOCKET_FOLDER_BYTES = 107 - 32
 SHORT_FOLDER = "/tmp"
@@ -111,9 +111,9 @@ class Batches:
             data,
             batch_size=None if sampler is None else 1,
             batch_sampler=sampler,
-            collate_fn=_as_it_is,
+            collate_fn=_return_unchanged,
             num_workers=self._workers,
-            worker_init_fn=_outlive_signals,
+            worker_init_fn=_ignore_signals,
             # Without a generator, the loader's iterator draws its base seed from the global one.
             generator=torch.Generator().manual_seed(self._seed),
             multiprocessing_context="spawn" if self._workers else None,
@@ -124,12 +124,12 @@ class Batches:
         self._batches = iter(self._loader)
 
     def _skip(self, number: int, watch: Watch) -> bool:
-        said = time.monotonic()
+        reported = time.monotonic()
         for done in range(number):
             next(self)
-            if time.monotonic() - said > SAY_EVERY_S:
+            if time.monotonic() - reported > REPORT_EVERY_S:
                 watch(done, number)
-                said = time.monotonic()
+                reported = time.monotonic()
         return True
 
     def __next__(self) -> tuple[str, Any]:
@@ -269,11 +269,11 @@ def shorten_socket_paths() -> None:
             tempfile.tempdir = usual
 
 
-def _as_it_is(batch: Any) -> Any:
+def _return_unchanged(batch: Any) -> Any:
     return batch
 
 
-def _outlive_signals(worker: int) -> None:
+def _ignore_signals(worker: int) -> None:
     # A signal to the process group is meant for the rank, which still needs its workers to finish the current step.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -10,7 +10,7 @@ from torch import nn
 
 from holdfast import Recipe
 from holdfast.checkpoint import Saved, find_orphans
-from holdfast.checkpoint.progress import Sums, disagree
+from holdfast.checkpoint.progress import Sums, find_disagreement
 from holdfast.journal import Commit
 from holdfast.store.local import LocalStore
 from holdfast.training import Training
@@ -85,4 +85,4 @@ def test_the_first_checkpoint_of_another_run_in_the_same_folder_is_adopted(tmp_p
     ],
 )
 def test_losses_follow_from_the_parents(before: Any, losses: Any, after: Any, is_same: bool) -> None:
-    assert (disagree(before, losses, after, STEPS_PER_EPOCH) == "") is is_same
+    assert (find_disagreement(before, losses, after, STEPS_PER_EPOCH) == "") is is_same

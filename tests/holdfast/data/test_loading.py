@@ -293,7 +293,7 @@ def test_noise_in_a_stream_is_the_same_from_any_start(stream: Any, step: int) ->
 
 
 def test_reading_again_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.data.loading.SAY_EVERY_S", -1.0)
+    monkeypatch.setattr("holdfast.data.loading.REPORT_EVERY_S", -1.0)
     told: list[tuple[int, int]] = []
     batches = of_stream(Numbers())
     batches.begin(2, STEPS, watch=lambda done, total: told.append((done, total)))
