@@ -5,12 +5,8 @@ from holdfast.checkpoint.files import hash_file
 from holdfast.checkpoint.format import (
     HEADER_METADATA,
     PAYLOAD,
-    Payload,
-    Tensor,
-    copy_pieces,
     cut,
     deserialize,
-    in_memory,
     is_part,
     serialize,
 )
@@ -25,6 +21,7 @@ from holdfast.checkpoint.metadata import (
     is_folder_name,
     step_of,
 )
+from holdfast.checkpoint.payload import Payload, Tensor, copy_pieces, in_memory
 from holdfast.checkpoint.saving import Saver, count_cores, save
 from holdfast.checkpoint.verifying import (
     FileDamage,

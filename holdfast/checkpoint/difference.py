@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast.checkpoint.format import Payload, Piece, Tensor, in_memory
+from holdfast.checkpoint.payload import Payload, Piece, Tensor, in_memory
 
 # NumPy's intermediate result for a block of this size fits into a processor's cache.
 COMPARED_BYTES = 2**18

@@ -6,20 +6,18 @@ files, and nothing in them can be executed. `FORMAT.md` in the package specifies
 Source: https://huggingface.co/docs/safetensors, "Format".
 """
 
-# A little over 300 lines: cutting a payload and joining it again are the two halves of one format.
-
 import bisect
-import ctypes
 import functools
 import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from holdfast.canonical import dump_json
+from holdfast.checkpoint.payload import Payload, Piece, Tensor, in_memory
 from holdfast.config import PART_BYTES
 from holdfast.errors import CheckpointDamaged
 from holdfast.store import Bytes
@@ -27,11 +25,11 @@ from holdfast.store import Bytes
 PAYLOAD = "checkpoint.safetensors"
 PART = re.compile(r"checkpoint(-\d{5}-of-\d{5})?\.safetensors")
 
-# A large state is cut into about PARTS parts, each at least LEAST_PART_BYTES and at most `part_bytes` large.
+# A large state is cut into about PARTS parts, but into fewer if they would be smaller than LEAST_PART_BYTES.
 PARTS = 16
 LEAST_PART_BYTES = 16 * 2**20
 # Small tensors (counters, generator states, adapters) change at every step. They get parts of their own, so that a part
-# of large frozen tensors stays the same from save to save. Small is less than SMALL_BYTES or than a 64th of a part.
+# of large frozen tensors stays the same from save to save. Small means below SMALL_BYTES, or below a 64th of a part.
 SMALL_BYTES = 2**16
 SMALL_SHARE = 64
 
@@ -45,77 +43,6 @@ ITEM_BYTES = {
     "U32": 4, "I32": 4, "F32": 4,
     "U64": 8, "I64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
-
-
-class Source(Protocol):
-    """A tensor's bytes on any device, copied only on request.
-
-    Attributes:
-        address: the address of the bytes if they are contiguous in this process's memory; otherwise 0.
-    """
-
-    address: int
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, piece: slice, /) -> "Source": ...
-
-    def in_memory(self) -> Bytes:
-        """Return the bytes: a view if they are in this process's memory, otherwise a copy."""
-
-    def copy_to(self, target: memoryview, /) -> None:
-        """Copy the bytes to the target, and wait until the copy is done."""
-
-
-Piece = Bytes | Source
-
-
-def in_memory(piece: Piece) -> Bytes:
-    """Return the bytes of a piece, copied only if they are not in this process's memory."""
-    return piece if isinstance(piece, Bytes) else piece.in_memory()
-
-
-def copy_pieces(pieces: Iterable[Piece], target: memoryview) -> None:
-    """Copy the pieces to the target, one after the other, and release the GIL during each copy.
-
-    Raises:
-        ValueError: the target is too small.
-    """
-    import numpy as np  # Python's own copies hold the GIL
-
-    copy = np.frombuffer(target, np.uint8)
-    start, position = copy.ctypes.data, 0
-    for piece in pieces:
-        end = position + len(piece)
-        if end > len(target):
-            raise ValueError(f"the target of {len(target)} bytes is too small")
-        if isinstance(piece, Bytes):
-            copy[position:end] = np.frombuffer(piece, np.uint8)
-        elif piece.address:
-            ctypes.memmove(start + position, piece.address, end - position)
-        else:
-            piece.copy_to(target[position:end])
-        position = end
-
-
-class Tensor(NamedTuple):
-    """A tensor: dtype, shape, and its bytes (row-major, little-endian) in one or several pieces."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(len(piece) for piece in self.pieces)
-
-
-@dataclass(frozen=True)
-class Payload:
-    """A state: tensors by name, and everything that is not a tensor as one JSON value."""
-
-    tensors: Mapping[str, Tensor]
-    tree: Any
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from holdfast.checkpoint.files import hash_bytes
-from holdfast.checkpoint.format import Part, Payload, copy_pieces, cut
+from holdfast.checkpoint.format import Part, cut
 from holdfast.checkpoint.metadata import Saved
+from holdfast.checkpoint.payload import Payload, copy_pieces
 from holdfast.checkpoint.writing import File, Written, write_checkpoint
 from holdfast.config import PART_BYTES
 from holdfast.memory import Buffers, Priority

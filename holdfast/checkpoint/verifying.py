@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from holdfast.checkpoint.files import hash_file
-from holdfast.checkpoint.format import PAYLOAD, Payload, deserialize, is_part, part_name
+from holdfast.checkpoint.format import PAYLOAD, deserialize, is_part, part_name
 from holdfast.checkpoint.metadata import METADATA, METRICS, Metadata, Saved, content_id, is_folder_name, step_of
+from holdfast.checkpoint.payload import Payload
 from holdfast.checkpoint.progress import Sums, find_disagreement, read_sums
 from holdfast.checkpoint.trail import Trail, find_break, read_known_trail, read_trail
 from holdfast.errors import CheckpointDamaged, NameMissing, RecordDamaged, RunStopped

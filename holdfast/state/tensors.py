@@ -4,7 +4,7 @@ import torch
 
 
 class TensorBytes:
-    """The bytes of a non-empty tensor on any device, row-major; a `checkpoint.format.Source`."""
+    """The bytes of a non-empty tensor on any device, row-major; a `checkpoint.payload.Source`."""
 
     __slots__ = ("_size_bytes", "address", "tensor")
 
