@@ -46,7 +46,7 @@ class Section(BaseModel):
 
 
 class ChunkLength(Section):
-    """How many steps a chunk trains before it ends in a checkpoint. The length never changes the trained bytes."""
+    """The number of steps that a chunk trains before it ends in a checkpoint. It never changes the trained bytes."""
 
     auto: bool = Field(
         False,
@@ -96,7 +96,7 @@ class ChunkLength(Section):
 
 
 class Checkpoint(Section):
-    """How a checkpoint is cut into files. The content id of a state depends on the cut, its values don't."""
+    """The cut of a checkpoint into files. The content id of a state depends on the cut, its values don't."""
 
     part_bytes: Count = Field(
         PART_BYTES, ge=4096, description="Largest number of bytes of tensors in one file of a checkpoint."

@@ -118,14 +118,14 @@ def _hint(refused: Sequence[Change], changes: Sequence[Change], is_unexplained: 
     what = sorted({*kinds, *(["values"] if is_unexplained else [])}, key=["values", "code", "files"].index)
     put_back, go_apart = f"put the saved {' and '.join(what)} back", "train as a run of another name (--set run=...)"
     if {change.kind for change in refused} == {"built"}:
-        put_back = "an environment variable? a file? " + put_back
+        put_back = "look for a changed environment variable or file, " + put_back
     if is_unexplained:
         return f"{put_back}, or {go_apart}"
     # The option replaces the whole list, so the hint also names the changes that are accepted already.
     is_built_only = all(change.kind == "built" for change in changes if not is_harmless(change))
     named = [change for change in changes if not is_harmless(change) and (is_built_only or change.kind != "built")]
     names = [change.name for change in named] if len(named) <= SHOWN_CHANGES else _shorten_names(named)
-    return f"{put_back}, let this through with --set 'resume.accept_drift={json.dumps(names)}', or {go_apart}"
+    return f"{put_back}, accept this with --set 'resume.accept_drift={json.dumps(names)}', or {go_apart}"
 
 
 def _shorten_names(changes: Iterable[Change]) -> list[str]:

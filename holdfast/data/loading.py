@@ -209,7 +209,10 @@ class _Stream(IterableDataset[tuple[str, Any]]):
             while (batch := self._take(samples, place)) is not None:
                 yield batch
             if self._given == before and not self._is_resumed:
-                raise RecipeError(f"a pass over the data gave less than one micro-batch of {self._share.batch_size}")
+                raise RecipeError(
+                    f"a pass over the data gives less than one micro-batch of {self._share.batch_size} samples",
+                    hint="lower the batch size, or give the data more samples",
+                )
             self._pass, self._is_resumed = self._pass + 1, False
 
     def _begin_pass(self) -> Iterator[Any]:

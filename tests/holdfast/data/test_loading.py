@@ -29,7 +29,7 @@ ONE = Share(BATCH)
 
 
 def of_points(share: Share = ONE, collate: Any = None, seed: int = SEED) -> Batches:
-    """Samples with random numbers from every generator."""
+    """Return the batches of a dataset whose samples have random numbers from every generator."""
     data = Points(noise=True)
     return Batches(data, collate, Order(len(data), BATCH, GRAD_ACCUM, seed), share, GRAD_ACCUM, seed, workers=0)
 

@@ -81,7 +81,7 @@ def draw() -> None:
 
 
 def trained(folder: Path, recipe: str, disturb: Any) -> Training:
-    """A run that disturbs its generators at every place of the engine between two steps."""
+    """Train a run, and call `disturb` wherever the engine does something between two steps."""
     training = make(folder, recipe)
 
     def report(*done: float) -> None:
