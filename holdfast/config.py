@@ -72,7 +72,7 @@ class ChunkLength(Section):
     def next_stop(
         self, start: int, steps_per_epoch: int, total_steps: int, auto_steps: int = 1, marks: Sequence[int] = ()
     ) -> int:
-        """Return the last step of the chunk ``(start, stop]``. It ends with its length, its epoch or the run.
+        """Return the last step of the chunk ``(start, stop]``: the first end of its length, its epoch or the run.
 
         An automatic chunk ends with an epoch if its length allows: a longer epoch is cut into equal chunks, and a chunk
         has several shorter epochs. So it has between two thirds and one and a half of ``auto_steps``, unless a mark or

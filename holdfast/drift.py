@@ -129,5 +129,5 @@ def _hint(refused: Sequence[Change], changes: Sequence[Change], is_unexplained: 
 
 
 def _shorten_names(changes: Iterable[Change]) -> list[str]:
-    """Return few names that accept many changes: for built values, files and code the name of their whole table."""
+    """Return few names that accept many changes: ``sources``, ``files`` and ``built`` for those, settings by name."""
     return list(dict.fromkeys(PREFIXES.get(change.kind, change.name).removesuffix(".") for change in changes))

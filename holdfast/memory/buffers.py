@@ -41,7 +41,7 @@ class Buffers:
         return memoryview(found)[:size_bytes]
 
     def lend(self, part: int, size_bytes: int) -> memoryview:
-        """Return memory for a part that no later call returns while a reference to it, or to a slice of it, exists.
+        """Return memory for a part, and don't return it again while a reference to it, or to a slice of it, exists.
 
         Raises:
             MemoryError: the machine has too little memory.
