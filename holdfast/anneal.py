@@ -9,7 +9,7 @@ from typing import Any, Self
 from holdfast.config import did_you_mean
 from holdfast.errors import ConfigError
 
-# A setting's ending after `<name>_`, and the field that it sets.
+# The rest of a setting's name after `<name>_`, and the field of `Anneal` that the setting sets.
 ENDINGS = {
     "initial": "initial",
     "final": "final",
@@ -18,7 +18,7 @@ ENDINGS = {
     "anneal_start_step": "start_step",
     "anneal_end_step": "end_step",
 }
-# The setting that says how many epochs a recipe's schedules, and so its anneals, are long.
+# The setting for the length of a recipe's schedules and anneals, in epochs.
 LENGTH = "schedule_epochs"
 
 
@@ -26,20 +26,20 @@ LENGTH = "schedule_epochs"
 class Anneal:
     """A value that moves on a straight line from ``initial`` to ``final`` and stays there.
 
-    Where it begins and ends is a fraction of ``epochs``, a length of its own as a `Schedule`'s is: training a run
-    further changes no value that was used already. A step overrides a fraction. It has no state: after a resume the
-    value is what it would have been.
+    The line begins and ends at fractions of ``epochs``, or at steps. ``epochs`` is the anneal's own length and not the
+    run's, as in a `Schedule`: if a run is extended, values that were already used don't change. An anneal is a function
+    of the step and has no state to save.
 
     Args:
-        epochs: what the fractions are of; may be left out if both steps are given.
+        epochs: the length that the fractions refer to; may be left out if both steps are given.
         start_frac, end_frac: where the line begins and ends, as fractions of ``epochs``.
-        start_step, end_step: the same as steps.
+        start_step, end_step: where the line begins and ends, as steps; each overrides its fraction.
 
     Attributes:
-        value: the value for the step in hand.
+        value: the value for the current step.
 
     Raises:
-        ConfigError: there is no length to take fractions of, or it ends before it begins.
+        ConfigError: a number is out of range, ``epochs`` is needed and missing, or the line ends before it begins.
     """
 
     initial: float
@@ -69,15 +69,15 @@ class Anneal:
     def from_settings(cls, name: str, settings: Mapping[str, Any], epochs: float | None = None) -> Self:
         """Build the anneal that a recipe's settings describe.
 
-        It reads ``<name>_initial``, ``<name>_final``, ``<name>_anneal_start_frac`` (0 if it is missing),
-        ``<name>_anneal_end_frac`` (1), ``<name>_anneal_start_step`` and ``<name>_anneal_end_step``. A step overrides
-        its fraction. A setting that is None counts as missing. Every other setting that begins with ``<name>_`` is
-        refused, unless it is of an anneal with a longer name.
+        This reads ``<name>_initial``, ``<name>_final``, ``<name>_anneal_start_frac`` (default 0),
+        ``<name>_anneal_end_frac`` (default 1), ``<name>_anneal_start_step`` and ``<name>_anneal_end_step``. A step
+        overrides its fraction. A setting that is None counts as missing. Every other setting that begins with
+        ``<name>_`` is refused, unless it belongs to an anneal with a longer name.
 
         Args:
-            settings: the recipe's settings; those of other names are ignored.
-            epochs: the length of the whole training, which fractions are of; by default the setting
-                ``schedule_epochs``. It isn't the run's own ``epochs``, so training further changes no value.
+            settings: the recipe's settings; those that don't begin with ``<name>_`` are ignored.
+            epochs: the length that the fractions refer to, by default the setting ``schedule_epochs``. It isn't the
+                run's ``epochs``, so that extending a run changes no value.
 
         Raises:
             ConfigError: a setting is missing, unknown or out of range; the message names it.
@@ -97,8 +97,8 @@ class Anneal:
             _check(f"settings.{LENGTH}" if epochs is None else "epochs", length, "epochs")
         elif not {f"{name}_anneal_start_step", f"{name}_anneal_end_step"} <= found.keys():
             raise ConfigError(
-                f"anneal {name!r}: how long the training is isn't known",
-                hint=f"settings.{LENGTH}, or both {name}_anneal_start_step and {name}_anneal_end_step",
+                f"anneal {name!r}: its length isn't known",
+                hint=f"set settings.{LENGTH}, or both {name}_anneal_start_step and {name}_anneal_end_step",
             )
         try:
             return cls(**{known[key]: value for key, value in found.items()}, epochs=length)
@@ -107,14 +107,14 @@ class Anneal:
             raise ConfigError(f"anneal {name!r} ends before it begins: {line}") from None
 
     def bounds(self, steps_per_epoch: int) -> tuple[float, float]:
-        """The steps between which the value moves."""
+        """Return the steps between which the value moves."""
         length = (self.epochs or 0.0) * steps_per_epoch
         start = self.start_frac * length if self.start_step is None else float(self.start_step)
         end = self.end_frac * length if self.end_step is None else float(self.end_step)
         return start, end
 
     def at(self, step: int, steps_per_epoch: int) -> float:
-        """The value for the step after ``step`` completed ones."""
+        """Return the value for the step after ``step`` completed ones."""
         start, end = self.bounds(steps_per_epoch)
         if step >= end:
             return self.final
@@ -125,13 +125,13 @@ class Anneal:
 
 
 def _is_of_longer_name(key: str, name: str) -> bool:
-    """Return whether a setting that begins with ``<name>_`` is of an anneal such as ``<name>_scale``."""
+    """Return whether a setting that begins with ``<name>_`` belongs to an anneal with a name like ``<name>_scale``."""
     rest = key.removeprefix(f"{name}_")
     return not rest.startswith("anneal_") and any(rest.endswith(f"_{ending}") for ending in ENDINGS)
 
 
 def _check(key: str, value: Any, field: str) -> None:
-    """Raise ConfigError if a setting has no value that its field can have."""
+    """Raise ConfigError if a setting's value is out of the range of its field."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if field.endswith("_step"):
         expected, is_good = "a whole number from 0", is_number and isinstance(value, int) and value >= 0

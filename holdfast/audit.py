@@ -1,4 +1,4 @@
-"""Train committed steps of a run again, and compare with the checkpoint to the bit."""
+"""`holdfast audit`: train committed steps of a run again, and compare with the checkpoint to the bit."""
 
 import random
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ SHOWN_TENSORS = 3
 
 
 class Audit(BaseModel):
-    """What an audit of one commit found.
+    """The result of an audit of one commit.
 
     Attributes:
-        start, stop: the steps ``(start, stop]`` that were trained again, in one go.
-        from_commit: the commit whose checkpoint they began with; 0 for the beginning of the run.
-        resumes: the steps at which the run was resumed, and the replay was not: a faulty resume shows.
-        unchecked: what could not be checked, since a checkpoint was pruned or settings were changed; empty for nothing.
-        expected, found: the content id that was committed and the replay's; empty where the gate refused the parent.
-        gate: why it refused it.
-        first_step, first_differs_in, first_tensors: the first difference between the trails, as
-            `holdfast.trail.Difference` has it; None and empty where they are equal.
-        different: names of the tensors and values that differ at the end, the first part of a name is its component.
-        notes: what forbids to promise equal bits here, and what has changed since.
+        start, stop: the steps ``(start, stop]`` that were trained again, without a resume.
+        from_commit: the commit whose checkpoint the replay began with; 0 for the beginning of the run.
+        resumes: the steps at which the run was resumed and the replay was not, so that a faulty resume shows.
+        unchecked: what could not be checked, and why: a checkpoint was pruned, or settings were changed; else empty.
+        expected, found: the committed content id and the replay's; ``found`` is empty if the gate refused the start.
+        gate: why the gate refused the checkpoint to start from; empty if it didn't.
+        first_step, first_differs_in, first_tensors: the first difference between the trails; see
+            `holdfast.trail.Difference`. None and empty if they are equal.
+        different: names of the tensors and values that differ at the end; the first part of a name is its component.
+        notes: reasons why equal bits aren't promised here, and changes since the commit.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -60,7 +60,7 @@ class Audit(BaseModel):
 
     @property
     def is_failed(self) -> bool:
-        """Whether the bits differ although they are promised."""
+        """Return whether the bits differ although equal bits are promised."""
         return not self.is_identical and not self.notes
 
     def __str__(self) -> str:
@@ -79,11 +79,11 @@ class Audit(BaseModel):
 
 
 def describe_difference(step: int | None, fields: list[str], tensors: list[str], different: list[str]) -> list[str]:
-    """Return where two runs of the same steps differ, a line each, as a person reads it.
+    """Return lines for a person about where two runs of the same steps differ.
 
     Args:
         step, fields, tensors: the first difference between their trails; see `holdfast.trail.Difference`.
-        different: what differs at the end.
+        different: names of the values that differ at the end.
     """
     lines = []
     if step is not None:
@@ -97,12 +97,12 @@ def describe_difference(step: int | None, fields: list[str], tensors: list[str],
 
 
 def audit_commit(journal: Journal, commit: Commit, start: int | None = None) -> Audit:
-    """Replay the steps up to a commit in fresh processes, and compare its content id and the trail of all its steps.
+    """Replay the steps up to a commit in fresh processes; compare the content id, and if it differs, the trails.
 
     Args:
-        start: the number of the commit to begin with, 0 for the beginning of the run. By default it is the parent; or
-            the one before, where the commit may have been trained right after a resume from its parent: the replay
-            would repeat that resume, with its faults.
+        start: the number of the commit to begin with, 0 for the beginning of the run. By default it is the parent. If
+            the run may have been resumed from the parent, it is the parent's parent, because a replay from the parent
+            would repeat that resume with its faults.
 
     Raises:
         WrongUse: the start isn't an ancestor of the commit, or its checkpoint was pruned.
@@ -124,7 +124,7 @@ def audit_commit(journal: Journal, commit: Commit, start: int | None = None) -> 
                 return Audit(**known, found=found, notes=notes)
             return Audit(**known, found=found, notes=notes, **_difference(journal, span, saved, folder))
     except GateTripped as error:
-        # The start is not what it was before the first step: that is the difference.
+        # The run differs even before the first step: the gate refuses the restored start.
         return Audit(**known, gate=str(error), different=error.data.get("different", []))
 
 
@@ -133,8 +133,8 @@ class Span:
     """The steps that an audit trains again.
 
     Args:
-        start: the commit that they begin with; None for the beginning of the run.
-        commits: those that were made of them, oldest first; the last is audited.
+        start: the commit to begin with; None for the beginning of the run.
+        commits: the commits of these steps, oldest first; the last one is audited.
         unchecked: see `Audit`.
     """
 
@@ -144,7 +144,7 @@ class Span:
 
     @property
     def resumes(self) -> list[int]:
-        """The steps at which the run may have been resumed, and the replay isn't."""
+        """Return the steps at which the run may have been resumed and the replay isn't."""
         pairs = pairwise(self.commits)
         return [before.step for before, commit in pairs if may_follow_resume(before, commit)]
 
@@ -152,8 +152,8 @@ class Span:
 def may_follow_resume(parent: Commit, commit: Commit) -> bool:
     """Return whether a commit's steps may have been trained right after a resume from its parent.
 
-    Within an attempt the ranks may have been restarted; then it took them another time to be ready. Nobody knows how
-    the ranks that left an adopted checkpoint had begun.
+    If two commits of one attempt differ in ``restart_s``, the attempt restarted its ranks between them. It isn't on
+    record how the ranks that left an adopted checkpoint began, so an adopted commit counts as well.
     """
     times = {parent.restart_s, commit.restart_s} - {0.0}
     return parent.attempt != commit.attempt or "adopted" in (parent.why, commit.why) or len(times) > 1
@@ -179,10 +179,10 @@ def _choose_span(journal: Journal, commit: Commit) -> Span:
 
 
 def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
-    """Return the span that begins with a commit, 0 for the beginning.
+    """Return the span from the commit of this number (0 for the beginning of the run) to ``commit``.
 
     Raises:
-        WrongUse: it isn't an ancestor, was pruned, or had other settings.
+        WrongUse: the start isn't an ancestor of the commit or was pruned, or the settings were changed in between.
     """
     commits, start = [commit], commit
     furthest: Commit | None = None
@@ -213,7 +213,7 @@ def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
 
 
 def _notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
-    # Of packages the promise speaks; a newer Holdfast is no excuse for other bits.
+    # The promise covers packages. A newer Holdfast isn't a note: it has to give the same bits.
     past = Past.read(journal, commit)
     changes = [str(change) for change in changes_since(past, present) if change.kind != "package"]
     return [*changes, *promise_for(past, present).reasons]
@@ -227,11 +227,10 @@ def _difference(journal: Journal, span: Span, saved: Saved, folder: Store) -> di
 
 
 def choose_commits(journal: Journal, number: int, seed: int | None = None) -> list[Commit]:
-    """Commits at random that can be replayed, oldest first; all of them if there are no more.
+    """Return random commits that can be replayed, oldest first; all of them if there are no more than ``number``.
 
     Args:
-        number: how many.
-        seed: the same one chooses the same.
+        seed: equal seeds choose the same commits; None for a random choice.
     """
     there = {commit.number: commit for commit in journal.candidates()}
     replayable = [commit for commit in there.values() if not commit.parent or commit.parent in there]

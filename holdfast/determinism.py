@@ -1,4 +1,4 @@
-"""What has to be true of a process before the same step gives the same bits."""
+"""Settings of a process under which the same step gives the same bits: environment, torch's flags, seeds."""
 
 import functools
 import os
@@ -11,18 +11,18 @@ from typing import Any
 from holdfast.config import Determinism
 from holdfast.errors import DeterminismError
 
-# Read once, when the interpreter, the CUDA library or torch's compiler starts: setting them later has no effect.
+# The interpreter, cuBLAS and torch's compiler read these once, when they start: setting them later has no effect.
 PREAMBLE = {
     # Source: cuBLAS documentation, "Results Reproducibility": one workspace per stream.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "PYTHONHASHSEED": "0",
-    # What torch.use_deterministic_algorithms would set; it imports torch._inductor for that, which takes two seconds.
+    # torch.use_deterministic_algorithms would set this, too, but it imports torch._inductor first, which takes 2 s.
     "TORCHINDUCTOR_DETERMINISTIC": "1",
 }
 
 SDP_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 
-# What `apply` sets in strict mode, of `read_flags`.
+# The flags of `read_flags` that `apply` sets in strict mode, with their values.
 STRICT = {
     "torch.use_deterministic_algorithms": True,
     "warn_only of torch.use_deterministic_algorithms": False,
@@ -34,27 +34,27 @@ STRICT = {
 
 
 def preamble(settings: Determinism) -> dict[str, str]:
-    """The environment that a rank's interpreter has to be started with."""
+    """Return the environment variables that a rank's interpreter has to be started with."""
     threads = str(settings.threads)
     inductor = {"TORCHINDUCTOR_DETERMINISTIC": "1" if settings.mode == "strict" else "0"}
     return PREAMBLE | inductor | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
 
 
 def apply(settings: Determinism, seed: int) -> None:
-    """Make this process deterministic and seed it. To be called before the model is built.
+    """Make this process deterministic and seed its generators. Call it before the model is built.
 
-    Afterwards Python's, NumPy's and torch's generators (the CPU's and every GPU's) are seeded, and in strict
-    mode an operation that has no deterministic implementation raises instead of being used.
+    It seeds Python, NumPy and torch (the CPU and every GPU). In strict mode torch from now on raises an error for an
+    operation without a deterministic implementation.
 
     Raises:
-        DeterminismError: strict, and this interpreter was started without the preamble.
+        DeterminismError: in strict mode, this interpreter was started without the `preamble`.
     """
     import torch
 
     torch.set_num_threads(settings.threads)
     if settings.mode == "strict":
         missing = sorted(name for name, value in PREAMBLE.items() if os.environ.get(name) != value)
-        if sys.flags.hash_randomization and "PYTHONHASHSEED" not in missing:  # it was set too late
+        if sys.flags.hash_randomization and "PYTHONHASHSEED" not in missing:  # it was set after Python's start
             missing.append("PYTHONHASHSEED")
         if missing:
             raise DeterminismError(
@@ -71,9 +71,9 @@ def apply(settings: Determinism, seed: int) -> None:
 
 
 def read_flags() -> dict[str, Any]:
-    """Return torch's settings that choose kernels or the order of a sum, by the name under which torch documents them.
+    """Return torch's settings that choose kernels or the order of a sum, by the names in torch's documentation.
 
-    Costs some microseconds, so that it can be asked after every step.
+    It takes some microseconds: `check_unchanged` calls it after every step.
     """
     import torch
 
@@ -101,10 +101,10 @@ def read_flags() -> dict[str, Any]:
 
 
 def check(settings: Determinism, moment: str) -> None:
-    """Raise in strict mode if this process is not as `apply` made it.
+    """Check in strict mode that torch's flags are those that `apply` sets.
 
     Args:
-        moment: where the flags were found so, as the message begins: ``after the recipe was built``.
+        moment: the beginning of the message, such as ``after the recipe was built``.
 
     Raises:
         DeterminismError: `apply` was not called, or something has changed a flag since.
@@ -114,11 +114,11 @@ def check(settings: Determinism, moment: str) -> None:
 
 
 def check_unchanged(settings: Determinism, built: Mapping[str, Any], moment: str) -> None:
-    """Raise in strict mode if a flag has changed since the recipe was built.
+    """Check in strict mode that no flag has changed since the recipe was built.
 
     Args:
-        built: what `read_flags` gave then.
-        moment: where the flags were found so, as the message begins: ``after step 12``.
+        built: the result of `read_flags` after the recipe was built.
+        moment: the beginning of the message, such as ``after step 12``.
 
     Raises:
         DeterminismError: a flag has changed; the message names it with both values.
@@ -138,7 +138,7 @@ def _refuse_changed(expected: Mapping[str, Any], moment: str) -> None:
 
 
 def reseed(seed: int) -> None:
-    """Begin every generator anew: Python's, NumPy's and torch's, the CPU's and every GPU's."""
+    """Seed the generators of Python, NumPy and torch (the CPU's and every GPU's)."""
     import numpy as np
     import torch
 
@@ -148,9 +148,10 @@ def reseed(seed: int) -> None:
 
 
 def separate_threads() -> None:
-    """Give the threads that Python starts another generator of Python's; this thread keeps the global one.
+    """Let functions of `random` draw from another generator in the threads that Python starts.
 
-    torch's own threads keep the global one, too: on a GPU a backward pass, which may call the recipe, runs in one.
+    This thread keeps the global generator. So do torch's own threads: on a GPU a backward pass, which may call the
+    recipe, runs in one.
 
     Call it before another module imports functions of `random` by name: such a name would still draw from the global
     generator in every thread.

@@ -1,4 +1,4 @@
-"""What a checkpoint is worth: loaded, checked and measured as training does it."""
+"""The evaluation of a committed checkpoint: restored through the gate, and measured as in training."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -12,14 +12,14 @@ from holdfast.replay import ranks_at
 
 
 class Evaluation(BaseModel):
-    """What a checkpoint was evaluated to.
+    """The result of an evaluation.
 
     Attributes:
-        metrics: what the recipe's ``evaluate`` gives.
-        measured: the names of those metrics that differ each time.
-        anneals: their values at the checkpoint's own step.
-        probe: what the gate has measured.
-        recorded: the metrics that training wrote down for the same state; empty inside an epoch.
+        metrics: the numbers that the recipe's ``evaluate`` returned.
+        measured: the names of the metrics that differ at each evaluation, such as times.
+        anneals: the value of each anneal at the checkpoint's step.
+        probe: the probe of the restored model.
+        recorded: the metrics that training recorded for the same state; empty inside an epoch.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -53,11 +53,11 @@ class Evaluation(BaseModel):
 
 
 def evaluate_commit(journal: Journal, commit: Commit) -> Evaluation:
-    """The commit's checkpoint, restored through the gate in fresh processes and evaluated.
+    """Restore a commit's checkpoint through the gate in fresh processes, and evaluate it.
 
     Raises:
-        CheckpointDamaged, GateTripped: it can't be restored. Nothing is quarantined.
-        WrongUse: its settings were lost.
+        CheckpointDamaged, GateTripped: the checkpoint can't be restored. Nothing is quarantined.
+        WrongUse: the commit's settings were lost.
         RunStopped: the ranks ended early.
     """
     metadata = checkpoint.read_metadata(journal.store, commit.path)

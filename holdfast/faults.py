@@ -1,9 +1,9 @@
-"""Named points at which a test may end this process; a real run passes them.
+"""Named points at which a test may kill this process; a real run passes them.
 
-``HOLDFAST_FAULT="commit-recorded:2:both:/tmp/struck"`` asks for a death. Its parts are a point of `POINTS`, the pass at
-which to strike (counted from 1 in each process), whom SIGKILL ends (``self``; ``other``: a rank's attempt, or an
-attempt's ranks; or ``both``), and a file that the fault makes when it strikes. A fault strikes once, however many
-processes inherit it: once its file exists, nothing happens.
+``HOLDFAST_FAULT="commit-recorded:2:both:/tmp/struck"`` asks for a kill. The parts are: a point of `POINTS`; the pass at
+which to kill (counted from 1 in each process); the processes to kill with SIGKILL (``self``, ``other`` for a rank's
+attempt or an attempt's ranks, or ``both``); and a file that the fault creates. While that file exists the fault does
+nothing, so it kills once, however many processes inherit the variable.
 """
 
 import collections
@@ -11,21 +11,21 @@ import os
 import signal
 from pathlib import Path
 
-# A kill between any two leaves a run that resumes and a store that verifies.
+# A kill at any point leaves a run that resumes and a store that verifies.
 POINTS = (
-    "payload-written",  # a rank: every byte is with the operating system, none is promised
-    "payload-durable",  # a rank: the payload has its name
-    "metadata-durable",  # a rank: the checkpoint is complete and may be adopted
-    "chunk-reported",  # the attempt: it knows of the checkpoint and has not committed it
-    "commit-recorded",  # the attempt: the commit counts, latest.json is stale
-    "latest-replaced",  # the attempt: the commit is done
+    "payload-written",  # in a rank: the payload is written, but may not be on the disk yet
+    "payload-durable",  # in a rank: the payload is durable and has its final name
+    "metadata-durable",  # in a rank: the checkpoint is complete and may be adopted
+    "chunk-reported",  # in the attempt: it knows of the checkpoint and has not committed it
+    "commit-recorded",  # in the attempt: the commit counts, but latest.json is stale
+    "latest-replaced",  # in the attempt: the commit is done
 )
 
 _passes: collections.Counter[str] = collections.Counter()
 
 
 def reach(point: str) -> None:
-    """Pass a named point. Kill whom HOLDFAST_FAULT names, if it names this point and this pass."""
+    """Kill the processes in HOLDFAST_FAULT if it names this point and this pass; otherwise do nothing."""
     if "HOLDFAST_FAULT" not in os.environ:
         return
     name, nth, victim, struck = os.environ["HOLDFAST_FAULT"].split(":", 3)
@@ -41,7 +41,7 @@ def reach(point: str) -> None:
 
 
 def _other_side() -> list[int]:
-    """Return the processes across the command pipe: of a rank its parent, of an attempt its ranks."""
+    """Return the processes at the other end of the command pipe: a rank's parent, or an attempt's ranks."""
     if _is_rank(os.getpid()):
         return [os.getppid()]
     lines = [path.read_text("utf-8") for path in Path("/proc/self/task").glob("*/children")]

@@ -1,8 +1,8 @@
-"""The gate: is the resumed model the model that was saved, and is it in good health?
+"""The gate's rules: compare the resumed model's probe with the saved one, and check the model's health.
 
-When a checkpoint is saved the probe is measured, and what came out goes into its metadata. Before the first resumed
-step it is measured again. On the same kind of machine both have to be equal to the bit; on another one, whose bits
-nobody promises, numbers have to agree within a tolerance. Health is asked at both times.
+The probe is measured when a checkpoint is saved, and its metadata keeps the result. Before the first resumed step the
+probe is measured again. On the same kind of machine both results have to be equal to the bit. On another kind, where
+equal bits aren't promised, their numbers have to agree within a tolerance. Health is checked both times.
 """
 
 import math
@@ -19,14 +19,14 @@ How = Literal["exact", "tolerance", "record"]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a number of the probe, or the loss window, has to stay within. That it is finite always counts.
+    """Limits of a healthy number: of the probe's, or of the mean loss ``loss_window``. It also has to be finite.
 
     Args:
-        min, max: the smallest and the largest value that is healthy.
-        jump: how many times what it was in the checkpoint before the value may be.
+        min, max: the smallest and the largest healthy value.
+        jump: the largest healthy ratio of the value to the value in the checkpoint before.
 
     Raises:
-        ConfigError: there is no limit, or none can be met.
+        ConfigError: there is no limit, a limit isn't finite, or ``min`` is above ``max``.
     """
 
     min: float | None = None
@@ -42,7 +42,12 @@ class Limits:
             raise ConfigError(f"limits: min = {self.min} is above max = {self.max}")
 
     def complaint(self, name: str, value: float, before: float | None) -> str:
-        """How the value is outside; empty if it isn't."""
+        """Return which limit the value breaks, as a message; empty if none.
+
+        Args:
+            name: the value's name in the message.
+            before: the value in the checkpoint before; None if unknown.
+        """
         if self.min is not None and value < self.min:
             return f"{name} is {value:.6g}, below {self.min:.6g}"
         if self.max is not None and value > self.max:
@@ -54,12 +59,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Gate:
-    """How strictly a resumed model is held against the saved one.
+    """How strictly a resumed model is compared with the saved one.
 
     Args:
-        how: ``exact``: equal to the bit; ``tolerance``: on a machine whose bits nobody promises; ``record``: settings
-            or code were changed on purpose, and the probe only goes on record.
-        tolerance: of numbers, relative to the largest.
+        how: ``exact``: probes have to be equal to the bit; ``tolerance``: numbers may differ by the tolerance, because
+            this machine doesn't promise equal bits; ``record``: settings or code were changed on purpose, so a
+            difference only goes on record.
+        tolerance: the largest difference of numbers, relative to the largest number.
     """
 
     how: How = "exact"
@@ -67,13 +73,13 @@ class Gate:
 
 
 class Probe(BaseModel):
-    """What the probe gave.
+    """The result of the probe.
 
     Attributes:
-        sha256: of all outputs, to the bit; empty where the recipe has nothing to probe.
-        gradient: checksum of a micro-batch's gradient in training mode; empty where it was not taken.
-        values: numbers by name, ``loss_window`` among them; None for one that isn't finite.
-        sample: up to 32 numbers of the outputs, evenly spaced, for a comparison within a tolerance.
+        sha256: the SHA-256 of all outputs; empty if the recipe has nothing to probe.
+        gradient: the checksum of a micro-batch's gradient in training mode; empty if it was not taken.
+        values: numbers by name, ``loss_window`` among them; None for a number that isn't finite.
+        sample: up to 32 evenly spaced numbers of the outputs, for a comparison within a tolerance.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -85,10 +91,10 @@ class Probe(BaseModel):
 
 
 def check_health(probe: Probe, limits: Mapping[str, Limits], before: Probe | None = None) -> list[str]:
-    """What is not healthy, a line each.
+    """Return a line for each number of the probe that isn't finite or breaks a limit.
 
     Args:
-        before: the probe of the checkpoint before, for limits on a jump.
+        before: the probe of the checkpoint before, for the limit ``jump``.
     """
     lines = [f"{name} is not finite" for name, value in probe.values.items() if value is None]
     for name, limit in limits.items():
@@ -99,11 +105,11 @@ def check_health(probe: Probe, limits: Mapping[str, Limits], before: Probe | Non
 
 
 def compare(saved: Probe, found: Probe, tolerance: float) -> str:
-    """Return how the resumed model differs from the saved one; empty if it does not.
+    """Return how the resumed model's probe differs from the saved one, as a message; empty if it does not.
 
     Args:
-        tolerance: largest difference, relative to the largest number; 0 for equality to the bit, which alone compares
-            gradients.
+        tolerance: the largest difference, relative to the largest number; 0 for equality to the bit. Gradients are
+            compared only at 0.
     """
     return _compare_outputs(saved, found, tolerance) or ("" if tolerance else _compare_gradients(saved, found))
 
@@ -121,7 +127,7 @@ def _compare_outputs(saved: Probe, found: Probe, tolerance: float) -> str:
     if saved.sha256 == found.sha256:
         return ""
     if not saved.sha256 or not found.sha256:
-        return ""  # the recipe has got its probe, or lost it, since
+        return ""  # the recipe had a probe only then, or has one only now
     if not tolerance:
         return f"the probe gave {found.sha256[:12]}, and {saved.sha256[:12]} when it was saved{_apart(saved, found)}"
     difference = _difference(saved, found)
@@ -137,7 +143,7 @@ def _apart(saved: Probe, found: Probe) -> str:
 
 
 def _difference(saved: Probe, found: Probe) -> float | None:
-    """The largest difference relative to the largest number; None where they can't be compared."""
+    """Return the largest difference relative to the largest number; None if the probes can't be compared."""
     names = saved.values.keys() & found.values.keys() - {"loss_window"}
     pairs = [(saved.values[name], found.values[name]) for name in sorted(names)]
     if len(saved.sample) != len(found.sample):

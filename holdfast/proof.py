@@ -1,4 +1,4 @@
-"""What `holdfast prove` found, and how a person reads it."""
+"""The result of `holdfast prove`, and its text for a person."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,21 +13,22 @@ COPY = "has the shape of the model, like an average or a target network that cha
 
 
 class Proof(BaseModel):
-    """What `prove` found.
+    """The result of `prove`.
 
     Attributes:
         kills: the steps in which SIGKILL ended the ranks.
         chunks: the steps at which a chunk of the killed run ended.
-        resumed_from: the steps whose checkpoints the killed run went on from, or should have.
-        steps_per_epoch, own_steps_per_epoch: the length of an epoch here, and in the recipe.
-        straight, resumed: the content ids; empty where the gate refused to resume.
-        gate: the reason of its refusal.
-        first_step, first_differs_in, first_tensors: the first difference between the trails, as
-            `holdfast.trail.Difference` has it; where the gate refused, up to there.
+        resumed_from: the steps of the checkpoints from which the killed run resumed, or tried to.
+        steps_per_epoch: the length of an epoch in this proof, which may cut it.
+        own_steps_per_epoch: the length of an epoch in the recipe.
+        straight, resumed: the last content ids of the two runs; ``resumed`` is empty if the gate refused to resume.
+        gate: why the gate refused; empty if it didn't.
+        first_step, first_differs_in, first_tensors: the first difference between the trails; see
+            `holdfast.trail.Difference`. If the gate refused, trails are compared up to there.
         different: names of the values that differ at the end, or that the gate names.
-        lost: state that no checkpoint has, and that changed, or that looks like a copy of the model; a line each.
-        unchanged: state that no checkpoint has, and that didn't change; a line each.
-        not_reached: what this proof says nothing of.
+        lost: unregistered state that changed or looks like a copy of the model, a line each.
+        unchanged: unregistered state that didn't change, a line each.
+        not_reached: what this proof didn't try, a line each.
         environment: the machine and the versions of both runs.
     """
 
@@ -102,8 +103,8 @@ def judge_unregistered(
     A generator that ends in the same state in both runs is not lost: its state follows from the step.
 
     Args:
-        built: what was found before the first step.
-        straight, resumed: what was found at the end of the two runs.
+        built: the unregistered objects before the first step.
+        straight, resumed: the unregistered objects at the end of the two runs.
     """
     before, after = ({found.key: found for found in each} for each in (built, resumed))
     lost, unchanged = [], []
@@ -123,10 +124,11 @@ def judge_unregistered(
 def list_not_reached(
     steps: int, epoch: int, own_epoch: int, events: dict[str, float], ranks: int, workers: int, device: str
 ) -> list[str]:
-    """Return what a proof says nothing of, a line each.
+    """Return what a proof didn't try, a line each.
 
     Args:
-        epoch, own_epoch: the length of an epoch here, and in the recipe.
+        steps: the steps that the proof trained.
+        epoch, own_epoch: the length of an epoch in the proof, and in the recipe.
         events: see `holdfast.training.list_events`.
     """
     lines = []

@@ -1,4 +1,4 @@
-"""Train the same steps straight, and killed and resumed, and compare: a recipe's proof before a long run begins."""
+"""`holdfast prove`: train the same steps straight, and killed and resumed, and compare the results."""
 
 import logging
 import os
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 
 
 def prove(config: RunConfig, steps: int, kills: int, seed: int | None = None) -> Proof:
-    """Train ``steps`` steps twice in folders of their own: straight, and in chunks with SIGKILL of the ranks.
+    """Train ``steps`` steps twice, each time in a temporary folder: straight, and in chunks with SIGKILLs of the ranks.
 
-    An epoch that is longer than half of the steps is cut to that, in both runs, so that they cross the end of one.
+    Both runs cut an epoch to at most half of the steps, so that they cross the end of one.
 
     Args:
-        kills: how many times; fewer if there are not so many steps.
-        seed: what chooses chunks and kills; a random one if None.
+        kills: the number of SIGKILLs; fewer if there are too few steps.
+        seed: the seed that chooses chunks and kills; None for a random seed.
 
     Raises:
         HoldfastError: the recipe can't be built, or fails.
@@ -66,14 +66,14 @@ def prove(config: RunConfig, steps: int, kills: int, seed: int | None = None) ->
 
 
 def choose_kills(steps: int, kills: int, epoch: int, choice: random.Random) -> tuple[list[int], list[int]]:
-    """Return the steps in which the ranks are killed, and the steps at which a chunk ends.
+    """Return the steps in which to kill the ranks, and the steps at which a chunk ends.
 
-    Before each kill a chunk ends, from which the run goes on: the first inside of an epoch, the second inside of the
-    epoch before, the third between the two, others anywhere. So an epoch's end is crossed with a save on each side of
-    it and a kill after it, and the end of the next comes after a resume.
+    A chunk ends before each kill, and the run resumes from it. The chunk of the first kill ends inside an epoch, that
+    of the second inside the epoch before, that of the third between the two epochs, and the others anywhere. So the
+    run crosses the end of an epoch with a save on each side and a kill after it, and then the next end after a resume.
 
     Args:
-        epoch: the steps of an epoch, at most half of the steps.
+        epoch: the steps of an epoch, at most half of ``steps``.
     """
     end = epoch * choice.randint(1, steps // epoch - 1)
     before, after = range(end - epoch + 1, end), range(end + 1, end + epoch)
@@ -87,11 +87,11 @@ def choose_kills(steps: int, kills: int, epoch: int, choice: random.Random) -> t
 
 
 class _Run:
-    """One of the two runs: a line of commits, and ranks that come and go."""
+    """One of the two runs of a proof, with its journal."""
 
     def __init__(self, config: RunConfig, folder: str, name: str, chunks: list[int]) -> None:
         log = Log(every=1, folder=f"{folder}/logs")
-        # So many epochs that the data doesn't end before the steps do.
+        # Enough epochs for all steps: an epoch has at least one.
         epochs = max(config.epochs, chunks[-1])
         changed = {"store": folder, "run": name, "log": log, "epochs": epochs, "signing_key": None}
         self._config = config.model_copy(update=changed)
@@ -109,19 +109,19 @@ class _Run:
 
     @property
     def built(self) -> list[Found]:
-        """The unregistered objects that were found before the first step."""
+        """Return the unregistered objects that were found before the first step."""
         return self._find(0)
 
     @property
     def found(self) -> list[Found]:
-        """The unregistered objects that were found after the last step."""
+        """Return the unregistered objects that were found after the last step."""
         return self._find(-1)
 
     def _find(self, index: int) -> list[Found]:
         return self._examined[index].unregistered if self._examined else []
 
     def describe(self) -> dict[str, Any]:
-        """Return what a `Proof` says of the run."""
+        """Return the fields of a `Proof` that describe the run."""
         assert self._present is not None
         examined, compute, environment = self._examined[0], self._config.compute, self._present.environment
         epoch, own_epoch = self.steps_per_epoch, examined.own_steps_per_epoch
@@ -140,10 +140,13 @@ class _Run:
         return newest
 
     def live(self, kill_at: int) -> None:
-        """One life: resume, train chunks and commit them until the end, or until the kill; 0 for none.
+        """Start ranks, resume, and train and commit chunks until the last step or until the kill.
+
+        Args:
+            kill_at: the step in which to kill the ranks; 0 for none.
 
         Raises:
-            GateTripped: what was resumed isn't what was saved.
+            GateTripped: the resumed state isn't the saved one.
         """
         with Ranks(self._config, self._log, longest_epoch=self._chunks[-1] // 2) as ranks:
             line = self._resume(ranks)
@@ -174,16 +177,16 @@ class _Run:
         self.resumed_from.append(commit.step)
         event = ranks.restore(commit, Gate("exact"))
         if isinstance(event, Tripped):
-            raise event.error  # a run would fall back to the checkpoint before; here the first refusal is the answer
+            raise event.error  # a real run would fall back to the checkpoint before; a proof has failed here
         if isinstance(event, Problem):
             return event.error
         log.info("%s: goes on from step %d", self._journal.run, commit.step)
         return None
 
     def _train(self, ranks: Ranks, line: Line, stop: int, kill_at: int) -> Saved | None:
-        """The chunk's checkpoint; None if the ranks were killed in it."""
+        """Train a chunk and return its checkpoint; None if the ranks were killed in it."""
         is_fatal = 0 < kill_at <= stop
-        # However late the kill comes, they have not saved the chunk: what was saved would be adopted.
+        # The ranks must not save before the kill, however late it comes: the next life would adopt the checkpoint.
         assert self._present is not None
         ranks.train(sys.maxsize if is_fatal else stop, self._present.fingerprint, is_detailed=True)
         while not isinstance(event := ranks.next_event(), Saved):
@@ -194,9 +197,9 @@ class _Run:
         return event
 
     def read_trail(self) -> list[dict[str, Any]]:
-        """The trail of all steps that count."""
+        """Return the trail of all committed steps."""
         return read_run_trail(self._journal)
 
     def read_payload(self) -> checkpoint.Payload:
-        """The newest state."""
+        """Return the newest commit's state."""
         return checkpoint.read_payload(self._journal.store, self._newest())

@@ -1,6 +1,7 @@
-"""What to train: a function, found by its name, that takes settings and gives a `Recipe`.
+"""The `Recipe`, which says what to train, and the search for the function that builds it, by ``module:attribute``.
 
-Only what is annotated to return a `Recipe` is called, so that a configuration names no other code: not ``os:system``.
+Only a function annotated to return a `Recipe` is called, so that a configuration can't call other code, such as
+``os:system``.
 """
 
 import functools
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Stateful(Protocol):
-    """Something that the next step depends on, beside model and optimizer: an average of weights, a normaliser."""
+    """An object with state that the next step depends on, such as an average of weights or a normaliser."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -42,39 +43,42 @@ class Recipe:
     """Everything that a run trains with.
 
     Args:
-        model: called by ``loss`` only. It has ``train()`` set for steps and ``eval()`` for ``evaluate``.
-        data: map-style (``len(data)`` samples, ``data[index]``), or iterable. Randomness in it, and in ``collate``, is
-            seeded for each micro-batch. Iterable data that has ``state_dict`` and ``load_state_dict`` continues where
-            it was; other is read again from its head, and has to give the same then. Each loader worker reads
-            iterable data for itself: it has to share itself out by ``torch.utils.data.get_worker_info``.
-        optimizer: over the model's parameters, with the base learning rates.
-        loss: from ``(model, batch)`` a scalar tensor, the mean over the batch; the batch as the loader collated it.
+        model: the module to train, which ``loss`` calls. It is in ``train()`` mode for steps and in ``eval()`` mode for
+            ``evaluate``.
+        data: map-style (``len(data)`` samples, ``data[index]``), or iterable. Random numbers drawn in it and in
+            ``collate`` are seeded for each micro-batch. On resume, iterable data with ``state_dict`` and
+            ``load_state_dict`` continues where it was; other iterable data is read again from its beginning, and has to
+            yield the same samples. Each loader worker reads iterable data on its own: the data has to divide itself
+            among them by ``torch.utils.data.get_worker_info``.
+        optimizer: an optimizer over the model's parameters, with the base learning rates.
+        loss: a function from ``(model, batch)`` to a scalar tensor, the mean over the collated batch.
         batch_size: samples of a micro-batch over all ranks together.
         grad_accum: micro-batches whose gradients make one step.
-        steps_per_epoch: where an epoch ends, if not after one pass over ``data``; iterable data needs it.
-        clip_norm: largest norm of the gradient; None for no limit, which leaves the gradient as it is.
-        schedule: a `Schedule`, or torch schedulers over ``optimizer``; stepped after every step. One that waits for a
-            plateau is stepped at the end of every epoch instead, with the epoch's mean loss.
-        evaluate: from the model, in ``eval()``, a few numbers by name, at the end of every epoch. What it does to the
-            model's buffers and attributes, and to random numbers, is undone; what it does to ``extras`` stays.
+        steps_per_epoch: the length of an epoch, by default one pass over ``data``. Required for iterable data.
+        clip_norm: the largest norm of the gradient; None for no clipping.
+        schedule: a `Schedule`, or torch schedulers over ``optimizer``, stepped after every step. A
+            ``ReduceLROnPlateau`` is stepped at the end of every epoch instead, with the epoch's mean loss.
+        evaluate: a function from the model, in ``eval()`` mode, to a few numbers by name; called at the end of every
+            epoch. Its changes of the model's buffers and attributes, and of random generators, are undone; its changes
+            of ``extras`` stay.
         measured: names of metrics of ``evaluate`` that differ each time, such as times and memory. They are logged and
-            shown, but are no part of the state. Names that end in ``_s`` (``samples_per_s``) needn't be listed.
-        after_step: called after every step, when the optimizer has changed the weights: an average follows them here.
+            shown, but are not part of the state. Names that end in ``_s`` (``samples_per_s``) needn't be listed.
+        after_step: a function called after every step, when the weights have changed, for example to update an average.
         extras: further objects with state, by name, saved and restored with the rest.
-        anneals: values that follow the step, by name; ``loss`` reads their ``value``.
-        probe: from the model, in ``eval()``, tensors and numbers by name that show that a resumed model is the one that
-            was saved. What it does to the model's buffers and attributes is undone. The default is the model's output
-            on the first micro-batch, of a stream if that has no more than 256 KiB.
-        health: what the probe's numbers, and the built-in ``loss_window``, have to stay within; see `holdfast.probe`.
-        collate: from a list of samples to a batch, if not torch's default.
+        anneals: values that are functions of the step, by name; ``loss`` reads their ``value``.
+        probe: a function from the model, in ``eval()`` mode, to tensors and numbers by name, which show whether a
+            resumed model is the saved one. Its changes of the model's buffers and attributes are undone. The default is
+            the loss and the model's output on the first micro-batch (of a stream only if it is at most 256 KiB).
+        health: limits for the probe's numbers and for the built-in ``loss_window``; see `holdfast.probe`.
+        collate: a function from a list of samples to a batch, by default torch's.
         data_sha256: content hash of the data, part of the fingerprint.
         content: further content hashes by name that are part of the fingerprint: a tokenizer's, a vocabulary's.
-        sources: what belongs to the recipe's code beside the modules that it imports, which count by themselves:
-            modules, and files or folders by path, relative to the recipe's module (a header, a JSON file).
+        sources: further parts of the recipe's code: modules, and files or folders (a header, a JSON file) by path
+            relative to the recipe's module. Modules that the recipe imports count without being listed.
         sample_size: how many ``unit``\\ s a sample has, for the speed that is shown.
 
     Raises:
-        RecipeError: a number is none that can be trained with.
+        RecipeError: a number is out of range.
     """
 
     model: "Module"
@@ -107,11 +111,11 @@ class Recipe:
                 raise RecipeError(f"the recipe's {name} = {value!r}: expected an int above 0")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise RecipeError(
-                f"the recipe's clip_norm = {self.clip_norm!r}: expected a number above 0", hint="inf is no limit"
+                f"the recipe's clip_norm = {self.clip_norm!r}: expected a number above 0", hint="inf means no limit"
             )
 
     def is_measured(self, metric: str) -> bool:
-        """Return whether a metric differs each time, so that it is no part of the state."""
+        """Return whether a metric differs at each evaluation, so that it is not part of the state."""
         return metric.endswith("_s") or metric in self.measured
 
 
@@ -119,12 +123,12 @@ RecipeBuilder = Callable[..., Recipe]
 
 
 def find_recipe(name: str) -> RecipeBuilder:
-    """Return the function that ``module:attribute`` names. Its module is imported.
+    """Import the module of ``module:attribute`` and return the function.
 
     Raises:
-        RecipeError: the operator doesn't allow it (nothing is imported then); the module can't be imported or lacks
-            the attribute, and where its own code raised, the message says in which line; or the function isn't
-            annotated to return a `Recipe`.
+        RecipeError: the operator doesn't allow the recipe (then nothing is imported); the module can't be imported (if
+            its own code raised, the message names the line) or lacks the attribute; or the function isn't annotated to
+            return a `Recipe`.
     """
     check_recipe(name)
     module_name, _, attribute = name.partition(":")
@@ -157,10 +161,10 @@ def find_recipe(name: str) -> RecipeBuilder:
 
 
 def returns_recipe(builder: Callable[..., Any]) -> bool:
-    """Return whether a callable says that it returns a `Recipe`, or is a subclass of it.
+    """Return whether a callable is annotated to return a `Recipe`, or is a subclass of it.
 
-    Annotations in quotes count, also those that only a type checker can look up. So do those of the function in a
-    `functools.partial`, of a decorated function, and of an object's ``__call__``.
+    The annotation may be in quotes, even if only a type checker can resolve it. For a `functools.partial`, a decorated
+    function or an object with ``__call__``, the annotation of the function inside counts.
     """
     if isinstance(builder, type):
         return issubclass(builder, Recipe)
@@ -170,23 +174,23 @@ def returns_recipe(builder: Callable[..., Any]) -> bool:
     function: Any = builder if inspect.isroutine(builder) else type(builder).__call__
     found = getattr(function, "__annotations__", {}).get("return")
     try:
-        for _ in range(2):  # quotes, in a module with postponed annotations
+        for _ in range(2):  # twice, for quotes in a module with postponed annotations
             if isinstance(found, str):
                 found = eval(found, getattr(function, "__globals__", {}))
-    except Exception:  # a name that only a type checker can look up
+    except Exception:  # a name that only a type checker can resolve
         return str(found).strip("'\"").rpartition(".")[2] == Recipe.__name__
     return isinstance(found, type) and issubclass(found, Recipe)
 
 
 def resolve_settings(builder: RecipeBuilder, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that the recipe will be built with: those given, checked against its signature, and its defaults.
+    """Check settings against a recipe's signature and return them together with the defaults of the others.
 
     Raises:
-        RecipeError: a setting is unknown (the nearest known one is named), missing, or of another type.
+        RecipeError: a setting is unknown (the hint names the nearest known one), missing, or of the wrong type.
     """
     try:
         parameters = inspect.signature(builder, eval_str=True).parameters.values()
-    except Exception:  # an annotation that only a type checker can look up
+    except Exception:  # an annotation that only a type checker can resolve
         parameters = inspect.signature(builder).parameters.values()
     fields: dict[str, Any] = {}
     for parameter in parameters:
@@ -215,10 +219,10 @@ def resolve_settings(builder: RecipeBuilder, settings: Mapping[str, Any]) -> dic
 
 
 def build_recipe(name: str, settings: Mapping[str, Any]) -> tuple[Recipe, dict[str, Any]]:
-    """The recipe, and the settings that it was built with, defaults included.
+    """Build a recipe. Return it with the settings that it was built with, defaults included.
 
     Raises:
-        RecipeError: it can't be found, its settings are wrong, or its code raised.
+        RecipeError: the recipe can't be found, its settings are wrong, or its code raised.
     """
     builder = find_recipe(name)
     resolved = resolve_settings(builder, settings)
@@ -234,7 +238,7 @@ def build_recipe(name: str, settings: Mapping[str, Any]) -> tuple[Recipe, dict[s
 
 
 def default_settings(name: str) -> dict[str, Any]:
-    """The settings that the recipe has by itself."""
+    """Return the default values of a recipe's settings."""
     parameters = inspect.signature(find_recipe(name)).parameters.values()
     return {each.name: each.default for each in parameters if each.default is not each.empty}
 

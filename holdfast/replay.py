@@ -1,4 +1,4 @@
-"""Train committed steps once more in fresh processes, and compare two trails."""
+"""The replay of committed steps in fresh processes, and the comparison of two runs of the same steps."""
 
 import contextlib
 import json
@@ -22,10 +22,13 @@ Trail = list[dict[str, Any]]
 
 
 def read_run_config(journal: Journal, commit: Commit, scratch: Path) -> RunConfig:
-    """The configuration that a commit was trained with, for the run where it now lies; logs go to ``scratch``.
+    """Return the configuration that a commit was trained with, with the run's present store and name.
+
+    Args:
+        scratch: the folder for logs.
 
     Raises:
-        WrongUse: it was lost.
+        WrongUse: the configuration was lost.
     """
     record = journal.read_config(commit.config_fingerprint)
     if record is None:
@@ -35,11 +38,11 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path) -> RunConfi
         "store": journal.store_url,
         "run": journal.run,
         "log": Log(every=config.log.every, folder=str(scratch)),
-        # The settings were put on record when they were first used; the run may have been extended since.
+        # The record has the epochs at the first use of the settings; the run may have been extended since.
         "epochs": max(config.epochs, commit.epoch + 1),
     }
     with contextlib.suppress(RecordDamaged):
-        if metadata := checkpoint.read_metadata(journal.store, commit.path):  # it can be changed as one likes
+        if metadata := checkpoint.read_metadata(journal.store, commit.path):  # this setting may change within a run
             moved["checkpoint"] = config.checkpoint.model_copy(update={"part_bytes": metadata.part_bytes})
     if config.init_from is not None:
         commit_number = record.identity["init_from"]["commit"]
@@ -49,14 +52,15 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path) -> RunConfi
 
 @contextlib.contextmanager
 def ranks_at(journal: Journal, at: Commit | None, settings: Commit) -> Iterator[tuple[Ranks, Present]]:
-    """Fresh ranks that hold a commit's state, which has passed the gate; or the state that the run began with.
+    """Start ranks for the block, and restore a commit's state into them through the gate.
 
     Args:
-        at: the commit; None for the beginning.
-        settings: the commit whose settings they have.
+        at: the commit to restore; None for the state that the run began with.
+        settings: the commit whose settings the ranks get.
 
     Raises:
-        CheckpointDamaged, GateTripped: the commit can't be restored.
+        CheckpointDamaged: the checkpoint is damaged.
+        GateTripped: the gate refuses the restored state.
     """
     with tempfile.TemporaryDirectory(prefix="holdfast-") as scratch:
         config = read_run_config(journal, settings, Path(scratch))
@@ -74,20 +78,20 @@ def ranks_at(journal: Journal, at: Commit | None, settings: Commit) -> Iterator[
 
 
 def _named(problem: HoldfastError, journal: Journal, at: Commit, settings: Commit) -> HoldfastError:
-    """Return the error for a commit that can't be restored, which retention may have pruned meanwhile."""
+    """Return the error for a commit that can't be restored; retention may have pruned it meanwhile."""
     if journal.is_pruned(at.number):
         return pruned(journal, at, settings)
     if isinstance(problem, GateTripped):
         return GateTripped(
             f"the gate refuses commit {at.number} of run {journal.run!r} ({at.path}): {problem}",
-            hint="where its bytes verify, look at code, data and machine",
+            hint="if its bytes verify, look at code, data and machine",
             **problem.data,
         )
     return problem
 
 
 def pruned(journal: Journal, start: Commit, commit: Commit) -> WrongUse:
-    """Return the error that a commit can't be replayed from the start, whose checkpoint was pruned."""
+    """Return the error for a commit that can't be replayed because the start's checkpoint was pruned."""
     return WrongUse(
         f"commit {commit.number} of run {journal.run!r} can't be replayed: commit {start.number} was pruned",
         hint="holdfast verify lists the checkpoints that there are; keep_last and pin keep more of them",
@@ -96,12 +100,13 @@ def pruned(journal: Journal, start: Commit, commit: Commit) -> WrongUse:
 
 @contextlib.contextmanager
 def replayed(journal: Journal, start: Commit | None, commit: Commit) -> Iterator[tuple[Saved, Store, Present]]:
-    """Train from one commit's checkpoint straight to another commit's step, and save in a folder of its own.
-
-    The folder goes with the block.
+    """Train from one commit's checkpoint straight to another commit's step, and save into a temporary folder.
 
     Args:
         start: an earlier commit; None for the beginning of the run.
+
+    Yields:
+        The checkpoint, the folder with it (deleted after the block), and the settings and machine of the replay.
 
     Raises:
         WrongUse: the start's checkpoint was pruned.
@@ -120,21 +125,21 @@ def replayed(journal: Journal, start: Commit | None, commit: Commit) -> Iterator
 
 
 def read_trail(store: Store, path: str) -> Trail:
-    """A line for each step that a checkpoint's chunk has trained; empty where they were lost."""
+    """Return the trail in a checkpoint's folder, a line for each step of its chunk; empty if it was lost."""
     with contextlib.suppress(NameMissing):
         return [json.loads(line) for line in store.read(f"{path}/{checkpoint.METRICS}").splitlines()]
     return []
 
 
 def read_committed_trail(journal: Journal, commit: Commit) -> Trail:
-    """Return a commit's trail, which outlives its checkpoint; empty where it was lost."""
+    """Return a commit's trail, which outlives its checkpoint; empty if it was lost."""
     with contextlib.suppress(NameMissing):
         return [json.loads(line) for line in journal.store.read(metrics_name(commit.number)).splitlines()]
     return read_trail(journal.store, commit.path)
 
 
 def read_run_trail(journal: Journal) -> Trail:
-    """The trail of all steps of a run that count."""
+    """Return the trail of all committed steps of a run."""
     commits = sorted(journal.candidates(), key=lambda commit: commit.number)
     return [line for commit in commits for line in read_trail(journal.store, commit.path)]
 
@@ -143,12 +148,13 @@ def find_difference(trails: tuple[Trail, Trail], ends: tuple[Payload, Payload] |
     """Return where two runs of the same steps differ, as fields of `Audit` and `Proof`.
 
     Args:
-        trails: as `read_trail` gave them.
-        ends: the states at the end; None if they didn't both get there.
+        trails: the trails of both runs, from `read_trail`.
+        ends: the states at the end; None if one of the runs didn't get there.
 
     Returns:
-        ``first_step``, ``first_differs_in`` and ``first_tensors``: see `holdfast.trail.Difference`; only where the
-        trails differ. ``different``: the names of what differs at the end.
+        ``first_step``, ``first_differs_in`` and ``first_tensors`` if the trails differ (see
+        `holdfast.trail.Difference`); ``different``, the names of the values that differ at the end, if ``ends`` is
+        given.
     """
     found: dict[str, Any] = {}
     if (first := find_first(*trails)) is not None:

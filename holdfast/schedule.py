@@ -1,4 +1,4 @@
-"""Learning rates that are functions of the step, offered by name."""
+"""Learning-rate schedules by name: functions of the step."""
 
 import math
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ NAMES: tuple[Name, ...] = ("linear", "step", "cosine", "constant")
 
 @dataclass(frozen=True)
 class Schedule:
-    """A factor on every group's base rate.
+    """A factor on the base learning rate of every parameter group.
 
-    How long it is (``epochs``) is a setting of its own, never the run's length: training a run further doesn't change
-    a rate that was used already. After its end the last rate stays.
+    ``epochs`` is the schedule's own length and not the run's: if a run is extended, rates that were already used don't
+    change. After the schedule's end the last rate stays.
 
     Args:
         name: ``linear`` and ``cosine`` fall from 1 to ``final_lr_scale`` over ``epochs``; ``step`` multiplies by
             ``gamma`` every ``step_size`` epochs; ``constant`` stays 1.
-        epochs: epochs from the first step to the end, warm-up included.
-        warmup_steps: steps over which the factor first rises linearly to what the schedule says.
+        epochs: epochs from the first step to the end of the schedule, warm-up included.
+        warmup_steps: steps over which the factor first rises linearly to the schedule's value.
     """
 
     name: Name = "constant"
@@ -45,7 +45,7 @@ class Schedule:
             raise ConfigError(f"warmup_steps = {self.warmup_steps}: expected 0 or more")
 
     def factor(self, step: int, steps_per_epoch: int) -> float:
-        """The factor in force for the optimizer step after ``step`` completed ones."""
+        """Return the factor for the optimizer step after ``step`` completed ones."""
         warmup = min((step + 1) / (self.warmup_steps + 1), 1.0)
         length = self.epochs * steps_per_epoch - self.warmup_steps
         done = min(max(step - self.warmup_steps, 0) / length, 1.0) if length > 0 else 1.0
@@ -60,7 +60,7 @@ class Schedule:
         return warmup * scale
 
     def build(self, optimizer: "Optimizer", steps_per_epoch: int) -> "LambdaLR":
-        """A torch scheduler that is stepped once an optimizer step."""
+        """Return a torch scheduler, to be stepped after every optimizer step."""
         from torch.optim.lr_scheduler import LambdaLR
 
         return LambdaLR(optimizer, lambda step: self.factor(step, steps_per_epoch))

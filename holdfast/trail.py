@@ -1,6 +1,6 @@
-"""Two trails of the same steps, compared: the first step that differs, and in what it differs first.
+"""The comparison of two trails of the same steps: the first step that differs, and the first cause in it.
 
-A trail has a line for each step; `holdfast/FORMAT.md` lists what is in it.
+A trail has a line for each step; `holdfast/FORMAT.md` lists its fields.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 Line = Mapping[str, Any]
 
-# The fields of a line in the order of cause and effect within a step, ``state`` among them by its components.
+# The fields of a line, causes before effects. A difference in ``state`` is named by its components.
 CAUSES = ("samples", "lrs", "anneals", "loss", "grad_norm", "state", "rng", "metrics")
 # The first parts of the components' names, in the order in which a difference spreads within a step.
 COMPONENTS = ("buffers", "optimizer", "model", "schedulers", "scaler", "extras")
@@ -20,9 +20,9 @@ class Difference:
     """The first step in which two trails differ.
 
     Attributes:
-        fields: what differs in that step, causes first. Of the state, the components that differ.
-        tensors: names of the tensors that differ after that step, those of the first component first; empty where the
-            trails have no checksums of tensors there.
+        fields: the fields that differ in that step, causes first; in place of ``state`` its components that differ.
+        tensors: names of the tensors that differ after that step, in the order of `COMPONENTS`; empty if the trails
+            have no checksums of tensors there.
     """
 
     step: int
@@ -31,7 +31,7 @@ class Difference:
 
 
 def find_first(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
-    """Return the first difference between two trails in the steps, and the fields, that both have; None for none."""
+    """Return the first difference between two trails, in the steps and fields that both have; None if there is none."""
     others = {line["step"]: line for line in other}
     for line in one:
         found = others.get(line["step"])
@@ -41,7 +41,7 @@ def find_first(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
 
 
 def spreads(component: str) -> tuple[int, str]:
-    """Return where a component stands in the order in which differences spread, as a key to sort by."""
+    """Return a sort key for components, in the order in which a difference spreads from one to the next."""
     first = component.partition(".")[0]
     return COMPONENTS.index(first) if first in COMPONENTS else len(COMPONENTS), component
 
@@ -60,7 +60,7 @@ def _compare_lines(one: Line, other: Line) -> Iterator[str]:
 
 
 def _compare_samples(one: str, other: str) -> Iterator[str]:
-    """Compare names of the form ``indices-content``; a stream's, and those of earlier versions, have one part."""
+    """Compare the names of samples, ``indices-content``; names of streams and of earlier versions have one part."""
     ones, others = one.split("-"), other.split("-")
     if ones[0] != others[0]:
         yield "samples"

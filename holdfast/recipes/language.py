@@ -1,7 +1,7 @@
-"""A byte-level language model on the Python standard library's own sources, or on any text.
+"""A recipe of a byte-level language model, on the Python standard library's own sources or on any text.
 
-A decoder-only transformer (pre-norm, rotary positions, tied embedding) that reads raw bytes: no tokenizer, nothing to
-download. It is trained to predict the next byte; bits per byte on text held out says how well it does.
+The model is a decoder-only transformer (pre-norm, rotary positions, tied embedding) on raw bytes: it needs no tokenizer
+and no download. It learns to predict the next byte. Its metric is bits per byte on text held out from training.
 """
 
 import hashlib
@@ -45,16 +45,16 @@ def language(
     step_size: float = 1.0,
     gamma: float = 0.5,
 ) -> Recipe:
-    """The recipe.
+    """Build the recipe.
 
     Args:
         data: ``stdlib``, or an fsspec URL or glob of text files, such as ``s3://bucket/books/*.txt``.
-        context: bytes that the model sees at once.
+        context: the length of a window, in bytes.
         steps_per_epoch: None for one pass over the text.
-        schedule_epochs: epochs until the learning rate has come to its end; see `holdfast.schedule`.
+        schedule_epochs: epochs until the learning rate reaches its last value; see `holdfast.schedule`.
 
     Raises:
-        RecipeError: there is no text, or too little of it.
+        RecipeError: no text is found, or less than two windows of it.
     """
     text = read_corpus(data)
     if len(text) < 2 * (context + 1):
@@ -81,7 +81,7 @@ def language(
 
 
 def read_corpus(data: str) -> bytes:
-    """The text of all files, one after the other, in order of their names."""
+    """Return the text of all files, joined in the order of their names."""
     if data == STANDARD_LIBRARY:
         return read_standard_library()
     try:
@@ -95,9 +95,9 @@ def read_corpus(data: str) -> bytes:
 
 
 def read_standard_library() -> bytes:
-    """This Python's own library, without its tests: megabytes of real text, on every machine.
+    """Return the sources of this Python's standard library, without its tests: megabytes of real text.
 
-    The order of files is by the hash of their names, so that the text held out is of many modules.
+    Files are ordered by the hash of their names, so that the held-out text is of many modules.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
@@ -113,7 +113,10 @@ def read_standard_library() -> bytes:
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):
-    """Windows of a text that don't overlap, each with the bytes that follow its own; uint8, shape (context,) both."""
+    """Windows of a text that don't overlap, each with its targets: the same bytes shifted by one.
+
+    A sample is two uint8 tensors of shape (context,).
+    """
 
     def __init__(self, text: bytes, context: int) -> None:
         self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -129,7 +132,7 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Decoder(nn.Module):
-    """From bytes (batch, context) to logits of the next byte (batch, context, 256)."""
+    """The transformer, from bytes (batch, context) to logits of the next byte (batch, context, 256)."""
 
     def __init__(self, context: int, layers: int, heads: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -145,7 +148,7 @@ class Decoder(nn.Module):
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
         for name, parameter in self.named_parameters():
-            if name.endswith(("out.weight", "down.weight")):  # what is added to the residual stream
+            if name.endswith(("out.weight", "down.weight")):  # outputs that are added to the residual stream
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
 
     def forward(self, text: Tensor) -> Tensor:
@@ -156,7 +159,7 @@ class Decoder(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention, then a feed-forward layer; (batch, context, width) to the same."""
+    """Causal self-attention, then a feed-forward layer, from (batch, context, width) to the same shape."""
 
     def __init__(self, heads: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -180,7 +183,7 @@ class Block(nn.Module):
 
 
 def rotation(context: int, size: int) -> Tensor:
-    """Cosines and sines of every position's angles; shape (context, 2, size / 2).
+    """Return the cosines and sines of every position's angles; shape (context, 2, size / 2).
 
     Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (2021).
     """
@@ -190,27 +193,27 @@ def rotation(context: int, size: int) -> Tensor:
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Turn the halves of each head's vectors by their position's angles; shape (..., context, size) to the same."""
+    """Rotate the halves of each head's vectors by their position's angles; shape (..., context, size) to the same."""
     cos, sin = rotation.unbind(dim=1)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
 
 
 def weight_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Matrices decay, gains don't."""
+    """Return the parameter groups: matrices with weight decay, gains without."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     gains = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": gains, "weight_decay": 0.0}]
 
 
 def mean_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Cross-entropy of the next byte, in nats."""
+    """Return the mean cross-entropy of the next byte, in nats."""
     text, following = batch
     return F.cross_entropy(model(text).flatten(0, 1), following.flatten().long())
 
 
 def bits_per_byte(model: nn.Module, held_out: Windows) -> float:
-    """How many bits the model needs for a byte of text that it was not trained on."""
+    """Return the mean bits per byte that the model needs for some `HELD_OUT_WINDOWS` windows of held-out text."""
     device = next(model.parameters()).device
     stride = max(1, len(held_out) // HELD_OUT_WINDOWS)
     windows = [held_out[index] for index in range(0, len(held_out), stride)]

@@ -1,4 +1,4 @@
-"""An annealed value is a function of the step: the same however the run came there, and however long it goes on."""
+"""An annealed value is a function of the step alone, whatever the run's interruptions and length."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ fractions = st.floats(0, 1)
 
 @st.composite
 def anneals(draw: st.DrawFn) -> Anneal:
-    """Any that begins before it ends, in steps, fractions or one of each."""
+    """Draw an anneal that begins before it ends, in steps, fractions or one of each."""
     initial, final, epochs = draw(numbers), draw(numbers), draw(st.floats(0.1, 100))
     start, end = sorted(draw(st.tuples(fractions, fractions)))
     fields: dict[str, Any] = {"start_frac": start, "end_frac": end}
@@ -37,14 +37,14 @@ def values(anneal: Anneal, steps: int, steps_per_epoch: int = STEPS_PER_EPOCH) -
 
 
 @given(anneals(), st.integers(0, 2000), st.integers(0, 2000))
-def test_moves_one_way_and_stays_between_its_ends(anneal: Anneal, one: int, other: int) -> None:
+def test_an_anneal_is_monotonic_and_stays_between_its_ends(anneal: Anneal, one: int, other: int) -> None:
     earlier, later = (anneal.at(step, STEPS_PER_EPOCH) for step in sorted([one, other]))
     ends = (anneal.initial, earlier, later, anneal.final)
     assert list(ends) == sorted(ends, reverse=anneal.final < anneal.initial)
 
 
 @given(anneals())
-def test_its_ends_are_exact(anneal: Anneal) -> None:
+def test_the_first_and_last_values_are_exact(anneal: Anneal) -> None:
     start, end = anneal.bounds(STEPS_PER_EPOCH)
     assert anneal.at(int(end) + 1, STEPS_PER_EPOCH) == anneal.final
     if start < end:
@@ -52,7 +52,7 @@ def test_its_ends_are_exact(anneal: Anneal) -> None:
 
 
 @given(anneals(), st.lists(st.integers(0, 2000), max_size=5), st.integers(0, 2000))
-def test_depends_on_the_step_alone(anneal: Anneal, before: list[int], step: int) -> None:
+def test_an_anneal_depends_on_the_step_alone(anneal: Anneal, before: list[int], step: int) -> None:
     fields = {name: getattr(anneal, name) for name in ("start_frac", "end_frac", "start_step", "end_step")}
     fresh = Anneal(anneal.initial, anneal.final, anneal.epochs, **fields)
     for each in before:
@@ -60,11 +60,11 @@ def test_depends_on_the_step_alone(anneal: Anneal, before: list[int], step: int)
     assert anneal.at(step, STEPS_PER_EPOCH) == fresh.at(step, STEPS_PER_EPOCH)
 
 
-def test_moves_on_a_straight_line() -> None:
+def test_an_anneal_moves_on_a_straight_line() -> None:
     assert values(Anneal(1.0, 0.0, epochs=1), 12, 10) == [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0]
 
 
-def test_fractions_are_of_its_own_length() -> None:
+def test_fractions_refer_to_the_anneals_own_length() -> None:
     anneal = Anneal(0.0, 1.0, epochs=2, start_frac=0.25, end_frac=0.75)
     assert anneal.bounds(4) == (2.0, 6.0)
     assert values(anneal, 9, 4) == [0.0, 0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
@@ -91,11 +91,11 @@ def test_steps_need_no_length() -> None:
 @pytest.mark.parametrize(
     "fields", [{"start_step": 3, "end_step": 3}, {"epochs": 1, "start_frac": 0.5, "end_frac": 0.5}]
 )
-def test_without_a_length_it_is_a_step_function(fields: dict[str, Any]) -> None:
+def test_an_anneal_that_ends_where_it_begins_is_a_step_function(fields: dict[str, Any]) -> None:
     assert values(Anneal(1.0, 0.0, **fields), 6, 6) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 
 
-def test_has_its_first_value_before_a_step_is_known() -> None:
+def test_an_anneal_begins_with_its_first_value() -> None:
     assert Anneal(0.7, 0.1, epochs=1).value == 0.7
 
 
@@ -114,7 +114,7 @@ def test_has_its_first_value_before_a_step_is_known() -> None:
         ({"epochs": 1, "start_step": 6, "end_step": 5}, "ends at 5, before it begins at 6"),
     ],
 )
-def test_what_has_no_length_or_ends_before_it_begins_is_refused(fields: dict[str, Any], said: str) -> None:
+def test_an_anneal_without_a_length_or_that_ends_before_it_begins_is_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Anneal(1.0, 0.0, **fields)
 
@@ -139,7 +139,7 @@ def test_an_endless_length_is_refused() -> None:
         ({"lr": 0.1, "temperature_scale_initial": 9.0, "temperature_scale_anneal_end_step": 9, "tem": 1}, (0.0, 20.0)),
     ],
 )
-def test_it_is_read_from_settings(settings: dict[str, Any], bounds: tuple[float, float]) -> None:
+def test_an_anneal_is_read_from_settings(settings: dict[str, Any], bounds: tuple[float, float]) -> None:
     anneal = Anneal.from_settings("temperature", {**MOVES, "schedule_epochs": 2, **settings})
     assert (anneal.initial, anneal.final, anneal.value) == (1.2, 0.2, 1.2)
     assert anneal.bounds(10) == bounds
@@ -167,7 +167,7 @@ def test_the_length_of_the_training_can_be_given() -> None:
         ({"temperature_anneal_start_step": -1}, "anneal_start_step = -1: expected a whole number from 0", ""),
         ({"temperature_anneal_start_frac": 0.7, "temperature_anneal_end_frac": 0.5}, "anneal_end_frac = 0.5", ""),
         ({"temperature_anneal_start_step": 7, "temperature_anneal_end_step": 5}, "ends before it begins: ", ""),
-        ({"schedule_epochs": None}, "how long the training is isn't known", "settings.schedule_epochs, or both"),
+        ({"schedule_epochs": None}, "its length isn't known", "settings.schedule_epochs, or both"),
         ({"schedule_epochs": 0}, "settings.schedule_epochs = 0: expected a number above 0", ""),
         ({"schedule_epochs": "2"}, "settings.schedule_epochs = '2': expected a number above 0", ""),
     ],
