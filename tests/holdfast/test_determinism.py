@@ -1,4 +1,4 @@
-"""A strict process is made deterministic before a model is built, and nothing that changes it back goes unnoticed."""
+"""A process in strict mode is made deterministic before a model is built, and any later change is noticed."""
 
 import json
 import os
@@ -44,7 +44,7 @@ RESET += "torch.backends.cuda.enable_math_sdp(True)"
 
 
 def run(program: str, environment: dict[str, str], *arguments: str) -> Any:
-    """What a program prints as JSON, in a process that was started with this environment and no other of the kind."""
+    """Run a program in a process with this environment, without other determinism variables; return its JSON output."""
     kept = {name: value for name, value in os.environ.items() if name not in preamble(Determinism())}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program, *arguments],
@@ -54,7 +54,7 @@ def run(program: str, environment: dict[str, str], *arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_the_preamble_names_what_is_read_when_a_process_starts() -> None:
+def test_the_preamble_has_the_variables_that_are_read_at_start() -> None:
     assert preamble(Determinism(threads=3)) == {
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONHASHSEED": "0", "TORCHINDUCTOR_DETERMINISTIC": "1",
         "OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3",
@@ -128,7 +128,7 @@ def found() -> Any:
 
 
 @pytest.mark.slow
-def test_every_change_back_is_noticed(found: Any) -> None:
+def test_every_changed_flag_is_noticed(found: Any) -> None:
     said, *_ = found
     assert "torch.use_deterministic_algorithms is False, not True and " in said["never made so"]
     assert (said["made so"], said["again"]) == ("", "")
@@ -150,12 +150,12 @@ def test_a_loss_that_changes_a_flag_ends_the_run_in_that_step(nursery: Lives, tm
 
 
 @pytest.mark.slow
-def test_what_has_no_deterministic_form_raises(found: Any) -> None:
+def test_an_operation_without_a_deterministic_form_raises(found: Any) -> None:
     assert "deterministic implementation" in found[0]["refuses"]
 
 
 @pytest.mark.slow
-def test_torchs_compiler_is_deterministic_and_not_loaded_for_that(found: Any) -> None:
+def test_torchs_compiler_is_deterministic_without_being_imported(found: Any) -> None:
     assert (found[0]["loaded"], found[0]["compiles"]) == ([], True)
 
 
@@ -251,7 +251,7 @@ print(json.dumps(said))
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """How the training of each recipe was refused, if it was, and whether its model had been built by then."""
+    """Return for each recipe the error that refused its training, if any, and whether its model was built before."""
     folder = tmp_path_factory.mktemp("recipes")
     change = "torch.backends.cudnn.benchmark = True"
     for name, before, within in (
@@ -278,10 +278,10 @@ def test_a_recipe_that_changes_the_process_is_refused(trained: dict[str, Any], p
 
 
 @pytest.mark.slow
-def test_a_process_that_would_be_made_deterministic_after_the_model_was_built_is_refused(
+def test_a_process_made_deterministic_after_the_model_is_refused(
     trained: dict[str, Any],
 ) -> None:
-    """Its weights would have been drawn, and its kernels chosen, before."""
+    """Otherwise weights would be drawn, and kernels chosen, before the process is deterministic."""
     kind, message, is_built = trained["late"]
     assert (kind, "torch.use_deterministic_algorithms is False, not True" in message, is_built) == (
         "DeterminismError",

@@ -1,6 +1,6 @@
-"""Recipes that register their state are proved: no search and no gate takes them for careless ones.
+"""Recipes that register their state are proved: neither the search nor the gate refuses them.
 
-Each optimizer and each scheduler is proved at least once; with ``make soak`` each of one with each of the other.
+Each optimizer and each scheduler is proved at least once; with ``make soak`` every pair of them is proved.
 """
 
 import itertools
@@ -32,21 +32,23 @@ def prove(nursery: Lives, folder: Path, recipe: str, **settings: str) -> Proof:
 
 
 @pytest.mark.parametrize(("optimizer", "scheduler"), PAIRS)
-def test_optimizers_and_schedulers(nursery: Lives, tmp_path: Path, optimizer: str, scheduler: str) -> None:
+def test_every_optimizer_and_scheduler_is_proved(
+    nursery: Lives, tmp_path: Path, optimizer: str, scheduler: str
+) -> None:
     proof = prove(nursery, tmp_path, "tests.support.ordinary:trained", optimizer=optimizer, scheduler=scheduler)
     assert proof.is_proved, str(proof)
     assert not proof.unchanged
 
 
 @pytest.mark.parametrize("recipe", [*(f"ordinary:{name}" for name in RECIPES), "varied:streamed", "varied:timed"])
-def test_ordinary_recipes(nursery: Lives, tmp_path: Path, recipe: str) -> None:
+def test_ordinary_recipes_are_proved(nursery: Lives, tmp_path: Path, recipe: str) -> None:
     proof = prove(nursery, tmp_path, f"tests.{recipe}")
     assert proof.is_proved, str(proof)
     assert not proof.unchanged
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="torch.compile needs a compiler")
-def test_a_compiled_model(nursery: Lives, tmp_path: Path) -> None:
+def test_a_compiled_model_is_proved(nursery: Lives, tmp_path: Path) -> None:
     proof = prove(nursery, tmp_path, "tests.support.ordinary:compiled")
     assert proof.is_proved, str(proof)
 

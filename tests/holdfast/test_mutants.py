@@ -1,4 +1,4 @@
-"""A resume that is almost right is refused by the gate, or `holdfast prove` or an audit names what is wrong with it."""
+"""The gate, `holdfast prove` or an audit catches each resume that is almost right, and names what is wrong."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def make_config(mutation: Mutation, folder: Path) -> RunConfig:
 
 
 def prove(nursery: Lives, mutation: Mutation, folder: Path) -> str:
-    """What `holdfast prove` prints of the mutated ranks, as JSON; or the error that it ends with."""
+    """Run `holdfast prove` on mutated ranks. Return the proof that it prints as JSON, or its error."""
     config = make_config(mutation, folder).model_dump(mode="json")
     done = nursery.call("tests.support.forked:prove_mutated", mutation.name, config, STEPS, KILLS, SEED)
     assert done.stdout, done.stderr
@@ -36,7 +36,7 @@ def prove(nursery: Lives, mutation: Mutation, folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_without_a_mutation_it_is_proved(nursery: Lives, tmp_path: Path) -> None:
+def test_a_recipe_without_a_mutation_is_proved(nursery: Lives, tmp_path: Path) -> None:
     proof = Proof.model_validate_json(prove(nursery, Mutation("", "prove", ""), tmp_path))
     assert proof.is_proved, str(proof)
     assert (proof.kills, proof.chunks) == ([6, 12], [3, 11, 12])
@@ -44,7 +44,7 @@ def test_without_a_mutation_it_is_proved(nursery: Lives, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutation", PROVED, ids=lambda row: row.name)
-def test_mutation(nursery: Lives, tmp_path: Path, mutation: Mutation) -> None:
+def test_a_mutation_is_caught(nursery: Lives, tmp_path: Path, mutation: Mutation) -> None:
     found = prove(nursery, mutation, tmp_path)
     if mutation.caught_by == "start":
         assert found.startswith("DeterminismError ")
@@ -65,7 +65,7 @@ def test_mutation(nursery: Lives, tmp_path: Path, mutation: Mutation) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutation", AUDITED, ids=lambda row: row.name)
-def test_mutation_in_a_run(nursery: Lives, tmp_path: Path, mutation: Mutation) -> None:
+def test_a_mutation_is_caught_by_an_audit(nursery: Lives, tmp_path: Path, mutation: Mutation) -> None:
     """The audited chunk is the first after a resume, and the audit's ranks have the same fault."""
     config = make_config(mutation, tmp_path).model_dump(mode="json")
     done = nursery.call("tests.support.forked:audit_mutated", mutation.name, config)
@@ -78,8 +78,8 @@ def test_mutation_in_a_run(nursery: Lives, tmp_path: Path, mutation: Mutation) -
     assert audit.first_step == audit.start + 1
 
 
-def test_the_documentation_has_them_all() -> None:
-    """RESUME.md has a row for each, which says what catches it, and how that names it."""
+def test_resume_md_has_a_row_for_each_mutation() -> None:
+    """The row says what catches the mutation, and the name in the message."""
     text = (Path(__file__).parents[2] / "holdfast" / "RESUME.md").read_text()
     rows = re.findall(r"^\| (.+?) \| (gate|prove|search|audit|start) \| `(.+?)` \|$", text, re.MULTILINE)
     assert rows == [(each.name, each.caught_by, each.named) for each in MUTATIONS]

@@ -1,4 +1,4 @@
-"""Where a proof kills, and what it says that it didn't reach."""
+"""The choice of a proof's kills, its verdict on unregistered state, and the list of what it didn't reach."""
 
 import random
 
@@ -11,7 +11,7 @@ from holdfast.rank.messages import Found
 
 @pytest.mark.parametrize("steps", [2, 3, 5, 8, 12, 20, 31])
 @pytest.mark.parametrize("kills", [1, 2, 3, 6])
-def test_the_end_of_an_epoch_is_crossed_with_saves_and_kills_around_it(steps: int, kills: int) -> None:
+def test_kills_and_saves_surround_an_epochs_end(steps: int, kills: int) -> None:
     for epoch in {1, 2, max(steps // 3, 1), steps // 2} & set(range(1, steps // 2 + 1)):
         for seed in range(50):
             killed, chunks = choose_kills(steps, kills, epoch, random.Random(seed))
@@ -36,7 +36,7 @@ def found(name: str, sha256: str, **flags: bool) -> Found:
     return Found(name=name, kind="Linear", reached_by="loss", remedy="a line", sha256=sha256, **kinds)
 
 
-def test_state_that_changed_or_looks_like_a_copy_is_lost() -> None:
+def test_unregistered_state_that_changed_or_looks_like_a_copy_is_lost() -> None:
     built = [found("average", "a"), found("target", "a", is_copy=True), found("teacher", "a"), found("noise", "a")]
     straight = [found("average", "b"), found("target", "a"), found("teacher", "a"), found("late", "a")]
     judged = judge_unregistered(built, straight, straight)
@@ -51,7 +51,7 @@ def test_a_generator_whose_state_follows_from_the_step_is_not_lost() -> None:
     assert len(judge_unregistered(built, straight, built)["lost"]) == 1
 
 
-def test_what_was_not_reached_is_said() -> None:
+def test_a_proof_lists_what_it_did_not_reach() -> None:
     events = {"the end of anneal 'temperature'": 900.0, "StepLR.step_size": 5.0}
     lines = list_not_reached(20, 10, 6000, events, ranks=1, workers=2, device="cpu")
     assert lines == [

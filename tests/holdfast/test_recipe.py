@@ -1,4 +1,4 @@
-"""A recipe is found by name and built with checked settings, or refused in one line."""
+"""A recipe is found by name and built with checked settings, or refused with a message of one line."""
 
 import dataclasses
 import sys
@@ -51,7 +51,7 @@ def test_a_recipe_may_take_any_setting() -> None:
     assert recipe.resolve_settings(build, {"depth": 3}) == {"lr": 1.0, "depth": 3}
 
 
-def test_an_annotation_for_type_checkers_alone_is_any(write_module) -> None:  # type: ignore[no-untyped-def]
+def test_an_annotation_that_only_a_type_checker_resolves_allows_any_value(write_module) -> None:  # type: ignore[no-untyped-def]
     builder = recipe.find_recipe(write_module("def build(lr: 'Later' = 0.1) -> 'Recipe': ..."))
     assert recipe.resolve_settings(builder, {"lr": 2}) == {"lr": 2}
 
@@ -69,7 +69,7 @@ def test_an_annotation_for_type_checkers_alone_is_any(write_module) -> None:  # 
         ("def build(x, /) -> 'Recipe': pass", "by position"),
     ],
 )
-def test_a_recipe_that_cannot_be_built_says_where(write_module, text: str, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_an_error_in_a_recipe_names_its_line(write_module, text: str, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(RecipeError, match=message):
         recipe.build_recipe(write_module(text), {})
 
@@ -81,12 +81,12 @@ def test_a_recipe_that_cannot_be_built_says_where(write_module, text: str, messa
         ("clip_norm", 0.0), ("clip_norm", -1.0), ("clip_norm", float("nan")),
     ],
 )  # fmt: skip
-def test_a_number_that_cannot_be_trained_with_is_refused(name: str, value: float) -> None:
+def test_a_number_out_of_range_is_refused(name: str, value: float) -> None:
     with pytest.raises(RecipeError, match=f"the recipe's {name} = {value!r}: expected"):
         dataclasses.replace(toy(), **{name: value})  # type: ignore[arg-type]
 
 
-def test_a_missing_module_is_told_from_one_that_fails() -> None:
+def test_a_missing_module_differs_from_one_that_fails() -> None:
     with pytest.raises(RecipeError, match="there is no module nowhere_at_all") as caught:
         recipe.find_recipe("nowhere_at_all:f")
     assert "PYTHONPATH" in caught.value.hint

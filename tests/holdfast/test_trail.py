@@ -40,7 +40,7 @@ ONE = [line(step) for step in range(1, 5)]
         ({"components": {"new": "x"}}, (), ()),
     ],
 )
-def test_what_differs_is_named_causes_first(
+def test_differences_are_named_causes_first(
     changed: dict[str, Any], fields: tuple[str, ...], tensors: tuple[str, ...]
 ) -> None:
     other = [*ONE[:2], line(3, **changed), line(4, loss=9.0)]
@@ -49,7 +49,7 @@ def test_what_differs_is_named_causes_first(
     assert find_first(other, ONE) == expected
 
 
-def test_only_steps_and_checksums_that_both_have_are_compared() -> None:
+def test_only_steps_and_checksums_of_both_trails_are_compared() -> None:
     without = [{name: value for name, value in each.items() if name != "state"} for each in ONE]
     assert find_first(ONE, without) is None
     assert find_first(ONE, ONE[2:]) is None

@@ -1,4 +1,4 @@
-"""What ranks said reaches the caller as types and errors, whatever they are spawned by."""
+"""The reports of ranks reach the caller as events and errors, whatever starts the ranks."""
 
 import os
 import sys
@@ -37,7 +37,7 @@ Make = Callable[..., "tuple[Ranks, Said]"]
 
 
 class Said:
-    """A process that says what it is given, and then ends with an exit code."""
+    """A process that prints given lines and then ends with an exit code."""
 
     pid = 2**30  # nobody's
 
@@ -70,7 +70,7 @@ class Said:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Make ranks that have said some events."""
+    """Make ranks that have sent some events."""
     made = list[Said]()
 
     def make(*events: Event, text: str = "", returncode: int = 0, is_held: bool = False) -> tuple[Ranks, Said]:
@@ -87,14 +87,14 @@ def make(tmp_path: Path) -> Iterator[Make]:
         said.heard.close()
 
 
-def test_ranks_are_started_by_what_they_are_given(make: Make) -> None:
+def test_ranks_are_started_by_the_given_spawn(make: Make) -> None:
     _, said = make()
     assert said.command == [sys.executable, "-m", RANK_MODULE]
     assert said.environment[LONGEST_EPOCH_VARIABLE] == "7"
     assert "PYTHONHASHSEED" in said.environment
 
 
-def test_each_verb_is_an_order(make: Make) -> None:
+def test_each_verb_sends_its_order(make: Make) -> None:
     ranks, said = make(Restored(step=4))
     commit, gate = make_commit(1), Gate("tolerance", 1e-3)
     assert ranks.restore(commit, gate) == Restored(step=4)
@@ -110,14 +110,14 @@ def test_each_verb_is_an_order(make: Make) -> None:
     ]  # fmt: skip
 
 
-def test_a_notice_while_a_state_is_restored_is_not_taken_for_the_answer(make: Make) -> None:
+def test_skipped_and_woken_events_are_not_taken_for_the_answer(make: Make) -> None:
     ranks, said = make(Skipped(done=1, total=2), Restored(step=4), is_held=True)
     ranks.wake()
     said.say()
     assert ranks.restore(make_commit(1), Gate()) == Restored(step=4)
 
 
-def test_damage_is_an_answer_and_no_end(make: Make) -> None:
+def test_damage_is_returned_and_not_raised(make: Make) -> None:
     ranks, _ = make(Damaged.of(CheckpointDamaged("a bit flipped")), SAID)
     answer = ranks.restore(make_commit(1), Gate())
     assert isinstance(answer, Damaged)
@@ -138,22 +138,22 @@ def test_the_error_of_a_rank_is_raised(make: Make) -> None:
     assert caught.value.data == {"step": 3}
 
 
-def test_the_cause_is_raised_and_not_its_effect_on_another_rank(make: Make) -> None:
+def test_the_cause_is_raised_rather_than_its_effect_on_another_rank(make: Make) -> None:
     ranks, _ = make(Failed.of(RankDied("lost", is_effect=True)), Failed.of(RecipeFailed("the cause")))
     with pytest.raises(RecipeFailed, match="the cause"):
         ranks.next_event()
 
 
 @pytest.mark.parametrize(("returncode", "ending"), [(-9, "signal 9"), (3, "exit code 3")])
-def test_ranks_that_end_without_a_word_are_described_by_their_log(make: Make, returncode: int, ending: str) -> None:
+def test_ranks_that_end_without_a_report_are_described_by_their_log(make: Make, returncode: int, ending: str) -> None:
     ranks, _ = make(SAID, returncode=returncode)
     assert ranks.next_event() == SAID
-    for _ in range(2):  # the end stays the end
+    for _ in range(2):  # a second call raises the same error
         with pytest.raises(RankDied, match=rf"the ranks ended: {ending} \(last lines of .*: the last line\)"):
             ranks.next_event()
 
 
-def test_a_line_that_is_no_event_is_told_of(make: Make) -> None:
+def test_a_line_that_is_no_event_is_an_error(make: Make) -> None:
     ranks, _ = make(SAID, text='["Later", {}]\n')
     assert ranks.next_event() == SAID
     with pytest.raises(RunStopped, match="don't understand each other"):
@@ -161,8 +161,8 @@ def test_a_line_that_is_no_event_is_told_of(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_gets_a_line_that_is_no_order_ends(tmp_path: Path) -> None:
-    """It would wait for orders for ever, and the attempt for its answer."""
+def test_a_rank_ends_if_it_gets_a_line_that_is_no_order(tmp_path: Path) -> None:
+    """Otherwise it would wait for orders for ever, and the attempt for its answer."""
     config = RunConfig.model_validate({"recipe": "tests.support.toy:toy", "run": "r", "store": str(tmp_path)})
     with Ranks(config, tmp_path / "ranks.log") as ranks:
         ranks.expect(Ready)

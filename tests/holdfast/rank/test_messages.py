@@ -1,4 +1,4 @@
-"""Every order and every event crosses the wire unchanged; what is no message is refused in one clear line."""
+"""Every order and every event crosses the wire unchanged; any other line is refused with a clear message."""
 
 import json
 import math
@@ -109,14 +109,14 @@ def test_an_error_keeps_its_class_and_its_facts() -> None:
     assert (error.message, error.hint, error.data) == ("lost", "again", {"is_effect": True, "step": 3})
 
 
-def test_half_a_character_in_an_error_is_escaped() -> None:
-    """A file's name may have one; nothing could be written that has it."""
+def test_bytes_that_are_not_utf_8_in_an_error_are_escaped() -> None:
+    """A file's name may have such bytes; no file or pipe could encode them as UTF-8."""
     event = decode_event(encode(Failed.of(RunStopped("no file a\udcff"))))
     assert isinstance(event, Failed)
     assert event.error.message == "no file a\\udcff"
 
 
-def test_an_error_of_a_class_that_is_not_ours_is_a_stop() -> None:
+def test_an_error_of_an_unknown_class_becomes_run_stopped() -> None:
     assert type(Failed(kind="SystemExit", message="x").error) is RunStopped
 
 
@@ -133,14 +133,14 @@ REFUSED = (
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_what_is_no_message_is_refused(line: str) -> None:
+def test_a_line_that_is_no_message_is_refused(line: str) -> None:
     for decode in (decode_order, decode_event):
         with pytest.raises(RunStopped, match="don't understand each other") as caught:
             decode(line)
         assert len(str(caught.value)) < 300
 
 
-def test_orders_are_no_events(orders: list[Order]) -> None:
+def test_orders_and_events_are_told_apart(orders: list[Order]) -> None:
     for order in orders:
         with pytest.raises(RunStopped):
             decode_event(encode(order))

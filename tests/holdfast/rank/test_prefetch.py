@@ -1,4 +1,4 @@
-"""The checkpoint that a rank reads before it is asked to: the one that it is asked for, or none."""
+"""A rank's prefetch returns the checkpoint that the attempt restores, or nothing."""
 
 import gc
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.support.trainings import make, save_step, train_to
 
 @pytest.fixture
 def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
-    """A run of two commits, and the environment of a rank that is to go on from the second."""
+    """Make a run of two commits, and the environment of a rank that will restore the second."""
     line = make_line(open_store(str(tmp_path)))
     for _ in range(2):
         train(line)
@@ -36,7 +36,7 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
     return line
 
 
-def test_it_has_read_what_is_asked_for_and_gives_it_once(line: Line) -> None:
+def test_the_prefetched_state_is_returned_once(line: Line) -> None:
     commit = line.journal.read_commit(2)
     prefetch = Prefetch()
     payload = prefetch.take(commit)
@@ -45,7 +45,7 @@ def test_it_has_read_what_is_asked_for_and_gives_it_once(line: Line) -> None:
     assert prefetch.take(commit) is None
 
 
-def test_what_was_not_read_has_to_be(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_was_not_prefetched_returns_none(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Prefetch().take(line.journal.read_commit(1)) is None
     for number in ("0", "7"):  # a fresh run; a commit that can't be read
         monkeypatch.setenv(COMMIT_VARIABLE, number)
@@ -54,22 +54,22 @@ def test_what_was_not_read_has_to_be(line: Line, monkeypatch: pytest.MonkeyPatch
     assert Prefetch().take(line.journal.read_commit(2)) is None
 
 
-def test_turned_off_it_reads_no_state(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetch_reads_no_state_if_turned_off(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(WITHOUT_VARIABLE, "prefetch")
     assert Prefetch().take(line.journal.read_commit(2)) is None
 
 
-def test_damage_is_told_when_it_is_asked_for(line: Line) -> None:
+def test_damage_is_raised_when_the_state_is_taken(line: Line) -> None:
     commit = line.journal.read_commit(2)
     line.journal.store.replace(f"{commit.path}/{PAYLOAD}", b"damaged")
     prefetch = Prefetch()
     with pytest.raises(CheckpointDamaged):
         prefetch.take(commit)
-    assert prefetch.take(commit) is None  # who asks again reads again
+    assert prefetch.take(commit) is None  # a second caller reads the checkpoint itself
 
 
 @pytest.mark.usefixtures("same_process")
-def test_a_rank_collects_its_garbage_but_not_what_was_there_before(
+def test_a_rank_collects_garbage_except_objects_from_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make(tmp_path, "tests.support.varied:varied_language").config
@@ -89,7 +89,7 @@ def test_a_rank_collects_its_garbage_but_not_what_was_there_before(
 
 
 class Heard:
-    """The events of a rank."""
+    """A stand-in for a rank's `Events` that notes their names."""
 
     def __init__(self) -> None:
         self.names = list[str]()
@@ -100,7 +100,7 @@ class Heard:
 
 @pytest.mark.usefixtures("same_process")
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_saves_use_the_memory_that_was_read_into_unless_someone_has_kept_some(
+def test_saves_reuse_the_prefetched_memory_unless_a_tensor_of_it_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_kept: bool
 ) -> None:
     training = make(tmp_path, "tests.support.varied:varied_language")

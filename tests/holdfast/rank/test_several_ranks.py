@@ -1,4 +1,4 @@
-"""What one of several ranks ends by reaches the person, and a signal reaches all of them."""
+"""The error of any of several ranks reaches the caller, and a signal reaches all ranks."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def make_config(folder: Path, **settings: object) -> RunConfig:
 
 @pytest.fixture
 def started() -> Iterator[list[Ranks]]:
-    """Ranks that a test starts; none outlives it."""
+    """Yield a list for the ranks that a test starts; end them after the test."""
     ranks: list[Ranks] = []
     yield ranks
     for each in ranks:
@@ -37,7 +37,7 @@ def started() -> Iterator[list[Ranks]]:
 
 
 def train_to_the_end(ranks: Ranks) -> HoldfastError:
-    """Return the error that the ranks end by."""
+    """Train to the end and return the error that ends the ranks."""
     ranks.expect(Ready)
     ranks.train(100, "f" * 64)
     try:
@@ -48,7 +48,7 @@ def train_to_the_end(ranks: Ranks) -> HoldfastError:
 
 
 def has_not_ended(process: psutil.Process) -> bool:
-    """Return whether a process still runs; nobody has to have waited for it."""
+    """Return whether a process still runs; a zombie counts as ended."""
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
@@ -63,7 +63,7 @@ def test_the_error_of_any_rank_names_the_recipes_line(tmp_path: Path, started: l
     assert "mat1 and mat2 shapes cannot be multiplied" in str(error)
 
 
-def test_a_rank_that_a_signal_killed_is_named(tmp_path: Path, started: list[Ranks]) -> None:
+def test_a_rank_killed_by_a_signal_is_named(tmp_path: Path, started: list[Ranks]) -> None:
     """The other rank's lost connection isn't taken for an error of the recipe."""
     started.append(Ranks(make_config(tmp_path, how="kill", rank=1), tmp_path / "ranks.log"))
     error = train_to_the_end(started[0])
@@ -74,7 +74,7 @@ def test_a_rank_that_a_signal_killed_is_named(tmp_path: Path, started: list[Rank
 
 
 def test_ranks_with_state_of_their_own_in_the_probe_are_proved(tmp_path: Path) -> None:
-    """Each rank's probe is held against its own; the kills reach all of them."""
+    """Each rank's probe is compared with its own saved one, and the kills reach all ranks."""
     config = make_config(tmp_path).model_copy(update={"recipe": "tests.support.varied:normalised"})
     proof = prove(config, 6, 1, seed=3)
     assert proof.is_proved, str(proof)
@@ -95,7 +95,7 @@ def test_a_kill_reaches_every_rank(tmp_path: Path, started: list[Ranks]) -> None
     assert not list(tmp_path.glob("several/*/metadata.json")), "none has saved one more step"
 
 
-def test_the_end_is_waited_for_when_torchrun_has_died(tmp_path: Path, started: list[Ranks]) -> None:
+def test_end_waits_for_the_ranks_if_torchrun_has_died(tmp_path: Path, started: list[Ranks]) -> None:
     started.append(ranks := Ranks(make_config(tmp_path), tmp_path / "ranks.log"))
     ranks.expect(Ready)
     ranks.train(10_000, "f" * 64)

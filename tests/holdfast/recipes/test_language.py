@@ -24,7 +24,7 @@ def test_any_glob_is_a_corpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", ["/nowhere/*.txt", "/nowhere/a.txt", "nosuch://a"])
-def test_text_that_is_not_there_is_named(data: str) -> None:
+def test_missing_text_is_named(data: str) -> None:
     with pytest.raises(RecipeError, match=data.split("*")[0]):
         read_corpus(data)
 
@@ -48,7 +48,7 @@ def test_the_corpus_hash_is_of_its_bytes(tmp_path: Path) -> None:
     assert recipe.data_sha256 == hashlib.sha256(text).hexdigest()
 
 
-def test_a_byte_does_not_see_those_after_it() -> None:
+def test_a_byte_does_not_depend_on_later_bytes() -> None:
     torch.manual_seed(0)
     model = Decoder(context=12, layers=2, heads=2, width=16, dropout=0.5).eval()
     text = torch.randint(0, 256, (1, 12), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""A new run begins with another's weights, and with nothing of it that wasn't asked for."""
+"""A new run begins with another run's weights, and takes only the parts of its state that the settings name."""
 
 import functools
 from pathlib import Path
@@ -23,7 +23,7 @@ STEPS = 4
 
 
 class Policy(nn.Module):
-    """A body and two heads, one of which is as wide as it is told to be; ``head`` is also how another's name begins."""
+    """A body and two heads, one of a given width. The name ``head`` is also the beginning of another one's name."""
 
     def __init__(self, width: int, has_value: bool) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def begin(training: Training, saved: Saved, **init: Any) -> Training:
 
 
 def parts(training: Training) -> dict[str, Any]:
-    """What of the state there is, as it is now."""
+    """Return the present values of the state's components."""
     return state.from_payload(state.to_payload(capturing.capture(training)))  # type: ignore[no-any-return]
 
 
@@ -76,7 +76,7 @@ def differ(one: Any, other: Any) -> set[str]:
     return set(checkpoint.differences(state.to_payload(one), state.to_payload(other)))
 
 
-def test_weights_and_buffers_are_taken_and_nothing_else(tmp_path: Path, saved: Saved) -> None:
+def test_only_weights_and_buffers_are_loaded_by_default(tmp_path: Path, saved: Saved) -> None:
     fresh, training = parts(make(tmp_path)), begin(make(tmp_path), saved, anneal_offset=0)
     found, theirs = parts(training), state.from_payload(saved[0])
     assert differ(found["model"], theirs["model"]) == set()
@@ -85,8 +85,8 @@ def test_weights_and_buffers_are_taken_and_nothing_else(tmp_path: Path, saved: S
     assert training.progress.step == 0
 
 
-def test_what_begins_trains_on(tmp_path: Path, saved: Saved) -> None:
-    """The optimizer is over the weights that were taken."""
+def test_the_optimizer_trains_the_loaded_weights(tmp_path: Path, saved: Saved) -> None:
+    """The optimizer's parameters are the loaded ones."""
     training = begin(make(tmp_path), saved)
     train_to(training, 1)
     assert differ(parts(training)["model"], state.from_payload(saved[0])["model"])
@@ -101,7 +101,7 @@ def test_what_begins_trains_on(tmp_path: Path, saved: Saved) -> None:
                               "body.1.running_var", "body.1.num_batches_tracked"}),
     ],
 )  # fmt: skip
-def test_what_is_reset_stays_as_it_was_built(tmp_path: Path, saved: Saved, reset: list[str], kept: set[str]) -> None:
+def test_reset_names_stay_as_built(tmp_path: Path, saved: Saved, reset: list[str], kept: set[str]) -> None:
     fresh, theirs = parts(make(tmp_path))["model"], state.from_payload(saved[0])["model"]
     found = parts(begin(make(tmp_path), saved, reset=reset))["model"]
     assert differ({name: found[name] for name in kept}, {name: fresh[name] for name in kept}) == set()
@@ -111,7 +111,7 @@ def test_what_is_reset_stays_as_it_was_built(tmp_path: Path, saved: Saved, reset
 
 
 @pytest.mark.parametrize("settings", [{"width": 5}, {"has_value": True}, {"width": 5, "has_value": True}])
-def test_what_is_reset_need_not_fit(tmp_path: Path, saved: Saved, settings: dict[str, Any]) -> None:
+def test_reset_weights_may_have_another_shape(tmp_path: Path, saved: Saved, settings: dict[str, Any]) -> None:
     reset = ["head"] * ("width" in settings) + ["value"] * ("has_value" in settings)
     fresh = parts(make(tmp_path, **settings))["model"]
     found = parts(begin(make(tmp_path, **settings), saved, reset=reset))["model"]
@@ -120,7 +120,7 @@ def test_what_is_reset_need_not_fit(tmp_path: Path, saved: Saved, settings: dict
     assert not [name for name in different if name.startswith(tuple(f"{prefix}." for prefix in reset))]
 
 
-def test_what_only_the_checkpoint_has_can_be_left_there(tmp_path: Path) -> None:
+def test_reset_leaves_out_weights_that_only_the_checkpoint_has(tmp_path: Path) -> None:
     training = make(tmp_path, seed=1, has_value=True)
     train_to(training, 1)
     saved = save_state(training, tmp_path)
@@ -146,7 +146,7 @@ def test_what_only_the_checkpoint_has_can_be_left_there(tmp_path: Path) -> None:
         ({"groups": 2}, {"load_optimizer": True}, r"groups of \[2, 6\] tensors, the saved one \[8\]", "= false"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_by_name(
+def test_a_mismatch_is_refused_by_name(
     tmp_path: Path, saved: Saved, settings: dict[str, Any], init: dict[str, Any], said: str, hint: str
 ) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
@@ -154,14 +154,14 @@ def test_what_does_not_fit_is_refused_by_name(
     assert hint in caught.value.hint
 
 
-def test_what_only_the_checkpoint_has_is_refused_by_name(tmp_path: Path) -> None:
+def test_weights_that_only_the_checkpoint_has_are_refused_by_name(tmp_path: Path) -> None:
     training = make(tmp_path, has_value=True)
     train_to(training, 1)
     with pytest.raises(ConfigError, match=r"the recipe's model has no value.bias"):
         begin(make(tmp_path), save_state(training, tmp_path))
 
 
-def test_nothing_was_changed_when_weights_are_refused(tmp_path: Path, saved: Saved) -> None:
+def test_a_refusal_leaves_the_model_unchanged(tmp_path: Path, saved: Saved) -> None:
     training = make(tmp_path, width=5)
     before = state.to_payload(parts(training))
     with pytest.raises(ConfigError):
@@ -169,7 +169,7 @@ def test_nothing_was_changed_when_weights_are_refused(tmp_path: Path, saved: Sav
     assert checkpoint.differences(before, state.to_payload(capturing.capture(training))) == []
 
 
-def test_the_optimizer_brings_its_moments_and_no_setting(tmp_path: Path, saved: Saved) -> None:
+def test_load_optimizer_loads_moments_and_no_hyperparameters(tmp_path: Path, saved: Saved) -> None:
     fresh = parts(make(tmp_path, lr=0.005))
     training = begin(make(tmp_path, lr=0.005), saved, load_optimizer=True)
     found, theirs = parts(training)["optimizer"], state.from_payload(saved[0])["optimizer"]
@@ -182,7 +182,7 @@ def test_the_optimizer_brings_its_moments_and_no_setting(tmp_path: Path, saved: 
     assert training.optimizer.state[next(training.model.parameters())]["step"] == STEPS + 1
 
 
-def test_what_is_reset_has_no_moments(tmp_path: Path, saved: Saved) -> None:
+def test_reset_weights_get_no_moments(tmp_path: Path, saved: Saved) -> None:
     training = begin(make(tmp_path, width=5), saved, load_optimizer=True, reset=["head"])
     names = {id(parameter): name for name, parameter in training.model.named_parameters()}
     known = {names[id(parameter)] for parameter in training.optimizer.state}
@@ -193,7 +193,7 @@ def test_what_is_reset_has_no_moments(tmp_path: Path, saved: Saved) -> None:
     assert (steps["head.weight"], steps["header.weight"]) == (1, STEPS + 1)
 
 
-def test_only_named_extras_are_taken(tmp_path: Path, saved: Saved) -> None:
+def test_only_named_extras_are_loaded(tmp_path: Path, saved: Saved) -> None:
     fresh, theirs = parts(make(tmp_path))["extras"], state.from_payload(saved[0])["extras"]
     assert differ(parts(begin(make(tmp_path), saved))["extras"], fresh) == set()
     assert differ(parts(begin(make(tmp_path), saved, extras=["average"]))["extras"], theirs) == set()
@@ -205,7 +205,7 @@ def test_an_extra_that_does_not_fit_is_named(tmp_path: Path, saved: Saved) -> No
 
 
 @pytest.mark.parametrize(("given", "offset"), [(None, STEPS), (0, 0), (30, 30)])
-def test_anneals_go_on_or_begin_where_they_are_told_to(
+def test_anneals_continue_or_begin_at_a_given_offset(
     tmp_path: Path, saved: Saved, given: int | None, offset: int
 ) -> None:
     training = begin(make(tmp_path), saved, anneal_offset=given)
@@ -216,7 +216,7 @@ def test_anneals_go_on_or_begin_where_they_are_told_to(
     assert training.lrs == [0.02 * Schedule("linear", 9).factor(2, training.steps_per_epoch)]
 
 
-def test_anneals_add_up_over_generations(tmp_path: Path, saved: Saved) -> None:
+def test_anneal_offsets_add_up_over_generations_of_runs(tmp_path: Path, saved: Saved) -> None:
     child = begin(make(tmp_path), saved)
     train_to(child, 3)
     payload, metadata = save_state(child, tmp_path / "child")

@@ -1,4 +1,4 @@
-"""The trail's checksums see every bit, name its component, and are the same however a run was cut."""
+"""The trail's checksums depend on every bit, name its component, and don't depend on a run's chunks."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_every_bit_counts(name: str) -> None:
+def test_a_checksum_changes_with_every_bit(name: str) -> None:
     tensor = TENSORS[name].clone()
     (before,) = checksum([tensor])
     data = tensor.view(-1).view(torch.uint8)
@@ -38,20 +38,20 @@ def test_every_bit_counts(name: str) -> None:
     assert checksum([tensor]) == [before]
 
 
-def test_swapped_rows_and_another_length_are_seen() -> None:
+def test_a_checksum_changes_with_swapped_rows_and_with_the_length() -> None:
     matrix = TENSORS["long"][:4096].view(2, 2048)
     assert len(set(checksum([matrix, matrix.flip(0), torch.zeros(0), torch.zeros(1), torch.zeros(2)]))) == 5
 
 
-def test_the_layout_in_memory_does_not_count() -> None:
+def test_a_checksum_does_not_depend_on_the_layout_in_memory() -> None:
     matrix = TENSORS["matrix"]
-    there = torch.zeros(1 + matrix.numel())[1:].view_as(matrix)  # begins in the midst of a word
+    there = torch.zeros(1 + matrix.numel())[1:].view_as(matrix)  # its memory doesn't begin at a word
     there.copy_(matrix)
     one, *others = checksum([matrix, matrix.t().contiguous().t(), there])
     assert others == [one, one]
 
 
-def test_small_tensors_together_count_in_their_order() -> None:
+def test_a_joint_checksum_depends_on_the_order_of_tensors() -> None:
     tensors = list(TENSORS.values())
     assert checksum_together(tensors) == checksum_together([each.clone() for each in tensors])
     assert checksum_together(tensors) != checksum_together(tensors[::-1])
@@ -59,7 +59,7 @@ def test_small_tensors_together_count_in_their_order() -> None:
 
 
 class Sum:
-    """An extra of each kind: a tensor, and a number."""
+    """An extra with a tensor and a plain number."""
 
     def __init__(self) -> None:
         self.tensor, self.number = torch.zeros(3), 0.5
@@ -94,7 +94,7 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("component", CHANGES)
-def test_a_change_shows_in_its_own_component(tmp_path: Path, component: str) -> None:
+def test_a_change_alters_the_checksum_of_its_own_component_only(tmp_path: Path, component: str) -> None:
     training = trainings.make(tmp_path, f"{__name__}:normed")
     train_to(training, 2)
     before = describe_components(training, in_detail=True)
@@ -107,7 +107,7 @@ def test_a_change_shows_in_its_own_component(tmp_path: Path, component: str) -> 
     assert len(tensors) == (0 if component in ("optimizer", "schedulers") else 1)
 
 
-def test_a_number_of_an_extra_counts(tmp_path: Path) -> None:
+def test_a_plain_number_of_an_extra_alters_its_checksum(tmp_path: Path) -> None:
     training = trainings.make(tmp_path, f"{__name__}:normed")
     before = describe_components(training, in_detail=False)
     training.recipe.extras["sum"].number = 0.25  # type: ignore[attr-defined]
@@ -115,7 +115,7 @@ def test_a_number_of_an_extra_counts(tmp_path: Path) -> None:
     assert {name for name in before if before[name] != after[name]} == {"extras.sum"}
 
 
-def test_checksums_are_taken_every_so_many_steps_and_in_a_proof_after_each(
+def test_checksums_are_taken_every_few_steps_and_in_a_proof_after_each_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checksums, "EVERY_SMALL", 3)

@@ -1,4 +1,4 @@
-"""Settings that were changed on purpose reach schedulers that are made of others."""
+"""Settings that were changed on purpose reach the schedulers inside other schedulers."""
 
 import copy
 import functools
@@ -61,8 +61,8 @@ STEPS, LAST = 5, 15
 make = functools.partial(trainings.make, Path("nowhere"), f"{__name__}:scheduled")  # nothing is saved
 
 
-def go_on(training: Training) -> list[float]:
-    """The rates of the steps that are left."""
+def train_on_and_list_rates(training: Training) -> list[float]:
+    """Train the remaining steps and return the rate of each."""
     rates = []
     while training.progress.step < LAST:
         rates.append(training.lrs[0])
@@ -71,32 +71,32 @@ def go_on(training: Training) -> list[float]:
 
 
 def take_over(kind: str, **changed: Any) -> tuple[list[str], list[float], list[float]]:
-    """What was taken over after some steps, the rates from there on, and those of a run that always had them."""
+    """Return the names taken over after some steps, the rates from there, and a run's that always had the settings."""
     before, after, always = make(kind=kind), make(kind=kind, **changed), make(kind=kind, **changed)
     for training in (before, always):
         train_to(training, STEPS)
     saved = state.from_payload(state.to_payload(copy.deepcopy(capturing.capture(before))))
     capturing.restore(after, saved)
     names = merging.take_over(after, saved["built"])
-    return names, go_on(after), go_on(always)
+    return names, train_on_and_list_rates(after), train_on_and_list_rates(always)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_changes_by_itself(kind: str) -> None:
+def test_equal_settings_change_nothing(kind: str) -> None:
     names, found, expected = take_over(kind)
     assert names == []
     assert found == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_rate(kind: str) -> None:
+def test_a_changed_rate_reaches_composed_schedulers(kind: str) -> None:
     names, found, expected = take_over(kind, lr=0.01)
     assert names
     assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_report_the_rate_that_is_in_force(kind: str) -> None:
+def test_all_schedulers_report_the_rate_in_force(kind: str) -> None:
     after, always = make(kind=kind, lr=0.01), make(kind=kind, lr=0.01)
     train_to(before := make(kind=kind), STEPS)
     train_to(always, STEPS)
@@ -108,7 +108,7 @@ def test_all_report_the_rate_that_is_in_force(kind: str) -> None:
 
 
 def last_rates(schedulers: Any) -> list[float]:
-    """What schedulers, and those that they are made of, report as their last rate."""
+    """Return the last rate that each scheduler reports, inner schedulers included."""
     found = []
     for scheduler in schedulers:
         found += [*scheduler.get_last_lr(), *last_rates(getattr(scheduler, "_schedulers", ()))]
@@ -116,8 +116,8 @@ def last_rates(schedulers: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["sequential", "chained", "polynomial"])
-def test_a_length(kind: str) -> None:
-    """The rate goes on from where it is, in the shape of the new schedule."""
+def test_a_changed_length_reaches_composed_schedulers(kind: str) -> None:
+    """The rate continues from its present value, in the shape of the new schedule."""
     names, found, expected = take_over(kind, length=40)
     assert names
     assert found == pytest.approx([found[0] / expected[0] * rate for rate in expected])

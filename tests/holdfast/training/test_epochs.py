@@ -1,4 +1,4 @@
-"""Metadata and metrics describe epochs as they were trained, however the run was cut into chunks and lives."""
+"""Metadata and metrics describe epochs in the same way, whatever the run's chunks and attempts."""
 
 import json
 from pathlib import Path
@@ -45,26 +45,26 @@ def make(folder: Path, **settings: Any) -> Training:
 
 
 def resumed(folder: Path, saved: trainings.Saved) -> Training:
-    """A fresh training in the saved state."""
+    """Return a fresh training with the saved state."""
     training = make(folder)
     resume(training, *saved, Gate(), lambda done, total: None)
     return training
 
 
 @pytest.mark.parametrize(("step", "of_epoch"), [(1, 1), (5, 5), (6, 6), (7, 1), (12, 6)])
-def test_the_steps_of_an_epoch_are_all_of_them_at_its_end(tmp_path: Path, step: int, of_epoch: int) -> None:
+def test_an_epochs_end_counts_all_steps_of_the_epoch(tmp_path: Path, step: int, of_epoch: int) -> None:
     training = make(tmp_path)
     train_to(training, step)
     _, metadata = save_state(training, tmp_path)
     assert (metadata.optimizer_steps_epoch, metadata.is_at_epoch_end) == (of_epoch, of_epoch == STEPS_PER_EPOCH)
 
 
-def test_an_earlier_versions_zero_is_an_epochs_end() -> None:
+def test_zero_steps_in_an_earlier_versions_metadata_are_an_epochs_end() -> None:
     parts = {"checkpoint_sha256": "0" * 64, "checkpoint_size_bytes": 1}
     assert Metadata(**METADATA_FIELDS | parts | {"optimizer_steps_epoch": 0}).is_at_epoch_end
 
 
-def test_a_commit_at_an_epochs_end_has_its_evaluation(tmp_path: Path) -> None:
+def test_a_commit_at_an_epochs_end_has_the_epochs_metrics(tmp_path: Path) -> None:
     line = make_line(LocalStore(str(tmp_path)))
     within = train(line, 4, metrics={"score": 1.0}, optimizer_steps_epoch=4)
     end = train(line, 6, metrics={"score": 2.0}, optimizer_steps_epoch=10)
@@ -81,7 +81,7 @@ def test_the_history_has_the_rate_of_each_epochs_first_step(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("cuts", [[3], [6], [7, 11], [1, 2, 6, 12, 17]])
-def test_the_history_is_the_same_for_a_run_that_was_resumed(tmp_path: Path, cuts: list[int]) -> None:
+def test_a_resumed_run_has_the_same_history(tmp_path: Path, cuts: list[int]) -> None:
     training = make(tmp_path)
     for cut in cuts:
         train_to(training, cut)
@@ -90,7 +90,7 @@ def test_the_history_is_the_same_for_a_run_that_was_resumed(tmp_path: Path, cuts
     assert save_state(training, tmp_path)[1].learning_rate_history == FIRST_RATES
 
 
-def test_a_process_that_goes_back_forgets_the_epochs_after_it(tmp_path: Path) -> None:
+def test_a_resume_from_an_earlier_step_forgets_later_epochs(tmp_path: Path) -> None:
     training = make(tmp_path)
     train_to(training, 4)
     saved = save_state(training, tmp_path)
@@ -101,8 +101,8 @@ def test_a_process_that_goes_back_forgets_the_epochs_after_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("step", [9, 12])
-def test_the_history_of_an_earlier_versions_run_comes_from_its_trail(tmp_path: Path, step: int) -> None:
-    """Its metadata has the rates of last steps, and none of the epoch in progress."""
+def test_an_earlier_versions_history_is_read_from_the_trail(tmp_path: Path, step: int) -> None:
+    """An earlier version's metadata has the rates of last steps, and none of the epoch in progress."""
     training, run = make(tmp_path), LocalStore(str(tmp_path / "trained"))
     lines: list[dict[str, Any]] = []
     for number, stop in enumerate((4, step), start=1):
@@ -117,7 +117,7 @@ def test_the_history_of_an_earlier_versions_run_comes_from_its_trail(tmp_path: P
     assert save_state(training, tmp_path)[1].learning_rate_history == FIRST_RATES
 
 
-def test_what_an_earlier_version_recorded_stays_where_the_trail_is_lost(tmp_path: Path) -> None:
+def test_an_earlier_versions_recorded_rates_stay_if_the_trail_is_lost(tmp_path: Path) -> None:
     training = make(tmp_path)
     train_to(training, 9)
     payload, metadata = save_state(training, tmp_path)
@@ -135,7 +135,7 @@ def test_each_step_logs_the_anneals_that_it_used(tmp_path: Path) -> None:
     assert used == pytest.approx([1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0.0, 0.0])
 
 
-def test_a_resume_says_what_it_restored(tmp_path: Path) -> None:
+def test_a_resume_summarizes_what_it_restored(tmp_path: Path) -> None:
     training = make(tmp_path)
     training.progress.anneal_offset = 20
     train_to(training, 6)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("same_process")
 
 
 class Stream:
-    """Noise that can be read only once: a second iterator goes on where the first is."""
+    """Noise that can be read only once: a second iterator continues where the first one is."""
 
     def __init__(self) -> None:
         self.read = 0
@@ -41,7 +41,7 @@ def streamed(scale: float = 1.0) -> Recipe:
 
     def loss(model: Any, batch: Any) -> Any:
         given = batch.clone()
-        batch.zero_()  # it may do with its batch what it likes
+        batch.zero_()  # a loss may change its batch
         return F.mse_loss(model(given) * scale, given)
 
     return Recipe(
@@ -54,7 +54,7 @@ def make(folder: Path, **settings: Any) -> Training:
     return trainings.make(folder, f"{__name__}:streamed", **settings)
 
 
-def test_a_resumed_stream_is_probed_with_the_batch_that_it_began_with(tmp_path: Path) -> None:
+def test_a_resumed_stream_is_probed_with_its_first_batch(tmp_path: Path) -> None:
     training = make(tmp_path)
     train_to(training, 3)
     payload, metadata = save_state(training, tmp_path)
@@ -63,7 +63,7 @@ def test_a_resumed_stream_is_probed_with_the_batch_that_it_began_with(tmp_path: 
     resume(resumed, payload, metadata, Gate(), lambda *skipped: None)
     assert measure(resumed).sha256 == metadata.probe.sha256
     assert resumed.recipe.data.read == training.recipe.data.read  # type: ignore[attr-defined]
-    # It goes on from checkpoint to checkpoint, and is no part of the state.
+    # Each checkpoint's metadata hands it on to the next one's. It is not part of the state.
     train_to(resumed, 4)
     train_to(training, 4)
     (tmp_path / "again").mkdir()
@@ -75,7 +75,7 @@ def test_a_resumed_stream_is_probed_with_the_batch_that_it_began_with(tmp_path: 
     )  # fmt: skip
 
 
-def test_a_model_that_computes_otherwise_trips_the_gate(tmp_path: Path) -> None:
+def test_a_model_whose_code_has_changed_trips_the_gate(tmp_path: Path) -> None:
     training = make(tmp_path)
     train_to(training, 2)
     payload, metadata = save_state(training, tmp_path)
@@ -95,7 +95,7 @@ def test_a_checkpoint_without_the_batch_is_resumed_without_a_probe(tmp_path: Pat
 
 
 @pytest.mark.parametrize("batch", [{"names": ["a", "b"], "x": torch.arange(3)}, [torch.ones(2), (1, 2.5, None)]])
-def test_a_batch_is_kept_as_it_is_and_only_the_first(batch: Any) -> None:
+def test_only_the_first_batch_is_kept_and_unchanged(batch: Any) -> None:
     before = state.digest_rng(state.capture_rng())
     first = FirstBatch()
     first.keep(batch, lambda value: [value])
@@ -106,7 +106,7 @@ def test_a_batch_is_kept_as_it_is_and_only_the_first(batch: Any) -> None:
 
 
 @pytest.mark.parametrize("batch", [torch.zeros(LARGEST_BYTES, dtype=torch.uint8), [object()]])
-def test_what_is_too_large_or_needs_a_pickle_is_not_kept(batch: Any) -> None:
+def test_a_batch_that_is_too_large_or_needs_a_pickle_is_not_kept(batch: Any) -> None:
     first = FirstBatch()
     first.keep(batch, lambda value: [value])
     assert not first.text

@@ -1,4 +1,4 @@
-"""Limits hold at every save and every resume."""
+"""Health is checked at every save and every resume."""
 
 import math
 from pathlib import Path
@@ -28,7 +28,7 @@ COLLAPSED = torch.tensor([[7.0, 0.0], [-7.0, 0.0]])
 
 
 def policy(limits: bool = True, jump: float | None = None) -> Recipe:
-    """Two actions, the first of which does nothing, in a hundred known situations."""
+    """Build a policy of two actions, the first of which does nothing, and probe it in a hundred fixed situations."""
     model = nn.Linear(2, 2, bias=False)
 
     def behave(model: nn.Module) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def set_weights(training: Training, weights: Tensor) -> None:
 
 
 def save_step(training: Training, store: LocalStore) -> checkpoint.Saved:
-    """One more step, saved."""
+    """Train one more step and save it."""
     train_to(training, training.progress.step + 1)
     return trainings.save_step(training, store)
 
@@ -65,10 +65,10 @@ def store(tmp_path: Path) -> LocalStore:
 
 
 @pytest.mark.parametrize("how", ["exact", "tolerance", "record"])
-def test_a_policy_that_had_collapsed_before_there_were_limits_is_not_resumed(
+def test_a_collapsed_policy_saved_without_limits_is_not_resumed_with_limits(
     tmp_path: Path, store: LocalStore, how: Any
 ) -> None:
-    """Entropy and no-op rate of a run that was resumed, all the same, for weeks."""
+    """The entropy and the no-op rate are those of a real run that was resumed for weeks in spite of them."""
     legacy = make(tmp_path, limits=False)
     set_weights(legacy, COLLAPSED)
     saved = save_step(legacy, store)
@@ -80,7 +80,7 @@ def test_a_policy_that_had_collapsed_before_there_were_limits_is_not_resumed(
     assert caught.value.data["step"] == 1
 
 
-def test_a_policy_that_has_collapsed_is_not_saved(tmp_path: Path, store: LocalStore) -> None:
+def test_a_collapsed_policy_is_not_saved(tmp_path: Path, store: LocalStore) -> None:
     training = make(tmp_path)
     healthy = save_step(training, store)
     set_weights(training, COLLAPSED)
@@ -91,7 +91,7 @@ def test_a_policy_that_has_collapsed_is_not_saved(tmp_path: Path, store: LocalSt
     save_step(training, store)
 
 
-def test_what_is_not_finite_is_not_saved_whatever_the_limits(tmp_path: Path, store: LocalStore) -> None:
+def test_a_probe_that_is_not_finite_prevents_a_save_without_limits(tmp_path: Path, store: LocalStore) -> None:
     training = make(tmp_path, limits=False)
     set_weights(training, torch.full((2, 2), math.nan))
     with pytest.raises(Unhealthy, match="entropy is not finite"):
@@ -99,7 +99,7 @@ def test_what_is_not_finite_is_not_saved_whatever_the_limits(tmp_path: Path, sto
     assert store.list() == []
 
 
-def test_a_jump_is_from_the_checkpoint_before_also_from_one_that_was_resumed(tmp_path: Path, store: LocalStore) -> None:
+def test_a_jump_is_measured_from_the_checkpoint_before_even_across_a_resume(tmp_path: Path, store: LocalStore) -> None:
     training, resumed = (make(tmp_path, limits=False, jump=2.0) for _ in range(2))
     set_weights(training, 3 * COLLAPSED / 7)
     first = save_step(training, store)

@@ -1,4 +1,4 @@
-"""What one step does to the weights."""
+"""One step of the loop: clipping, and metrics that are measured."""
 
 import json
 import math
@@ -19,7 +19,7 @@ START = [1.0, 2.0]
 
 
 class Slope(nn.Module):
-    """The gradient of its weights is what it is given."""
+    """A model whose gradient is its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Slope(nn.Module):
 
 
 def slope(gradient: list[float], clip_norm: float | None = None) -> Recipe:
-    """Each step goes down by the gradient."""
+    """Build a recipe whose steps subtract the gradient."""
     model = Slope()
     return Recipe(
         model=model, data=[torch.zeros(1)] * 4, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), batch_size=1,
@@ -39,7 +39,7 @@ def slope(gradient: list[float], clip_norm: float | None = None) -> Recipe:
 
 
 def step(folder: Path, gradient: list[float], **settings: Any) -> tuple[list[float], float]:
-    """By how much one step moves the weights, and the norm that is on record."""
+    """Train one step. Return the change of the weights, and the recorded norm."""
     training = make(folder, "tests.holdfast.training.test_loop:slope", gradient=gradient, **settings)
     train_to(training, 1)
     (line,) = training.read_metrics()
@@ -52,14 +52,14 @@ def test_a_gradient_is_clipped_to_the_recipes_norm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"clip_norm": math.inf}])
-def test_without_a_limit_it_is_left_as_it_is(tmp_path: Path, settings: dict[str, float]) -> None:
+def test_without_clip_norm_the_gradient_stays_unchanged(tmp_path: Path, settings: dict[str, float]) -> None:
     assert step(tmp_path, [3.0, 4.0], **settings) == ([3.0, 4.0], 5.0)
     # Clipped to infinity, both would be NaN.
     assert step(tmp_path, [math.inf, 4.0], **settings) == ([math.inf, 4.0], math.inf)
 
 
 @pytest.mark.usefixtures("same_process")
-def test_a_measured_metric_is_logged_and_is_no_part_of_the_state(tmp_path: Path) -> None:
+def test_a_measured_metric_is_logged_and_not_part_of_the_state(tmp_path: Path) -> None:
     """Two trainings measure other times and memory, and are saved as the same bytes."""
     stores = [LocalStore(str(tmp_path / name)) for name in ("one", "other")]
     trainings = [make(tmp_path, "tests.support.varied:timed") for _ in stores]

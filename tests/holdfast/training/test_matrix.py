@@ -1,7 +1,7 @@
-"""Killed in any step and resumed, every kind of run ends on the bytes of the one that nobody has killed.
+"""A run of any kind that is killed in any step and resumed ends on the bytes of an uninterrupted run.
 
-The uninterrupted run loads its data in its own process. Twelve of the others have loader workers before or after the
-kill, which are shown to change nothing either; with ``make soak`` all have.
+The uninterrupted run loads its data in its own process. Twelve of the killed ones have loader workers before or after
+the kill, to show that workers change nothing either; with ``make soak`` all have.
 """
 
 import itertools
@@ -51,7 +51,9 @@ def _content_id(config: RunConfig) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "optimizer", "schedule"), ALL)
-def test_killed_and_resumed(nursery: Lives, tmp_path: Path, recipe: str, optimizer: str, schedule: str) -> None:
+def test_a_killed_and_resumed_run_ends_on_the_same_bytes(
+    nursery: Lives, tmp_path: Path, recipe: str, optimizer: str, schedule: str
+) -> None:
     settings = {"optimizer": optimizer, "schedule": schedule}
     straight = _config(tmp_path, "straight", recipe, chunk=EPOCHS * STEPS_PER_EPOCH, **settings)
     assert nursery.run(straight) == 0
@@ -68,7 +70,7 @@ def test_killed_and_resumed(nursery: Lives, tmp_path: Path, recipe: str, optimiz
 
 
 def _workers(combination: tuple[str, ...]) -> list[tuple[int, int]]:
-    """Loader workers before and after the kill."""
+    """Return the numbers of loader workers before and after the kill."""
     if IS_SOAK:
         return [(0, 0), (0, 2), (2, 0), (2, 2)]
     if combination not in WITH_WORKERS:
@@ -79,8 +81,10 @@ def _workers(combination: tuple[str, ...]) -> list[tuple[int, int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("keeps_position", [True, False])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_streams(nursery: Lives, tmp_path: Path, keeps_position: bool, workers: int) -> None:
-    """A stream with a position and one without give the same bytes, and both survive."""
+def test_streams_with_and_without_a_position_give_the_same_bytes(
+    nursery: Lives, tmp_path: Path, keeps_position: bool, workers: int
+) -> None:
+    """A kill doesn't change the bytes of a stream, whether it saves its position or not."""
     straight = _config(tmp_path, "straight", "streamed", workers, keeps_position=True)
     assert nursery.run(straight) == 0
     moments = (STEPS_PER_EPOCH + 3, 2 * STEPS_PER_EPOCH + 1)

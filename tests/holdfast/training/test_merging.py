@@ -1,4 +1,4 @@
-"""A hyperparameter that was changed on purpose is in force from the next step on, and nothing else has changed."""
+"""A hyperparameter that was changed on purpose is in force from the next step on, and everything else stays."""
 
 import copy
 import functools
@@ -44,7 +44,7 @@ def grouped(
     optimizer: str = "adamw", schedule: str = "linear", lr: float = 0.02, weight_decay: float = 0.1, beta: float = 0.9,
     length: int = 3, gamma: float = 0.5, start_factor: float = 0.1, warmup: int = 2, scale: float = 0.1,
 ) -> Recipe:  # fmt: skip
-    """Two groups; the second has a lower rate and no weight decay, whatever the settings are."""
+    """Build two groups. The second has a lower rate and no weight decay, whatever the settings."""
     model = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 1))
     groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": lr / 2, "weight_decay": 0.0}]
     if optimizer == "adamw":
@@ -62,12 +62,12 @@ make = functools.partial(trainings.make, recipe=f"{__name__}:grouped")
 
 
 def captured(training: Training) -> checkpoint.Payload:
-    """What the next step depends on, as it is now."""
+    """Return the state that the next step depends on."""
     return state.to_payload(copy.deepcopy(capturing.capture(training)))
 
 
 def rates(training: Training, stop: int) -> list[list[float]]:
-    """The rates of each step from here on."""
+    """Train on and return the rates of each step."""
     found = []
     while training.progress.step < stop:
         found.append(training.lrs)
@@ -78,10 +78,10 @@ def rates(training: Training, stop: int) -> list[list[float]]:
 def take_over(
     folder: Path, step: int, old: dict[str, Any], new: dict[str, Any]
 ) -> tuple[Training, list[str], list[str]]:
-    """A training with the new settings, in the state of one with the old.
+    """Restore the state of a training with old settings into one with new settings, and take the new ones over.
 
-    Returns: it, what is said to have been taken over, and what of the state is no more as it was saved, besides the
-    rates that schedulers report as their last.
+    Returns: the training, the names that were taken over, and the names of the state's values that have changed,
+        except the last rates that schedulers report.
     """
     before, after = make(folder, **old), make(folder, **old | new)
     train_to(before, step)
@@ -116,7 +116,7 @@ def test_equal_settings_change_nothing(tmp_path: Path, optimizer: str, schedule:
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("step", MOMENTS)
-def test_a_rate_is_scaled_from_where_the_schedule_has_got_to(
+def test_a_changed_rate_keeps_the_progress_along_its_schedule(
     tmp_path: Path, optimizer: str, schedule: str, step: int
 ) -> None:
     settings = {"optimizer": optimizer, "schedule": schedule}
@@ -129,7 +129,7 @@ def test_a_rate_is_scaled_from_where_the_schedule_has_got_to(
     assert (sorted(names), changed) == (sorted(rate_names), sorted(places))
     straight = make(tmp_path, **settings, lr=0.005)
     train_to(straight, step)
-    # At the end of the epoch the plateau looks at the losses, which differ.
+    # At the end of the epoch the plateau scheduler compares the losses, which differ.
     stop = STEPS_PER_EPOCH if schedule == "plateau" else 3 * STEPS_PER_EPOCH
     expected = rates(straight, stop)
     if schedule == "linear":
@@ -139,14 +139,14 @@ def test_a_rate_is_scaled_from_where_the_schedule_has_got_to(
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_weight_decay_is_that_of_the_groups_that_it_was_changed_in(tmp_path: Path, schedule: str) -> None:
+def test_weight_decay_changes_only_in_the_groups_that_use_the_setting(tmp_path: Path, schedule: str) -> None:
     training, names, changed = take_over(tmp_path, 4, {"schedule": schedule}, {"weight_decay": 0.3})
     assert (names, changed) == (of_groups("weight_decay", 0), ["optimizer.param_groups.0.weight_decay"])
     assert [group["weight_decay"] for group in training.optimizer.param_groups] == [0.3, 0.0]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_momentum_changes_and_moments_do_not(tmp_path: Path, optimizer: str) -> None:
+def test_momentum_changes_and_moments_stay(tmp_path: Path, optimizer: str) -> None:
     training, names, changed = take_over(tmp_path, 4, {"optimizer": optimizer}, {"beta": 0.5})
     name = "betas" if optimizer == "adamw" else "momentum"
     assert names == of_groups(name)
@@ -156,9 +156,7 @@ def test_momentum_changes_and_moments_do_not(tmp_path: Path, optimizer: str) -> 
 
 @pytest.mark.parametrize("setting", [{"length": 5}, {"scale": 0.5}, {"warmup": 5}, {"warmup": 0}])
 @pytest.mark.parametrize("step", MOMENTS)
-def test_rates_follow_a_new_schedule_as_if_it_had_always_been(
-    tmp_path: Path, step: int, setting: dict[str, Any]
-) -> None:
+def test_rates_follow_a_new_schedule_as_from_the_first_step(tmp_path: Path, step: int, setting: dict[str, Any]) -> None:
     straight = make(tmp_path, **setting)
     train_to(straight, step)
     training, names, changed = take_over(tmp_path, step, {}, setting)
@@ -177,7 +175,7 @@ def test_rates_follow_a_new_schedule_and_a_new_rate_at_once(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("step", MOMENTS)
-def test_gamma_counts_from_the_next_decay_on(tmp_path: Path, step: int) -> None:
+def test_a_new_gamma_applies_from_the_next_decay(tmp_path: Path, step: int) -> None:
     training, names, changed = take_over(tmp_path, step, {"schedule": "step"}, {"gamma": 0.1})
     assert (names, changed) == (["schedulers.0.gamma"], ["schedulers.0.gamma"])
     now = 0.02 * (0.5 if step >= 5 else 1)
@@ -186,8 +184,8 @@ def test_gamma_counts_from_the_next_decay_on(tmp_path: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize("step", MOMENTS)
-def test_a_cosine_goes_on_from_where_it_is_along_its_new_length(tmp_path: Path, step: int) -> None:
-    """Torch's own rate follows from the one before, so the new curve is as much lower as the old one was."""
+def test_a_cosine_of_a_new_length_continues_from_the_current_rate(tmp_path: Path, step: int) -> None:
+    """torch computes a rate from the one before, so the new curve keeps the ratio to the full curve."""
     straight = make(tmp_path, schedule="cosine", length=5)
     train_to(straight, step)
     training, names, changed = take_over(tmp_path, step, {"schedule": "cosine"}, {"length": 5})
@@ -198,7 +196,7 @@ def test_a_cosine_goes_on_from_where_it_is_along_its_new_length(tmp_path: Path, 
     assert_same_rates(rates(training, 29), expected, rel=1e-6)
 
 
-def test_a_plateau_keeps_its_count_and_what_was_best(tmp_path: Path) -> None:
+def test_a_plateau_keeps_its_count_and_its_best_loss(tmp_path: Path) -> None:
     training, names, changed = take_over(tmp_path, 13, {"schedule": "plateau"}, {"gamma": 0.1})
     assert (names, changed) == (["schedulers.1.factor"], ["schedulers.1.factor"])
     assert training.schedulers[1].best < 1e9
@@ -208,15 +206,15 @@ def test_a_plateau_keeps_its_count_and_what_was_best(tmp_path: Path) -> None:
     assert_same_rates([training.lrs], [[0.1 * rate for rate in before]])
 
 
-def test_a_warm_up_that_is_over_is_not_begun_again(tmp_path: Path) -> None:
+def test_a_finished_warm_up_does_not_begin_again(tmp_path: Path) -> None:
     training, names, _ = take_over(tmp_path, 5, {"schedule": "plateau"}, {"start_factor": 0.5})
     assert names == ["schedulers.0.start_factor"]
     assert_same_rates(rates(training, 6), [[0.02, 0.01]])
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_what_was_taken_over_is_what_the_next_checkpoint_was_built_with(tmp_path: Path, schedule: str) -> None:
-    """So that it isn't taken over, and scaled, once more."""
+def test_the_next_checkpoint_records_the_new_hyperparameters_as_built(tmp_path: Path, schedule: str) -> None:
+    """Otherwise the next resume would take them over, and scale the rate, once more."""
     training, names, _ = take_over(tmp_path, 4, {"schedule": schedule}, {"lr": 0.005, "weight_decay": 0.3})
     assert names
     train_to(training, 5)
@@ -229,7 +227,7 @@ def test_what_was_taken_over_is_what_the_next_checkpoint_was_built_with(tmp_path
 
 @pytest.mark.parametrize("schedule", ["linear", "step", "cosine", "plateau"])
 @pytest.mark.parametrize("step", MOMENTS)
-def test_schedulers_report_the_rate_that_is_in_force(tmp_path: Path, schedule: str, step: int) -> None:
+def test_schedulers_report_the_rate_in_force(tmp_path: Path, schedule: str, step: int) -> None:
     training, _, _ = take_over(tmp_path, step, {"schedule": schedule}, {"lr": 0.005})
     assert training.schedulers[0].get_last_lr() == training.lrs
     straight = make(tmp_path, schedule=schedule, lr=0.005)

@@ -1,4 +1,4 @@
-"""An optimizer's state belongs to parameters by their names, in whichever order the recipe builds them."""
+"""An optimizer's state is matched to parameters by name, in whatever order the recipe builds them."""
 
 import os
 from pathlib import Path
@@ -25,17 +25,17 @@ OPTIMIZERS: dict[str, Any] = {
 
 
 class Flat(torch.optim.LBFGS):
-    """L-BFGS that is stepped without a closure."""
+    """An L-BFGS that is stepped without a closure."""
 
     def step(self, closure: Any = None) -> Any:
         return super().step(lambda: 0.0)
 
 
 def several(optimizer: str = "adam", loose: bool = False) -> Recipe:
-    """Four layers of one shape. ORDER says in which order the optimizer gets them, and GROUP who is in the first group.
+    """Build four layers of one shape. ORDER is their order in the optimizer, and GROUP the members of the first group.
 
     Args:
-        loose: whether the optimizer also has a parameter that is no part of the model, and those of a second module.
+        loose: whether the optimizer also has a parameter outside the model, and those of a second module.
     """
     model = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
     critic, scale = nn.Linear(4, 1), nn.Parameter(torch.ones(()))
@@ -75,7 +75,7 @@ def trained(folder: Path, **settings: Any) -> tuple[Training, Saved]:
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_another_order_of_the_same_parameters_goes_on_to_the_same_bytes(
+def test_another_order_of_parameters_ends_on_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
     straight, saved = trained(tmp_path, optimizer=optimizer)
@@ -95,7 +95,9 @@ def test_a_parameter_in_another_group_trips_the_gate(tmp_path: Path, monkeypatch
     assert caught.value.data["different"] == [f"optimizer.param_groups.{place}" for place in places]
 
 
-def test_an_order_that_counts_trips_the_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_order_trips_the_gate_if_the_optimizer_depends_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """L-BFGS keeps one flat history of all its parameters."""
     _, saved = trained(tmp_path, optimizer="lbfgs")
     resumed(tmp_path, saved, optimizer="lbfgs")
@@ -104,14 +106,14 @@ def test_an_order_that_counts_trips_the_gate(tmp_path: Path, monkeypatch: pytest
         resumed(tmp_path, saved, optimizer="lbfgs")
 
 
-def test_parameters_outside_of_the_model_have_names_too(tmp_path: Path) -> None:
+def test_parameters_outside_the_model_have_names(tmp_path: Path) -> None:
     training, saved = trained(tmp_path, loose=True)
     names = naming.name_parameters(training)
     assert (names[0], names[-3:]) == ("0.weight", ["extras.critic.weight", "extras.critic.bias", "2.2"])
     assert set(saved[0].tree["optimizer"]["state"]) == set(names)
 
 
-def test_a_checkpoint_of_an_earlier_version_has_numbers_and_goes_on(tmp_path: Path) -> None:
+def test_an_earlier_versions_numbered_state_is_resumed(tmp_path: Path) -> None:
     straight, (_, metadata) = trained(tmp_path)
     earlier = capturing.capture(straight) | {"optimizer": straight.optimizer.state_dict()}
     payload = checkpoint.deserialize([bytearray(b"".join(map(bytes, checkpoint.serialize(state.to_payload(earlier)))))])
@@ -123,7 +125,7 @@ def test_a_checkpoint_of_an_earlier_version_has_numbers_and_goes_on(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("saved", "built"), [("0123", "012"), ("012", "0123")])
-def test_a_parameter_that_one_of_the_two_lacks_is_named(
+def test_a_parameter_missing_on_one_side_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: str, built: str
 ) -> None:
     monkeypatch.setenv("ORDER", saved)

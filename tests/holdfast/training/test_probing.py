@@ -1,4 +1,4 @@
-"""The probe disturbs nothing, and sees the last bit of a weight."""
+"""The probe changes nothing, and depends on the last bit of a weight."""
 
 import copy
 import math
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("same_process")
 
 
 class Collected:
-    """Whatever the loss has seen: state that it changes."""
+    """State that the loss changes: a list of the values that it has seen."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []
@@ -40,16 +40,16 @@ class Collected:
 
 
 def look(model: nn.Module) -> dict[str, Any]:
-    """A probe that draws random numbers of every kind."""
+    """Probe the model, and draw random numbers of every kind."""
     output = model(torch.randn(16, 8) + random.random() + np.random.random())
     return {"output": output, "mean": output.mean()}
 
 
 def probed(own: bool = False, stream: bool = False) -> Recipe:
-    """Dropout, batch norm, a frozen part and a loss that changes what is registered.
+    """Build a recipe with dropout, batch norm, a frozen part and a loss that changes a registered extra.
 
     Args:
-        own: whether it has a probe of its own.
+        own: whether the recipe has a probe of its own.
     """
     model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 1))
     collected = Collected()
@@ -83,7 +83,7 @@ def make(folder: Path, recipe: str = "probed", **settings: Any) -> Training:
 
 
 def everything(training: Training) -> Any:
-    """All that the next step depends on, and what a careless probe leaves behind."""
+    """Return all that the next step depends on, and what a careless probe may leave behind."""
     return (
         state.to_payload(copy.deepcopy(capturing.capture(training))),
         [module.training for module in training.model.modules()],
@@ -94,7 +94,7 @@ def everything(training: Training) -> Any:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_measuring_changes_nothing(tmp_path: Path, own: bool) -> None:
+def test_a_measurement_changes_nothing(tmp_path: Path, own: bool) -> None:
     training = make(tmp_path, own=own)
     train_to(training, 2)
     training.model[1].eval()  # one part is frozen
@@ -107,10 +107,10 @@ def test_measuring_changes_nothing(tmp_path: Path, own: bool) -> None:
     random.seed(9)
     np.random.seed(9)
     torch.manual_seed(9)
-    assert measure(training) == first  # wherever the generators are
+    assert measure(training) == first  # whatever the states of the generators
 
 
-def test_what_goes_wrong_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failing_probe_changes_nothing(tmp_path: Path) -> None:
     training = make(tmp_path, own=True)
     collected = training.recipe.extras["collected"]
 
@@ -134,7 +134,7 @@ def test_what_goes_wrong_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_training_goes_on_as_if_nobody_had_measured(tmp_path: Path, own: bool) -> None:
+def test_training_after_a_measurement_gives_the_same_bytes(tmp_path: Path, own: bool) -> None:
     found = []
     for measures in (False, True):
         training = make(tmp_path, own=own)
@@ -147,12 +147,12 @@ def test_training_goes_on_as_if_nobody_had_measured(tmp_path: Path, own: bool) -
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_every_weight_counts(tmp_path: Path, own: bool) -> None:
+def test_the_probe_depends_on_every_weight(tmp_path: Path, own: bool) -> None:
     training = make(tmp_path, own=own)
     train_to(training, 2)
     first = measure(training)
     weights = {name: value for name, value in training.model.state_dict().items() if value.is_floating_point()}
-    assert len(weights) == 8  # those of batch norm, and its means, among them
+    assert len(weights) == 8  # with those of batch norm, and its means
     for name, value in weights.items():
         kept = value.clone()
         value.view(-1)[0] += 0.01
@@ -162,7 +162,7 @@ def test_every_weight_counts(tmp_path: Path, own: bool) -> None:
 
 
 @pytest.mark.parametrize("look", [measure, evaluate])
-def test_what_changes_a_weight_where_it_may_only_look_is_refused(tmp_path: Path, look: Any) -> None:
+def test_a_probe_or_evaluation_that_changes_a_weight_is_refused(tmp_path: Path, look: Any) -> None:
     training = make(tmp_path, own=True)
 
     def change(model: nn.Module) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def test_what_changes_a_weight_where_it_may_only_look_is_refused(tmp_path: Path,
 
 
 def one_hot(own: bool) -> Recipe:
-    """Its outputs are its weights."""
+    """Build a model whose outputs are its weights."""
     model = nn.Linear(8, 1, bias=False)
     return Recipe(
         model=model, data=list(torch.eye(8)), optimizer=torch.optim.SGD(model.parameters(), 0.01), batch_size=8,
@@ -185,7 +185,7 @@ def one_hot(own: bool) -> Recipe:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_a_weight_counts_to_its_last_bit(tmp_path: Path, own: bool) -> None:
+def test_the_probe_depends_on_the_last_bit_of_a_weight(tmp_path: Path, own: bool) -> None:
     training = make(tmp_path, "one_hot", own=own)
     first = measure(training)
     weights = training.model.weight.detach()[0]
@@ -199,8 +199,8 @@ def test_a_weight_counts_to_its_last_bit(tmp_path: Path, own: bool) -> None:
     assert measure(training) == first
 
 
-def test_what_is_measured_is_what_the_next_step_would_see(tmp_path: Path) -> None:
-    """Anneals have their values for it; by itself it is the first micro-batch of the run, whatever the step is."""
+def test_the_probe_uses_the_next_steps_anneals_and_the_first_batch(tmp_path: Path) -> None:
+    """Anneals have their values for the next step. The default batch is the run's first, whatever the step."""
     training = make(tmp_path)
     train_to(training, 2)
     training.recipe.anneals["weight"].value = 99.0
@@ -230,7 +230,7 @@ def test_the_loss_window_is_the_mean_of_the_last_steps(tmp_path: Path) -> None:
     assert measure(training).values["loss_window"] == math.fsum(losses[-20:]) / 20
 
 
-def test_a_stream_is_probed_with_its_first_batch_once_that_is_read(tmp_path: Path) -> None:
+def test_a_stream_is_probed_with_its_first_batch_once_it_was_read(tmp_path: Path) -> None:
     training = make(tmp_path, stream=True)
     assert measure(training) == Probe()
     train_to(training, 1)
@@ -243,7 +243,7 @@ def test_a_stream_is_probed_with_its_first_batch_once_that_is_read(tmp_path: Pat
 
 
 class Warming(nn.Module):
-    """Has noise that grows in every step, and in training alone: an attribute that no state_dict has."""
+    """A model with noise that grows in every step, in training only. The size is an attribute that nothing saves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ def warming(reentrant: bool = False) -> Recipe:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_what_only_training_reads_and_nothing_saves_trips_the_gate(tmp_path: Path, reentrant: bool) -> None:
+def test_unsaved_state_that_only_training_reads_trips_the_gate(tmp_path: Path, reentrant: bool) -> None:
     before = make(tmp_path, "warming", reentrant=reentrant)
     train_to(before, 2)
     saved = trainings.save_state(before, tmp_path)
@@ -295,7 +295,7 @@ def test_the_training_probe_can_be_switched_off(tmp_path: Path) -> None:
     resume(training, *saved, Gate(), lambda done, total: None)
 
 
-def test_a_dropout_rate_counts_in_the_gradient_alone(tmp_path: Path) -> None:
+def test_a_dropout_rate_changes_only_the_training_probe(tmp_path: Path) -> None:
     training = make(tmp_path)
     first = measure(training)
     training.model[2].p = 0.4

@@ -1,4 +1,4 @@
-"""What is resumed is what was saved, or training doesn't begin; one bad checkpoint is passed over, two stop the run."""
+"""A resume restores the saved state or refuses to train. The run passes over one bad checkpoint; two stop it."""
 
 import os
 import random
@@ -25,7 +25,7 @@ from tests.support.trainings import Saved, make, save_state, train_to
 
 pytestmark = pytest.mark.usefixtures("same_process")
 
-STEPS = 8  # in the midst of an epoch
+STEPS = 8  # inside an epoch
 
 
 def resume_from(training: Training, saved: Saved, how: Any = "exact", tolerance: float = 0.0) -> Resumed:
@@ -38,7 +38,7 @@ def content(payload: Payload) -> bytes:
 
 @pytest.fixture
 def averaged(tmp_path: Path) -> Saved:
-    """Dropout, batch norm, two groups, and an average of the weights among its extras."""
+    """Build a recipe with dropout, batch norm, two groups, and an average of the weights among its extras."""
     training = make(tmp_path, "tests.support.varied:averaged", schedule="plateau")
     train_to(training, STEPS)
     return save_state(training, tmp_path)
@@ -56,7 +56,7 @@ def averaged(tmp_path: Path) -> Saved:
         ("streamed", {"keeps_position": False}),
     ],
 )
-def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(
+def test_a_resumed_run_ends_on_the_bytes_of_an_uninterrupted_one(
     tmp_path: Path, recipe: str, settings: dict[str, Any]
 ) -> None:
     training = make(tmp_path, f"tests.support.varied:{recipe}", **settings)
@@ -75,7 +75,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(
         assert content(state.to_payload(capturing.capture(again))) == expected
 
 
-def test_a_stream_that_was_read_again_says_what_that_cost(tmp_path: Path) -> None:
+def test_metadata_has_the_cost_of_reading_a_stream_again(tmp_path: Path) -> None:
     training = make(tmp_path, "tests.support.varied:streamed", keeps_position=False)
     train_to(training, STEPS)
     first = save_state(training, tmp_path)
@@ -104,7 +104,7 @@ def grow_moment(training: Training) -> None:
 
 
 def grow_rate(training: Training) -> None:
-    """As a scheduler does that is built, or loaded, after the optimizer was."""
+    """Change the rate as a scheduler does that is built, or loaded, after the optimizer."""
     training.optimizer.param_groups[1]["lr"] *= 1.001
 
 
@@ -160,11 +160,11 @@ def advance(training: Training, draw: Callable[..., Any], *arguments: Any) -> No
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("how", ["exact", "tolerance", "record"])
-def test_what_is_altered_while_it_is_restored_is_named(
+def test_a_value_altered_during_the_restore_is_named(
     tmp_path: Path, averaged: Saved, monkeypatch: pytest.MonkeyPatch, alter: Callable[[Training], None], named: str,
     how: str,
 ) -> None:  # fmt: skip
-    """Nothing lets it through: neither another machine nor a change on purpose explains it."""
+    """The gate refuses it in every mode: neither another machine nor a change on purpose explains it."""
     training = make(tmp_path, "tests.support.varied:averaged", schedule="plateau")
     resume_from(training, averaged, how, 1.0)
     restore = capturing.restore
@@ -182,8 +182,8 @@ def test_what_is_altered_while_it_is_restored_is_named(
     assert different[0] in str(caught.value)
 
 
-def test_what_a_model_alters_in_what_it_is_given_is_named(tmp_path: Path) -> None:
-    """The saved tensors are held against it, not the altered ones."""
+def test_a_tensor_altered_by_the_models_own_loading_is_named(tmp_path: Path) -> None:
+    """The gate compares with the saved tensors, not with the altered ones."""
     before = make(tmp_path, "tests.support.varied:pythonic")
     train_to(before, STEPS)
     saved = save_state(before, tmp_path)
@@ -195,7 +195,7 @@ def test_what_a_model_alters_in_what_it_is_given_is_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["model", "optimizer", "schedulers", "extras", "rng", "progress"])
-def test_what_is_not_restored_is_named(
+def test_a_component_that_is_not_restored_is_named(
     tmp_path: Path, averaged: Saved, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The whole component stays as it was built."""
@@ -208,7 +208,9 @@ def test_what_is_not_restored_is_named(
     assert {each.partition(".")[0] for each in caught.value.data["different"]} == {name}
 
 
-def test_only_some_of_many_names_are_shown(tmp_path: Path, averaged: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_shows_only_some_of_many_names(
+    tmp_path: Path, averaged: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
     training = make(tmp_path, "tests.support.varied:averaged", schedule="plateau")
     monkeypatch.setattr(capturing, "restore", lambda training, saved: None)
     with pytest.raises(
@@ -217,8 +219,8 @@ def test_only_some_of_many_names_are_shown(tmp_path: Path, averaged: Saved, monk
         resume_from(training, averaged)
 
 
-def test_what_was_saved_differently_than_it_is_now_trips_the_probe(tmp_path: Path, averaged: Saved) -> None:
-    """Every byte is as it was saved, and yet the model gives something else."""
+def test_a_model_whose_output_has_changed_trips_the_probe(tmp_path: Path, averaged: Saved) -> None:
+    """Every restored byte is the saved one, and yet the model's output differs."""
     training = make(tmp_path, "tests.support.varied:averaged", schedule="plateau")
     payload, metadata = averaged
     loss = metadata.probe.values["loss"]
@@ -259,7 +261,9 @@ def test_what_was_saved_differently_than_it_is_now_trips_the_probe(tmp_path: Pat
         (lambda saved: saved["rng"].extend(saved["rng"] * 2), "the saved rng doesn't fit .* 3 ranks saved it"),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, averaged: Saved, edit: Callable[[Any], Any], said: str) -> None:
+def test_a_component_that_does_not_fit_is_named(
+    tmp_path: Path, averaged: Saved, edit: Callable[[Any], Any], said: str
+) -> None:
     saved = state.from_payload(averaged[0])
     edit(saved)
     with pytest.raises(StateError, match=said):
@@ -269,14 +273,14 @@ def test_what_does_not_fit_is_named(tmp_path: Path, averaged: Saved, edit: Calla
 
 
 def by_environment() -> Recipe:
-    """Its rate is a setting that nobody sees."""
+    """Build a recipe whose learning rate comes from the environment, which isn't on record."""
     recipe = varied.pythonic(optimizer="sgd")
     recipe.optimizer.param_groups[0]["lr"] = float(os.environ["TEST_LR"])
     recipe.schedule = None
     return recipe
 
 
-def test_what_is_built_otherwise_without_a_known_change_is_drift(
+def test_built_values_that_change_without_a_known_cause_are_drift(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_LR", "0.1")
@@ -305,7 +309,7 @@ def store(tmp_path: Path) -> LocalStore:
 
 @pytest.fixture
 def line(store: LocalStore) -> Line:
-    """Three commits."""
+    """Return a line of three commits."""
     line = make_line(store)
     for _ in range(3):
         commit_next(line)
@@ -313,7 +317,7 @@ def line(store: LocalStore) -> Line:
 
 
 def refuse(*paths: str, tried: list[str] | None = None) -> Callable[[Commit], HoldfastError | None]:
-    """A gate that these checkpoints don't pass."""
+    """Return a restore function whose gate refuses these checkpoints."""
 
     def restore(commit: Commit) -> HoldfastError | None:
         if tried is not None:
@@ -324,17 +328,17 @@ def refuse(*paths: str, tried: list[str] | None = None) -> Callable[[Commit], Ho
 
 
 def files(store: LocalStore) -> dict[str, bytes]:
-    """The whole run, to the byte."""
+    """Return the bytes of all files of the run."""
     root = Path(store.url)
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_one_that_trips_is_quarantined_and_the_one_before_goes_on(line: Line, store: LocalStore) -> None:
+def test_a_checkpoint_that_trips_is_quarantined_and_its_parent_is_resumed(line: Line, store: LocalStore) -> None:
     tried: list[str] = []
     line.resume(refuse("epoch-0003", tried=tried))
     assert line.head
     assert (line.head.number, line.next_number, line.journal.numbers("quarantine")) == (2, 4, [3])
-    assert tried == ["epoch-0003", "epoch-0003", "epoch-0002"]  # it is given a second chance
+    assert tried == ["epoch-0003", "epoch-0003", "epoch-0002"]  # the newest is tried twice
     assert line.journal.quarantine_reasons()[0].endswith("the gate: epoch-0003 is not what it was")
     latest = line.journal.read_latest()
     assert latest
@@ -344,7 +348,7 @@ def test_one_that_trips_is_quarantined_and_the_one_before_goes_on(line: Line, st
     assert verify_run(Journal(store, "run")).ok
 
 
-def test_one_that_passes_at_the_second_try_is_not_quarantined(line: Line) -> None:
+def test_a_checkpoint_that_passes_at_the_second_try_is_not_quarantined(line: Line) -> None:
     answers: list[HoldfastError | None] = [GateTripped("for once"), None]
     line.resume(lambda commit: answers.pop(0))
     assert line.head
@@ -364,12 +368,12 @@ def test_a_second_trip_in_a_row_stops_the_run_and_changes_nothing(line: Line, st
     assert caught.value.exit_code == 2
     assert "epoch-0001" not in tried
     assert files(store) == before
-    line.resume(refuse())  # whatever it was is mended
+    line.resume(refuse())  # the cause is mended
     assert line.head
     assert line.head.number == 3
 
 
-def test_the_only_checkpoint_that_trips_is_no_fresh_start(store: LocalStore) -> None:
+def test_a_trip_of_the_only_checkpoint_is_no_fresh_start(store: LocalStore) -> None:
     line = make_line(store)
     commit_next(line)
     before = files(store)
@@ -378,7 +382,7 @@ def test_the_only_checkpoint_that_trips_is_no_fresh_start(store: LocalStore) -> 
     assert files(store) == before
 
 
-def test_damage_between_two_trips_does_not_part_them(line: Line, store: LocalStore) -> None:
+def test_two_trips_with_damage_between_them_stop_the_run(line: Line, store: LocalStore) -> None:
     answers = {
         "epoch-0003": GateTripped("three"), "epoch-0002": CheckpointDamaged("two"), "epoch-0001": GateTripped("one"),
     }  # fmt: skip
@@ -387,7 +391,7 @@ def test_damage_between_two_trips_does_not_part_them(line: Line, store: LocalSto
     assert line.journal.numbers("quarantine") == [2]
 
 
-def test_when_all_others_are_damaged_one_that_trips_stops_the_run(line: Line) -> None:
+def test_a_trip_stops_the_run_if_all_other_checkpoints_are_damaged(line: Line) -> None:
     with pytest.raises(GateTripped, match="commit 3"):
         line.resume(
             lambda commit: GateTripped("three") if commit.number == 3 else CheckpointDamaged(f"not {commit.path}")
@@ -396,8 +400,8 @@ def test_when_all_others_are_damaged_one_that_trips_stops_the_run(line: Line) ->
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_the_folder_of_one_that_tripped_is_not_adopted(store: LocalStore, number: int) -> None:
-    """It is complete, and trained from what is the head now: what dead ranks leave behind looks the same."""
+def test_the_folder_of_a_tripped_checkpoint_is_not_adopted(store: LocalStore, number: int) -> None:
+    """The folder is complete and its parent is the head now, so it looks like an orphan of dead ranks."""
     line = make_line(store)
     for _ in range(number):
         commit_next(line)
@@ -413,7 +417,7 @@ def test_the_folder_of_one_that_tripped_is_not_adopted(store: LocalStore, number
     assert line.journal.numbers("commits") == list(range(1, number + 1))
 
 
-def test_an_orphan_that_was_adopted_and_trips_is_passed_over(line: Line, store: LocalStore) -> None:
+def test_an_adopted_orphan_that_trips_is_passed_over(line: Line, store: LocalStore) -> None:
     saved = save_next(line)
     line.resume(refuse(saved.path))
     assert line.head
@@ -426,8 +430,8 @@ def test_an_orphan_that_was_adopted_and_trips_is_passed_over(line: Line, store: 
     assert line.journal.newest_number() == 4
 
 
-def test_a_trip_is_forgotten_by_the_next_resume(line: Line) -> None:
-    """What was tried again, and passes, was never the checkpoint's fault."""
+def test_the_next_resume_forgets_a_trip(line: Line) -> None:
+    """A checkpoint that passes later was not to blame for the trip."""
     with pytest.raises(GateTripped):
         line.resume(refuse("epoch-0003", "epoch-0002"))
     line.resume(refuse("epoch-0003"))

@@ -1,4 +1,4 @@
-"""Measuring and evaluating put a model back, however careless its code is."""
+"""A probe and an evaluation restore the model, however careless its code is."""
 
 import copy
 from pathlib import Path
@@ -22,7 +22,7 @@ def make(folder: Path, **settings: Any) -> Training:
 
 
 class Careless(nn.Module):
-    """Notes each call in every way that a module has, also in evaluation."""
+    """A model that notes each call in every kind of attribute that a module has, also in evaluation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Careless(nn.Module):
 
 
 def careless(epoch: int = 0) -> Recipe:
-    """A loss that takes gradients, toggles them, and a model that is changed whenever it is called."""
+    """Build a model that changes at each call, and a loss that takes gradients and switches them on and off."""
     model = Careless()
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def careless(epoch: int = 0) -> Recipe:
 
 
 def attributes(model: nn.Module) -> dict[str, Any]:
-    """Everything that a careless model keeps."""
+    """Return everything that a careless model keeps."""
     kept = {name: copy.deepcopy(value) for name, value in vars(model).items() if name in ("number", "losses", "seen")}
     tensors = {**dict(model.named_buffers()), "scale": model.scale, "grad": model.weight.grad}
     numbers = {name: None if value is None else value.tolist() for name, value in tensors.items()}
@@ -70,7 +70,7 @@ def attributes(model: nn.Module) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("look", [measure, evaluate])
-def test_a_model_that_changes_whenever_it_is_called_is_put_back(tmp_path: Path, look: Any) -> None:
+def test_a_model_that_changes_at_each_call_is_restored(tmp_path: Path, look: Any) -> None:
     training = make(tmp_path)
     train_to(training, 2)
     training.model.weight.grad = torch.full((8,), 3.0)

@@ -1,4 +1,4 @@
-"""State that a recipe's functions can reach and that nobody registered is found, and nothing else is."""
+"""The search finds unregistered state that a recipe's functions can reach, and nothing else."""
 
 import copy
 import dataclasses
@@ -33,7 +33,7 @@ def names(recipe: Recipe) -> list[tuple[str, str]]:
         *[lambda schedule=name: varied.averaged(schedule=schedule) for name in ("linear", "step", "plateau")],
     ],
 )  # fmt: skip
-def test_nothing_is_found_where_all_is_registered(recipe: Any) -> None:
+def test_a_recipe_that_registers_all_state_has_no_finding(recipe: Any) -> None:
     assert names(recipe()) == []
 
 
@@ -88,14 +88,14 @@ def _boxed(model: nn.Module, batch: Any) -> Tensor:
         (_boxed, "BOX.inside['nets'][0]"),
     ],
 )
-def test_it_is_found_wherever_a_function_can_reach_it(loss: Any, name: str) -> None:
+def test_state_is_found_wherever_a_function_can_reach_it(loss: Any, name: str) -> None:
     assert names(make(net(), loss)) == [(name, "loss")]
 
 
 @pytest.mark.parametrize(
     "generator", [torch.Generator(), np.random.default_rng(3), np.random.RandomState(3), random.Random(3)]
 )
-def test_a_generator_of_its_own_is_found(generator: Any) -> None:
+def test_a_generator_of_the_recipes_own_is_found(generator: Any) -> None:
     (found,) = find_unregistered(make(net(), lambda model, batch: use(generator)))
     assert (found.name, found.is_generator, found.is_copy, len(found.sha256)) == ("generator", True, False, 64)
     globals_ = (random._inst, np.random.mtrand._rand, torch.default_generator, random.SystemRandom())  # type: ignore[attr-defined]
@@ -120,7 +120,7 @@ def find(model: nn.Module, value: object) -> Unregistered:
     return found
 
 
-def test_a_copy_of_the_model_or_of_a_part_is_told_from_a_teacher() -> None:
+def test_a_copy_of_the_model_or_a_part_differs_from_a_teacher() -> None:
     model = net()
     other = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 1))
     assert find(model, copy.deepcopy(model)).is_copy
@@ -134,7 +134,7 @@ def test_a_copy_of_the_model_or_of_a_part_is_told_from_a_teacher() -> None:
     assert not find(normed, nn.LayerNorm(6)).is_copy, "it is equal by its construction only"
 
 
-def test_a_wrapper_of_registered_tensors_is_registered() -> None:
+def test_a_wrapper_of_registered_tensors_counts_as_registered() -> None:
     model = net()
     head = nn.Linear(1, 1)
     wrappers = [nn.DataParallel(model), model[:2], nn.CrossEntropyLoss(), nn.Sequential(model, head)]
@@ -149,7 +149,7 @@ def test_a_module_in_a_plain_list_of_the_model_is_found() -> None:
     assert "nn.ModuleList" in found[0].remedy
 
 
-def test_what_is_inside_of_an_extra_is_its_own() -> None:
+def test_state_inside_a_registered_extra_is_not_found() -> None:
     replay = varied.Replay()
     recipe = make(net(), lambda model, batch: fit(model, batch) * replay.random.random(), extras={"replay": replay})
     assert names(recipe) == []
