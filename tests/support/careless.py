@@ -22,7 +22,7 @@ calls = 0
 
 
 def make(model: nn.Module, loss: Loss, **parts: Any) -> Recipe:
-    """A recipe of six steps an epoch."""
+    """Build a recipe of six steps an epoch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     fields = {"model": model, "data": Points(False), "optimizer": optimizer, "loss": loss, "batch_size": 8}
     return Recipe(**fields | parts)
@@ -37,14 +37,14 @@ def fit(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def average() -> Recipe:
-    """An average that only evaluation reads."""
+    """Build a recipe with an average that only evaluation reads."""
     model = net()
     average = Average(model)
     return make(model, fit, after_step=average.update, evaluate=lambda model: {"mean": average.mean["0.weight"].sum()})
 
 
 def plain_average() -> Recipe:
-    """The same, as a dict of tensors."""
+    """Build the same recipe with the average in a plain dict of tensors."""
     model = net()
     mean = {name: value.detach().clone() for name, value in model.named_parameters()}
 
@@ -56,7 +56,7 @@ def plain_average() -> Recipe:
 
 
 def target(of: str = "model", every: int = 50) -> Recipe:
-    """A target network of the model, or of a part of it, that follows now and then."""
+    """Build a recipe with a target network that copies the model, or a part of it, every few steps."""
     model = net()
     source = model if of == "model" else model[0]
     target = copy.deepcopy(source)
@@ -77,7 +77,7 @@ def target(of: str = "model", every: int = 50) -> Recipe:
 
 
 def noise() -> Recipe:
-    """Noise that only training adds, and that grows in every step."""
+    """Build a recipe with noise that only training adds, and that grows in every step."""
     model, size = net(), [0.0]
 
     def grow() -> None:
@@ -91,7 +91,7 @@ def noise() -> Recipe:
 
 
 def dropout() -> Recipe:
-    """A dropout rate that after_step raises."""
+    """Build a recipe whose after_step raises a dropout rate."""
     dropout = nn.Dropout(0.1)
 
     def grow() -> None:
@@ -146,7 +146,7 @@ def heads() -> Recipe:
 
 
 class Judged:
-    """A critic of the model, which has an optimizer of its own."""
+    """A critic of the model, with an optimizer of its own."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -164,7 +164,7 @@ class Judged:
 
 
 def critic() -> Recipe:
-    """The critic is registered, its optimizer isn't; the probe is one that disturbs neither."""
+    """Build a recipe that registers a critic but not the critic's optimizer; the probe uses neither."""
     model = net()
     judged = Judged(model)
     probe = lambda model: {"output": model(torch.ones(2, 8))}  # noqa: E731
@@ -172,7 +172,7 @@ def critic() -> Recipe:
 
 
 def scheduler() -> Recipe:
-    """A warm-up that the recipe steps by itself."""
+    """Build a recipe whose after_step steps a scheduler that nobody registered."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     warmup = LinearLR(optimizer, start_factor=0.1, total_iters=20)
@@ -195,7 +195,7 @@ def _count() -> int:
 
 
 def counter(rank: int = 0) -> Recipe:
-    """A count in one rank that no search can find; the probe doesn't see it either."""
+    """Build a recipe with a global count that affects one rank's loss; the search and the probe don't see it."""
     probe = lambda model: {"output": model(torch.ones(2, 8))}  # noqa: E731
     weight = 0.001 * (int(os.environ.get("RANK", 0)) == rank)
     return make(net(), lambda model, batch: fit(model, batch) * (1 + weight * _count()), probe=probe)

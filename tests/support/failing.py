@@ -1,4 +1,4 @@
-"""A recipe that one of several ranks can't train."""
+"""A recipe that fails in one of several ranks."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from tests.support.toy import Made
 
 
 def failing(how: str = "", rank: int = 1) -> Recipe:
-    """A rank raises an error in torch in its third step, or kills itself; ``how`` is ``raise`` or ``kill``."""
+    """Build a recipe that fails in the third step of one rank: an error in torch (``raise``) or SIGKILL (``kill``)."""
     model = nn.Linear(8, 1)
     step = 0
 

@@ -1,8 +1,8 @@
 """Commands in processes that are forked from one which has imported everything already; see `tests.support.lives`.
 
-Each function is one: it is given what is JSON, and gives an exit code. Its ranks are processes of their own, as ever,
-but forked from it instead of started by Python: that saves them the seconds in which they would import torch. What is
-said through their pipes, and how they die, is the real thing.
+Each command is a function from JSON arguments to an exit code. Its ranks are processes of their own, but forked from it
+instead of started by Python, which saves them the seconds to import torch. Their pipes and their deaths are those of
+real ranks.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from tests.support.mutants import find_fault
 
 
 class Rank:
-    """A `holdfast.rank.process.Process` that is a rank, forked from this process."""
+    """A rank as a process that is forked from this one; it has the interface of `holdfast.rank.process.Process`."""
 
     main: Callable[[], int] = staticmethod(serving.main)
 
@@ -73,7 +73,7 @@ class Rank:
 
 
 def spawn(mutation: str, command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Any:
-    """Fork a rank that is alone; let torchrun start several."""
+    """Start ranks: fork a single rank; let torchrun start several."""
     if list(command[1:]) == ["-m", RANK_MODULE]:
         return Rank(environment, log)
     if mutation:
@@ -82,7 +82,7 @@ def spawn(mutation: str, command: Sequence[str], environment: dict[str, str], lo
 
 
 def fork_ranks(mutation: str = "") -> None:
-    """Fork the ranks that this process starts; a mutation changes their code first."""
+    """Let this process fork its ranks from now on, each with a mutation if one is named."""
     own = os.getpid()
     apply = find_fault(mutation)
     Rank.main = staticmethod(lambda: apply() or serving.main())
@@ -94,18 +94,18 @@ def fork_ranks(mutation: str = "") -> None:
 
 
 def command(*arguments: str) -> int:
-    """``holdfast`` with these arguments."""
+    """Run ``holdfast`` with these arguments."""
     fork_ranks()
     return holdfast.cli.run_app(holdfast.cli.app, arguments)
 
 
 def train(path: str, settings: list[str]) -> int:
-    """``holdfast train``."""
+    """Run ``holdfast train``."""
     return command("train", path, *(option for setting in settings for option in ("--set", setting)))
 
 
 def train_until_killed(path: str, victim: str, after_s: float) -> int:
-    """The same, but so many seconds later SIGKILL ends it (``self``), its ranks (``rank``), or ``both``."""
+    """Run ``holdfast train``; after some seconds kill it (``self``), its ranks (``rank``) or ``both`` with SIGKILL."""
     own = os.getpid()
     killer = os.fork()
     if killer == 0:
@@ -120,7 +120,7 @@ def train_until_killed(path: str, victim: str, after_s: float) -> int:
 
 
 def train_chunks(settings: dict[str, Any], chunks: int) -> int:
-    """Train so many chunks of a run, or to its end, trying none twice; an error is printed as JSON."""
+    """Train this number of chunks of a run, or to its end, without a retry; print an error as JSON."""
     fork_ranks()
     try:
         live_for(chunks, RunConfig.model_validate(settings))
@@ -131,7 +131,7 @@ def train_chunks(settings: dict[str, Any], chunks: int) -> int:
 
 
 def live_for(chunks: int, config: RunConfig) -> None:
-    """Live a life of so many chunks, or to the run's end; none is tried twice."""
+    """Live a life of this number of chunks, or to the run's end, without a retry."""
 
     def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
         nonlocal chunks
@@ -145,11 +145,11 @@ def live_for(chunks: int, config: RunConfig) -> None:
 
 
 class Enough(Exception):
-    """As many chunks were trained as were to be."""
+    """The exception that ends a life after its number of chunks."""
 
 
 def prove_mutated(mutation: str, settings: dict[str, Any], steps: int, kills: int, seed: int) -> int:
-    """`holdfast.prove`, with a mutation in the ranks; the proof is printed, or the error. Empty for no mutation."""
+    """Prove with a mutation in the ranks (empty for none); print the proof as JSON, or the error."""
     fork_ranks(mutation)
     try:
         print(prove(RunConfig.model_validate(settings), steps, kills, seed).model_dump_json())
@@ -160,7 +160,7 @@ def prove_mutated(mutation: str, settings: dict[str, Any], steps: int, kills: in
 
 
 def audit_mutated(mutation: str, settings: dict[str, Any]) -> int:
-    """Train a run in two attempts, and audit its newest commit, all with a mutation in the ranks; prints the audit."""
+    """Train a run in two attempts, audit its newest commit and print the audit, all with a mutation in the ranks."""
     fork_ranks(mutation)
     config = RunConfig.model_validate(settings)
     for chunks in (2, 1):

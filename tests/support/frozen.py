@@ -8,7 +8,7 @@ from holdfast import Recipe
 
 
 def frozen() -> Recipe:
-    """The recipe."""
+    """Build the recipe."""
     model = nn.Sequential(nn.Linear(8, 4096), nn.Linear(4096, 8), nn.Linear(8, 1))
     model[:2].requires_grad_(False)
     x = torch.randn(40, 8, generator=torch.Generator().manual_seed(7))

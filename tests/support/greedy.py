@@ -1,4 +1,4 @@
-"""A recipe that asks for more memory than there is, in its fourth step."""
+"""A recipe that runs out of memory in its fourth step."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ FROM_STEP = 3
 
 
 def greedy() -> Recipe:
-    """The recipe."""
+    """Build the recipe."""
     model = nn.Linear(1, 1)
     steps = 0
 

@@ -1,8 +1,8 @@
-"""Many lives of a run, each in a process of its own that is forked from one which has imported torch already.
+"""Many lives of a run, each in a process that is forked from a server process which has imported torch already.
 
-The first answers requests on its standard input, one JSON line each; see `Lives`. What a life does is what a rank and
-its attempt do, in one process: build, resume through the gate, train, save, commit; and it may kill itself. Whole
-commands, with ranks of their own, are in `tests.support.forked`.
+The server answers requests on its standard input, one JSON line each; see `Lives`. A life does the work of a rank and
+its attempt in one process: it builds, resumes through the gate, trains, saves and commits, and it may kill itself.
+`tests.support.forked` has whole commands, with ranks of their own.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ ROOT = Path(__file__).parents[2]
 
 
 class Lives:
-    """Starts lives; see `live`."""
+    """The client of the server process: it starts lives; see `live`."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
 
     def run(self, config: RunConfig, kill_at: int = 0, stop_at: int = 0) -> int:
-        """Live one life of a run to its end; what `os.waitstatus_to_exitcode` says of it.
+        """Live one life of a run to its end; return its exit code, as from `os.waitstatus_to_exitcode`.
 
         Args:
             kill_at: the step in which SIGKILL ends it; 0 for none.
@@ -40,11 +40,11 @@ class Lives:
         return self._ask("tests.support.lives:live", [config.model_dump(mode="json"), kill_at, stop_at], {})
 
     def call(self, function: str, *arguments: Any, **environment: str) -> "subprocess.CompletedProcess[str]":
-        """Call ``module:function`` in a process of its own; what it gives is the exit code.
+        """Call ``module:function`` in a process of its own; its return value is the exit code.
 
         Args:
-            arguments: as JSON.
-            environment: what of it differs; PYTHONPATH comes before everything else.
+            arguments: the function's arguments, which JSON has to be able to carry.
+            environment: variables to set; the folders in PYTHONPATH go to the front of sys.path.
         """
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder, "out"), Path(folder, "err")
@@ -61,7 +61,7 @@ class Lives:
 
 @contextlib.contextmanager
 def lives() -> Iterator[Lives]:
-    """The process that lives are forked from, while the block lasts."""
+    """Run the server process for the block."""
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "tests.support.lives"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
@@ -74,7 +74,7 @@ def lives() -> Iterator[Lives]:
 
 
 def live(settings: dict[str, Any], kill_at: int, stop_at: int) -> int:
-    """One attempt at a run, killed in the midst of a step if it is told to."""
+    """Live one attempt of a run in this process; kill it in step ``kill_at``, if that isn't 0."""
     from holdfast import checkpoint
     from holdfast.attempt import Line
     from holdfast.errors import CheckpointDamaged, GateTripped
@@ -120,19 +120,19 @@ def live(settings: dict[str, Any], kill_at: int, stop_at: int) -> int:
 
 
 def answer(function: str, arguments: list[Any], environment: dict[str, str], out: str = "", err: str = "") -> int:
-    """Do in this process what was asked for."""
+    """Answer one request in this process; return the exit code."""
     for number, path in ((1, out), (2, err)):
         if path:
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     os.environ.update(environment)
-    tempfile.tempdir = None  # TMPDIR may be another
+    tempfile.tempdir = None  # forget the cached folder: TMPDIR may have changed
     sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
     module, _, name = function.partition(":")
     return int(getattr(importlib.import_module(module), name)(*arguments))
 
 
 def leave(function: Callable[..., int], *arguments: Any) -> NoReturn:
-    """This process ends with the exit code that the function gives."""
+    """Call a function and end this process with the exit code that it returns."""
     code = 1
     try:
         code = function(*arguments)
@@ -146,14 +146,14 @@ def main() -> None:
     """Answer requests until the standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    with tempfile.TemporaryDirectory() as folder:  # torch imports a thousand modules when it first trains
+    with tempfile.TemporaryDirectory() as folder:  # a first training makes torch import a thousand more modules
         config = {
             "recipe": "tests.support.varied:averaged",
             "run": "first",
             "store": folder,
             "determinism": {"mode": "fast"},
         }
-        live(config, 0, 1)  # which leaves it to each that is forked to become deterministic
+        live(config, 0, 1)  # in the mode "fast", so that each forked life sets determinism for itself
     importlib.import_module("tests.support.forked")
     for line in sys.stdin:
         pid = os.fork()

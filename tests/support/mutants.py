@@ -1,7 +1,7 @@
-"""Ways to get a resume almost right, and what catches each: faults in a rank's code, and recipes that forget state.
+"""Mutations that make a resume almost right, and the check that catches each: faults in a rank, and careless recipes.
 
-A row of MUTATIONS is a test in `tests/holdfast/test_mutants.py`, through real ranks, and a row of a table in RESUME.md.
-`tests.support.forked` puts a fault into the ranks before they begin; everything else is the real thing.
+Each row of MUTATIONS is a test with real ranks in `tests/holdfast/test_mutants.py`, and a row of a table in RESUME.md.
+`tests.support.forked` applies a fault in the ranks before they begin; everything else is unchanged code.
 """
 
 import os
@@ -15,13 +15,14 @@ class Mutation:
     """A fault in the code of a rank, or in a recipe.
 
     Args:
-        name: what is done, as RESUME.md has it.
-        caught_by: ``gate``: it refuses to resume; ``prove``: other bytes; ``search``: equal bytes, but `holdfast prove`
-            finds state that nobody registered; ``audit``: other bytes; ``start``: the recipe isn't built.
-        named: what the message has to name.
+        name: the mutation's name in the table of RESUME.md.
+        caught_by: ``gate``: the gate refuses to resume; ``prove``: the proof ends on other bytes; ``search``: on equal
+            bytes, but the proof finds unregistered state; ``audit``: the replay ends on other bytes; ``start``: the
+            recipe isn't built.
+        named: a part of the message, which names the state that is wrong.
         apply: puts the fault into the rank's code.
-        recipe, settings: what is trained.
-        ranks: how many ranks train it.
+        recipe, settings: the recipe to train, and its settings.
+        ranks: the number of ranks.
     """
 
     name: str
@@ -39,7 +40,7 @@ def careless(name: str, caught_by: Any, named: str, recipe: str, ranks: int = 1,
 
 
 def _restoring(change: Callable[[Any, dict[str, Any], Callable[..., None]], None]) -> None:
-    """Replace `capturing.restore` by the change, which gets the training, the saved state and the right function."""
+    """Replace `capturing.restore` by ``change(training, saved, right)``, where ``right`` is the original function."""
     from holdfast.training import capturing
 
     right = capturing.restore
@@ -159,7 +160,7 @@ def with_two_ranks(name: str, named: str, part: str) -> Mutation:
 
 
 def forget(part: str, name: str, value: Any) -> Callable[[], None]:
-    """What is saved of a component loses one value."""
+    """Return a fault that restores another value in place of one saved value of a component."""
 
     def apply() -> None:
         def restore(training: Any, saved: dict[str, Any], right: Callable[..., None]) -> None:
@@ -179,7 +180,7 @@ def forget_a_buffer() -> None:
 
 
 def exchange_moments() -> None:
-    """Two tensors of one shape get each other's moments."""
+    """Exchange the moments of two tensors of one shape."""
 
     def restore(training: Any, saved: dict[str, Any], right: Callable[..., None]) -> None:
         right(training, saved)
@@ -190,7 +191,7 @@ def exchange_moments() -> None:
 
 
 def exchange_groups() -> None:
-    """Two parameters are each in the other's group, as where a recipe sorts them by what a set gives."""
+    """Exchange the groups of two parameters, as a recipe may that iterates over a set."""
 
     def restore(training: Any, saved: dict[str, Any], right: Callable[..., None]) -> None:
         first, second = (group["params"] for group in training.optimizer.param_groups)
@@ -219,7 +220,7 @@ def after_the_gate(change: Callable[[Any, Any], object]) -> Callable[[], None]:
 
 
 def flip(tensor: Any) -> None:
-    """One bit of the first number."""
+    """Flip one bit of the first number."""
     import torch
 
     tensor.detach().view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 12)
@@ -302,5 +303,5 @@ MUTATIONS = [
 
 
 def find_fault(name: str) -> Callable[[], None]:
-    """Return what puts the fault of this name into a rank's code; nothing is done for an empty name."""
+    """Return the function that applies the fault of this name; for an empty name it does nothing."""
     return next((each.apply for each in MUTATIONS if each.name == name), lambda: None)

@@ -1,4 +1,4 @@
-"""Ordinary recipes that register their state: each is to be proved."""
+"""Ordinary recipes that register their state: `holdfast prove` has to prove each."""
 
 import copy
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def make(model: nn.Module, **parts: Any) -> Recipe:
 
 
 class Bag(nn.Module):
-    """Words, whose gradient is sparse."""
+    """A bag of words, whose embedding has a sparse gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Bag(nn.Module):
 
 
 def trained(optimizer: str = "AdamW", scheduler: str = "LambdaLR") -> Recipe:
-    """One of torch's optimizers, with one of torch's schedulers."""
+    """Build a recipe with one of torch's optimizers and one of torch's schedulers."""
     model: nn.Module = nn.Sequential(nn.Linear(8, 6, bias=False), nn.Tanh(), nn.Linear(6, 1, bias=False))
     if optimizer == "SparseAdam":
         model = Bag()
@@ -88,7 +88,7 @@ def tied() -> Recipe:
 
 
 def normed() -> Recipe:
-    """Weight norm, spectral norm, and gradient checkpointing over them, with dropout."""
+    """Build a recipe with weight norm, spectral norm and dropout, under gradient checkpointing."""
     first = nn.Sequential(weight_norm(nn.Linear(8, 6)), nn.Dropout(0.1), spectral_norm(nn.Linear(6, 6)))
     model = nn.ModuleDict({"first": first, "last": nn.Linear(6, 1)})
 
@@ -106,7 +106,7 @@ def lazy() -> Recipe:
 
 
 def swa() -> Recipe:
-    """An average that begins with the second epoch, and is read at the end of each."""
+    """Build a recipe with an average that begins with the second epoch and that each evaluation reads."""
     model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 1))
     optimizer = optim.SGD(model.parameters(), 0.05)
     averaged = AveragedModel(model)
@@ -125,7 +125,7 @@ def swa() -> Recipe:
 
 
 def target() -> Recipe:
-    """A target network that follows every 50 steps."""
+    """Build a recipe with a registered target network."""
     model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 1))
     target = copy.deepcopy(model).requires_grad_(False)
     return make(
@@ -136,7 +136,7 @@ def target() -> Recipe:
 
 
 class Adversary(nn.Module):
-    """A generator and its critic, whose gradient the penalty is on."""
+    """A generator and a critic; the loss has a penalty on the critic's gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Adversary(nn.Module):
 
 
 def adversarial() -> Recipe:
-    """The critic has an optimizer of its own, which is stepped within the loss."""
+    """Build a recipe whose loss steps the critic's own optimizer."""
     model = Adversary()
     critic_optimizer = optim.Adam(model.critic.parameters(), 0.01)
 
@@ -174,7 +174,7 @@ def compiled() -> Recipe:
 
 
 def streamed() -> Recipe:
-    """A stream that keeps its position."""
+    """Build a recipe of a stream that saves its position."""
     model = nn.Linear(8, 1)
     return make(
         model, data=Counted(), loss=lambda model, x: (model(x).squeeze() - x.sum(1)).square().mean(), batch_size=4,

@@ -1,6 +1,6 @@
-"""A policy that collapses when it is told to: from then on it does nothing, and is sure of it.
+"""A policy that collapses after a given step: from then on it chooses the no-op with certainty.
 
-Whether anybody asks for its health comes from the environment, so that a run of before can be continued with limits.
+Health has limits if the environment has POLICY_LIMITS, so that a run without limits can be continued with them.
 """
 
 import os
@@ -17,7 +17,7 @@ LIMITS = {"entropy": Limits(min=0.05), "noop_rate": Limits(max=0.9)}
 
 
 class Policy(nn.Module):
-    """From what is seen (batch, 6) to logits of actions (batch, 4)."""
+    """A model from observations (batch, 6) to logits of actions (batch, 4)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Policy(nn.Module):
 
 
 def policy(collapse_at: int = 10**9) -> Recipe:
-    """The recipe. After step ``collapse_at`` the weights are such that the action is always the no-op."""
+    """Build the recipe. From step ``collapse_at`` on, its weights make every action the no-op."""
     generator = torch.Generator().manual_seed(5)
     seen = torch.randn(40, 6, generator=generator)
     model = Policy()

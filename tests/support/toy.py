@@ -1,5 +1,5 @@
-"""A recipe that trains in a second: a small net with dropout on made data. What is no setting of it comes from the
-environment, so that changing it is no drift."""
+"""A recipe that trains in a second: a small net with dropout on generated data. The environment has the knobs that
+tests change between attempts, so that a change is no drift."""
 
 import json
 import os
@@ -17,7 +17,7 @@ SAMPLES = 64
 
 
 class Made(Dataset[tuple[Tensor, Tensor]]):
-    """A line with noise. Notes every sample that it is asked for in the file TOY_SAMPLES."""
+    """A linear function with noise. It notes the index of every sample that is read in the file TOY_SAMPLES."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(7)
@@ -36,7 +36,7 @@ class Made(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Average:
-    """An exponential average of the weights: state that is neither the model's nor the optimizer's."""
+    """An exponential average of the weights: state outside the model and the optimizer."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -54,7 +54,7 @@ class Average:
 
 
 def note_trained(model: nn.Module) -> None:
-    """One mark more, for a micro-batch that was trained, in a file of the run's name in the folder TOY_TRAINED."""
+    """Add one mark for a trained micro-batch to the file of the run's name in the folder TOY_TRAINED."""
     folder = os.environ.get("TOY_TRAINED")
     if folder and model.training:
         with (Path(folder) / json.loads(os.environ["HOLDFAST_CONFIG"])["run"]).open("a") as marks:
@@ -64,7 +64,7 @@ def note_trained(model: nn.Module) -> None:
 def toy(
     lr: float = 0.05, width: int = 16, schedule: str = "linear", schedule_epochs: float = 3, poison: int = -1
 ) -> Recipe:
-    """The recipe. A batch with the sample ``poison`` in it raises; none is trained while there is a file TOY_HELD."""
+    """Build the recipe. Its loss raises on a batch with sample ``poison``, and waits while a file TOY_HELD exists."""
     data = Made()
     held = os.environ.get("TOY_HELD")
     model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Dropout(0.2), nn.BatchNorm1d(width), nn.Linear(width, 1))

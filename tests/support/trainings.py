@@ -1,4 +1,4 @@
-"""Trainings in the tests' own process, which was not started as a rank's is."""
+"""Trainings in the tests' own process, which lacks a rank's environment."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ Saved = tuple[Payload, Metadata]
 
 
 def make(folder: Path, recipe: str, seed: int = DEFAULT_SEED, **settings: Any) -> Training:
-    """A recipe made ready, at step 0."""
+    """Build a training at step 0."""
     config = RunConfig(
         recipe=recipe, run="trained", store=str(folder), epochs=9, settings=settings, seed=seed,
         determinism=Determinism(mode="fast"),
@@ -26,7 +26,7 @@ def train_to(training: Training, stop: int) -> None:
 
 
 def save_step(training: Training, store: LocalStore) -> checkpoint.Saved:
-    """A checkpoint of it."""
+    """Save a checkpoint and return it once it is durable."""
     begin_save(training, store, "f" * 64, {})
     saved = training.saver.wait()
     assert saved is not None
@@ -34,7 +34,7 @@ def save_step(training: Training, store: LocalStore) -> checkpoint.Saved:
 
 
 def save_state(training: Training, folder: Path) -> Saved:
-    """A checkpoint of it, read back."""
+    """Save a checkpoint and read its payload back."""
     store = LocalStore(str(folder / "run"))
     saved = save_step(training, store)
     return checkpoint.read_saved(store, saved), saved.metadata

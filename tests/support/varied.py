@@ -28,7 +28,7 @@ def build_optimizer(name: str, groups: Any) -> torch.optim.Optimizer:
 
 
 def build_schedule(name: str, optimizer: torch.optim.Optimizer) -> Any:
-    """Torch's own schedulers, and Holdfast's for one of them."""
+    """Build Holdfast's linear schedule, or torch's own schedulers."""
     if name == "linear":
         return Schedule("linear", epochs=EPOCHS, warmup_steps=2, final_lr_scale=0.1)
     if name == "step":
@@ -40,7 +40,7 @@ def build_schedule(name: str, optimizer: torch.optim.Optimizer) -> Any:
 
 
 def varied_language(optimizer: str = "adamw", schedule: str = "linear") -> Recipe:
-    """The language model, very small, on a few modules of the standard library."""
+    """Build a very small language model on a few modules of the standard library."""
     data = f"{sysconfig.get_paths()['stdlib']}/json/*.py"
     recipe = language(
         data=data, context=32, layers=1, heads=2, width=32, dropout=0.1, batch_size=4, steps_per_epoch=STEPS_PER_EPOCH
@@ -50,7 +50,7 @@ def varied_language(optimizer: str = "adamw", schedule: str = "linear") -> Recip
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
-    """Points on a line. ``noise``: each is given with random numbers of all kinds, new ones every time."""
+    """Points of a linear function. With ``noise``, random numbers of all kinds are added to each point at each read."""
 
     def __init__(self, noise: bool) -> None:
         generator = torch.Generator().manual_seed(7)
@@ -88,7 +88,7 @@ class Average:
 
 
 def averaged(optimizer: str = "adamw", schedule: str = "linear") -> Recipe:
-    """Dropout, batch norm, noise, and an average of the weights that the loss pulls towards."""
+    """Build a recipe with dropout, batch norm, noise, and an average of the weights that the loss pulls towards."""
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
     average = Average(model)
     chosen = build_optimizer(optimizer, [{"params": model[0].parameters()}, {"params": model[1:].parameters()}])
@@ -106,7 +106,7 @@ def averaged(optimizer: str = "adamw", schedule: str = "linear") -> Recipe:
 
 
 class Replay:
-    """Generators of its own, a buffer of Python objects, and a running mean: state that only Python knows."""
+    """State in plain Python: generators of its own, a buffer of tuples, and a running mean."""
 
     def __init__(self) -> None:
         self.random = random.Random(3)
@@ -131,7 +131,7 @@ class Replay:
 
 
 def pythonic(optimizer: str = "adamw", schedule: str = "linear") -> Recipe:
-    """Python-level state that reaches into the loss, an anneal, and draws from every global generator."""
+    """Build a recipe whose loss reads Python-level state and an anneal, and draws from every global generator."""
     model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 1))
     chosen = build_optimizer(optimizer, model.parameters())
     replay = Replay()
@@ -151,7 +151,7 @@ def pythonic(optimizer: str = "adamw", schedule: str = "linear") -> Recipe:
 
 
 class Normaliser:
-    """A running mean of what its own rank has seen."""
+    """A running mean of the inputs of its own rank."""
 
     def __init__(self) -> None:
         self.mean = 0.0
@@ -168,7 +168,7 @@ class Normaliser:
 
 
 def normalised() -> Recipe:
-    """Each rank has a normaliser of its own, which the probe reads."""
+    """Build a recipe in which each rank has a normaliser of its own, which the probe reads."""
     model = nn.Linear(8, 1)
     normaliser = Normaliser()
     return Recipe(
@@ -180,7 +180,7 @@ def normalised() -> Recipe:
 
 
 def timed() -> Recipe:
-    """Evaluation measures how long it takes, and what memory it uses."""
+    """Build a recipe whose evaluation also measures its time and its memory."""
     model = nn.Linear(8, 1)
     data = Points(noise=False)
 
@@ -198,7 +198,7 @@ def timed() -> Recipe:
 
 
 class Numbers(IterableDataset[Tensor]):
-    """A stream without a position: the same numbers from the head, and noise."""
+    """A stream without a position: the same numbers with each iterator, with noise."""
 
     def __iter__(self) -> Any:
         worker = get_worker_info()
@@ -208,7 +208,7 @@ class Numbers(IterableDataset[Tensor]):
 
 
 class Counted(Numbers):
-    """The same stream, which knows where it is."""
+    """The same stream with a position that it saves."""
 
     def __init__(self) -> None:
         self.given = self.skip = 0
@@ -229,7 +229,7 @@ class Counted(Numbers):
 
 
 def streamed(keeps_position: bool = True) -> Recipe:
-    """A stream, whose passes end in the midst of a micro-batch."""
+    """Build a recipe of a stream whose passes end inside a micro-batch."""
     model = nn.Linear(8, 1)
     data = Counted() if keeps_position else Numbers()
     return Recipe(
