@@ -1,4 +1,4 @@
-"""A real Prefect server for the session, and a driver that runs the real command, or its engine alone, on a toy."""
+"""Fixtures for all tests: a Prefect server, servers of object stores, and drivers that train the toy recipe."""
 
 import base64
 import contextlib
@@ -25,17 +25,17 @@ from tasks.server import await_healthy, describe_server, free_port
 from tests.support import servers
 from tests.support.lives import Lives, lives
 
-# A shell that runs the tests in the background ignores Ctrl-C for them, and so for all that they start.
+# If a shell runs the tests in its background, they and all their processes would ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
-# make soak looks further than make test.
+# make soak sets this variable, and so runs more cases than make test.
 IS_SOAK = "HOLDFAST_EXAMPLES" in os.environ
-# Ends a command that hangs; one takes ten seconds, and two hundred beside eight others on a core.
+# The timeout of a command. A command takes ten seconds alone, and two hundred beside eight others on a core.
 COMMAND_WITHIN_S = 600
 AZURITE = ROOT / ".venv" / "node_modules" / ".bin" / "azurite-blob"
-# The files whose tests take minutes. They begin first: begun last, one process would wait for another's. Those of a
-# pool come in one piece, so that the other process, which takes over what is last, needs no pool of its own.
+# Files whose tests take minutes begin first, so that no worker of pytest waits for another one at the end. Tests of a
+# pool stay together, so that the other worker, which steals the last tests, needs no pool of its own.
 LONGEST = (
     "flows/test_pool.py",
     "project/test_readme.py",
@@ -47,19 +47,19 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, and leave the order of the others."""
+    """Put the longest files first, and keep the order of the others."""
     items.sort(key=lambda item: place(item.path))
 
 
 def place(path: Path) -> int:
-    """Return where a file of tests comes: its place in LONGEST, or after them all."""
+    """Return a test file's place in the order: its index in LONGEST, or after all of those."""
     places = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
     return places.get(path, len(places))
 
 
 @pytest.fixture(scope="session")
 def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment in which Prefect's API is a server of this session."""
+    """Yield the environment variables that select a Prefect server of this session."""
     home = tmp_path_factory.mktemp("prefect")
     port = free_port()
     url, auth = f"http://127.0.0.1:{port}/api", new_auth()
@@ -76,7 +76,7 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 @dataclass
 class Driver:
-    """Runs ``python -m flows.train`` on the toy recipe, with everything it writes in one folder."""
+    """A driver that runs ``python -m flows.train`` on the toy recipe, with all its files in one folder."""
 
     folder: Path
     environment: dict[str, str]
@@ -95,7 +95,7 @@ class Driver:
         return self.folder / "runs" / "toy"
 
     def start(self, *settings: str, **environment: str) -> "subprocess.Popen[str]":
-        """The command, as a process."""
+        """Start the command; return its process."""
         options = [option for setting in settings for option in ("--set", setting)]
         return subprocess.Popen(
             [sys.executable, "-m", "flows.train", str(self.config), *options],
@@ -107,7 +107,7 @@ class Driver:
         )
 
     def run(self, *settings: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-        """The command, run to its end."""
+        """Run the command to its end."""
         process = self.start(*settings, **environment)
         try:
             out, err = process.communicate(timeout=COMMAND_WITHIN_S)
@@ -116,7 +116,7 @@ class Driver:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def finish(self, *settings: str) -> Standing:
-        """The command ends well, and the run is complete."""
+        """Run the command, assert that it succeeds and completes the run, and return the run's standing."""
         done = self.run(*settings)
         assert done.returncode == 0, done.stderr
         standing = self.standing()
@@ -124,7 +124,7 @@ class Driver:
         return standing
 
     def await_commits(self, number: int) -> None:
-        """The run, which another process trains, has so many commits."""
+        """Wait until the run, which another process trains, has `number` commits."""
         deadline = time.monotonic() + COMMAND_WITHIN_S
         while self.journal().newest_number() < number:
             assert time.monotonic() < deadline, f"there was no commit {number}"
@@ -137,7 +137,7 @@ class Driver:
         return Journal(open_store(self.store), "toy")
 
     def metrics(self) -> list[dict[str, object]]:
-        """Every line that was logged in a step that counts."""
+        """Return every line of metrics of the committed steps."""
         store = self.journal().store
         files = [store.read(f"metrics/{name}") for name in store.list("metrics")]
         return [json.loads(line) for data in files for line in data.splitlines()]
@@ -150,7 +150,7 @@ def driver(tmp_path: Path, prefect_api: dict[str, str]) -> Driver:
 
 @dataclass(frozen=True)
 class Reference:
-    """The toy run, never interrupted."""
+    """The standing and the metrics of the toy run that was never interrupted."""
 
     standing: Standing
     metrics: list[dict[str, object]]
@@ -164,14 +164,14 @@ def reference(tmp_path_factory: pytest.TempPathFactory, prefect_api: dict[str, s
 
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Lives]:
-    """What processes are forked from, which then needn't import torch."""
+    """Yield a process with torch imported, from which tests fork others without that cost."""
     with lives() as started:
         yield started
 
 
 @dataclass
 class Engine(Driver):
-    """The same command without Prefect, forked: a tenth of the time, for what the engine alone decides."""
+    """A driver that forks the same command without Prefect, in a tenth of the time, for tests of the engine alone."""
 
     nursery: Lives | None = None
 
@@ -179,11 +179,11 @@ class Engine(Driver):
         return self.call("train", str(self.config), settings, **environment)
 
     def command(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-        """``holdfast`` with these arguments."""
+        """Run ``holdfast`` with these arguments."""
         return self.call("command", *arguments, **environment)
 
     def call(self, function: str, *arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
-        """One of the commands of `tests.support.forked`."""
+        """Run one of the commands of `tests.support.forked`."""
         assert self.nursery is not None
         return self.nursery.call(f"tests.support.forked:{function}", *arguments, **self.environment | environment)
 
@@ -195,14 +195,14 @@ def engine(tmp_path: Path, nursery: Lives) -> Engine:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[dict[str, str]]:
-    """The environment in which S3 is a server of this session, over HTTP."""
+    """Yield the environment variables that select an S3 server of this session, over HTTP."""
     with servers.s3_server() as environment:
         yield environment
 
 
 @pytest.fixture
 def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of an empty bucket, with endpoint and credentials in the environment, as a user has them."""
+    """Return the URL of an empty bucket; set its endpoint and credentials in the environment, as a user does."""
     for name, value in s3_server.items():
         monkeypatch.setenv(name, value)
     return servers.make_s3_bucket()
@@ -210,14 +210,14 @@ def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="session")
 def gcs_server() -> Iterator[dict[str, str]]:
-    """The environment in which Google Cloud Storage is a server of this session, over HTTP."""
+    """Yield the environment variables that select a Google Cloud Storage server of this session, over HTTP."""
     with servers.gcs_server() as environment:
         yield environment
 
 
 @pytest.fixture
 def gcs_bucket(gcs_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of an empty bucket, with the endpoint in the environment, as a user of an emulator has it."""
+    """Return the URL of an empty bucket; set its endpoint in the environment, as a user of an emulator does."""
     for name, value in gcs_server.items():
         monkeypatch.setenv(name, value)
     return servers.make_gcs_bucket()
@@ -225,7 +225,7 @@ def gcs_bucket(gcs_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.fixture(scope="session")
 def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The connection string of a Blob Storage server of this session, over HTTP, with a key of its own."""
+    """Yield the connection string of a Blob Storage server of this session, over HTTP, with a random key."""
     if not AZURITE.exists():
         pytest.skip("Azurite is installed by make test, where there is npm")
     port = free_port()
@@ -247,7 +247,7 @@ def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def container(azure_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of an empty container, with the connection string in the environment, as a user has it."""
+    """Return the URL of an empty container; set the connection string in the environment, as a user does."""
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azure_server)
     name = f"container-{secrets.token_hex(8)}"
     with BlobServiceClient.from_connection_string(azure_server) as client:
@@ -256,7 +256,7 @@ def container(azure_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def ranks_of(pid: int) -> list[psutil.Process]:
-    """The ranks that a process has started."""
+    """Return the ranks that a process has started."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [child for child in psutil.Process(pid).children(recursive=True) if is_rank(child)]
     return []
@@ -269,7 +269,7 @@ def is_rank(process: psutil.Process) -> bool:
 
 
 def kill_tree(pid: int) -> None:
-    """Neither the process nor anything that it has started is left."""
+    """Kill a process and all its descendants."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         for each in [*process.children(recursive=True), process]:
@@ -278,7 +278,7 @@ def kill_tree(pid: int) -> None:
 
 
 def assert_same_bytes(driver: Driver, reference: Reference) -> None:
-    """The run ended as if nothing had happened: weights, rates, losses, gradient norms and the order of samples."""
+    """Assert that the run ended like the reference: weights, rates, losses, gradient norms and order of samples."""
     standing = driver.standing()
     assert standing.complete
     assert standing.checkpoint_sha256 == reference.standing.checkpoint_sha256

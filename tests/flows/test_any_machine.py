@@ -1,4 +1,4 @@
-"""Holdfast works on machines unlike the one that it was written on, and a run ends there on the same bytes."""
+"""Tests on unusual machines: proxies, locales, time zones, folders with spaces, no home folder; the same bytes."""
 
 import os
 import subprocess
@@ -22,9 +22,9 @@ from tests.support.toy import toy
 
 NOBODY = "http://127.0.0.1:9"
 PROXIES = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), NOBODY)
-# As in a pod of a training operator.
+# The variables that a training operator sets in a pod.
 LAUNCHER = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "none", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
-# Python makes UTF-8 of the C locale unless it is told not to. Other locales that are not UTF-8 may not be installed.
+# Python uses UTF-8 in the C locale unless these are set. No other locale without UTF-8 may be installed.
 LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 TERMINAL = {"COLUMNS": "20", "LINES": "5", "TERM": "dumb", "FORCE_COLOR": "1"}
 TIME = {"TZ": "Pacific/Apia"}
@@ -32,7 +32,7 @@ ANOTHER_MACHINE = PROXIES | LAUNCHER | LOCALE | TERMINAL | TIME | {"OMP_NUM_THRE
 
 
 def lettered() -> Recipe:
-    """Build the toy recipe, if the text that the machine reads is the text that was written."""
+    """Build the toy recipe, after checking that the machine decodes a text file correctly."""
     text = Path(os.environ["TOY_TEXT"])
     with text.open() as lines:  # in the default encoding, as recipes do
         assert lines.read() == "gr\u00f6\u00dfer \u2265 0"
@@ -41,14 +41,14 @@ def lettered() -> Recipe:
 
 @pytest.fixture
 def proxied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user has a proxy, which is for the internet."""
+    """Give the user an HTTP proxy that reaches only the internet."""
     for name, value in {**PROXIES, "NO_PROXY": "", "no_proxy": ""}.items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.mark.usefixtures("proxied")
 @pytest.mark.parametrize("exempt", ["", "example.org", "example.org, localhost"])
-def test_a_proxy_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch, exempt: str) -> None:
+def test_requests_to_this_machine_bypass_the_proxy(monkeypatch: pytest.MonkeyPatch, exempt: str) -> None:
     monkeypatch.setenv("no_proxy", exempt)
     with metadata_server() as here:
         with pytest.raises(httpx.ConnectError):
@@ -66,14 +66,14 @@ def test_a_proxy_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.usefixtures("proxied")
-def test_no_proxy_at_all_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_for_all_hosts_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     bypass_proxy()
     assert os.environ["no_proxy"] == "*"
 
 
-def test_a_process_is_known_again_from_a_shell_with_another_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise make down ends nothing of what make up has started."""
+def test_a_process_is_recognized_in_another_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this failed, make down would not find the processes of make up."""
     found = set()
     for zone in ("UTC", "Asia/Kolkata", "XYZ+11"):
         monkeypatch.setenv("TZ", zone)
@@ -98,8 +98,10 @@ def test_a_home_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_run_ends_on_the_same_bytes(engine: Engine, reference: Reference, tmp_path: Path) -> None:
-    """The main job with its own server, a loader worker, a long TMPDIR with spaces, and nobody else's rights."""
+def test_a_run_on_an_unusual_machine_ends_on_the_same_bytes(
+    engine: Engine, reference: Reference, tmp_path: Path
+) -> None:
+    """Train with a temporary server, a loader worker, a long TMPDIR with spaces, and a strict umask."""
     temporary = tmp_path / ("f\u00fcr alle " * 12)
     temporary.mkdir()
     text = tmp_path / "text"
@@ -119,7 +121,7 @@ def test_a_run_ends_on_the_same_bytes(engine: Engine, reference: Reference, tmp_
 
 
 def run(module: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """A command, run to its end by another user on another machine."""
+    """Run a command to its end in the environment of another user on another machine."""
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments], cwd=ROOT, env=os.environ | ANOTHER_MACHINE | environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, umask=0o077, encoding="utf-8", errors="replace",

@@ -1,4 +1,4 @@
-"""A chunk that is trained once more ends on the bytes that were committed; where it doesn't, it is said in what."""
+"""Tests of audits: a replayed chunk ends on the committed bytes, or the audit names the first difference."""
 
 import hashlib
 import itertools
@@ -27,7 +27,7 @@ from tests.support.lives import Lives
 
 pytestmark = pytest.mark.slow
 
-# Of the commits, which end with steps 10, a few more, 20 and 30, the second was saved by orphans, and adopted.
+# The commits end with steps 10, a few more, 20 and 30. Orphaned ranks saved the second, which was then adopted.
 OPTIONS = ("chunk.steps=10", "retention.keep_last=99")
 STEPS_PER_EPOCH = 10
 WEIGHT = "model.0.weight"
@@ -35,7 +35,7 @@ WEIGHT = "model.0.weight"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> Path:
-    """A run of two epochs that was killed in its second chunk, adopted, and finished with three."""
+    """Return a run that was killed in its second chunk, with two epochs, and then finished with three."""
     engine = Engine(tmp_path_factory.mktemp("audited"), {}, nursery=nursery)
     struck = engine.folder / "struck"
     engine.run("epochs=2", *OPTIONS, TOY_DELAY_S="0.1", **fault("latest-replaced", 1, "self", struck))
@@ -46,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> Path:
 
 
 def await_orphans(engine: Engine) -> None:
-    """The ranks of a dead attempt have saved what they had."""
+    """Wait until the ranks of a dead attempt have saved their state."""
     deadline = time.monotonic() + COMMAND_WITHIN_S
     while not list(engine.run_folder.glob("epoch-*-step-*/metadata.json")):
         assert time.monotonic() < deadline
@@ -55,7 +55,7 @@ def await_orphans(engine: Engine) -> None:
 
 @pytest.fixture
 def copied(run: Path, tmp_path: Path) -> Path:
-    """A copy of it, to do something to."""
+    """Return a copy of the run, for tests that change it."""
     return shutil.copytree(run, tmp_path / "runs" / "toy")
 
 
@@ -64,7 +64,7 @@ def journal_of(run: Path) -> Journal:
 
 
 def forge(run: Path, number: int) -> Commit:
-    """A checkpoint has another bit in a weight, and every hash and seal of its own is as it has to be for it."""
+    """Flip one bit of a weight in a checkpoint, make all hashes and records consistent with it; return the commit."""
     journal = journal_of(run)
     commit = journal.read_commit(number)
     payload = checkpoint.read_payload(journal.store, commit)
@@ -93,7 +93,7 @@ def test_every_commit_of_a_run_that_was_killed_is_identical(engine: Engine, run:
     assert [commit.why for commit in (first, second, third)] == ["chunk", "adopted", "chunk"]
     seed = next(seed for seed in itertools.count() if choose_commits(journal_of(run), 1, seed) == [third])
     chosen_by = {1: ["--commit", "1"], 2: ["--commit", second.path], 3: ["--random", "1", "--seed", str(seed)]}
-    # The second chunk may have been trained right after a resume, since nobody knows how its ranks had begun.
+    # No record says how the ranks of an adopted chunk began: perhaps with a resume, which the audit then covers.
     starts = {
         1: "0-10",
         2: f"0-{second.step}, across the resume at 10",
@@ -118,7 +118,9 @@ def test_an_audit_begins_where_it_is_told_to(engine: Engine, run: Path) -> None:
     assert found["resumes"] == [journal.read_commit(number).step for number in (1, 2)]
 
 
-def test_an_audit_begins_with_a_checkpoint_that_there_is(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_audit_refuses_a_start_that_was_pruned_or_is_no_ancestor(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     prune(journal_of(copied), Retention(keep_last=2), STEPS_PER_EPOCH)
     of_no_ancestor = "commit 3 of run 'toy' doesn't continue from it"
     pruned = "of run 'toy' can't be replayed: commit 1 was pruned"
@@ -133,7 +135,7 @@ def test_an_audit_begins_with_a_checkpoint_that_there_is(copied: Path, capsys: p
 
 
 def test_an_audit_says_which_resume_it_could_not_check(engine: Engine, copied: Path) -> None:
-    """The checkpoint before the one that was resumed from was pruned."""
+    """The run was resumed from commit 2. Its parent was pruned, so that a replay can't repeat that resume."""
     second = journal_of(copied).read_commit(2)
     prune(journal_of(copied), Retention(keep_last=3), STEPS_PER_EPOCH)
     done = engine.command("audit", str(copied), "--commit", "3")
@@ -146,10 +148,10 @@ def test_an_audit_says_which_resume_it_could_not_check(engine: Engine, copied: P
     )
 
 
-def test_the_newest_of_a_run_that_was_extended(
+def test_the_newest_commit_of_an_extended_run_is_audited(
     run: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its settings were first used with fewer epochs than it takes. The ranks are started as everywhere."""
+    """The settings on record have fewer epochs than this commit needs. This audit starts real ranks."""
     assert run_app(app, ["audit", str(run), "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["commit"], found["start"], found["stop"], found["is_identical"]) == (4, 20, 30, True)
@@ -157,7 +159,7 @@ def test_the_newest_of_a_run_that_was_extended(
     assert (found["first_step"], found["different"], found["notes"]) == (None, [], [])
 
 
-def test_chosen_at_random(run: Path, copied: Path) -> None:
+def test_commits_to_audit_are_chosen_at_random(run: Path, copied: Path) -> None:
     journal = journal_of(run)
     chosen = [[commit.number for commit in choose_commits(journal, 2, seed)] for seed in range(40)]
     assert chosen == [[commit.number for commit in choose_commits(journal, 2, seed)] for seed in range(40)]
@@ -184,7 +186,7 @@ def test_wrong_use(run: Path, capsys: pytest.CaptureFixture[str], options: list[
     assert shown.err.startswith(f"error: {error}")
 
 
-def test_what_was_pruned_can_not_be_replayed(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pruned_commit_can_not_be_replayed(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prune(journal_of(copied), Retention(keep_last=1), STEPS_PER_EPOCH)
     for options, error, hint in (
         ([], "commit 4 of run 'toy' can't be replayed: commit 3 was pruned", "keep_last and pin keep more of them"),
@@ -199,7 +201,7 @@ def test_what_was_pruned_can_not_be_replayed(copied: Path, capsys: pytest.Captur
 
 
 class PrunedMeanwhile(Journal):
-    """A journal whose run is pruned just after somebody has looked whether it was."""
+    """A journal that prunes its run right after each check whether a commit was pruned."""
 
     def is_pruned(self, number: int) -> bool:
         was_pruned = super().is_pruned(number)
@@ -208,7 +210,7 @@ class PrunedMeanwhile(Journal):
         return was_pruned
 
 
-def test_retention_is_no_damage_when_it_comes_in_between(copied: Path) -> None:
+def test_a_prune_during_an_audit_is_no_damage(copied: Path) -> None:
     journal = PrunedMeanwhile(open_store(str(copied.parent)), "toy")
     with pytest.raises(WrongUse, match=r"commit 4 of run 'toy' can't be replayed: commit 3 was pruned"):
         audit_commit(journal, journal.read_commit(4))
@@ -234,7 +236,7 @@ def test_a_forgery_that_verifies_is_found(engine: Engine, copied: Path, capsys: 
     assert "commit 4" in error
 
 
-def test_a_parent_that_does_not_pass_the_gate_is_not_replayed_from(engine: Engine, copied: Path) -> None:
+def test_no_replay_begins_at_a_parent_that_fails_the_gate(engine: Engine, copied: Path) -> None:
     forge(copied, 3)
     done = engine.command("audit", str(copied))
     assert done.returncode == 2
@@ -252,12 +254,12 @@ def run_audit(store: Path, prefect_api: dict[str, str], *options: str) -> "subpr
 
 
 def test_every_run_of_a_store_is_audited(run: Path, copied: Path, prefect_api: dict[str, str]) -> None:
-    """By name: one that has only begun, a forgery, an honest one, and one whose settings were lost."""
+    """The store has four runs: one without commits, a forged one, an honest one, and one whose settings were lost."""
     store = copied.parent
     Journal(open_store(str(store)), "begun").begin("m:f")
     forged = copied.rename(store / "forged")
     forge(forged, 4)
-    prune(journal_of(forged), Retention(keep_last=2), STEPS_PER_EPOCH)  # which leaves the forged commit to choose
+    prune(journal_of(forged), Retention(keep_last=2), STEPS_PER_EPOCH)  # only the forged commit can be replayed then
     shutil.copytree(run, store / "honest")
     shutil.copytree(run, store / "lost")
     shutil.rmtree(store / "lost" / "configs")

@@ -1,4 +1,4 @@
-"""A damaged checkpoint is never trained on, never silently passed over, and costs no more than its chunk."""
+"""Tests of damage: no run trains on a damaged checkpoint, hides it, or loses more than its chunk."""
 
 import json
 import shutil
@@ -34,16 +34,20 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_the_run_continues_from_the_one_before(engine: Engine, reference: Reference, damage: str) -> None:
+def test_a_run_continues_from_the_checkpoint_before_a_damaged_one(
+    engine: Engine, reference: Reference, damage: str
+) -> None:
     continue_after(damage, engine, engine, reference)
 
 
-def test_a_flow_continues_from_the_one_before(engine: Engine, driver: Driver, reference: Reference) -> None:
+def test_a_flow_continues_from_the_checkpoint_before_a_damaged_one(
+    engine: Engine, driver: Driver, reference: Reference
+) -> None:
     continue_after("one byte flipped", engine, driver, reference)
 
 
 def continue_after(damage: str, engine: Engine, driver: Driver, reference: Reference) -> None:
-    """The engine has trained it, and the driver goes on."""
+    """Damage the newest checkpoint of a run that the engine trained; continue the run with the driver."""
     engine.finish(EXTENDED)
     newest = driver.journal().newest()
     assert newest is not None
@@ -65,7 +69,7 @@ def test_damage_of_a_complete_run_is_found_and_mended(engine: Engine, driver: Dr
 
 
 @pytest.mark.parametrize("content", [None, b'{"commit": 99}'])
-def test_latest_is_only_a_hint(engine: Engine, reference: Reference, content: bytes | None) -> None:
+def test_a_damaged_latest_is_only_a_hint(engine: Engine, reference: Reference, content: bytes | None) -> None:
     engine.finish(EXTENDED)
     latest = engine.run_folder / "latest.json"
     latest.unlink() if content is None else latest.write_bytes(content)
@@ -83,7 +87,7 @@ def test_damaged_commit_record_is_quarantined(engine: Engine, reference: Referen
     assert_same_bytes_but_for_commits(engine, reference)
 
 
-def test_nothing_left_is_never_a_fresh_start(engine: Engine, driver: Driver) -> None:
+def test_a_run_without_a_verified_checkpoint_never_starts_afresh(engine: Engine, driver: Driver) -> None:
     engine.finish(EXTENDED)
     for payload in engine.run_folder.glob("epoch-*/checkpoint.safetensors"):
         flip(payload)
@@ -103,7 +107,7 @@ def previous_path(driver: Driver, number: int) -> str:
 
 
 def assert_same_bytes_but_for_commits(driver: Driver, reference: Reference) -> None:
-    """As `assert_same_bytes`; the metrics of the commit that was given up are on the store under its number, too."""
+    """Assert the same bytes and metrics. The store also has the metrics of the quarantined commit, under its number."""
     standing = driver.standing()
     assert standing.checkpoint_sha256 == reference.standing.checkpoint_sha256
     by_step = {line["step"]: line for line in driver.metrics()}

@@ -1,4 +1,4 @@
-"""A web page of another origin, open in a real browser, can neither read from Prefect's servers nor start anything."""
+"""Tests in a real browser: a page of another origin can neither read from Prefect's servers nor start anything."""
 
 import http.server
 import itertools
@@ -33,7 +33,7 @@ pytestmark = [
 ]
 
 ATTACK_WITHIN_S = 60.0
-# What a page can try without the secret. `read` lists the answers that the page got to see.
+# The attacks that a page can try without the secret. `read` lists the answers that the page could see.
 ATTACK = """
 async (api, deployment) => {
   const read = [];
@@ -78,7 +78,7 @@ async (api, deployment) => {
   return read;
 }
 """
-# What the page's policy keeps a page of the UI from connecting to: Prefect's asks amplitude.com for its settings.
+# A connection that the policy of the UI's pages forbids: Prefect's UI would ask amplitude.com for its settings.
 ELSEWHERE = """
 () => new Promise((resolve) => {
   document.addEventListener('securitypolicyviolation', (event) => {
@@ -111,7 +111,7 @@ class Target:
         return int(self.ask("/flow_runs/count", {}))
 
     def attacks(self) -> int:
-        """Return the events that the page has sent, which the server writes down in batches."""
+        """Return the number of events that the page has sent. The server writes events in batches."""
         time.sleep(6)
         return int(self.ask("/events/filter", {"filter": {"event": {"name": ["attack"]}}})["total"])
 
@@ -124,7 +124,7 @@ def chromium() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[str]:
-    """The address of a page of another origin."""
+    """Yield the address of a page of another origin."""
 
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -142,7 +142,7 @@ def page() -> Iterator[str]:
 
 
 def run_in(chromium: str, page: str, function: str, *arguments: str) -> Any:
-    """Call a function of JavaScript in a page. Return what it gives."""
+    """Call a JavaScript function in a page and return its result."""
     tab = httpx.put(f"{chromium}/json/new?{page}", trust_env=False).json()
     numbers = itertools.count(1)
     with connect(tab["webSocketDebuggerUrl"], max_size=None, proxy=None) as socket:
@@ -172,7 +172,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_without_the_secret_the_attack_succeeds(chromium: str, page: str, own_home: Path) -> None:
-    """It is a real one: this is Prefect's server as it comes."""
+    """This proves that the attack is real: against Prefect's default server it works."""
     port = server.free_port()
     command = [sys.executable, "-m", "tasks.server", str(port)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as process:
@@ -182,7 +182,7 @@ def test_without_the_secret_the_attack_succeeds(chromium: str, page: str, own_ho
             target = Target(url)
             read = run_in(chromium, page, ATTACK, target.url, target.deployment)
             assert {"GET: deployment", "POST: deployments", "start: flow run"} <= set(read)
-            assert target.flow_runs() >= 2  # one by a request without a content type, which CORS doesn't stop
+            assert target.flow_runs() >= 2  # one of them by a request without a content type, which CORS doesn't stop
             assert target.attacks() >= 1
         finally:
             process.kill()
@@ -208,7 +208,7 @@ def test_a_page_can_do_nothing_with_the_server_of_make_up(chromium: str, page: s
         assert target.attacks() == 0
         assert_open_to_all(url)
         assert run_in(chromium, url.removesuffix("/api"), ELSEWHERE) == "https://elsewhere.example/"
-        local.seal_pages(own_home / "ui", url)  # the server's next start finds the pages as they are
+        local.seal_pages(own_home / "ui", url)  # sealing the pages again, at the server's next start, must work too
         for page_file in (own_home / "ui").glob("v?/index.html"):
             assert page_file.read_text().count("Content-Security-Policy") == 1
     finally:
@@ -217,8 +217,8 @@ def test_a_page_can_do_nothing_with_the_server_of_make_up(chromium: str, page: s
 
 
 def assert_open_to_all(url: str) -> None:
-    """Only what SECURITY.md lists answers without the secret, whatever host the request is for."""
-    for host in (None, "evil.example"):  # DNS rebinding: the name of another site leads to this machine
+    """Assert that only the addresses that SECURITY.md lists answer without the secret, under any host name."""
+    for host in (None, "evil.example"):  # DNS rebinding: another site's name resolves to this machine
         headers = {"Host": host} if host else {}
 
         def ask(path: str, headers: dict[str, str] = headers) -> int:

@@ -1,4 +1,4 @@
-"""A run goes on with what it was trained with, or with what a person has let through, which is on record for ever."""
+"""Tests of drift: a run refuses changed settings, code and machines, unless a person accepts them, on record."""
 
 import hashlib
 import os
@@ -30,7 +30,7 @@ STEPS_PER_EPOCH = 8
 
 
 def assert_refused(done: "subprocess.CompletedProcess[str]", *said: str) -> None:
-    """In an error and its hint, with exit code 1."""
+    """Assert exit code 1, and that the error and its hint contain these texts."""
     assert done.returncode == 1, done.stderr
     for text in ("error: ", *said, "\nhint: "):
         assert text in done.stderr
@@ -39,7 +39,7 @@ def assert_refused(done: "subprocess.CompletedProcess[str]", *said: str) -> None
 
 
 def assert_goes_on(driver: Driver, done: "subprocess.CompletedProcess[str]", step: int) -> AttemptRecord:
-    """To the end of that step; the record of the attempt that did it."""
+    """Assert that the run went on to this step; return the record of its last attempt."""
     assert done.returncode == 0, done.stderr
     standing = driver.standing()
     assert (standing.complete, standing.step) == (True, step)
@@ -47,14 +47,14 @@ def assert_goes_on(driver: Driver, done: "subprocess.CompletedProcess[str]", ste
 
 
 def lrs(driver: Driver, step: int) -> list[float]:
-    """The rates of a step, as its metrics have them."""
+    """Return a step's learning rates, from its metrics."""
     (found,) = [line["lrs"] for line in driver.metrics() if line["step"] == step]
     assert isinstance(found, list)
     return found
 
 
 def move(driver: Driver) -> None:
-    """The store lies elsewhere."""
+    """Move the store to another folder."""
     elsewhere = driver.folder / "elsewhere"
     Path(driver.store).rename(elsewhere)
     driver.config.write_text(driver.config.read_text().replace(driver.store, str(elsewhere)))
@@ -62,7 +62,7 @@ def move(driver: Driver) -> None:
 
 
 def train_on_another_cpu(driver: Driver) -> None:
-    """The newest checkpoint says that it was trained there."""
+    """Make the newest checkpoint say that another CPU trained it."""
     journal = driver.journal()
     commit = journal.newest()
     assert commit
@@ -76,14 +76,14 @@ def train_on_another_cpu(driver: Driver) -> None:
     journal.store.replace(record_name("commits", commit.number), commit.model_copy(update={"files": files}).to_bytes())
 
 
-def test_settings_and_machine(engine: Engine) -> None:
+def test_changed_settings_and_machines_need_to_be_accepted(engine: Engine) -> None:
     engine.finish("epochs=1")
     done = engine.run("epochs=2", "settings.lr=0.5")
     accept = "--set 'resume.accept_drift=[\"settings.lr\"]'"
     assert_refused(done, "settings differ", "changed values:\n  settings.lr: saved 0.05, now 0.5\n", accept)
     assert engine.standing().attempts == 1
 
-    # Where things lie, what is kept and what is logged is no drift.
+    # Changes of locations, retention and logging are no drift.
     move(engine)
     operational = [f"log.folder={engine.folder}/other-logs", "log.every=3", "retention.keep_last=1"]
     done = engine.run("epochs=2", "settings.lr=0.5", 'resume.accept_drift=["lr"]', *operational)
@@ -92,17 +92,17 @@ def test_settings_and_machine(engine: Engine) -> None:
     epochs, lr = lineage["drift"].pop("epochs"), lineage["drift"].pop("settings.lr")
     assert lr == {"kind": "value", "saved": 0.05, "now": 0.5, "was": "", "default": False}
     assert (epochs["saved"], epochs["now"]) == (1, 2)
-    # What is built otherwise because of it needs no leave of its own.
+    # The accepted setting changes the built optimizer, which needs no acceptance of its own.
     assert {change["kind"] for change in lineage["drift"].values()} == {"built"}
     base_lrs = [lineage["drift"][f"built.optimizer.{number}.initial_lr"]["now"] for number in (0, 1)]
     assert base_lrs == [0.5, 0.25]
     assert lineage["environment"]["promise"] == "identical"
     assert (engine.folder / "other-logs").exists()
-    # The schedule is where it would have been, at ten times the height; the groups keep their ratio.
+    # The schedule continues at its position with ten times the rate, and the groups keep their ratio.
     assert lrs(engine, 11)[0] == pytest.approx(10 * lrs(engine, 10)[0], rel=0.05)
     assert [lrs(engine, step)[0] / lrs(engine, step)[1] for step in (10, 11, 20)] == pytest.approx([2, 2, 2])
 
-    # The new value is the run's own now: it needs no leave, and the old one would.
+    # The new value is the run's own now: it needs no acceptance, and the old value would.
     train_on_another_cpu(engine)
     done = engine.run("epochs=3", "settings.lr=0.5", "resume.environment=refuse")
     assert_refused(done, "equal bits are not promised", "cpu: saved 'Z80'", "--set resume.environment=record")
@@ -129,14 +129,14 @@ def test_an_accepted_change_that_the_checkpoint_does_not_fit_is_wrong_use(engine
     assert engine.finish("epochs=2").step == 20
 
 
-def test_code_and_what_it_reads(engine: Engine) -> None:
+def test_changed_code_and_changed_optimizers_need_to_be_accepted(engine: Engine) -> None:
     source = engine.folder / "drifting.py"
     engine.environment = engine.environment | {"PYTHONPATH": str(engine.folder)}
     own = "recipe=drifting:own"
     source.write_text(RECIPE)
     assert_goes_on(engine, engine.run(own), 3 * STEPS_PER_EPOCH)
 
-    # A comment and a date are no code; a variable that the code reads is found out by what is built.
+    # Comments and dates are no code. A changed environment variable shows in the built optimizer.
     source.write_text(f"# A comment.\n\n{RECIPE}")
     os.utime(source, (0, 0))
     done = engine.run(own, "epochs=4", OWN_LR="0.5")
@@ -144,7 +144,7 @@ def test_code_and_what_it_reads(engine: Engine) -> None:
     assert_refused(done, "the recipe builds ", named, 'accept_drift=["built.optimizer.0.lr"]')
     assert engine.standing().attempts == 1
 
-    # A new setting with its default is an upgrade, but the code that has it has to be let through.
+    # A new setting with its default is an upgrade, but the changed code needs to be accepted.
     source.write_text(RECIPE.replace("momentum: float = 0.5", "momentum: float = 0.5, bias: bool = True"))
     done = engine.run(own, "epochs=4")
     assert_refused(done, "changed code:\n  sources.drifting: its code has changed\n", "put the saved code back")

@@ -1,4 +1,4 @@
-"""How an attempt ended: what it has said itself, what the server says, and what neither can say."""
+"""Tests of endings: from the attempt's record, from the server's state, and without an answer of the server."""
 
 import signal
 from typing import Any
@@ -18,7 +18,7 @@ from tests.support.makers import claim
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, state: State[Any] | None) -> None:
-    """The server says that this flow run is in a state; None: it doesn't answer."""
+    """Let the server report this state for the current flow run. None: the server doesn't answer."""
 
     def read_own_state() -> State[Any]:
         if state is None:
@@ -34,7 +34,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, state: State[Any] | None) -> None:
     [(Cancelling(), True), (Cancelled(), True), (Running(), False), (None, None)],
     ids=["cancelling", "cancelled", "running", "nobody answers"],
 )
-def test_whether_it_is_being_cancelled_has_three_answers(
+def test_is_being_cancelled_has_three_answers(
     monkeypatch: pytest.MonkeyPatch, state: State[Any] | None, is_cancelled: bool | None
 ) -> None:
     answer(monkeypatch, state)
@@ -45,7 +45,7 @@ def test_whether_it_is_being_cancelled_has_three_answers(
     ("is_cancelled", "reason", "says"),
     [(True, "cancelled", "by a person"), (False, "preempted", "signal"), (None, "preempted", "did not say")],
 )
-def test_told_to_end_it_is_cancelled_only_if_the_server_says_so(
+def test_a_signal_means_cancelled_only_if_the_server_says_so(
     monkeypatch: pytest.MonkeyPatch, is_cancelled: bool | None, reason: str, says: str
 ) -> None:
     monkeypatch.setattr(own_run, "is_being_cancelled", lambda: is_cancelled)
@@ -65,8 +65,8 @@ def test_told_to_end_it_is_cancelled_only_if_the_server_says_so(
         ("", Cancelled(), "cancelled"),
     ],
 )
-def test_what_the_server_cancelled_is_not_started_again(said: str, state: State[Any], reason: str) -> None:
-    """Though the attempt itself could not ask, and has said that it was preempted."""
+def test_a_cancel_on_the_server_overrules_a_recorded_preemption(said: str, state: State[Any], reason: str) -> None:
+    """The attempt could not reach the server, and recorded that it was preempted."""
     journal = Journal(open_store(f"memory://endings-{said}-{state.name}"), "run")
     claim(journal, 1)
     if said:

@@ -1,4 +1,4 @@
-"""A checkpoint is evaluated as training does it, and nothing on the store is changed by it."""
+"""Tests of evaluation: it gives the metrics that training gave, and changes nothing on the store."""
 
 import json
 import os
@@ -26,7 +26,7 @@ KEEP = "retention.keep_last=99"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> Path:
-    """The toy of two epochs, in chunks of four steps; and ``pythonic``, which has an anneal, of nine steps."""
+    """Return a store with two runs: ``toy`` (two epochs, chunks of 4 steps) and ``pythonic`` (9 steps, an anneal)."""
     engine = Engine(tmp_path_factory.mktemp("evaluated"), {}, nursery=nursery)
     engine.finish("epochs=2", KEEP)
     pythonic = ["recipe=tests.support.varied:pythonic", "run=pythonic", "epochs=2"]
@@ -52,7 +52,7 @@ def recorded(run: Path, path: str) -> checkpoint.Metadata:
     return found
 
 
-def test_at_the_end_of_an_epoch_it_is_what_training_wrote_down(engine: Engine, store: Path) -> None:
+def test_an_evaluation_at_an_epochs_end_equals_that_of_training(engine: Engine, store: Path) -> None:
     before = files(store)
     found = evaluate(engine, store / "toy", "epoch-0001")
     metadata = recorded(store / "toy", "epoch-0001")
@@ -65,7 +65,7 @@ def test_at_the_end_of_an_epoch_it_is_what_training_wrote_down(engine: Engine, s
     assert files(store) == before
 
 
-def test_inside_an_epoch_there_is_nothing_to_compare_with(engine: Engine, store: Path) -> None:
+def test_an_evaluation_inside_an_epoch_compares_nothing(engine: Engine, store: Path) -> None:
     done = engine.command("evaluate", str(store / "toy"), "4")
     assert done.returncode == 0
     first, *rows = done.stdout.splitlines()
@@ -76,7 +76,7 @@ def test_inside_an_epoch_there_is_nothing_to_compare_with(engine: Engine, store:
 
 
 def test_anneals_are_those_of_the_checkpoints_own_step(engine: Engine, store: Path) -> None:
-    """Not those of the next chunk, nor of a fresh start."""
+    """The anneals must be neither those of the next chunk nor those of step 0."""
     found = evaluate(engine, store / "pythonic", "")
     temperature = pythonic().anneals["temperature"]
     assert found["step"] == STEPS_PER_EPOCH + 4
@@ -85,7 +85,7 @@ def test_anneals_are_those_of_the_checkpoints_own_step(engine: Engine, store: Pa
     assert (found["metrics"], found["recorded"]) == ({}, {})
 
 
-def test_damage_is_told_and_not_quarantined(engine: Engine, store: Path, tmp_path: Path) -> None:
+def test_an_evaluation_reports_damage_and_quarantines_nothing(engine: Engine, store: Path, tmp_path: Path) -> None:
     run = tmp_path / "toy"
     shutil.copytree(store / "toy", run)
     payload = run / "epoch-0002" / "checkpoint.safetensors"
@@ -98,7 +98,7 @@ def test_damage_is_told_and_not_quarantined(engine: Engine, store: Path, tmp_pat
     assert Journal(open_store(str(tmp_path)), "toy").quarantine_reasons() == []
 
 
-def test_as_a_flow(store: Path, prefect_api: dict[str, str]) -> None:
+def test_evaluate_as_a_flow(store: Path, prefect_api: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "flows.evaluate", f"{store}/toy"],
         cwd=ROOT, env=os.environ | prefect_api, capture_output=True, text=True, check=False, timeout=COMMAND_WITHIN_S,

@@ -1,4 +1,4 @@
-"""A store that fails now and then changes no byte of what is trained."""
+"""Tests of a store that fails now and then: the run ends on the same bytes."""
 
 from pathlib import Path
 

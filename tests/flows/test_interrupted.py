@@ -1,4 +1,4 @@
-"""Ctrl-C, a closed terminal and a killed command, in a terminal of their own: few words, soon, and nothing is left."""
+"""Tests of Ctrl-C, a closed terminal and a killed command: it ends soon, prints little and leaves no process."""
 
 import contextlib
 import os
@@ -21,13 +21,13 @@ CTRL_C = b"\x03"
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where Prefect's database is made once for all these tests."""
+    """Return a folder in which all these tests share Prefect's database."""
     return tmp_path_factory.mktemp("home")
 
 
 @pytest.fixture
 def alone(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """The toy's run, where no Prefect server is configured."""
+    """Return a driver of the toy for which no Prefect server is configured."""
     for name in [name for name in os.environ if name.startswith("PREFECT_")]:
         monkeypatch.delenv(name)
     return Driver(tmp_path, {"PREFECT_HOME": str(home), "TOY_DELAY_S": "0.2"})
@@ -35,7 +35,7 @@ def alone(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Driver
 
 @contextlib.contextmanager
 def opened(driver: Driver) -> Iterator[Terminal]:
-    """Yield the terminal in which the run is trained; nothing is left of it afterwards, whatever happens."""
+    """Train the run in a terminal and yield that terminal. Kill every process that is left afterwards."""
     terminal = Terminal(sys.executable, "-m", "flows.train", str(driver.config), **driver.environment)
     try:
         yield terminal
@@ -47,7 +47,7 @@ def opened(driver: Driver) -> Iterator[Terminal]:
 def assert_quiet(shown: str) -> None:
     assert "Traceback" not in shown, shown
     assert "Error" not in shown, shown
-    lines = [line for line in shown.splitlines() if line.strip() and "step" not in line]  # without the bar's
+    lines = [line for line in shown.splitlines() if line.strip() and "step" not in line]  # without the lines of the bar
     assert len(lines) <= 5, shown
 
 

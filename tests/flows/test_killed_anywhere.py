@@ -1,4 +1,4 @@
-"""Whatever is killed, and whenever: the same command finishes the run on the same bytes."""
+"""Tests of kills at any moment: the same command then finishes the run on the same bytes."""
 
 import itertools
 import random
@@ -14,30 +14,30 @@ from tests.conftest import COMMAND_WITHIN_S, IS_SOAK, Driver, Engine, Reference,
 
 pytestmark = pytest.mark.slow
 
-# From before the ranks are ready to after the last commit, for a run that takes 1 s to train.
+# The span of random kills: from before the ranks are ready to after the last commit of a run that trains for 1 s.
 LATEST_KILL_S = 6.0
 LATEST_KILL_OF_THE_ENGINE_S = 1.5
 
 VICTIMS = ("self", "other", "both")
 EVERYWHERE = list(itertools.product(POINTS, VICTIMS))
-# Every point and every victim; with make soak every victim at every point.
+# Cover every point and every victim. make soak covers every combination.
 THROUGH_THE_FLOW = EVERYWHERE if IS_SOAK else list(zip(POINTS, itertools.cycle(VICTIMS), strict=False))
 
 
 @pytest.mark.parametrize(("point", "victim"), EVERYWHERE)
-def test_at_a_named_point(engine: Engine, reference: Reference, point: str, victim: str) -> None:
+def test_a_run_survives_a_kill_at_a_named_point(engine: Engine, reference: Reference, point: str, victim: str) -> None:
     kill_at(engine, engine, reference, point, victim)
 
 
 @pytest.mark.parametrize(("point", "victim"), THROUGH_THE_FLOW)
-def test_at_a_named_point_of_a_flow(
+def test_a_flow_survives_a_kill_at_a_named_point(
     driver: Driver, engine: Engine, reference: Reference, point: str, victim: str
 ) -> None:
     kill_at(driver, engine, reference, point, victim)
 
 
 def kill_at(driver: Driver, engine: Engine, reference: Reference, point: str, victim: str) -> None:
-    """What the driver has begun, the engine finishes."""
+    """Kill the driver's run at a named point; finish the run with the engine."""
     struck = driver.folder / "struck"
     done = driver.run(**fault(point, 2, victim, struck))
     assert struck.exists(), done.stderr
@@ -47,7 +47,7 @@ def kill_at(driver: Driver, engine: Engine, reference: Reference, point: str, vi
 
 @pytest.mark.parametrize("victim", ["self", "rank", "both"])
 @pytest.mark.parametrize("seed", range(40 if IS_SOAK else 4))
-def test_at_random_moments(engine: Engine, reference: Reference, victim: str, seed: int) -> None:
+def test_a_run_survives_kills_at_random_moments(engine: Engine, reference: Reference, victim: str, seed: int) -> None:
     moments = random.Random(f"{victim} {seed}")
     for _ in range(3):
         after_s = moments.uniform(0.1, LATEST_KILL_OF_THE_ENGINE_S)
@@ -58,7 +58,7 @@ def test_at_random_moments(engine: Engine, reference: Reference, victim: str, se
 
 @pytest.mark.parametrize("victim", ["flow", "rank", "both"])
 @pytest.mark.parametrize("seed", range(20 if IS_SOAK else 1))
-def test_at_random_moments_of_a_flow(
+def test_a_flow_survives_kills_at_random_moments(
     driver: Driver, engine: Engine, reference: Reference, victim: str, seed: int
 ) -> None:
     moments = random.Random(f"{victim} {seed}")
@@ -109,7 +109,7 @@ def test_orphans_save_themselves_and_are_adopted(driver: Driver, engine: Engine,
 
 
 @pytest.mark.parametrize(("asked_by", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_told_to_stop_it_saves_the_step_in_hand(
+def test_a_stopped_run_saves_its_current_step(
     driver: Driver, engine: Engine, reference: Reference, asked_by: signal.Signals, exit_code: int
 ) -> None:
     process = driver.start(TOY_DELAY_S="0.1")

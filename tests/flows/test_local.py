@@ -1,4 +1,4 @@
-"""``make up`` and ``make down``: safe to run twice, and nothing is left."""
+"""Tests of ``make up`` and ``make down``: both are safe to repeat, and no process is left."""
 
 import json
 import os
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1500)]
 
 
 class Local:
-    """The command, with a folder of its own."""
+    """The commands, with a state folder of their own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class Local:
         return {name: entry["pid"] for name, entry in self.started().items()}
 
     def ask(self, path: str) -> Any:
-        """The server's answer, for whoever has the secret."""
+        """Return the server's answer to a request with the secret."""
         user, _, password = (self.folder / "auth").read_text().partition(":")
         url = self.started()["server"]["url"]
         return httpx.post(f"{url}{path}", json={}, auth=(user, password), **ON_THIS_MACHINE).json()
@@ -61,7 +61,7 @@ def local(tmp_path: Path) -> Iterator[Local]:
         kill_tree(pid)
 
 
-def test_up_and_down_as_often_as_one_likes(local: Local) -> None:
+def test_up_and_down_can_be_repeated(local: Local) -> None:
     up = local.run("up")
     assert up.returncode == 0, up.stderr
     pids = local.pids()
@@ -76,20 +76,20 @@ def test_up_and_down_as_often_as_one_likes(local: Local) -> None:
     automations = local.ask("/automations/filter")
     assert len({each["name"] for each in automations}) == len(automations) == 3
     pool_ids = local.ids_of_pools()
-    for pid in (pids["worker-stable"], pids["worker-gpu"]):  # a shell's background ignores Ctrl-C
+    for pid in (pids["worker-stable"], pids["worker-gpu"]):  # unlike a shell's background
         ignored = int(Path(f"/proc/{pid}/status").read_text().partition("SigIgn:\t")[2].split()[0], 16)
         assert not ignored >> (signal.SIGINT - 1) & 1
     secret = (local.folder / "auth").read_bytes()
     assert secret.decode() not in up.stdout + up.stderr + again.stdout
     for path in (path for path in local.folder.rglob("*") if path.is_file() and path.name != "auth"):
-        assert secret not in path.read_bytes(), path  # neither in the job templates nor in a log
+        assert secret not in path.read_bytes(), path  # the secret is neither in the job templates nor in a log
     other = local.run("up", "--postgres")
     assert other.returncode == 1
     assert "keeps its data in a file" in other.stderr
     before = local.started()
     kill_tree(pids["server"])
     kill_tree(pids["worker-gpu"])
-    assert local.run("up").returncode == 0  # what has died is started again, on the same data
+    assert local.run("up").returncode == 0  # make up restarts dead processes on the same data
     after = local.started()
     assert after["server"]["url"] == url
     assert after["server"]["pid"] != pids["server"]
@@ -103,7 +103,7 @@ def test_up_and_down_as_often_as_one_likes(local: Local) -> None:
     assert local.run("down").stdout == ""
 
 
-def test_with_postgres(local: Local) -> None:
+def test_up_with_postgres(local: Local) -> None:
     try:
         find_postgres()
     except ConfigError as error:

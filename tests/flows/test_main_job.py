@@ -1,4 +1,4 @@
-"""The main job as a person runs it: the language model, with no Prefect server configured."""
+"""Tests of the main job as a person runs it: the language model, without a configured Prefect server."""
 
 import json
 import os
@@ -16,14 +16,14 @@ from tests.conftest import COMMAND_WITHIN_S, ROOT, kill_tree, ranks_of
 
 pytestmark = pytest.mark.slow
 
-# Half a minute where nothing else runs; other tests may.
+# The job takes half a minute on an idle machine, but other tests may run beside it.
 TRAINED_WITHIN_S = 2400
 
 CONFIG = ROOT / "holdfast" / "recipes" / "language.toml"
 
 
 def start(folder: Path, *settings: str) -> "subprocess.Popen[str]":
-    """The command of ``make train``, as for a new user, with everything that it writes in one folder."""
+    """Start the command of ``make train`` in a new user's environment, with all its files in one folder."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment |= {"HOME": str(folder), "PREFECT_HOME": str(folder / "prefect"), "DO_NOT_TRACK": "1"}
     where = [f"store={folder}/runs", f"log.folder={folder}/logs", *settings]
@@ -43,10 +43,10 @@ def finish(process: "subprocess.Popen[str]") -> str:
 
 
 @pytest.mark.timeout(2 * TRAINED_WITHIN_S)
-def test_it_learns_and_says_where_the_run_lies(tmp_path: Path) -> None:
-    """One of four epochs, one of four layers, half the context: a fifteenth of the time.
+def test_the_main_job_learns_and_prints_where_the_run_lies(tmp_path: Path) -> None:
+    """Train one of four epochs, with one of four layers and half the context, in a fifteenth of the time.
 
-    One thread, too: two that compute for each other wait in a loop while other tests have the cores.
+    Use one thread: two would wait for each other in a busy loop while other tests use the cores.
     """
     shorter = ("epochs=1", "settings.layers=1", "settings.context=64", "determinism.threads=1")
     out = finish(start(tmp_path, *shorter))
@@ -58,7 +58,7 @@ def test_it_learns_and_says_where_the_run_lies(tmp_path: Path) -> None:
     payload = Path(lies_in[1]) / "checkpoint.safetensors"
     content_id = subprocess.run(["sha256sum", payload], capture_output=True, text=True, check=True).stdout.split()[0]
     assert f"checkpoint      {content_id}" in out
-    assert finish(start(tmp_path, *shorter)) == out  # having trained nothing: there is still one attempt
+    assert finish(start(tmp_path, *shorter)) == out  # the second command trained nothing: there is still one attempt
     command = [sys.executable, "-m", "holdfast.cli", "show", f"{tmp_path}/runs/language", "--json"]
     shown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     known = {name: shown[name] for name in ("run", "complete", "step", "epoch", "commit", "attempts")}
@@ -70,7 +70,7 @@ def test_it_learns_and_says_where_the_run_lies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("deadly", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("moment", ["starting", "training"])
 def test_no_process_is_left_behind(tmp_path: Path, moment: str, deadly: signal.Signals) -> None:
-    """Prefect's own temporary server would stay for ever."""
+    """The command's death must end the ranks and its temporary server. Prefect's own server would survive for ever."""
     process = start(tmp_path, "settings.width=8", "settings.heads=1", "settings.layers=1")
     claimed = tmp_path / "runs" / "language" / "attempts"
     try:
@@ -81,7 +81,7 @@ def test_no_process_is_left_behind(tmp_path: Path, moment: str, deadly: signal.S
         if moment == "training":
             (server,) = (child for child in started if "tasks.server" in child.cmdline())
             (rank,) = ranks_of(process.pid)
-            assert rank.create_time() <= server.create_time()  # it has started while the server did
+            assert rank.create_time() <= server.create_time()  # the rank did not wait for the server
         process.send_signal(deadly)
         _, err = process.communicate(timeout=COMMAND_WITHIN_S)
     finally:

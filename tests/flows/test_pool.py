@@ -1,4 +1,4 @@
-"""Runs on a work pool, with a real server and real workers: whatever dies, they end on the right bytes."""
+"""Tests on a work pool, with a real server and real workers: whatever dies, the run ends on the right bytes."""
 
 import itertools
 import json
@@ -25,8 +25,8 @@ DELAY = "0.1"  # seconds, of each of them
 AWAY_S = 30.0
 VICTIMS = ("attempt", "ranks", "worker", "machine")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL)
-# Half a minute each. An attempt's SIGKILL is in test_during_a_save, too; a machine's SIGTERM is its worker's and its
-# attempt's at once.
+# Each test takes half a minute. test_a_run_survives_deaths_during_a_save also kills an attempt by SIGKILL. SIGTERM to a
+# machine combines SIGTERM to its worker and to its attempt.
 ONLY_SOAK = {("attempt", signal.SIGKILL), ("machine", signal.SIGTERM)}
 DEATHS = [each for each in itertools.product(VICTIMS, SIGNALS) if IS_SOAK or each not in ONLY_SOAK]
 names = itertools.count(1)
@@ -40,7 +40,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 
 @pytest.fixture
 def forgetful(pool: Pool) -> Iterator[None]:
-    """The server has no automation, as one that was updated a moment ago has forgotten whom it waits for."""
+    """Delete the server's automations while the test runs. An updated automation has also forgotten its flow runs."""
     pool.delete_automations()
     yield
     pool.make_automations()
@@ -60,7 +60,7 @@ def assert_right_bytes(run: PoolRun, reference: Reference) -> None:
     assert len(steps) == STEPS
 
 
-def test_from_the_form(run: PoolRun, reference: Reference) -> None:
+def test_a_run_started_from_the_form_completes(run: PoolRun, reference: Reference) -> None:
     train = run.pool.await_end(run.start())
     assert train["state"]["name"] == "Completed", train["state"]
     assert run.reasons() == [("completed", STEPS)]
@@ -80,7 +80,7 @@ def test_from_the_form(run: PoolRun, reference: Reference) -> None:
 
 
 @pytest.mark.parametrize(("victim", "number"), DEATHS, ids=lambda value: getattr(value, "name", value))
-def test_death(run: PoolRun, reference: Reference, victim: str, number: signal.Signals) -> None:
+def test_a_run_survives_a_death(run: PoolRun, reference: Reference, victim: str, number: signal.Signals) -> None:
     train = run.start()
     run.await_commits(1)
     engine, ranks = run.processes(1)
@@ -111,11 +111,11 @@ def test_death(run: PoolRun, reference: Reference, victim: str, number: signal.S
         journal = run.journal()
         committed = [journal.read_commit(number) for number in journal.numbers("commits")]
         assert run.reasons()[0][1] == max(commit.step for commit in committed if commit.attempt == 1)
-        print(f"{victim} {number.name}: {began_to_train(run, 2) - at:.1f} s")
+        print(f"{victim} {number.name}: {find_first_commit_time(run, 2) - at:.1f} s")
 
 
-def test_the_server_forgets_a_death(run: PoolRun, reference: Reference, forgetful: None) -> None:
-    """The machine is gone, and no automation says so: train finds out by itself."""
+def test_a_death_without_automations_is_noticed(run: PoolRun, reference: Reference, forgetful: None) -> None:
+    """The machine is gone and no automation notices it: train finds out by itself."""
     train = run.start()
     run.await_commits(1)
     at = time.monotonic()
@@ -132,7 +132,7 @@ def test_the_server_forgets_a_death(run: PoolRun, reference: Reference, forgetfu
 def test_a_cancelled_attempt_that_is_dead_does_not_hold_up_the_next_start(
     run: PoolRun, reference: Reference, forgetful: None
 ) -> None:
-    """Nor does train wait for a worker in silence."""
+    """Besides, train logs that it waits for a worker."""
     train = run.start()
     run.await_commits(1)
     supervisor_of(run.pool, train).kill()
@@ -173,7 +173,7 @@ def test_cancelled_without_its_worker_an_attempt_saves_and_ends(run: PoolRun, fo
 @pytest.mark.parametrize("after_s", [0, 2, 4, 6, 8, 10, 12, 15, 20])
 @pytest.mark.parametrize("is_forced", [False, True], ids=["make up", "an update of each automation"])
 def test_make_up_after_a_death(run: PoolRun, reference: Reference, after_s: float, is_forced: bool) -> None:
-    """Updated, an automation forgets whom it waits for; `make up` updates those that changed."""
+    """An updated automation forgets for which flow runs it waits. `make up` updates changed automations."""
     train = run.start()
     run.await_commits(1)
     kill_machine(run)
@@ -191,7 +191,7 @@ def test_make_up_after_a_death(run: PoolRun, reference: Reference, after_s: floa
     assert_right_bytes(run, reference)
 
 
-def test_during_a_save(run: PoolRun, reference: Reference) -> None:
+def test_a_run_survives_deaths_during_a_save(run: PoolRun, reference: Reference) -> None:
     """SIGKILL of a rank between two writes of its second checkpoint, then of the attempt before it has committed."""
     try:
         run.pool.replace_worker(**fault("payload-written", 2, "self", run.folder / "one"))
@@ -226,7 +226,7 @@ def test_a_second_start_may_be_refused(run: PoolRun) -> None:
     assert run.pool.await_end(train)["state"]["name"] == "Cancelled"
 
 
-def test_cancelled_it_saves_and_started_again_it_continues(run: PoolRun, reference: Reference) -> None:
+def test_a_cancelled_run_saves_and_continues_when_started_again(run: PoolRun, reference: Reference) -> None:
     train = run.start()
     run.await_commits(1)
     run.pool.cancel(train)
@@ -239,7 +239,7 @@ def test_cancelled_it_saves_and_started_again_it_continues(run: PoolRun, referen
     assert newest.why == "preempted"
     (attempt,) = run.attempts()
     assert run.pool.await_end(attempt["id"])["state"]["name"] == "Cancelled"
-    # A stop's commit is shown as every other one is.
+    # The UI shows a stop's commit like any other commit.
     assert newest.path in run.pool.logs(attempt["id"])
     shown = {artifact["key"]: artifact for artifact in run.pool.artifacts(attempt["id"])}
     assert newest.path in str(shown[f"{run.name}-chunks"]["data"])
@@ -250,7 +250,7 @@ def test_cancelled_it_saves_and_started_again_it_continues(run: PoolRun, referen
 
 
 @pytest.mark.parametrize("flow", ["train", "attempt"])
-def test_paused_and_resumed(run: PoolRun, reference: Reference, flow: str) -> None:
+def test_a_paused_run_resumes(run: PoolRun, reference: Reference, flow: str) -> None:
     train = run.start()
     run.await_commits(1)
     paused = train if flow == "train" else run.attempts()[0]["id"]
@@ -272,7 +272,7 @@ def test_paused_and_resumed(run: PoolRun, reference: Reference, flow: str) -> No
     assert [reason for reason, _ in run.reasons()] == [first, "completed"]
 
 
-def test_train_itself_is_killed(run: PoolRun, reference: Reference) -> None:
+def test_a_run_survives_the_death_of_train(run: PoolRun, reference: Reference) -> None:
     train = run.start()
     run.await_commits(1)
     supervisor_of(run.pool, train).kill()
@@ -282,7 +282,7 @@ def test_train_itself_is_killed(run: PoolRun, reference: Reference) -> None:
     assert run.reasons() == [("completed", STEPS)]
 
 
-def test_a_recipe_that_fails_in_a_step(run: PoolRun) -> None:
+def test_a_recipe_that_fails_in_a_step_spends_its_budget(run: PoolRun) -> None:
     changes = {"settings": {"poison": 9}, "supervision": {"max_failures": 2, "backoff_s": 0.1}}
     state = run.pool.await_end(run.start(**changes))["state"]
     assert state["name"] == "Failed"
@@ -292,7 +292,7 @@ def test_a_recipe_that_fails_in_a_step(run: PoolRun) -> None:
     assert {attempt["state"]["name"] for attempt in run.attempts()} == {"Recipe failed"}
 
 
-def test_a_recipe_that_needs_more_memory_than_there_is(run: PoolRun) -> None:
+def test_a_recipe_without_enough_memory_spends_its_budget(run: PoolRun) -> None:
     changes = {"recipe": "tests.support.greedy:greedy", "supervision": {"max_failures": 1, "backoff_s": 0.1}}
     state = run.pool.await_end(run.start(**changes))["state"]
     assert state["name"] == "Failed"
@@ -313,7 +313,7 @@ def test_a_value_out_of_range_is_refused_by_name(run: PoolRun) -> None:
         run.start(epochs=0)
 
 
-def test_by_its_schedule(run: PoolRun, reference: Reference) -> None:
+def test_a_schedule_starts_a_run(run: PoolRun, reference: Reference) -> None:
     soon = datetime.now(UTC) + timedelta(seconds=15)
     schedule = run.pool.schedule("train/train", soon, config=run.config())
     try:
@@ -329,7 +329,7 @@ def test_by_its_schedule(run: PoolRun, reference: Reference) -> None:
     assert_right_bytes(run, reference)
 
 
-def test_the_server_is_away_for_a_while(run: PoolRun, reference: Reference) -> None:
+def test_training_goes_on_while_the_server_is_away(run: PoolRun, reference: Reference) -> None:
     train = run.start(epochs=9)
     run.await_commits(1)
     run.pool.kill_server()
@@ -337,25 +337,25 @@ def test_the_server_is_away_for_a_while(run: PoolRun, reference: Reference) -> N
     time.sleep(AWAY_S)
     assert run.standing().step > steps + 10, f"nothing was trained in {time.monotonic() - began:.0f} s"
     run.pool.start_server()
-    # Away for longer than a heartbeat may be, it may take the living for dead; then two attempts live for a while.
+    # The server was away for longer than a heartbeat's window, so that a second attempt may start beside the live one.
     deadline = time.monotonic() + ENDS_WITHIN_S
     while run.standing().step < 90:
         assert time.monotonic() < deadline
         time.sleep(0.5)
     assert_one_line(run)
     while not any("completed" in attempt["tags"] for attempt in run.attempts()):
-        assert time.monotonic() < deadline, "train has not heard of it"
+        assert time.monotonic() < deadline, "train never saw the false alarm"
         time.sleep(0.5)
     assert run.pool.await_end(train)["state"]["name"] in ("Completed", "Vanished")
 
 
-def test_a_false_alarm(run: PoolRun, reference: Reference) -> None:
-    """An attempt that lives is taken for dead; the next one fences it off."""
+def test_a_false_alarm_leaves_one_line_of_commits(run: PoolRun, reference: Reference) -> None:
+    """The server takes a live attempt for dead; the next attempt fences it off."""
     train = run.start()
     run.await_commits(1)
     engine, ranks = run.processes(1)
     (first,) = run.attempts()
-    strike(ranks, signal.SIGSTOP)  # or they would be done before the next one begins, where that takes long
+    strike(ranks, signal.SIGSTOP)  # or a slow machine would end the run before attempt 2 begins
     run.pool.set_state(first["id"], "CRASHED", "Vanished")
     run.await_attempt(2)
     strike(ranks, signal.SIGCONT)
@@ -386,7 +386,7 @@ def test_a_drill(run: PoolRun) -> None:
 
 
 def kill_machine(run: PoolRun) -> None:
-    """SIGKILL to the worker, the attempt and its ranks at once."""
+    """Send SIGKILL to the worker, the attempt and its ranks at once."""
     engine, ranks = run.processes(1)
     worker = psutil.Process(run.pool.worker())
     strike([worker, engine, *ranks], signal.SIGKILL)
@@ -394,7 +394,7 @@ def kill_machine(run: PoolRun) -> None:
 
 
 def supervisor_of(pool: Pool, train: str) -> psutil.Process:
-    """The process of a flow run of train."""
+    """Return the process of a flow run of train."""
     (found,) = [
         child for child in psutil.Process(pool.worker("stable")).children() if train in child.environ().values()
     ]
@@ -402,7 +402,7 @@ def supervisor_of(pool: Pool, train: str) -> psutil.Process:
 
 
 def assert_one_line(run: PoolRun) -> None:
-    """Each step counts once, and each commit follows the one before."""
+    """Assert that each step counts once, and that each commit follows the one before."""
     journal = run.journal()
     commits = [journal.read_commit(number) for number in journal.numbers("commits")]
     assert [commit.parent for commit in commits] == [commit.number - 1 for commit in commits]
@@ -412,8 +412,8 @@ def assert_one_line(run: PoolRun) -> None:
     assert [json.loads(line)["step"] for line in lines] == list(range(1, run.standing().step + 1))
 
 
-def began_to_train(run: PoolRun, attempt: int) -> float:
-    """When the first chunk of an attempt began, as its log says; a chunk takes half a second."""
+def find_first_commit_time(run: PoolRun, attempt: int) -> float:
+    """Return the time of an attempt's first commit, one chunk after it began to train."""
     journal = run.journal()
     first = next(commit for commit in map(journal.read_commit, journal.numbers("commits")) if commit.attempt == attempt)
     return journal.store.modified(f"commits/{first.number:08d}.json").timestamp()

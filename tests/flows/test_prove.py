@@ -1,4 +1,4 @@
-"""A recipe that survives is proved; one that doesn't is told in which step and in what, and nothing of it is left."""
+"""Tests of prove: a recipe that survives kills is proved; for another, the first differing step is named."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests.conftest import COMMAND_WITHIN_S, ROOT, Driver, Engine, Reference, is
 
 pytestmark = pytest.mark.slow
 
-# What no checkpoint can know of reaches into the loss; the probe doesn't see it.
+# State that no checkpoint holds changes the loss, and the probe doesn't see it.
 RECIPE = """
 import os
 import torch
@@ -53,14 +53,14 @@ def restless() -> Recipe:
 
 @pytest.fixture
 def own(engine: Engine) -> Engine:
-    """The recipe lies on PYTHONPATH for all that is started."""
+    """Return an engine whose processes find the recipe on PYTHONPATH."""
     (engine.folder / "unproved.py").write_text(RECIPE)
     engine.environment = engine.environment | {"PYTHONPATH": str(engine.folder)}
     return engine
 
 
 def prove(driver: Driver, *options: str) -> "subprocess.CompletedProcess[str]":
-    """The command, after which nothing is left: no file, and no process. An engine forks it."""
+    """Run the command, and assert that it leaves neither a file nor a process. An engine forks it."""
     temporary = driver.folder / "temporary"
     temporary.mkdir()
     command, variables = ["prove", str(driver.config), *options], {"TMPDIR": str(temporary)}
@@ -89,8 +89,8 @@ def read_proof(done: "subprocess.CompletedProcess[str]") -> tuple[Proof, Any]:
     return Proof.model_validate(found), found
 
 
-def test_what_survives_is_proved(driver: Driver, reference: Reference) -> None:
-    """On the bytes of the run that nobody has killed, which was trained in other chunks."""
+def test_a_recipe_that_survives_kills_is_proved(driver: Driver, reference: Reference) -> None:
+    """The proof ends on the bytes of the undisturbed run, which was trained in other chunks."""
     done = prove(driver, "--steps", "30", "--kills", "1", "--seed", "7", "--json")
     assert done.returncode == 0, done.stdout
     proof, found = read_proof(done)
@@ -109,8 +109,8 @@ def test_what_survives_is_proved(driver: Driver, reference: Reference) -> None:
     )
 
 
-def test_state_that_nobody_registered_is_not_proved(own: Engine) -> None:
-    """The first step after the resume is the one that differs, and no step that came before it."""
+def test_a_recipe_with_unregistered_state_is_not_proved(own: Engine) -> None:
+    """The first step after the resume differs, and no step before it."""
     without = ("--set", "resume.training_probe=false")
     done = prove(own, "--set", "recipe=unproved:counting", *without, "--steps=8", "--kills=1", "--seed=2", "--json")
     assert done.returncode == 2, done.stdout
@@ -126,8 +126,10 @@ def test_state_that_nobody_registered_is_not_proved(own: Engine) -> None:
     assert "differs from itself" not in text
 
 
-def test_ranks_are_killed_in_their_chunk_however_late(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that are faster than whoever watches them would have saved the chunk, and nothing would be resumed."""
+def test_ranks_are_killed_inside_their_chunk_even_by_a_slow_watcher(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the ranks were faster than their watcher, they would save the chunk, and no resume would be tested."""
     next_event = Ranks.next_event
 
     def late(ranks: Ranks, within_s: float | None = None) -> Event:
@@ -140,7 +142,7 @@ def test_ranks_are_killed_in_their_chunk_however_late(engine: Engine, monkeypatc
     assert (proof.kills, proof.chunks, proof.resumed_from) == ([2, 4], [1, 3, 5], [1, 3])
 
 
-def test_what_differs_from_itself_is_told_so(own: Engine) -> None:
+def test_a_recipe_that_does_not_repeat_itself_is_reported(own: Engine) -> None:
     done = prove(own, "--set", "recipe=unproved:restless", "--steps", "8", "--kills", "1", "--seed", "5")
     assert done.returncode == 2, done.stdout
     assert done.stdout.startswith("not proved: 8 steps of unproved:restless")

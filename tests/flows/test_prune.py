@@ -1,4 +1,4 @@
-"""Retention for every run of a store, as a flow."""
+"""Tests of the flow that prunes every run of a store."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ def test_every_run_is_pruned_by_its_own_policy(store: Path, prefect_api: dict[st
     assert checkpoints(store, "a") == checkpoints(store, "b") == ["epoch-0003", "epoch-0004", "epoch-0005"]
 
 
-def test_one_runs_trouble_is_not_anothers(store: Path, prefect_api: dict[str, str]) -> None:
+def test_a_failed_prune_of_one_run_does_not_stop_the_others(store: Path, prefect_api: dict[str, str]) -> None:
     Journal(open_store(str(store)), "a").store.replace("config.snapshot.json", b"{")
     done = run_prune(store, prefect_api)
     assert done.returncode == 3
@@ -57,7 +57,7 @@ def test_one_runs_trouble_is_not_anothers(store: Path, prefect_api: dict[str, st
     assert (len(checkpoints(store, "a")), len(checkpoints(store, "b"))) == (5, 3)
 
 
-def test_a_store_without_runs_is_told_so(tmp_path: Path, prefect_api: dict[str, str]) -> None:
+def test_a_store_without_runs_is_reported(tmp_path: Path, prefect_api: dict[str, str]) -> None:
     done = run_prune(tmp_path, prefect_api)
     assert done.returncode == 0, done.stderr
     assert f"warning: there are no runs in {tmp_path}" in done.stderr

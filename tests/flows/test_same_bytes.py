@@ -1,4 +1,4 @@
-"""However a run is cut into chunks, extended or started, it ends on the same bytes."""
+"""Tests that a run ends on the same bytes, however it is chunked, extended or started."""
 
 import os
 import subprocess
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("length", ["chunk.steps=1", "chunk.steps=7", "chunk.epochs=3", "chunk=auto"])
-def test_in_chunks_of(engine: Engine, reference: Reference, length: str) -> None:
+def test_chunks_of_any_length_give_the_same_bytes(engine: Engine, reference: Reference, length: str) -> None:
     if "epochs" in length:
         engine.config.write_text(engine.config.read_text().replace("[chunk]\nsteps = 4\n", ""))
     engine.finish(length)
     assert_same_bytes(engine, reference)
 
 
-def test_more_epochs_continue_it(engine: Engine, reference: Reference) -> None:
+def test_more_epochs_continue_a_run(engine: Engine, reference: Reference) -> None:
     assert engine.finish("epochs=1").step == 10
     assert engine.finish("epochs=3").step == 30
     assert engine.journal().read_attempt(2).why == "extended"
@@ -40,12 +40,12 @@ def test_complete_run_trains_nothing(engine: Engine, driver: Driver) -> None:
     assert driver.standing() == before
 
 
-def test_samples_come_in_the_order_that_is_promised(engine: Engine, reference: Reference) -> None:
+def test_samples_come_in_the_promised_order(engine: Engine, reference: Reference) -> None:
     notes = engine.folder / "samples"
     engine.run("chunk.steps=3", TOY_SAMPLES=str(notes))
     order = Order(SAMPLES, 4, 2, 1234)
     promised = [order.step_indices(step) for step in range(30)]
-    probe = promised[0][0].tolist()  # looked at whenever a checkpoint is saved
+    probe = promised[0][0].tolist()  # the probe reads this micro-batch whenever a checkpoint is saved
     saved_after = {stop for epoch in (0, 10, 20) for stop in (epoch + 3, epoch + 6, epoch + 9, epoch + 10)}
     expected = []
     for step, indices in enumerate(promised, 1):
@@ -67,7 +67,7 @@ def test_two_ranks_survive_a_kill(driver: Driver, engine: Engine) -> None:
     assert driver.metrics() == other.metrics()
 
 
-def test_from_python_in_a_running_event_loop(driver: Driver, reference: Reference) -> None:
+def test_train_is_called_in_a_running_event_loop(driver: Driver, reference: Reference) -> None:
     program = f"""
 import asyncio
 from holdfast import load_config
@@ -100,7 +100,7 @@ def _folder(driver: Driver, name: str) -> "os.PathLike[str]":
     return folder
 
 
-def test_on_an_object_store_and_killed(
+def test_a_killed_run_on_an_object_store_continues(
     tmp_path: Path,
     prefect_api: dict[str, str],
     nursery: Lives,
@@ -119,6 +119,6 @@ def test_on_an_object_store_and_killed(
     assert driver.standing().attempts == 2
     assert_same_bytes(driver, reference)
     assert run_app(app, ["verify", f"{bucket}/team/runs/toy"]) == 0
-    kept = 3  # of how many commits there are, which depends on the moment of the kill
+    kept = 3  # the number of commits depends on the moment of the kill
     given_up = range(1, driver.standing().commit - kept + 1)
     assert driver.journal().store.list("pruned") == [f"{number:08d}.json" for number in given_up]

@@ -1,4 +1,4 @@
-"""A flow that is called from Python has the temporary server of the commands, where no API is configured."""
+"""Tests of flows called from Python: without a configured API they use the commands' temporary server."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ print("complete:", result.complete, result.steps)
 
 
 def start(folder: Path, **environment: str) -> "tuple[Driver, subprocess.Popen[str]]":
-    """A Python program that trains the toy, as for a new user."""
+    """Start a Python program that trains the toy, in a new user's environment."""
     driver = Driver(folder, {})
     known = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     known |= {"HOME": str(folder), "PREFECT_HOME": str(folder / "prefect"), "PYTHONPATH": str(ROOT), **environment}
@@ -37,7 +37,7 @@ def start(folder: Path, **environment: str) -> "tuple[Driver, subprocess.Popen[s
     return driver, process
 
 
-def test_killed_it_leaves_no_process_behind_and_called_again_it_trains_to_the_end(tmp_path: Path) -> None:
+def test_a_killed_call_leaves_no_process_and_a_second_call_completes_the_run(tmp_path: Path) -> None:
     driver, process = start(tmp_path, TOY_DELAY_S="0.2")
     journal = Journal(open_store(driver.store), "toy")
     started: list[psutil.Process] = []

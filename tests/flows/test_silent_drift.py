@@ -1,4 +1,4 @@
-"""What would change a run without a word is refused by name, and allowed by name; what changes nothing is not."""
+"""Tests of changes that no setting shows: refused by name, accepted by name. Harmless changes pass."""
 
 import os
 import re
@@ -69,20 +69,20 @@ STEPS_PER_EPOCH = 4
 
 @dataclass
 class Project:
-    """A user's checkout, with a recipe that trains in a moment."""
+    """A user's checkout, with a recipe that trains within a second."""
 
     engine: Engine
     folder: Path
 
     def write(self, name: str, text: str) -> None:
-        """Write a file, in the next second of its clock: bytecode is told apart by whole seconds."""
+        """Write a file with a time in the next second, because Python compares bytecode by whole seconds."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
 
     def write_data(self, seed: int) -> None:
-        """Write a data file; its size and its times are always the same."""
+        """Write a data file whose size and times never change."""
         import numpy as np
 
         path = self.folder / "data" / "x.npy"
@@ -109,11 +109,11 @@ def project(engine: Engine) -> Project:
 
 @dataclass(frozen=True)
 class Case:
-    """A change that no setting tells of.
+    """A change that no setting shows.
 
     Args:
         change: makes it, in the files of the checkout.
-        named: what the refusal has to say.
+        named: a text that the refusal must contain.
         accept: a name that allows it.
         environment: variables of the process, if that is the change.
     """
@@ -180,7 +180,7 @@ def test_a_silent_change_is_refused_by_name_and_allowed_by_name(project: Project
     standing = project.engine.standing()
     assert (standing.complete, standing.step) == (True, 2 * STEPS_PER_EPOCH)
     assert case.named.partition(":")[0] in project.engine.journal().read_attempt(standing.attempts).lineage["drift"]
-    # It is the run's own now.
+    # The accepted change belongs to the run now, and needs no further acceptance.
     done = project.train(3, **dict(case.environment))
     assert done.returncode == 0, done.stderr
     assert "warning: drift" not in done.stderr
@@ -217,7 +217,7 @@ def comment(project: Project) -> None:
 
 
 @pytest.mark.parametrize("change", [lambda project: None, move, add_an_unrelated_module, comment])
-def test_what_changes_nothing_is_no_drift(project: Project, change: Callable[[Project], None]) -> None:
+def test_a_harmless_change_is_no_drift(project: Project, change: Callable[[Project], None]) -> None:
     assert project.train(1).returncode == 0
     change(project)
     done = project.train(2)
@@ -244,8 +244,8 @@ def test_a_checkpoint_has_the_whole_record(project: Project) -> None:
     assert environment["built"]["model.1.momentum"] == 0.1
 
 
-def test_code_that_is_edited_between_two_starts_of_an_attempt_s_ranks_is_refused(project: Project) -> None:
-    """An attempt that lost its ranks starts others, which import what lies there now."""
+def test_code_edited_while_an_attempt_lives_is_refused_by_new_ranks(project: Project) -> None:
+    """An attempt that lost its ranks starts new ones, which import the code as it is then."""
     dies = RECIPE.replace(
         "        lazy.follow(model)\n",
         "        lazy.follow(model)\n"
@@ -267,8 +267,8 @@ def test_a_listed_source_that_is_missing_is_refused(project: Project) -> None:
     assert "the recipe's sources: there is no module and no file 'kernel.json'" in done.stderr
 
 
-def test_the_documentation_has_them_all() -> None:
-    """RESUME.md has a line for each, with the name that the refusal has."""
+def test_resume_md_lists_every_case() -> None:
+    """RESUME.md has a line for each case, with the name that the refusal prints."""
     text = (ROOT / "holdfast" / "RESUME.md").read_text()
     table = dict(re.findall(r"^\| ([\w' ]+) \| drift \| `([^`]+)` \|$", text, re.MULTILINE))
     assert table.items() >= {name: case.named.partition(":")[0] for name, case in CASES.items()}.items()

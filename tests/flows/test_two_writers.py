@@ -1,4 +1,4 @@
-"""Two live writers of one run: exactly one line of commits advances."""
+"""Tests of two live writers of one run: exactly one line of commits advances."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def test_a_commit_that_slipped_through_the_fence_is_followed(driver: Driver, ref
         assert attempt.commit(saved).attempt == 1
         while (chunk := attempt.next_chunk()) is not None:
             saved = attempt.train_chunk(chunk)
-            if saved is not None:  # None: the ranks that were ended had saved the whole chunk, and it was adopted
+            if saved is not None:  # None: the killed ranks had saved the whole chunk, which was then adopted
                 attempt.commit(saved)
         claim(driver.journal(), 3)
         with pytest.raises(Superseded):
@@ -55,7 +55,7 @@ def test_a_commit_that_slipped_through_the_fence_is_followed(driver: Driver, ref
 
 
 def slip_through(driver: Driver, attempt: Attempt, saved: Saved) -> None:
-    """What attempt 1 writes that had looked at the fence before attempt 2 was there."""
+    """Publish a commit as attempt 1 would, if it had checked the fence just before attempt 2 began."""
     path = saved.path
     shutil.copytree(driver.run_folder / path, driver.run_folder / f"{path}.2")
     other = Line(driver.journal(), 1, attempt.fingerprint, attempt.steps_per_epoch)

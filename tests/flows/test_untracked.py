@@ -1,4 +1,4 @@
-"""Nothing is sent home, whichever way it is started: a proxy that answers nothing records every attempt."""
+"""Tests that nothing is sent home: a proxy that answers nothing records every attempt to connect."""
 
 import contextlib
 import os
@@ -22,13 +22,13 @@ PREFECT = [PYTHON, "-m", "prefect"]
 
 @dataclass
 class Trap:
-    """A proxy, and the hosts that somebody wanted to reach through it."""
+    """A proxy that records the hosts that processes tried to reach."""
 
     port: int = 0
     asked: list[str] = field(default_factory=list)
 
     def environment(self, folder: Path, **more: str) -> dict[str, str]:
-        """Return a new user's environment, where nobody has said anything about usage data."""
+        """Return a new user's environment, with no setting for usage data."""
         proxy = f"http://127.0.0.1:{self.port}"
         return {
             "PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(ROOT), "TERM": "xterm",
@@ -45,12 +45,12 @@ class Trap:
         begun: str = "",
         **more: str,
     ) -> str:
-        """Run a command in a terminal, in another folder than the repository's. Return what it printed.
+        """Run a command in a terminal, outside of the repository's folder. Return its output.
 
         Args:
-            within_s: when a command that doesn't end by itself is ended.
-            until: what ends it earlier.
-            begun: what the command prints when that time begins.
+            within_s: the seconds after which the command is ended, if it still runs.
+            until: end the command earlier, as soon as this returns true.
+            begun: the output with which those seconds begin.
         """
         assigned = [f"{name}={value}" for name, value in self.environment(folder, **more).items()]
         terminal = Terminal("env", "-i", "-C", str(folder), *assigned, *command)
@@ -87,8 +87,8 @@ def trap() -> Iterator[Trap]:
         thread.join()
 
 
-def test_the_trap_sees_prefect_as_it_comes(tmp_path: Path, trap: Trap) -> None:
-    """Its own temporary server, without our module."""
+def test_the_trap_records_what_prefect_sends_by_default(tmp_path: Path, trap: Trap) -> None:
+    """Without our module, Prefect's own temporary server sends usage data, and the trap records it."""
     start = "from prefect import flow\n@flow\ndef say(): pass\nsay()"
     trap.run(tmp_path, [PYTHON, "-c", start], within_s=90, until=lambda: bool(trap.asked))
     assert any("prefect.io" in asked or "amplitude.com" in asked for asked in trap.asked)
@@ -103,7 +103,7 @@ def test_importing_a_flow_sends_nothing(tmp_path: Path, trap: Trap, module: str)
 
 
 def test_training_sends_nothing(tmp_path: Path, trap: Trap) -> None:
-    """With the temporary server, whose service sends usage data as soon as it starts."""
+    """The service of the temporary server would send usage data as soon as it starts."""
     driver = Driver(tmp_path, {})
     printed = trap.run(tmp_path, [PYTHON, "-m", "flows.train", str(driver.config)])
     assert "run toy is complete" in printed
@@ -112,7 +112,7 @@ def test_training_sends_nothing(tmp_path: Path, trap: Trap) -> None:
 
 
 def test_a_worker_of_another_machine_sends_nothing(tmp_path: Path, trap: Trap, prefect_api: dict[str, str]) -> None:
-    """As the README starts it. It asks the server, which says that usage data is off."""
+    """Start the worker as the README does. The worker asks the server, which answers that usage data is off."""
     reach = {name: prefect_api[name] for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING")}
     trap.run(tmp_path, [*PREFECT, "work-pool", "create", "gpu", "--type", "process", "--overwrite"], **reach)
     start = [*PREFECT, "worker", "start", "--pool", "gpu", "--type", "process"]

@@ -1,4 +1,4 @@
-"""What a person does wrong gets one clear line and a hint, ends with a documented code and loses nothing."""
+"""Tests of wrong use: one clear line, a hint, a documented exit code, and no loss."""
 
 import contextlib
 import os
@@ -43,7 +43,7 @@ def assert_refused(done: "subprocess.CompletedProcess[str]", exit_code: int, err
         ("compute.device=cuda", "torch sees no GPU", "cpu"),
     ],
 )
-def test_setting(engine: Engine, setting: str, error: str, hint: str) -> None:
+def test_a_wrong_setting_is_one_clear_error(engine: Engine, setting: str, error: str, hint: str) -> None:
     done = engine.run(setting)
     if hint:
         assert_refused(done, 3 if "dev/null" in setting else 1, error, hint)
@@ -53,13 +53,13 @@ def test_setting(engine: Engine, setting: str, error: str, hint: str) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_setting_of_a_flow(driver: Driver) -> None:
-    """Before anything is started, and when a rank is."""
+def test_a_wrong_setting_of_a_flow_is_one_clear_error(driver: Driver) -> None:
+    """Some settings are refused before anything starts, others only by a rank."""
     assert_refused(driver.run("epcohs=4"), 1, "unknown key epcohs", "did you mean epochs?")
     assert_refused(driver.run("recipe=tests.support.toy:tyo"), 1, "tests.support.toy has no tyo", "did you mean toy?")
 
 
-def test_configuration(driver: Driver) -> None:
+def test_a_wrong_configuration_is_one_clear_error(driver: Driver) -> None:
     driver.config.write_text("epochs = = 3")
     assert_refused(driver.run(), 1, "is not TOML", "toml.io")
     driver.config.rename(driver.config.with_name("tyo.toml"))
@@ -72,7 +72,7 @@ def test_drift_is_refused_field_by_field(engine: Engine, driver: Driver, referen
     assert_refused(done, 1, "settings differ", "put the saved values back")
     assert "settings.lr: saved 0.05, now 0.5" in done.stderr
     assert driver.standing().attempts == 1
-    # None of these changes a number that is computed.
+    # None of these settings changes a computed number.
     engine.finish(f"log.folder={driver.folder}/elsewhere", "retention.keep_last=2", "chunk.steps=5")
     assert_same_bytes(driver, reference)
 
@@ -88,7 +88,7 @@ def test_failing_recipe_stops_without_looping(driver: Driver) -> None:
     assert driver.standing().step == 4
 
 
-def test_full_disk(driver: Driver, engine: Engine, reference: Reference) -> None:
+def test_a_full_disk_is_one_clear_error(driver: Driver, engine: Engine, reference: Reference) -> None:
     with small_disk(driver.folder / "runs", size_kb=400) as disk:
         filler = disk / "filler"
         free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize

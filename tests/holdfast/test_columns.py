@@ -1,4 +1,4 @@
-"""Values stand in one column, however long the names beside them are."""
+"""Tests that values stand in one column, however long their names are."""
 
 import math
 
@@ -15,7 +15,7 @@ def evaluation(
     anneals: dict[str, float] | None = None,
     probe: dict[str, float | None] | None = None,
 ) -> list[str]:
-    """The lines of an evaluation, but for the first."""
+    """Return the printed lines of an evaluation, except the first."""
     found = Evaluation(
         run="a", commit=1, path="epoch-0001", step=10, epoch=1, checkpoint_sha256="0" * 64, metrics=metrics,
         anneals=anneals or {}, probe=Probe(values=probe or {}), recorded=recorded or {},
@@ -28,13 +28,13 @@ def test_values_begin_after_the_longest_name() -> None:
     assert rows == ["a                     1", "accuracy on held out  2"]
 
 
-def test_a_name_that_is_too_long_moves_its_own_value_only() -> None:
+def test_a_long_name_moves_only_its_own_value() -> None:
     long = "m" * 41
     assert align({"a": "1", long: "2"}) == ["a               1", f"{long}  2"]
 
 
 @pytest.mark.parametrize("name", ["loss", "accuracy_on_the_held_out_part", "x" * 16, "x" * 60])
-def test_an_evaluations_values_are_apart_from_their_names(name: str) -> None:
+def test_an_evaluations_values_stand_apart_from_their_names(name: str) -> None:
     first, second = evaluation({name: 0.5, "b": 0.25}, anneals={"b": 0.25})
     shown = name.replace("_", " ")
     assert first.startswith(f"  {shown}  ")
@@ -43,15 +43,15 @@ def test_an_evaluations_values_are_apart_from_their_names(name: str) -> None:
         assert first.index("0.5") == second.index("0.25")
 
 
-def test_a_metric_is_not_taken_for_what_the_probe_measured() -> None:
+def test_a_metric_and_a_probe_value_of_one_name_are_told_apart() -> None:
     assert evaluation({"loss": 1.0}, probe={"loss": None}) == ["  loss            1", "  probe loss      not finite"]
 
 
-def test_metrics_that_are_those_of_training_are_said_to_be() -> None:
+def test_metrics_equal_to_those_of_training_are_marked() -> None:
     *_, last = evaluation({"a": 1.0, "b": math.nan}, {"a": 1.0, "b": None})
     assert last == "  the metrics are those of training"
 
 
-def test_a_metric_that_differs_in_training_has_both_values() -> None:
+def test_a_metric_that_differs_from_training_shows_both_values() -> None:
     rows = evaluation({"accuracy": 0.1 + 0.2, "same": 2.0}, {"accuracy": 0.3, "same": 2.0})
     assert rows == ["  accuracy        0.30000000000000004, in training 0.3", "  same            2"]

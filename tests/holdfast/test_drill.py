@@ -1,4 +1,4 @@
-"""What a drill still has to strike, and its verdict."""
+"""Tests of drills: the kills that are left, and the verdict."""
 
 import json
 from pathlib import Path
@@ -19,11 +19,11 @@ RANKS, ATTEMPT, MACHINE = Kill(what="ranks", at_step=2), Kill(what="attempt", at
     ("ended_early", "left"),
     [(0, [RANKS, ATTEMPT, MACHINE]), (1, [MACHINE]), (2, []), (3, [])],
 )
-def test_an_attempt_that_ended_early_had_struck_up_to_its_own_end(ended_early: int, left: list[Kill]) -> None:
+def test_kills_that_are_left_after_early_ends(ended_early: int, left: list[Kill]) -> None:
     assert left_after([RANKS, ATTEMPT, MACHINE], ended_early) == left
 
 
-def test_the_environment() -> None:
+def test_kills_are_passed_in_the_environment() -> None:
     assert to_environment([]) == {}
     (text,) = to_environment([RANKS]).values()
     assert json.loads(text) == [{"what": "ranks", "how": "SIGKILL", "at_step": 2}]
@@ -31,12 +31,12 @@ def test_the_environment() -> None:
 
 
 @pytest.mark.parametrize("field", [{"what": "moon"}, {"how": "SIGHUP"}, {"at_step": 0}, {"when": 3}])
-def test_what_cannot_be_killed(field: dict[str, object]) -> None:
+def test_a_wrong_kill_is_refused(field: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Kill.model_validate({"at_step": 1} | field)
 
 
-def test_the_same_bytes_pass(tmp_path: Path) -> None:
+def test_a_drill_with_the_same_bytes_passes(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     straight, drilled = make_line(store, "straight"), make_line(store, "drilled")
     for line in (straight, drilled):
@@ -51,7 +51,7 @@ def test_the_same_bytes_pass(tmp_path: Path) -> None:
     assert "attempt   1 ended at step 10: rank crashed" in str(verdict)
 
 
-def test_other_bytes_fail_and_are_named(tmp_path: Path) -> None:
+def test_a_drill_with_other_bytes_fails(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     straight, drilled = make_line(store, "straight"), make_line(store, "drilled")
     train(straight)

@@ -1,4 +1,4 @@
-"""The length of a chunk follows from what saves cost and how often the machine is lost, as the journal has it."""
+"""Tests of the best length of a chunk, from the cost of saves and the rate of losses in the journal."""
 
 import hashlib
 import itertools
@@ -59,7 +59,7 @@ def at(hours: float) -> str:
 def life(
     reason: str | None, hours: float = 1.0, last_h: float | None = None, why: str = "chunk"
 ) -> tuple[AttemptRecord, EndingRecord | None, Commit | None]:
-    """An attempt that ended after so many hours, and had committed last before that."""
+    """Return the records of an attempt that ended after `hours` hours, with its last commit at `last_h` hours."""
     record = AttemptRecord(number=1, why="", created_at=at(0), host="", pid=1, environment={})
     ending = EndingRecord(number=1, reason=reason, message="", step=0, created_at=at(hours)) if reason else None
     last = make_commit(1, created_at=at(last_h), why=why) if last_h is not None else None
@@ -73,7 +73,7 @@ def life(
 def test_no_other_interval_is_expected_to_lose_less(
     stall_s: float, save_s: float, losses: Losses, other: float
 ) -> None:
-    """But a shorter one than a save takes, and than the floor."""
+    """Only intervals below the length of a save or the floor may lose less."""
     known = measured(stall_s=stall_s, save_s=save_s)
     chosen = choose_interval(known, losses)
     lost = expect(known, losses, chosen.interval_s).total
@@ -82,7 +82,7 @@ def test_no_other_interval_is_expected_to_lose_less(
         assert expect(known, losses, other * chosen.interval_s).total >= lost * (1 - 1e-9)
 
 
-def test_it_is_the_square_root_of_twice_the_stall_times_the_time_between_losses() -> None:
+def test_the_best_interval_follows_youngs_formula() -> None:
     chosen = choose_interval(measured(stall_s=2.0, step_s=0.5), Losses(9, 10 * HOUR - PRIOR_S))
     assert chosen.interval_s == math.sqrt(2 * 2.0 * HOUR) == 120.0
     assert (chosen.steps, chosen.bound) == (240, "least lost")
@@ -92,7 +92,7 @@ def test_it_is_the_square_root_of_twice_the_stall_times_the_time_between_losses(
     assert parts.total == pytest.approx(1 / 30 + 0.015)
 
 
-def test_what_bounds_it_is_said() -> None:
+def test_the_binding_bound_is_named() -> None:
     assert choose_interval(measured(stall_s=1e-6, save_s=1.0), Losses()).bound == "floor"
     slow = choose_interval(measured(stall_s=1e-6, save_s=100.0), Losses())
     assert (slow.interval_s, slow.bound) == (150.0, "a save's length")
@@ -100,7 +100,7 @@ def test_what_bounds_it_is_said() -> None:
 
 
 @given(losses=losses)
-def test_more_losses_make_it_shorter_and_time_without_any_longer(losses: Losses) -> None:
+def test_more_losses_shorten_the_interval_and_quiet_time_lengthens_it(losses: Losses) -> None:
     def best(losses: Losses) -> float:
         return choose_interval(measured(stall_s=1000.0, save_s=0.0), losses).interval_s
 
@@ -110,17 +110,17 @@ def test_more_losses_make_it_shorter_and_time_without_any_longer(losses: Losses)
 # ---- losses
 
 
-def test_before_anything_is_seen_the_prior_counts_and_then_it_fades() -> None:
+def test_the_prior_counts_at_first_and_fades() -> None:
     assert Losses().mean_s == PRIOR_S / PRIOR_LOSSES
     for true_s in (0.2 * HOUR, 10 * DAY):
         off = [abs(Losses(count, count * true_s).mean_s / true_s - 1) for count in (1, 10, 100, 1000)]
         assert off == sorted(off, reverse=True)
         assert off[-1] < 0.01
-    assert Losses(0, 30 * DAY).mean_s > 30 * DAY, "where nothing is ever lost it isn't held back by the prior"
+    assert Losses(0, 30 * DAY).mean_s > 30 * DAY, "without losses the prior fades"
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_only_what_came_without_an_announcement_is_a_loss(reason: str) -> None:
+def test_only_unannounced_ends_are_losses(reason: str) -> None:
     why = "preempted" if reason == "preempted" else "chunk"
     counted = count_losses([life(reason, last_h=0.5, why=why)])
     assert counted.count == (reason in {"vanished", "crashed", "rank_crashed"})
@@ -128,27 +128,27 @@ def test_only_what_came_without_an_announcement_is_a_loss(reason: str) -> None:
 
 
 @pytest.mark.parametrize(("why", "count"), [("preempted", 0), ("adopted", 0), ("chunk", 1)])
-def test_an_announcement_that_came_too_late_for_a_save_is_a_loss(why: str, count: int) -> None:
+def test_a_preemption_without_a_save_is_a_loss(why: str, count: int) -> None:
     assert count_losses([life("preempted", last_h=0.5, why=why)]).count == count
-    assert count_losses([life("preempted")]).count == 0, "it had nothing to save yet"
+    assert count_losses([life("preempted")]).count == 0, "an attempt without a commit had nothing to save"
 
 
-def test_time_counts_while_an_attempt_was_known_to_be_alive() -> None:
+def test_an_attempts_time_counts_as_far_as_records_prove_its_life() -> None:
     assert count_losses([life("completed", 2.0, last_h=1.9)]).alive_s == 2 * HOUR
     assert count_losses([life("rank_crashed", 2.0, last_h=1.0)]).alive_s == 2 * HOUR
-    # Found dead by the next attempt, which somebody started a day later.
+    # The next attempt, which began a day later, found this one dead.
     assert count_losses([life("vanished", 24.0, last_h=1.0)]).alive_s == HOUR
     assert count_losses([life("crashed", 24.0)]).alive_s == 0
-    assert count_losses([life(None, last_h=1.5)]).alive_s == 1.5 * HOUR, "it lives, or died just now"
+    assert count_losses([life(None, last_h=1.5)]).alive_s == 1.5 * HOUR, "the attempt lives, or died just now"
     assert count_losses([life("completed", -1.0)]).alive_s == 0, "two machines' clocks differ"
     total = count_losses([life("vanished", 3.0, last_h=2.0), life("preempted", 1.0, last_h=1.0, why="preempted")])
     assert total == Losses(1, 3 * HOUR, 2)
 
 
-# ---- what saves cost
+# ---- the cost of saves
 
 
-def test_one_odd_save_moves_nothing() -> None:
+def test_one_slow_save_does_not_move_the_medians() -> None:
     usual = Cost(step_s=0.1, stall_s=1.0, save_s=5.0, restart_s=0.0)
     cold = Cost(step_s=9.0, stall_s=60.0, save_s=90.0, restart_s=20.0)
     assert measure([usual] * 6 + [cold] + [usual]) == Measured(0.1, 1.0, 5.0, 20.0, count=8)
@@ -160,7 +160,7 @@ def test_one_odd_save_moves_nothing() -> None:
 
 
 def journal_of(lives: list[dict[str, Any]]) -> Journal:
-    """A run whose attempts, an hour each, have each made one commit of ten steps, and ended for a reason or not."""
+    """Return a run whose attempts lived for an hour each, made one commit of ten steps, and ended as `lives` says."""
     journal = Journal(new_store(), "run")
     journal.begin("m:f")
     for number, each in enumerate(lives, 1):
@@ -189,7 +189,7 @@ def test_losses_are_read_from_the_records() -> None:
     assert read_losses(journal_of([])) == Losses()
 
 
-def test_records_that_are_gone_or_damaged_are_passed_over() -> None:
+def test_missing_and_damaged_records_are_skipped() -> None:
     journal = journal_of([{"reason": "vanished"}] * 4)
     journal.store.replace(record_name("attempts", 1), b"?")
     journal.store.delete(record_name("endings", 3))
@@ -199,7 +199,7 @@ def test_records_that_are_gone_or_damaged_are_passed_over() -> None:
 
 def test_a_long_history_costs_no_more_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = journal_of([{"reason": "vanished", "commit": {"train_s": 10.0}}] * 200)
-    journal = Journal(open_store(journal.store_url), "run")  # which has read nothing yet
+    journal = Journal(open_store(journal.store_url), "run")  # a new journal has cached no record
     read: list[str] = []
     original = MemoryStore.read
 
@@ -219,12 +219,12 @@ def test_costs_are_read_from_the_newest_commits() -> None:
     assert read_costs(journal) == [Cost(2.0, 1.0, 2.0, 0.0), Cost(1.0, 3.0, 0.0, 0.0)]
     journal.store.delete(record_name("commits", 2))
     assert read_costs(Journal(open_store(journal.store_url), "run")) == [Cost(2.0, 1.0, 2.0, 0.0)], (
-        "nobody knows how many steps the third had"
+        "no record has the number of steps of commit 3"
     )
     assert read_costs(journal_of([])) == []
 
 
-def test_a_commit_from_before_there_were_times_is_read() -> None:
+def test_a_commit_without_times_is_read() -> None:
     fields = json.loads(make_commit(1, train_s=3.0).to_bytes())
     for name in ("train_s", "stall_s", "save_s", "restart_s", "record_sha256"):
         del fields[name]
@@ -237,24 +237,24 @@ def test_a_commit_from_before_there_were_times_is_read() -> None:
 # ---- while an attempt lives
 
 
-def test_a_run_begins_with_short_chunks_and_then_knows() -> None:
+def test_a_run_begins_with_short_chunks_until_costs_are_measured() -> None:
     line = make_line(new_store())
     history = History(line.journal, 1, clock=itertools.repeat(0.0).__next__)
     assert history.choose_steps() == FIRST_STEPS
     saved = save_next(line).model_copy(update={"save_s": 1.0, "stall_s": 0.5})
     history.note_saved(saved, 10)
-    assert history.choose_steps() == FIRST_STEPS, "adopted, so that nobody knows how long its steps took"
+    assert history.choose_steps() == FIRST_STEPS, "an adopted checkpoint has no training time"
     history.note_saved(saved.model_copy(update={"train_s": 5.0}), 10)
     assert history.choose_steps() == round(math.sqrt(2 * 0.5 * PRIOR_S) / 0.5)
 
 
-def test_the_next_attempt_knows_it_without_measuring() -> None:
+def test_the_next_attempt_reads_costs_from_the_journal() -> None:
     journal = journal_of([{"reason": "vanished", "commit": {"train_s": 5.0, "stall_s": 0.5}}])
     mean_s = (PRIOR_S + 0.5 * HOUR) / 2
     assert History(journal, 2).choose_steps() == round(math.sqrt(2 * 0.5 * mean_s) / 0.5)
 
 
-def test_what_happens_meanwhile_counts_and_nothing_is_read_again() -> None:
+def test_a_live_attempt_counts_its_own_losses_without_reading_again() -> None:
     journal = journal_of([{"reason": "completed", "commit": {"train_s": 5.0, "stall_s": 0.5}}])
     now = [0.0]
     history = History(journal, 2, clock=lambda: now[0])
@@ -268,7 +268,7 @@ def test_what_happens_meanwhile_counts_and_nothing_is_read_again() -> None:
     assert history.choose_steps() == pytest.approx(quiet / math.sqrt(2), abs=1)
 
 
-def test_an_attempts_commits_say_what_they_took() -> None:
+def test_commits_record_their_costs() -> None:
     line = make_line(new_store())
     took = {"train_s": 3.0, "stall_s": 0.2, "save_s": 0.4, "restart_s": 7.0}
     commit = line.commit(save_next(line).model_copy(update=took), "chunk")

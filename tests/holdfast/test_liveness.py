@@ -1,4 +1,4 @@
-"""Is a flow run alive? By its state, its signs of life and the watcher's own clock; nothing runs here."""
+"""Tests of the verdict on a flow run, from given states, signs of life and times; they start no process."""
 
 import math
 import uuid
@@ -37,10 +37,10 @@ def judge(watch: Watch, state: State[Any], mark: str, now: float) -> Verdict:
 
 
 def lost_after(states: Iterable[tuple[float, State[Any], str]], until_s: float) -> float:
-    """The second of the first verdict that it is lost, looked at twice a second; infinity for none.
+    """Poll twice a second; return the second at which the process is first judged lost, or infinity.
 
     Args:
-        states: from which second on it has which state and which sign of life.
+        states: second, state and sign of life, for each change of the process.
     """
     watch, changes = Watch(), list(states)
     for poll in range(int(until_s / POLL_S) + 1):
@@ -64,37 +64,37 @@ def lost_after(states: Iterable[tuple[float, State[Any], str]], until_s: float) 
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_the_silent_are_lost_after_the_window_of_their_state(state: State[Any], window_s: float) -> None:
+def test_a_silent_process_is_lost_after_its_states_window(state: State[Any], window_s: float) -> None:
     assert lost_after([(0, state, "a")], LONG_S) == (window_s + POLL_S if window_s < math.inf else math.inf)
 
 
 @pytest.mark.parametrize("state", [Completed(), Failed(), Crashed(), Cancelled(), Completed(name="Preempted")])
-def test_what_has_ended_is_never_lost(state: State[Any]) -> None:
+def test_an_ended_process_is_never_lost(state: State[Any]) -> None:
     watch = Watch()
     assert {judge(watch, state, "", now) for now in range(0, 1000, 5)} == {Verdict.ENDED}
 
 
 @pytest.mark.parametrize("state", [Running(), Cancelling()])
 @pytest.mark.parametrize("every_s", [EVERY_S, 4 * EVERY_S])
-def test_it_lives_while_signs_arrive_and_is_lost_a_window_after_the_last(state: State[Any], every_s: float) -> None:
+def test_a_process_is_lost_one_window_after_its_last_sign(state: State[Any], every_s: float) -> None:
     signs = [(at * every_s, state, str(at)) for at in range(20)]
     window_s = LOST_AFTER_S if state.is_running() else CANCELLED_AFTER_S
     assert lost_after(signs, LONG_S) == signs[-1][0] + window_s + POLL_S
 
 
-def test_a_change_of_state_is_a_sign() -> None:
+def test_a_change_of_state_is_a_sign_of_life() -> None:
     states = [(0, Pending(), ""), (100, Pending(name="Submitting"), ""), (200, Running(), ""), (220, Cancelling(), "")]
     assert lost_after(states, LONG_S) == 220 + CANCELLED_AFTER_S + POLL_S
 
 
-def test_what_the_other_machines_clocks_say_does_not_matter() -> None:
+def test_other_machines_clocks_do_not_matter() -> None:
     state: State[Any] = Running()
     old = state.model_copy(update={"timestamp": LONG_AGO})
     assert lost_after([(0, old, "a")], LOST_AFTER_S) == math.inf
 
 
-def test_nothing_is_concluded_from_the_time_in_which_nobody_could_look() -> None:
-    """The server was away, or the watcher's machine slept: the window begins again when it answers."""
+def test_a_gap_between_two_looks_restarts_the_window() -> None:
+    """The server was away, or the watcher's machine slept. The window begins again when the watcher can look."""
     watch, running = Watch(), Running()
     for now in (0.0, LOST_AFTER_S - 1, LOST_AFTER_S - 1 + LONGEST_GAP_S + 1, 1000.0, 2000.0):
         assert judge(watch, running, "a", now) is Verdict.ALIVE
@@ -111,7 +111,7 @@ def test_a_slow_server_does_not_keep_the_dead_alive() -> None:
         assert now < 2 * LOST_AFTER_S
 
 
-def test_only_a_sign_that_arrives_while_it_is_watched_is_a_sign_of_its_process() -> None:
+def test_only_a_new_mark_proves_that_the_process_lives() -> None:
     watch, running = Watch(), Running()
     judge(watch, running, "left by the dead", 0.0)
     assert not watch.has_beaten
@@ -127,21 +127,21 @@ def test_only_a_sign_that_arrives_while_it_is_watched_is_a_sign_of_its_process()
         (Cancelling(), "Cancelled", "its process was gone already"),
     ],
 )
-def test_the_lost_get_the_state_that_fits(state: State[Any], name: str, message: str) -> None:
+def test_a_lost_flow_run_gets_a_final_state_that_fits(state: State[Any], name: str, message: str) -> None:
     lost = state_of_lost(state, 31.0)
     assert (lost.name, lost.is_final()) == (name, True)
     assert message in str(lost.message)
 
 
-def test_what_it_waits_for_is_said_with_what_to_do() -> None:
+def test_the_description_of_a_wait_says_what_to_do() -> None:
     assert "prefect worker start --pool gpu" in describe_wait(flow_run(Scheduled()))
     assert "to start it" in describe_wait(flow_run(Pending()))
     assert "until a person resumes it" in describe_wait(flow_run(Paused()))
     assert describe_wait(flow_run(Running())) == ""
 
 
-def test_a_cancel_is_left_to_the_worker_first_and_a_pause_is_not() -> None:
-    """A worker signals the process within seconds; the process of a dead worker finds out by itself."""
+def test_a_cancel_waits_for_the_workers_signal_and_a_pause_does_not() -> None:
+    """A live worker signals its process within seconds. Without a worker, the process reacts to the cancel itself."""
     request, cancelling = Request(lambda: None, 25.0), Cancelling()
     assert request.judge(Running(), 0.0) is None
     assert request.judge(cancelling, 1.0) is None

@@ -1,4 +1,4 @@
-"""Notices that a machine goes away: what clouds and files say, and what the ranks make of the time that is left."""
+"""Tests of preemption notices from clouds and drain files, and of the time that they leave."""
 
 import json
 import queue
@@ -22,24 +22,24 @@ def stub() -> Iterator[MetadataStub]:
 
 
 def ask(stub: MetadataStub, cloud: str) -> list[Notice]:
-    """What there is to hear from a cloud now."""
+    """Return the notices that a cloud's sources give now."""
     sources = find_sources(Preemption.model_validate({"cloud": cloud, "metadata_url": stub.url}))
     return [notice for source in sources if (notice := source()) is not None]
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
-def test_nothing_to_hear(stub: MetadataStub, cloud: str) -> None:
+def test_a_quiet_cloud_gives_no_notice(stub: MetadataStub, cloud: str) -> None:
     assert ask(stub, cloud) == []
     assert stub.asked
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
-def test_a_server_that_is_not_there_is_no_notice(cloud: str) -> None:
+def test_a_missing_metadata_server_gives_no_notice(cloud: str) -> None:
     assert ask(MetadataStub("http://127.0.0.1:9"), cloud) == []
 
 
 @pytest.mark.parametrize("answer", ["", "[]", "no JSON", "{}", "null"])
-def test_an_answer_that_makes_no_sense_is_no_notice(stub: MetadataStub, answer: str) -> None:
+def test_a_malformed_answer_gives_no_notice(stub: MetadataStub, answer: str) -> None:
     for path in (
         "/latest/meta-data/spot/instance-action",
         "/latest/meta-data/events/recommendations/rebalance",
@@ -50,7 +50,7 @@ def test_an_answer_that_makes_no_sense_is_no_notice(stub: MetadataStub, answer: 
     assert [ask(stub, cloud) for cloud in ("aws", "gcp", "azure")] == [[], [], []]
 
 
-def test_aws_interrupts(stub: MetadataStub) -> None:
+def test_an_interruption_on_aws_is_a_notice(stub: MetadataStub) -> None:
     stub.interrupt_on_aws(within_s=120)
     (notice,) = ask(stub, "aws")
     assert not notice.is_advice
@@ -58,28 +58,28 @@ def test_aws_interrupts(stub: MetadataStub) -> None:
     assert str(notice).startswith("AWS will terminate this spot instance: 1")
 
 
-def test_aws_recommends_to_rebalance(stub: MetadataStub) -> None:
+def test_a_rebalance_recommendation_on_aws_is_advice(stub: MetadataStub) -> None:
     stub.recommend_rebalance_on_aws()
     (notice,) = ask(stub, "aws")
     assert notice.is_advice
     assert str(notice) == "AWS sees a higher risk of a spot interruption: a checkpoint is made"
 
 
-def test_gcp_preempts(stub: MetadataStub) -> None:
+def test_a_preemption_on_gcp_is_a_notice(stub: MetadataStub) -> None:
     stub.preempt_on_gcp()
     (notice,) = ask(stub, "gcp")
     assert notice.within_s == 30
 
 
 @pytest.mark.parametrize("kind", ["Preempt", "Terminate", "Reboot", "Redeploy"])
-def test_azure_schedules(stub: MetadataStub, kind: str) -> None:
+def test_a_scheduled_event_on_azure_is_a_notice(stub: MetadataStub, kind: str) -> None:
     stub.schedule_on_azure(kind, within_s=30)
     (notice,) = ask(stub, "azure")
     assert notice.within_s == pytest.approx(30, abs=3)
     assert kind in str(notice)
 
 
-def test_azure_schedules_what_is_no_end_or_not_ours(stub: MetadataStub) -> None:
+def test_harmless_events_and_those_of_other_machines_are_no_notice(stub: MetadataStub) -> None:
     stub.schedule_on_azure("Freeze", within_s=30)
     assert ask(stub, "azure") == []
     stub.schedule_on_azure("Preempt", within_s=30, machine="trainer_8")
@@ -87,7 +87,7 @@ def test_azure_schedules_what_is_no_end_or_not_ours(stub: MetadataStub) -> None:
 
 
 @pytest.mark.parametrize("time_", ["", "yesterday", "2000-01-01T00:00:00Z"])
-def test_a_time_that_is_past_or_unreadable_leaves_none(stub: MetadataStub, time_: str) -> None:
+def test_a_past_or_unreadable_time_leaves_no_seconds(stub: MetadataStub, time_: str) -> None:
     action = {"action": "stop", "time": time_}
     stub.paths["/latest/meta-data/spot/instance-action"] = json.dumps(action)
     (notice,) = ask(stub, "aws")
@@ -104,19 +104,19 @@ def test_a_time_that_is_past_or_unreadable_leaves_none(stub: MetadataStub, time_
         ({}, "off"),
     ],
 )
-def test_the_cloud_is_told_by_the_firmware(tmp_path: Path, said: dict[str, str], cloud: str) -> None:
+def test_the_firmware_names_the_cloud(tmp_path: Path, said: dict[str, str], cloud: str) -> None:
     for name, text in said.items():
         (tmp_path / name).write_text(text + "\n")
     assert find_cloud(tmp_path) == cloud
 
 
-def test_outside_of_a_cloud_nobody_is_asked(tmp_path: Path) -> None:
-    assert find_sources(Preemption(), firmware=tmp_path) == []  # the tests may run in a cloud
+def test_outside_of_a_cloud_there_are_no_sources(tmp_path: Path) -> None:
+    assert find_sources(Preemption(), firmware=tmp_path) == []  # an empty firmware folder: the tests may run in a cloud
     assert find_sources(Preemption(cloud="off", metadata_url="http://127.0.0.1:9")) == []
 
 
 @pytest.mark.parametrize(("text", "within_s"), [("", 0.0), ("90", 90.0), ("90.5\n", 90.5), ("soon", 0.0), ("-3", 0.0)])
-def test_drain_file(tmp_path: Path, text: str, within_s: float) -> None:
+def test_a_drain_file_holds_the_seconds_that_are_left(tmp_path: Path, text: str, within_s: float) -> None:
     path = tmp_path / "drain"
     assert read_drain_file(path) is None
     path.write_text(text)
@@ -140,7 +140,7 @@ def test_drain_file(tmp_path: Path, text: str, within_s: float) -> None:
         (b"9" * 1023, MAX_WITHIN_S),
     ],
 )
-def test_a_drain_file_is_a_notice_whatever_is_in_it(tmp_path: Path, data: bytes, within_s: float) -> None:
+def test_a_drain_file_is_a_notice_whatever_it_holds(tmp_path: Path, data: bytes, within_s: float) -> None:
     path = tmp_path / "drain"
     path.write_bytes(data)
     notice = read_drain_file(path)
@@ -150,17 +150,17 @@ def test_a_drain_file_is_a_notice_whatever_is_in_it(tmp_path: Path, data: bytes,
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/"])
-def test_a_folder_or_a_device_is_no_drain_file(path: str) -> None:
+def test_a_folder_or_a_device_is_refused_as_a_drain_file(path: str) -> None:
     with pytest.raises(ValueError, match="is not a file"):
         read_drain_file(Path(path))
 
 
-def test_a_file_below_a_file_is_not_there(tmp_path: Path) -> None:
+def test_a_drain_file_below_a_file_does_not_exist(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert read_drain_file(tmp_path / "file" / "drain") is None
 
 
-def test_a_drain_file_that_is_none_is_told_once_and_others_are_asked(
+def test_a_broken_source_is_reported_once_and_others_are_polled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
@@ -171,7 +171,7 @@ def test_a_drain_file_that_is_none_is_told_once_and_others_are_asked(
     assert len(caplog.records) == 1
 
 
-def test_a_time_beyond_all_clocks_is_cut(stub: MetadataStub) -> None:
+def test_a_time_in_the_far_future_is_cut(stub: MetadataStub) -> None:
     stub.schedule_on_azure("Preempt", within_s=30)
     path = next(path for path in stub.paths if "scheduledevents" in path)
     events = json.loads(stub.paths[path])
@@ -189,7 +189,7 @@ def test_a_notice_counts_down() -> None:
     assert soon.left_s() == 0
 
 
-def test_each_notice_is_told_once_and_an_end_is_the_last(stub: MetadataStub, tmp_path: Path) -> None:
+def test_each_notice_is_reported_once_and_polling_ends_with_an_end(stub: MetadataStub, tmp_path: Path) -> None:
     told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
     drain = tmp_path / "drain"
     stub.recommend_rebalance_on_aws()
@@ -197,7 +197,7 @@ def test_each_notice_is_told_once_and_an_end_is_the_last(stub: MetadataStub, tmp
     with watch(config, told.put, every_s=0.05):
         assert told.get(timeout=60).is_advice
         asked = len(stub.asked)
-        await_equal(lambda: len(stub.asked) > asked + 8, True)  # two rounds: a token and an answer of each source
+        await_equal(lambda: len(stub.asked) > asked + 8, True)  # two rounds: a token and an answer for each source
         assert told.empty()
         drain.write_text("7")
         assert told.get(timeout=60).within_s == 7

@@ -1,4 +1,4 @@
-"""Which endings spend which budget, and when a run is given up."""
+"""Tests of supervision: which endings spend which budget, and when a run gets no further attempt."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_lost_machines_never_end_a_run_by_themselves(reason: str) -> None:
     assert judge(ends(*[(reason, 0)] * 1000), LIMITS) > 0
 
 
-def test_as_many_lost_machines_as_are_allowed() -> None:
+def test_more_lost_machines_than_allowed_end_the_run() -> None:
     limits = Supervision(max_preemptions=2)
     judge(ends(("preempted", 4), ("vanished", 8)), limits)
     with pytest.raises(NoProgress, match=r"3 machines were lost, and supervision\.max_preemptions is 2"):
@@ -45,13 +45,13 @@ def test_as_many_lost_machines_as_are_allowed() -> None:
 
 
 @pytest.mark.parametrize("reason", FAILURES)
-def test_failures_without_progress_end_it(reason: str) -> None:
+def test_failures_without_progress_end_the_run(reason: str) -> None:
     judge(ends((reason, 36), (reason, 36), (reason, 36)), LIMITS)
     with pytest.raises(NoProgress, match=f"3 attempts in a row failed .* why {reason}"):
         judge(ends((reason, 36), (reason, 36), (reason, 36), (reason, 36)), LIMITS)
 
 
-def test_progress_gives_the_budget_back() -> None:
+def test_progress_resets_the_number_of_failures() -> None:
     found = ends(("rank_crashed", 4), ("rank_crashed", 4), ("rank_crashed", 4), ("rank_crashed", 8))
     assert judge(found, LIMITS) == 0
     judge([*found, *ends(("rank_crashed", 8), ("rank_crashed", 8))], LIMITS)
@@ -59,7 +59,7 @@ def test_progress_gives_the_budget_back() -> None:
         judge([*found, *ends(("rank_crashed", 8), ("rank_crashed", 8), ("rank_crashed", 8))], LIMITS)
 
 
-def test_lost_machines_between_failures_neither_spend_nor_give_back() -> None:
+def test_lost_machines_neither_count_as_failures_nor_reset_them() -> None:
     found = ends(("crashed", 0), ("preempted", 0), ("crashed", 0), ("vanished", 0))
     judge(found, LIMITS)
     with pytest.raises(NoProgress, match="3 attempts in a row failed"):
@@ -70,7 +70,7 @@ def test_lost_machines_between_failures_neither_spend_nor_give_back() -> None:
     ("reason", "error"),
     [("settings", WrongUse), ("damaged", Damage), ("superseded", Superseded), ("cancelled", RunStopped)],
 )
-def test_what_another_attempt_cannot_help(reason: str, error: type[HoldfastError]) -> None:
+def test_errors_that_another_attempt_cannot_mend_are_raised(reason: str, error: type[HoldfastError]) -> None:
     with pytest.raises(error, match=f"why {reason}"):
         judge(ends(("preempted", 4), (reason, 4)), LIMITS)
 
@@ -83,7 +83,7 @@ def test_the_wait_doubles_while_nothing_is_committed() -> None:
     assert judge(ends(*[("preempted", 0)] * 1000), Supervision(backoff_s=0)) == 0
 
 
-def test_a_step_that_had_been_reached_before_is_no_progress() -> None:
+def test_reaching_an_old_step_again_is_no_progress() -> None:
     found = ends(("preempted", 8), ("damaged", 4), ("preempted", 6), ("preempted", 9), ("preempted", 9))
     assert [end.step for end in without_progress(found)] == [9]
     assert [end.step for end in without_progress(found[:3])] == [4, 6]

@@ -1,4 +1,4 @@
-"""Configurations of a sweep."""
+"""Tests of the configurations of a sweep."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from holdfast.sweep import expand
 CONFIG = RunConfig(recipe="m:f", run="toy", settings={"lr": 1.0})
 
 
-def test_one_for_each_combination() -> None:
+def test_a_sweep_has_one_run_for_each_combination() -> None:
     configs = expand(CONFIG, {"settings.lr": [0.1, 0.01], "seed": [1, 2]})
     assert [(each.settings["lr"], each.seed) for each in configs] == [(0.1, 1), (0.1, 2), (0.01, 1), (0.01, 2)]
     assert [each.run for each in configs] == [
@@ -17,7 +17,7 @@ def test_one_for_each_combination() -> None:
     ]  # fmt: skip
 
 
-def test_tables_that_are_not_there_yet() -> None:
+def test_a_sweep_sets_tables_that_are_missing() -> None:
     (config,) = expand(CONFIG, {"retention.keep_best": [{"metric": "loss"}]})
     assert config.retention.keep_best is not None
     assert config.run == "toy-keep_best-metric-loss"
@@ -34,6 +34,6 @@ def test_tables_that_are_not_there_yet() -> None:
         ({"seed.x": [1]}, "seed is a value, not a table"),
     ],
 )
-def test_what_cannot_be_swept(grid: dict[str, list[object]], message: str) -> None:
+def test_a_wrong_grid_is_refused(grid: dict[str, list[object]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         expand(CONFIG, grid)

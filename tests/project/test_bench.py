@@ -1,4 +1,4 @@
-"""`make bench` runs, and what it counts doesn't grow where it was said not to."""
+"""Tests of `make bench`: it runs, and its request counts don't grow with the length of a run."""
 
 import platform
 
@@ -46,8 +46,8 @@ def test_the_machine_is_described_without_its_name() -> None:
     assert platform.node() not in map(str, machine.values())
 
 
-def test_what_a_boundary_costs_is_found() -> None:
-    """Steps of 0.1 s in chunks of 10, each of which begins with a step that takes 0.05 s longer."""
+def test_the_cost_of_a_boundary_is_measured() -> None:
+    """Steps take 0.1 s, in chunks of 10; the first step of each chunk takes 0.05 s longer."""
     done = [0.1 * step + 0.05 * ((step - 1) // 10) for step in range(1, 51)]
     assert flow._mean_step(done, 10) == pytest.approx(0.105)
 

@@ -1,4 +1,4 @@
-"""The declared dependencies are the imported ones: the core's are the engine's, and each extra's are its modules'."""
+"""Tests of the declared dependencies: the core's are what the engine imports, an extra's what its modules import."""
 
 import ast
 import importlib.util
@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 OURS = {"holdfast", "tasks", "flows", "deployments"}
-# Modules of the engine that are only imported where an extra is installed.
+# Modules of the engine that are imported only if an extra is installed.
 EXTRA_MODULES = {
     "s3": ["store/s3.py"],
     "azure": ["store/azure.py"],
@@ -28,7 +28,7 @@ NOT_IMPORTED = {"s3": {"s3fs"}, "azure": {"adlfs"}, "gcs": {"gcsfs"}, "prefect":
 
 
 def list_imports(source: str) -> Iterator[str]:
-    """Yield the modules that Python source imports anywhere in it, also in functions and for type checkers."""
+    """Yield all modules that Python source imports, including in functions and for type checkers."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -1,4 +1,4 @@
-"""What is deployed can be started, and is what the README says."""
+"""Tests of the deployments: each one can be started, with the parameters that the README shows."""
 
 import importlib
 from typing import Any
@@ -33,7 +33,7 @@ def test_the_entrypoint_is_a_flow_that_takes_the_parameters(deployment: dict[str
 
 
 def test_the_form_begins_with_the_run_of_make_train() -> None:
-    """Started from either, it is the same run: no setting has drifted."""
+    """The form and `make train` start the same run: no identity setting differs."""
     from_form = parse_config(find("train")["parameters"]["config"])
     from_file = load_config(ROOT / "holdfast" / "recipes" / "language.toml")
     identities = [
@@ -44,7 +44,7 @@ def test_the_form_begins_with_the_run_of_make_train() -> None:
     assert (from_form.store, from_form.run, from_form.epochs) == (from_file.store, from_file.run, from_file.epochs)
 
 
-def test_only_tidying_up_is_scheduled_without_being_asked_for() -> None:
+def test_only_prune_and_audit_are_scheduled_by_default() -> None:
     active = {
         deployment["name"]: schedule["cron"]
         for deployment in DEPLOYMENTS
@@ -65,7 +65,7 @@ def test_a_run_that_ends_is_not_taken_for_lost() -> None:
 def test_automations_that_did_not_change_are_left_alone(
     prefect_api: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An update gives a trigger another id, and the server forgets which flow runs it was waiting for."""
+    """An update changes a trigger's id, and the server then forgets for which flow runs it was waiting."""
 
     def triggers() -> dict[str, str]:
         with get_client(sync_client=True) as client:

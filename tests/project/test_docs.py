@@ -1,4 +1,4 @@
-"""What the pages say is so: links lead somewhere, pages that are made are current, and examples work."""
+"""Tests of the pages: links work, generated pages are current, and files that pages name exist."""
 
 import re
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ def name(path: Path) -> str:
 
 
 def find_links(text: str) -> Iterator[str]:
-    """Yield where the links and pictures of a page lead, without what stands in code."""
+    """Yield the targets of a page's links and pictures, except in code."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
     yield from re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose))
 
 
 def find_anchors(text: str) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors that GitHub makes of a page's headings."""
     titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -49,7 +49,7 @@ def test_links_are_found() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_pages_that_are_made_are_current(page: str) -> None:
+def test_generated_pages_are_current(page: str) -> None:
     assert (DOCS / page).read_text("utf-8") == PAGES[page](), "make docs"
 
 

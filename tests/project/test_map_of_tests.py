@@ -1,4 +1,4 @@
-"""The map of the tests is complete, and the longest tests begin first."""
+"""Tests that the map of the tests is complete, and that the longest tests begin first."""
 
 import re
 

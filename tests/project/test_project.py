@@ -1,4 +1,4 @@
-"""What the project promises about itself: its layers, its public names, its light imports, its set-up."""
+"""Tests of the project's promises: layers, public names, light imports, dependencies and set-up."""
 
 import importlib.metadata
 import os
@@ -19,14 +19,14 @@ BIN = Path(sys.executable).parent
 
 
 def run(*command: str | Path, cwd: Path = ROOT, text: str | None = None) -> "subprocess.CompletedProcess[str]":
-    wide = os.environ | {"COLUMNS": "200"}  # import-linter wraps what it reports at the terminal's edge
+    wide = os.environ | {"COLUMNS": "200"}  # import-linter wraps its report at the terminal's width
     return subprocess.run(
         command, cwd=cwd, env=wide, capture_output=True, text=True, input=text, check=False, timeout=COMMAND_WITHIN_S
     )
 
 
-def test_public_names_change_on_purpose_only() -> None:
-    """Users import these; adding one is a promise, taking one away breaks them."""
+def test_public_names_change_only_on_purpose() -> None:
+    """Users import these names: a new one is a promise, and removing one breaks their code."""
     assert holdfast.__all__ == [
         "Anneal", "ConfigDrift", "HoldfastError", "Limits", "Recipe", "RunConfig", "Schedule",
         "fingerprint", "load_config", "validate_fingerprint",
@@ -92,7 +92,7 @@ def test_every_dependency_is_pinned() -> None:
     assert names <= normal
 
 
-def test_nothing_heavy_came_along() -> None:
+def test_no_heavy_package_is_installed() -> None:
     names = {(distribution.name or "").lower() for distribution in importlib.metadata.distributions()}
     assert "torchvision" not in names
     if torch.version.cuda is None:
@@ -100,7 +100,7 @@ def test_nothing_heavy_came_along() -> None:
 
 
 def test_bytecode_is_compiled() -> None:
-    """Otherwise every process compiles torch and Prefect anew, which takes seconds."""
+    """Without bytecode every process compiles torch and Prefect anew, which takes seconds."""
     assert list((Path(torch.__file__).parent / "__pycache__").glob("__init__.*.pyc"))
 
 

@@ -1,4 +1,4 @@
-"""What the README and the pages of docs/ show is so: each command is run, in the order of its page."""
+"""Tests of the README and docs/: run each command that a page shows, in the page's order."""
 
 import os
 import re
@@ -19,26 +19,26 @@ from tests.conftest import COMMAND_WITHIN_S, ROOT
 PAGES = {path.name: path.read_text("utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
 PAGES["CONTRIBUTING.md"] = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 README = PAGES["README.md"]
-# These go on with the model of the README, in this order.
+# These pages continue with the README's model, in this order.
 PAGES_OF_ONE_MODEL = ("README.md", "configuration.md", "operating.md", "keeping.md")
-# What a proof says that doesn't depend on the machine.
+# The lines of a proof that don't depend on the machine.
 SAME_EVERYWHERE = ("proved:", "  settings", "  not reached the", "  again with")
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """Return what stands between fences on a page; every second part is inside of one."""
+    """Split a page at its code fences: every second part is code."""
     inside = re.split(r"^```", PAGES[page], flags=re.M)[1::2]
     return [text for name, _, text in (part.partition("\n") for part in inside) if name == language]
 
 
 def commands(page: str) -> list[list[str]]:
-    """Return the commands of a page that begin with .venv/bin; test_local is about make up and what it starts."""
+    """Return a page's commands that begin with .venv/bin. test_local tests make up and its processes."""
     lines = [line for block in blocks(page, "") for line in block.splitlines()]
     return [shlex.split(line) for line in lines if line.startswith(".venv/bin/")]
 
 
 def run(command: list[str], folder: Path, api: dict[str, str]) -> str:
-    """Run a command of a page in a folder; return what it printed."""
+    """Run a page's command in a folder and return its output."""
     module = ["-m", "holdfast.cli"] if command[0].endswith("holdfast") else []
     done = subprocess.run(
         [sys.executable, *module, *command[1:]],
@@ -49,7 +49,7 @@ def run(command: list[str], folder: Path, api: dict[str, str]) -> str:
 
 
 def test_every_page_with_commands_is_run() -> None:
-    """The pages below are all that have any."""
+    """No page has commands that the tests below don't run."""
     with_commands = {page for page in PAGES if commands(page)}
     assert with_commands == {*PAGES_OF_ONE_MODEL, "adding-a-recipe.md", "adding-a-store.md"}
 
@@ -69,8 +69,8 @@ def test_exit_codes_are_the_documented_ones() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)  # some thirty commands, two minutes where nothing else runs
-def test_your_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict[str, str]) -> None:
+@pytest.mark.timeout(3600)  # some thirty commands take two minutes on an idle machine
+def test_the_readmes_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict[str, str]) -> None:
     recipe, program = blocks("README.md", "python")
     (config,), (retention,) = blocks("README.md", "toml"), blocks("keeping.md", "toml")
     assert len([line for line in recipe.splitlines() if line]) <= 22
@@ -109,7 +109,7 @@ def test_the_recipe_step_by_step(tmp_path: Path, prefect_api: dict[str, str]) ->
 
 
 @pytest.mark.slow
-def test_the_recipe_that_forgets_is_told_what(tmp_path: Path) -> None:
+def test_the_forgetful_recipe_is_told_what_it_forgets(tmp_path: Path) -> None:
     (recipe, _), (config,) = blocks("adding-a-recipe.md", "python"), blocks("adding-a-recipe.md", "toml")
     (forgetful, count) = re.subn(r"^ *extras=.*\n", "", recipe, flags=re.M)
     assert count == 1

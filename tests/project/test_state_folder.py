@@ -1,4 +1,4 @@
-"""The folder of ``make up``: only its owner's, with one secret, for one checkout at a time."""
+"""Tests of the state folder of ``make up``: one owner, one secret, one checkout at a time."""
 
 import json
 import os
@@ -18,13 +18,13 @@ from tasks.credentials import STARTED, make_secret, new_auth, open_state
 
 @pytest.fixture
 def pid() -> Iterator[int]:
-    """A process that lives."""
+    """Yield a live process."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         yield process.pid
         process.kill()
 
 
-def test_nobody_else_may_enter_it(tmp_path: Path) -> None:
+def test_nobody_else_may_enter_the_state_folder(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "state"
     open_state(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -33,7 +33,7 @@ def test_nobody_else_may_enter_it(tmp_path: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_another_user_s_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_state_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_state(tmp_path / "state")
     monkeypatch.setattr(os, "geteuid", lambda: (tmp_path / "state").stat().st_uid + 1)
     with pytest.raises(ConfigError, match="belongs to user") as refused:
@@ -47,7 +47,7 @@ def test_a_folder_that_can_not_be_made_is_one_clear_line(tmp_path: Path) -> None
         open_state(tmp_path / "file" / "state")
 
 
-def test_a_secret_is_made_once_and_never_half(tmp_path: Path) -> None:
+def test_a_secret_is_made_once_and_atomically(tmp_path: Path) -> None:
     found: list[str] = []
     threads = [
         threading.Thread(target=lambda: found.append(make_secret(tmp_path / "auth", new_auth()))) for _ in range(16)
@@ -76,13 +76,13 @@ def test_a_second_checkout_is_refused_and_told_whose_it_is(
         check_owner(Ledger(tmp_path))
     assert f"make -C '{first}' down" in refused.value.hint
     assert "HOLDFAST_STATE=" in refused.value.hint
-    first.rmdir()  # moved, or deleted: make down is allowed, make up is not
+    first.rmdir()  # the checkout was moved or deleted: make down is allowed, make up is not
     check_owner(Ledger(tmp_path))
     with pytest.raises(ConfigError, match="which is gone"):
         check_current(Ledger(tmp_path))
 
 
-def test_what_is_dead_belongs_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_processes_belong_to_no_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "first").mkdir()
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         Ledger(tmp_path).add("server", process.pid, checkout=str(tmp_path / "first"))
@@ -91,7 +91,7 @@ def test_what_is_dead_belongs_to_nobody(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_server_without_authentication_does_not_stay(tmp_path: Path, pid: int) -> None:
-    """An earlier version's make up has started it."""
+    """The make up of an earlier version started this server."""
     Ledger(tmp_path).add("server", pid, url="http://127.0.0.1:4200/api")
     check_owner(Ledger(tmp_path))
     with pytest.raises(ConfigError, match="without authentication") as refused:
@@ -99,14 +99,14 @@ def test_a_server_without_authentication_does_not_stay(tmp_path: Path, pid: int)
     assert refused.value.hint == "make down, then try again"
 
 
-def test_two_at_once_exclude_each_other(tmp_path: Path) -> None:
+def test_two_commands_at_once_exclude_each_other(tmp_path: Path) -> None:
     with locked(tmp_path), pytest.raises(ConfigError, match="another make up or make down"), locked(tmp_path):
         pass
     with locked(tmp_path):
         pass
 
 
-def test_commands_find_the_secret_of_that_server_only(tmp_path: Path) -> None:
+def test_commands_find_the_secret_only_of_the_server_of_make_up(tmp_path: Path) -> None:
     url = "http://127.0.0.1:4200/api"
     secret = make_secret(tmp_path / "auth", new_auth())
     (tmp_path / STARTED).write_text(json.dumps({"server": {"url": url}}))

@@ -1,4 +1,4 @@
-"""What a program of ours reads and writes as text doesn't depend on the machine's locale."""
+"""Tests that no file of the project reads or writes text in the machine's locale."""
 
 import ast
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import ROOT
 
 ROOMS = ("holdfast", "tasks", "flows", "deployments")
-# How many arguments come before the encoding.
+# The number of arguments before the encoding, by the call's name.
 BEFORE = {".read_text": 0, ".write_text": 1}
 PROCESSES = {".run", ".Popen", ".check_output"}
 OPENS = {"open", ".open", ".fdopen"}
@@ -24,14 +24,14 @@ def find_texts_by_locale(source: str) -> Iterator[int]:
 
 
 def is_text(name: str, arguments: list[ast.expr], keywords: dict[str | None, ast.expr]) -> bool:
-    """Return whether a call of this name handles text, without naming its encoding by position."""
+    """Return whether a call of this name handles text without passing its encoding by position."""
     if name in BEFORE:
         return len(arguments) <= BEFORE[name]
     if name in PROCESSES:
         return bool({"text", "universal_newlines"} & keywords.keys())
     values = [each.value for each in [*arguments, keywords.get("mode")] if isinstance(each, ast.Constant)]
     modes = [value for value in values if isinstance(value, str) and set(value) <= set("rwaxbt+")]
-    if name == ".open" and not modes:  # many things have a method of this name
+    if name == ".open" and not modes:  # other classes have a method of this name too
         return False
     return name in OPENS and "b" not in "".join(modes)
 
@@ -54,12 +54,12 @@ def is_text(name: str, arguments: list[ast.expr], keywords: dict[str | None, ast
         ("os.fdopen(1, 'wb')", False),
     ],
 )
-def test_such_calls_are_found(source: str, is_found: bool) -> None:
+def test_calls_without_an_encoding_are_found(source: str, is_found: bool) -> None:
     assert bool(list(find_texts_by_locale(source))) == is_found
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_every_text_names_its_encoding(room: str) -> None:
+def test_every_call_for_text_names_its_encoding(room: str) -> None:
     found = {
         f"{path.relative_to(ROOT)}:{line}"
         for path in (ROOT / room).rglob("*.py")

@@ -1,4 +1,4 @@
-"""The wheel alone, without Prefect, in an environment of its own: it trains, proves, verifies and audits."""
+"""Tests of the wheel alone, without Prefect, in its own environment: train, prove, verify and audit."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ CONFIG = 'recipe = "my_line:line"\nrun = "line"\nepochs = 3\n'
 
 
 def list_required(names: set[str]) -> dict[str, Distribution]:
-    """Return the installed distributions of these names and of all that they require here, by name."""
+    """Return the installed distributions of these names and of all their requirements, by name."""
     found: dict[str, Distribution] = {}
     waiting = [*names]
     while waiting:
@@ -51,7 +51,7 @@ def list_required(names: set[str]) -> dict[str, Distribution]:
 
 
 def link(found: Distribution, site: Path) -> None:
-    """Make an installed distribution visible in another folder of packages, by links to its top-level entries."""
+    """Link an installed distribution's top-level entries into another folder of packages."""
     for entry in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
         target = Path(str(found.locate_file(entry)))
         if target.exists() and not (site / entry).exists():  # several distributions may share a namespace
@@ -59,7 +59,7 @@ def link(found: Distribution, site: Path) -> None:
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
-    """Run a command without this environment's own paths; return what it printed."""
+    """Run a command without this environment's own paths and return its output."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     done = subprocess.run(
         command, cwd=cwd, env=own | {"PIP_NO_INDEX": "1"}, capture_output=True, text=True, timeout=COMMAND_WITHIN_S,
@@ -71,7 +71,7 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
 
 @pytest.fixture(scope="module")
 def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin/ of an environment that has the wheel, what its core dependencies require, and nothing else."""
+    """Return the bin/ of an environment with the wheel, its core dependencies and their requirements alone."""
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder)
     (wheel,) = folder.glob("*.whl")
@@ -79,14 +79,14 @@ def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site,) = folder.glob("venv/lib/python*/site-packages")
     for found in list_required(CORE).values():
         link(found, site)
-    # pip looks nowhere else, so it fails if the wheel requires a package that isn't a core dependency's.
+    # pip may use no index, so it fails if the wheel requires anything but the core dependencies.
     run(sys.executable, "-m", "pip", "--python", folder / "venv/bin/python", "install", "--quiet", wheel)
     return folder / "venv" / "bin"
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a small recipe and its configuration."""
+    """Return a folder with a small recipe and its configuration."""
     folder = tmp_path_factory.mktemp("recipe")
     (folder / "my_line.py").write_text(RECIPE)
     (folder / "my_line.toml").write_text(CONFIG)
@@ -105,7 +105,7 @@ def test_neither_prefect_nor_the_checkout_is_there(binaries: Path, recipe: Path)
 
 
 def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path) -> None:
-    """But for those of extras: the stores of clouds, and the suites for pytest."""
+    """Modules of extras are exempt: the stores of clouds, and the suites for pytest."""
     program = (
         "import holdfast, importlib, pkgutil\n"
         "for module in pkgutil.walk_packages(holdfast.__path__, 'holdfast.'):\n"
@@ -117,12 +117,12 @@ def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path
     assert missing == {"holdfast.store.azure": "azure", "holdfast.testing.stores": "pytest"}
 
 
-def test_it_proves(binaries: Path, recipe: Path) -> None:
+def test_the_wheel_proves(binaries: Path, recipe: Path) -> None:
     said = run(binaries / "holdfast", "prove", "my_line.toml", "--steps", "8", "--seed", "7", cwd=recipe)
     assert said.startswith("proved: 8 steps of my_line:line end on the same bytes, straight and with SIGKILL in steps")
 
 
-def test_it_trains_verifies_and_audits(binaries: Path, recipe: Path) -> None:
+def test_the_wheel_trains_verifies_and_audits(binaries: Path, recipe: Path) -> None:
     holdfast = binaries / "holdfast"
     said = run(holdfast, "train", "my_line.toml", cwd=recipe)
     assert said.startswith("run line is complete: step 12, epoch 3")

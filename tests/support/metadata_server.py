@@ -1,4 +1,4 @@
-"""The metadata servers of three clouds, over HTTP, as far as their notices go: with the headers that they insist on."""
+"""A stub of three clouds' metadata servers, over HTTP: their preemption notices, and the headers that they require."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ MACHINE = "trainer_7"
 
 @dataclass
 class MetadataStub:
-    """What the cloud says of this machine; by default nothing."""
+    """The notices that the stub gives; none by default."""
 
     url: str = ""
     paths: dict[str, str] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def metadata_server() -> Iterator[MetadataStub]:
-    """While the block lasts, a stub answers on the loopback interface."""
+    """Run a stub on the loopback interface while the block lasts; yield it."""
     stub = MetadataStub()
     handler = type("Handler", (_Handler,), {"stub": stub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 ROOMS = ("docs", "holdfast", "tasks", "flows", "deployments", "tests")
 SUFFIXES = {".py", ".md", ".toml", ".yaml", ".png", ".txt"}
-# What files say that have no docstring.
+# Descriptions of files that have no docstring.
 SAID = {
     "README.md": "What Holdfast does, in ten minutes.",
     "CONTRIBUTING.md": "How to set up, test, write and commit.",
@@ -148,7 +148,7 @@ def to_toml(value: Any) -> str:
 
 
 def describe_type(field: FieldInfo) -> str:
-    """Return a field's type and bounds, as a person reads them."""
+    """Return a readable form of a field's type and bounds."""
     limits = [*field.metadata]
     kind = name_type(field.annotation, limits)
     for limit in limits:
@@ -162,7 +162,7 @@ def describe_type(field: FieldInfo) -> str:
 
 
 def name_type(annotation: Any, limits: list[Any]) -> str:
-    """Return the name of a type in TOML, and put the limits inside of it into the list."""
+    """Return the name of a type in TOML, and append the bounds inside of it to the list."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         limits += annotation.__metadata__
@@ -212,7 +212,7 @@ def make_line(path: Path) -> str:
 
 
 def describe(path: Path, name: str) -> str:
-    """Return the first paragraph of a module's docstring, or what is said of another file here."""
+    """Return the first paragraph of a module's docstring, or this module's description of another file."""
     if name in SAID:
         return SAID[name]
     if path.is_dir() and any(path.glob("test_*.py")):

@@ -23,28 +23,28 @@ from holdfast.store import open_store
 from tests.conftest import is_rank, kill_tree
 
 ENDS_WITHIN_S = 150.0
-# Neither a proxy nor a certificate: to read the certificates takes a client 20 ms, each time.
+# Use no proxy, and load no certificates, which takes a client 20 ms each time.
 ON_THIS_MACHINE: dict[str, Any] = {"trust_env": False, "verify": False, "timeout": 60}
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
 @dataclass
 class Pool:
-    """Server, pools and workers."""
+    """A server with its work pools and workers."""
 
     ledger: local.Ledger
-    environment: dict[str, str]  # of what trains
+    environment: dict[str, str]  # of the workers, and so of the training processes
     url: str = ""
 
     @property
     def auth(self) -> tuple[str, str]:
-        """User and password, as the server asks for them."""
+        """The server's user and password."""
         user, _, password = local.own_auth(self.ledger).partition(":")
         return user, password
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """The server's answer, as the UI gets it."""
-        # A database in a file is locked now and then; every client of Prefect's asks again.
+        """Send a request as the UI does, and return the answer."""
+        # A database in a file is locked now and then. Prefect's own clients repeat such requests too.
         for _ in range(10):
             answer = httpx.request(method, f"{self.url}{path}", json=body, auth=self.auth, **ON_THIS_MACHINE)
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
@@ -63,7 +63,7 @@ class Pool:
         return int(self.ledger.known[f"worker-{pool}"]["pid"])
 
     def replace_worker(self, **environment: str) -> None:
-        """The machine that trains is another one from now on."""
+        """Kill the machine that trains, and start another one."""
         kill_tree(self.worker())
         self.start_worker(**environment)
 
@@ -71,7 +71,7 @@ class Pool:
         local.start_server(self.ledger, "")
 
     def make_up(self) -> None:
-        """All that ``make up`` does once the server is there; workers that live stay."""
+        """Do what ``make up`` does after the server has started. Live workers stay."""
         with self.settings():
             local.make_pools()
             make_automations()
@@ -84,11 +84,11 @@ class Pool:
             make_automations()
 
     def settings(self) -> AbstractContextManager[object]:
-        """In the block this process's clients use the server."""
+        """Let this process's clients use the server while the block lasts."""
         return temporary_settings({PREFECT_API_URL: self.url, PREFECT_API_AUTH_STRING: ":".join(self.auth)})
 
     def delete_automations(self) -> None:
-        """The server waits for no flow run any more."""
+        """Delete all automations, so that the server watches no flow run."""
         for automation in self.ask("POST", "/automations/filter", {}):
             self.ask("DELETE", f"/automations/{automation['id']}")
 
@@ -98,7 +98,7 @@ class Pool:
     # ---- flow runs
 
     def start(self, deployment: str, **parameters: Any) -> str:
-        """A flow run as the UI's button starts it; its id."""
+        """Start a flow run as the UI's button does; return its id."""
         known = self.ask("GET", f"/deployments/name/{deployment}")
         body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
         return str(self.ask("POST", f"/deployments/{known['id']}/create_flow_run", body)["id"])
@@ -107,7 +107,7 @@ class Pool:
         return dict(self.ask("GET", f"/flow_runs/{flow_run}"))
 
     def await_end(self, flow_run: str, within_s: float = ENDS_WITHIN_S) -> dict[str, Any]:
-        """The flow run, when it has ended."""
+        """Wait until a flow run has ended; return it."""
         deadline = time.monotonic() + within_s
         while (found := self.read(flow_run))["state"]["type"] not in FINAL:
             assert time.monotonic() < deadline, f"{found['name']} is still {found['state']['name']}"
@@ -131,7 +131,7 @@ class Pool:
         self.ask("POST", f"/flow_runs/{flow_run}/resume", {})
 
     def schedule(self, deployment: str, at: datetime, **parameters: Any) -> str:
-        """A schedule of the deployment, once an hour; its id."""
+        """Add an hourly schedule to a deployment; return its id."""
         known = self.ask("GET", f"/deployments/name/{deployment}")
         every_hour = {"interval": 3600, "anchor_date": at.isoformat(), "timezone": "UTC"}
         body = [{"active": True, "schedule": every_hour, "parameters": parameters}]
@@ -142,7 +142,7 @@ class Pool:
         self.ask("DELETE", f"/deployments/{known['id']}/schedules/{schedule}")
 
     def find(self, flow: str, run: str, **filters: Any) -> list[dict[str, Any]]:
-        """The flow runs of a flow that are about a run, oldest first."""
+        """Return the flow runs of a flow that belong to a run, oldest first."""
         body = {
             "flows": {"name": {"any_": [flow]}},
             "flow_runs": {"tags": {"all_": [f"run:{run}"]}, **filters},
@@ -155,7 +155,7 @@ class Pool:
         return list(self.ask("POST", "/artifacts/filter", body))
 
     def await_events(self, number: int, name: str, run: str, within_s: float = 60.0) -> list[dict[str, Any]]:
-        """The events of a name about a run. The server writes them down in batches, seconds after they came."""
+        """Wait for a run's events of this name and return them. The server writes events in batches, seconds later."""
         body = {"filter": {"event": {"name": [name]}, "resource": {"id": [f"holdfast.run.{run}"]}}, "limit": 50}
         deadline = time.monotonic() + within_s
         while len(found := self.ask("POST", "/events/filter", body)["events"]) < number:
@@ -170,7 +170,7 @@ class Pool:
 
 @dataclass
 class PoolRun:
-    """One run that is trained on the pool."""
+    """A run that is trained on the pool."""
 
     pool: Pool
     folder: Path
@@ -181,7 +181,7 @@ class PoolRun:
         return f"{self.folder}/runs"
 
     def config(self, **changes: Any) -> dict[str, Any]:
-        """What a person fills into the form."""
+        """Return the configuration that a person fills into the form."""
         known: dict[str, Any] = {
             "recipe": "tests.support.toy:toy", "run": self.name, "epochs": 3, "where": "gpu", "store": self.store,
             "chunk": {"steps": 4}, "log": {"every": 1, "folder": f"{self.folder}/logs"},
@@ -196,7 +196,7 @@ class PoolRun:
         return Journal(open_store(self.store), self.name)
 
     def count_trained(self) -> int:
-        """How many micro-batches were trained, those that were lost and trained again among them."""
+        """Return how many micro-batches were trained, including lost ones that were trained again."""
         return len((self.pool.ledger.folder / self.name).read_text())
 
     def standing(self) -> Standing:
@@ -209,16 +209,16 @@ class PoolRun:
         await_true(lambda: self.journal().newest_number() >= number, f"there was no commit {number}", within_s)
 
     def await_attempt(self, number: int, within_s: float = ENDS_WITHIN_S) -> None:
-        """It has claimed the run."""
+        """Wait until an attempt with this number has claimed the run."""
         await_true(lambda: self.journal().attempts() >= number, f"there was no attempt {number}", within_s)
 
     def processes(self, attempt: int) -> tuple[psutil.Process, list[psutil.Process]]:
-        """The process of a live attempt, and its ranks."""
+        """Return the process of a live attempt, and its ranks."""
         engine = psutil.Process(self.journal().read_attempt(attempt).pid)
         return engine, [child for child in engine.children(recursive=True) if is_rank(child)]
 
     def reasons(self) -> list[tuple[str, int]]:
-        """How the attempts ended, and at which step."""
+        """Return the reason and the step of each attempt's ending."""
         return [(ending.reason, ending.step) for ending in self.journal().endings()]
 
 
@@ -231,7 +231,7 @@ def await_true(is_so: Callable[[], bool], otherwise: str, within_s: float) -> No
 
 @contextlib.contextmanager
 def pool_up(folder: Path, **environment: str) -> Iterator[Pool]:
-    """While the block lasts, there is all that ``make up`` starts."""
+    """Run everything that ``make up`` starts while the block lasts."""
     folder.mkdir(parents=True, exist_ok=True)
     pool = Pool(local.Ledger(folder), environment | {"TOY_TRAINED": str(folder)})
     with clean_environment():
@@ -249,7 +249,7 @@ def pool_up(folder: Path, **environment: str) -> Iterator[Pool]:
 
 @contextlib.contextmanager
 def clean_environment() -> Iterator[None]:
-    """No server of another fixture is configured meanwhile, and schedules are looked at often."""
+    """Hide the servers of other fixtures while the block lasts, and let servers check schedules every 5 seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PREFECT_API_URL", raising=False)
         patch.delenv("PREFECT_API_AUTH_STRING", raising=False)

@@ -1,6 +1,6 @@
 """Pictures of a run in Prefect's UI, for the README: ``make screenshots``.
 
-A real run on a real pool, one of whose attempts is preempted, seen by a headless Chromium.
+A headless Chromium shows a real run on a real pool, with one preempted attempt.
 """
 
 import base64
@@ -37,10 +37,10 @@ PAGE_WITHIN_S = 8.0
 
 @contextlib.contextmanager
 def browser() -> Iterator[str]:
-    """A headless browser; the address of its debugging interface.
+    """Run a headless browser; yield the address of its debugging interface.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no Chromium is installed.
     """
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
@@ -57,7 +57,7 @@ def browser() -> Iterator[str]:
 
 
 def take(browser: str, url: str, auth: str, path: Path, width: int, height: int) -> None:
-    """Take a picture of a page, once it has loaded and nothing moves any more.
+    """Take a picture of a page after it has loaded and settled.
 
     Args:
         auth: the server's secret, which the UI keeps in the browser once a person has logged in.
@@ -85,7 +85,7 @@ def take(browser: str, url: str, auth: str, path: Path, width: int, height: int)
 
 
 def train_and_preempt(pool: Pool, folder: Path) -> tuple[str, str]:
-    """The flow runs of a run, and of its second attempt; the first was told to end in the midst of it."""
+    """Train a run whose first attempt is told to end. Return the flow runs of train and of the second attempt."""
     run = PoolRun(pool, folder, "language")
     recipe = tomllib.loads((ROOT / "holdfast" / "recipes" / "language.toml").read_text())
     chosen = {name: recipe[name] for name in ("recipe", "seed", "determinism", "settings")}

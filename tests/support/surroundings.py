@@ -1,8 +1,8 @@
-"""Hide the user's own settings from the tests. pytest loads this module first; see ``pyproject.toml``.
+"""A clean environment for the tests, without the user's own settings. pytest loads this module first (pyproject.toml).
 
-A user's server, cloud, proxy, launcher and colours are for the user's runs: no test may reach them or depend on them.
-Their variables are removed, and the home folder, which configures them too, is an empty one. Everything else stays,
-because Holdfast has to work there: locale, time zone, width of the terminal, umask, temporary folder, user, cores.
+No test may use or depend on the user's server, cloud, proxy, launcher or colours. So this module removes their
+variables, and makes an empty home folder, because files there configure them too. Everything else stays, because
+Holdfast has to work with it: locale, time zone, width of the terminal, umask, temporary folder, user, cores.
 """
 
 import atexit
@@ -19,8 +19,8 @@ KEPT = ("HOLDFAST_EXAMPLES",)
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether no test sees the environment variable of this name."""
-    name = name.upper()  # http_proxy is the usual way to write it
+    """Return whether the tests hide the environment variable of this name."""
+    name = name.upper()  # http_proxy is usually written in lower case
     is_known = name in HIDDEN or name.startswith(HIDDEN_PREFIXES) or name.endswith("_PROXY") or is_launchers(name)
     return is_known and name not in KEPT
 
@@ -28,14 +28,14 @@ def is_hidden(name: str) -> bool:
 for hidden in filter(is_hidden, list(os.environ)):
     del os.environ[hidden]
 
-# Profiles of Prefect, and configurations of the clouds, are in the home folder.
+# The home folder holds Prefect's profiles and the clouds' configurations.
 _home = tempfile.TemporaryDirectory(prefix="home-", ignore_cleanup_errors=True)
 atexit.register(_home.cleanup)
 os.environ["HOME"] = _home.name
 
-# As the Makefile has it: a training machine sends nothing home, and no test waits for an answer from there.
+# Like the Makefile, turn usage data off, so that no test waits for an answer from the internet.
 os.environ.setdefault("DO_NOT_TRACK", "1")
 
-# A busy machine takes a second for what an idle one does in a millisecond: `timeout` in pyproject.toml is the limit.
+# A busy machine can be a thousand times slower than an idle one. The limit is `timeout` in pyproject.toml.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")

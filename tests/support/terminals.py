@@ -1,4 +1,4 @@
-"""A command in a terminal of its own, as a person has it."""
+"""Terminals for tests: run a command in a pseudo-terminal, as a person does."""
 
 import contextlib
 import fcntl
@@ -13,12 +13,12 @@ from collections.abc import Callable
 from tests.conftest import ROOT
 
 BEGINS_WITHIN_S = 300.0
-# On a busy machine. Where Ctrl-C reaches Prefect's server the command waits for more than 100 s.
+# Enough for a busy machine. If Ctrl-C reached Prefect's server, the command would wait for more than 100 s.
 ENDS_WITHIN_S = 60.0
 
 
 class Terminal:
-    """A command in a terminal of its own, and what is on the screen."""
+    """A command in its own pseudo-terminal, with the text on its screen."""
 
     def __init__(self, *command: str, **environment: str) -> None:
         self._master, slave = pty.openpty()
@@ -30,7 +30,7 @@ class Terminal:
         self.screen = ""
 
     def read(self, within_s: float = 0.1) -> None:
-        """Add to the screen what was printed meanwhile."""
+        """Read new output and add it to the screen."""
         with contextlib.suppress(OSError):  # the terminal is closed
             while select.select([self._master], [], [], within_s)[0] and (data := os.read(self._master, 65536)):
                 self.screen += data.decode(errors="replace")
@@ -47,11 +47,11 @@ class Terminal:
         os.write(self._master, key)
 
     def close(self) -> None:
-        """Close the window: the process is told by SIGHUP."""
+        """Close the terminal, which sends SIGHUP to the process."""
         os.close(self._master)
 
     def finish(self, within_s: float = ENDS_WITHIN_S) -> int:
-        """Return the exit code, once the process has ended."""
+        """Wait until the process has ended and return its exit code."""
         deadline = time.monotonic() + within_s
         while self.process.poll() is None:
             self.read()

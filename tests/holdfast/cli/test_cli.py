@@ -1,4 +1,4 @@
-"""The command ``holdfast``, on a store that was made by hand."""
+"""Tests of the command ``holdfast`` on a store that the tests write themselves."""
 
 import hashlib
 import io
@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> str:
 
 @pytest.fixture
 def run(tmp_path: Path) -> str:
-    """Five commits, of which retention keeps three."""
+    """Return a run with five commits, of which retention keeps three."""
     line = make_line(open_store(str(tmp_path)), "long")
     for _ in range(5):
         train(line)
@@ -53,7 +53,7 @@ def ask_json(*arguments: str, capsys: pytest.CaptureFixture[str], exit_code: int
     return json.loads(capsys.readouterr().out)
 
 
-def test_runs(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_lists_the_runs_of_a_store(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["runs", store, "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)
     assert [(run["run"], run["complete"], run["step"]) for run in runs] == [("a", True, 10), ("begun", False, 0)]
@@ -81,14 +81,14 @@ def test_a_run_that_is_damaged_hides_no_other(store: str, capsys: pytest.Capture
     assert [run["run"] for run in ask_json("runs", store, capsys=capsys, exit_code=2)] == ["a", "begun"]
 
 
-def test_a_run_that_is_to_go_on_is_not_complete(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_extended_run_is_not_complete(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     Journal(open_store(store), "a").record_config("0" * 64, {}, {"epochs": 2})
     assert run_app(app, ["show", f"{store}/a", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["complete"], shown["step"], shown["total_steps"]) == (False, 10, 20)
 
 
-def test_show(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_the_state_of_a_run(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["show", f"{store}/a", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     payload = Path(store, "a", "epoch-0001", "checkpoint.safetensors").read_bytes()
@@ -100,7 +100,7 @@ def test_show(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown["checkpoint_sha256"] in capsys.readouterr().out
 
 
-def test_verify(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_finds_damage(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["verify", f"{store}/a", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"]
     payload = Path(store, "a", "epoch-0001", "checkpoint.safetensors")
@@ -152,7 +152,7 @@ def test_verify_deep_looks_into_checkpoints(run: str, capsys: pytest.CaptureFixt
 # ---- keeping
 
 
-def test_prune(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prune_reports_and_deletes(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["prune", run, "--dry-run"]) == 0
     *rows, summary = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows] == ["keeps"] * 3 + ["would"] * 2
@@ -175,14 +175,16 @@ def test_prune(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "keeps 3 checkpoints, deleted 0" in capsys.readouterr().out
 
 
-def test_pruning_nothing(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prune_of_a_run_without_commits(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["prune", f"{store}/begun"]) == 0
     assert capsys.readouterr().out == "the run has no commit yet\n"
     assert ask_json("prune", f"{store}/begun", capsys=capsys) is None
 
 
 @pytest.mark.parametrize("which", ["1", "epoch-0001", "00000001"])
-def test_pins_hold_until_they_are_taken_out(run: str, capsys: pytest.CaptureFixture[str], which: str) -> None:
+def test_a_pinned_checkpoint_stays_until_it_is_unpinned(
+    run: str, capsys: pytest.CaptureFixture[str], which: str
+) -> None:
     assert run_app(app, ["pin", run, which]) == 0
     assert capsys.readouterr().out == "commit 1 (epoch-0001) is pinned; holdfast unpin undoes it\n"
     assert run_app(app, ["prune", run]) == 0
@@ -194,7 +196,7 @@ def test_pins_hold_until_they_are_taken_out(run: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(("which", "number"), [([], 5), (["2"], 2), (["epoch-0003"], 3)])
-def test_pack_and_unpack(
+def test_a_packed_checkpoint_is_unpacked_as_a_run(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], which: list[str], number: int
 ) -> None:
     out, other = str(tmp_path / "packed.tar"), str(tmp_path / "other")
@@ -214,7 +216,7 @@ def test_pack_and_unpack(
     assert "there is a folder long in" in capsys.readouterr().err
 
 
-def test_pack_overwrites_nothing_and_reads_nothing_in_vain(
+def test_pack_refuses_an_existing_file_before_reading(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "packed.tar"
@@ -225,7 +227,7 @@ def test_pack_overwrites_nothing_and_reads_nothing_in_vain(
     assert out.read_bytes() == b"mine"
 
 
-def test_what_is_damaged_is_neither_packed_nor_unpacked(
+def test_a_damaged_checkpoint_is_neither_packed_nor_unpacked(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "packed.tar"
@@ -334,7 +336,7 @@ def test_help_of_pack_shows_how_it_is_called(capsys: pytest.CaptureFixture[str])
     assert " ".join(usage.split()) == "Usage: holdfast pack RUN [COMMIT] OUT.tar"
 
 
-def test_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_shows_costs_losses_and_the_best_chunks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = make_line(open_store(str(tmp_path)), "run")
     run = f"{tmp_path}/run"
     assert run_app(app, ["plan", run]) == 1
@@ -383,7 +385,7 @@ def test_plan_compares_with_the_chunks_of_a_configuration(
     assert last.rstrip().endswith(f"{sum(current.values()):.2%}")
 
 
-def test_without_a_store_runs_and_names_are_of_the_default_one(
+def test_a_run_without_a_store_is_in_the_default_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(make_line(open_store(str(tmp_path / "runs")), "a"))
@@ -414,7 +416,7 @@ def test_show_names_the_attempt_that_has_not_ended(tmp_path: Path, capsys: pytes
 
 
 def test_a_complete_run_is_not_being_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where its last attempt was killed before it could say how it ended."""
+    """This holds even if its last attempt was killed before it recorded its ending."""
     train(make_line(open_store(str(tmp_path)), "a", epochs=1))
     shown = ask_json("show", f"{tmp_path}/a", capsys=capsys)
     assert (shown["complete"], shown["live"]) == (True, None)
@@ -424,10 +426,10 @@ def test_a_complete_run_is_not_being_trained(tmp_path: Path, capsys: pytest.Capt
     ("ago", "said"),
     [(30, "30 s ago"), (-90, "0 s ago"), (300, "5 min ago"), (10_000, "3 h ago"), (10**6, "12 days ago")],
 )
-def test_an_age_is_in_a_unit_that_a_person_reads(ago: float, said: str) -> None:
+def test_an_age_has_a_readable_unit(ago: float, said: str) -> None:
     assert _age((datetime.now(UTC) - timedelta(seconds=ago)).isoformat()) == said
 
 
-def test_a_time_that_is_none_is_shown_as_it_is() -> None:
+def test_an_unreadable_time_is_shown_as_it_is() -> None:
     assert _age("yesterday") == "at 'yesterday'"
     assert _age("2026-01-01T00:00:00") == "at '2026-01-01T00:00:00'"

@@ -1,4 +1,4 @@
-"""``holdfast diff``: what changed, and whether a run would go on with a configuration."""
+"""Tests of ``holdfast diff``: the changes, and whether a run would go on with a configuration."""
 
 import importlib
 import json
@@ -44,7 +44,7 @@ NOT_COMPARED = "note: what the recipe builds and the machine aren't compared: th
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with a recipe and its configuration in it."""
+    """Return the working directory, with a recipe and its configuration in it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -55,14 +55,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_recipe(folder: Path, text: str, module: str = "diff_recipe") -> None:
-    """The next import reads this, as in a new process."""
+    """Write a module, and let the next import read it, as in a new process."""
     (folder / f"{module}.py").write_text(text)
     importlib.invalidate_caches()
     sys.modules.pop(module, None)
 
 
 def describe(path: Path) -> Present:
-    """What an attempt with the configuration would train with."""
+    """Return the identity, defaults and code with which an attempt with this configuration would train."""
     config = load_config(path)
     builder = find_recipe(config.recipe)
     identity = config.identity | {"settings": resolve_settings(builder, config.settings), "data": DATA}
@@ -72,7 +72,7 @@ def describe(path: Path) -> Present:
 
 
 def begin_attempt(path: Path, why: str = "fresh", **lineage: Any) -> tuple[Journal, str]:
-    """An attempt has claimed the run, with the configuration; the journal and the fingerprint."""
+    """Claim the run as an attempt with this configuration. Return the journal and the fingerprint."""
     config, present = load_config(path), describe(path)
     journal = Journal(open_store(str(path.parent / config.store)), config.run)
     journal.begin(config.recipe)
@@ -83,7 +83,7 @@ def begin_attempt(path: Path, why: str = "fresh", **lineage: Any) -> tuple[Journ
 
 @pytest.fixture
 def run(folder: Path) -> str:
-    """A run that one attempt has trained with the configuration, and committed."""
+    """Return a run with one commit, by an attempt with the configuration."""
     journal, sha256 = begin_attempt(folder / "a.toml")
     saved = save(journal.store, 10, environment=describe(folder / "a.toml").environment)
     publish(journal, make_commit(1, path=saved.path, config_fingerprint=sha256))
@@ -97,7 +97,7 @@ def change_config(folder: Path, old: str, new: str) -> None:
 
 
 def ask(capsys: pytest.CaptureFixture[str], *arguments: str, exit_code: int = 0) -> list[str]:
-    """What the command prints, line by line."""
+    """Run the command and return its output, line by line."""
     capsys.readouterr()
     assert run_app(app, ["diff", *arguments]) == exit_code
     return capsys.readouterr().out.splitlines()
@@ -111,14 +111,14 @@ def ask_json(capsys: pytest.CaptureFixture[str], *arguments: str, exit_code: int
 
 
 def test_the_same_configuration_changes_nothing(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    sys.modules.pop("diff_recipe")  # it prints when it is imported, which is no part of what diff says
+    sys.modules.pop("diff_recipe")  # the recipe prints when it is imported; this is not part of diff's output
     assert ask(capsys, run, "a.toml") == [NOT_COMPARED, "run a would go on with a.toml, which changes nothing"]
     sys.modules.pop("diff_recipe")
     shown = ask_json(capsys, run, "a.toml")
     assert (shown["run"], shown["config"], shown["is_refused"], shown["rows"]) == ("a", "a.toml", False, [])
 
 
-def test_every_field_has_its_class_and_what_becomes_of_it(
+def test_every_change_is_shown_with_its_class_and_its_outcome(
     run: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_recipe(folder, RECIPE.replace("hidden: int = 64", "width: int = 64, label_smoothing: float = 0.0"))
@@ -172,7 +172,7 @@ def test_json_has_what_is_printed(run: str, folder: Path, capsys: pytest.Capture
         ("lr = 0.1", "lr = 0.1\nhidden = 64"),
     ],
 )
-def test_what_is_no_mathematics_is_never_refused(
+def test_changes_outside_of_the_identity_are_never_refused(
     run: str, folder: Path, capsys: pytest.CaptureFixture[str], old: str, new: str
 ) -> None:
     change_config(folder, old, new)
@@ -204,7 +204,7 @@ def test_fields_that_came_with_an_upgrade_are_let_through(folder: Path, capsys: 
     assert "parity" not in "".join(others)
 
 
-def test_what_the_run_was_last_asked_for_is_what_it_has(
+def test_settings_outside_of_the_identity_are_compared_with_the_snapshot(
     run: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change_config(folder, "epochs = 2", "epochs = 4")
@@ -272,7 +272,7 @@ def test_files_and_packages_are_compared_as_far_as_they_are_found(
     "recipe", [RECIPE, RECIPE.replace("hidden", "width"), RECIPE.replace("64", "32"), "# \n" + RECIPE]
 )
 @pytest.mark.parametrize("lr", ["0.1", "0.2"])
-def test_it_says_what_a_resume_does(
+def test_diff_and_resume_refuse_the_same_changes(
     run: str, folder: Path, capsys: pytest.CaptureFixture[str], lr: str, recipe: str, accept: list[str]
 ) -> None:
     write_recipe(folder, recipe)
@@ -291,18 +291,18 @@ def test_it_says_what_a_resume_does(
     assert (shown["is_refused"], shown["hint"]) == (bool(refused), hint)
 
 
-def test_it_is_the_newest_commit_that_a_resume_goes_on_from(
+def test_settings_are_compared_with_those_of_the_newest_commit(
     run: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (folder / "a.toml").read_text()
     change_config(folder, "lr = 0.1", "lr = 0.2")
-    begin_attempt(folder / "a.toml", "continued")  # and died before it had committed anything
+    begin_attempt(folder / "a.toml", "continued")  # this attempt died before its first commit
     assert ask(capsys, run, "a.toml", exit_code=1)[0].endswith("settings.lr: saved 0.1, now 0.2")
     (folder / "a.toml").write_text(text)
     assert "changes nothing" in ask(capsys, run, "a.toml")[-1]
 
 
-def test_code_is_held_against_the_attempt_that_trained_and_not_the_one_that_adopted(
+def test_code_is_compared_with_that_of_the_attempt_that_trained(
     run: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained_with = describe(folder / "a.toml").environment
@@ -315,7 +315,7 @@ def test_code_is_held_against_the_attempt_that_trained_and_not_the_one_that_adop
     assert "changes nothing" in ask(capsys, run, "a.toml")[-1]
 
 
-def test_code_that_is_on_no_record_is_not_compared(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_without_a_record_is_not_compared(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path(run, "epoch-0001/metadata.json").unlink()
     lines = ask(capsys, run, "a.toml")
     assert "note: the code isn't compared: there is none on record" in lines
@@ -333,7 +333,7 @@ def test_a_run_that_has_committed_nothing_refuses_nothing(folder: Path, capsys: 
 
 
 @pytest.mark.parametrize(("old", "new"), [('run = "a"', 'run = "b"'), ('store = "runs"', 'store = "moved"')])
-def test_a_configuration_of_another_run_is_said_to_be_one(
+def test_a_note_says_that_a_configuration_belongs_to_another_run(
     run: str, folder: Path, capsys: pytest.CaptureFixture[str], old: str, new: str
 ) -> None:
     change_config(folder, old, new)
@@ -344,10 +344,8 @@ def test_a_configuration_of_another_run_is_said_to_be_one(
     assert f"note: it trains the run in {place}, and would touch this one only if it were there" in lines
 
 
-def test_another_run_s_weights_are_the_same_as_long_as_they_are_asked_for_so(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What was found when the run began is part of its identity, though the file doesn't say it."""
+def test_init_from_changes_only_with_its_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The commit that init_from found when the run began is part of its identity, though the file doesn't name it."""
     change_config(folder, "[settings]", 'init_from = { run = "elder" }\n[settings]')
     present, config = describe(folder / "a.toml"), load_config(folder / "a.toml")
     present.identity["init_from"] |= {"commit": 3, "checkpoint_sha256": "e" * 64}
@@ -364,7 +362,7 @@ def test_another_run_s_weights_are_the_same_as_long_as_they_are_asked_for_so(
 # ---- another run
 
 
-def test_two_runs_side_by_side(run: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_are_compared_setting_by_setting(run: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(capsys, run, run) == ["runs a and a have the same settings"]
     change_config(folder, 'run = "a"', 'run = "b"')
     change_config(folder, "lr = 0.1", "lr = 0.2")
@@ -395,7 +393,9 @@ def test_a_life_without_a_change(run: str, capsys: pytest.CaptureFixture[str]) -
     assert last == "nothing that changes the mathematics has changed"
 
 
-def test_a_life_by_what_each_attempt_let_through(run: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_life_lists_the_changes_that_each_attempt_let_through(
+    run: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     drift = to_lineage([Change(name="settings.lr", kind="value", saved=0.1, current=0.2)])
     begin_attempt(folder / "a.toml", "continued", drift=drift, continues={"commit": 1})
     begin_attempt(folder / "a.toml", "preempted", continues={"commit": 1})
@@ -409,7 +409,9 @@ def test_a_life_by_what_each_attempt_let_through(run: str, folder: Path, capsys:
     ]  # fmt: skip
 
 
-def test_a_life_whose_attempts_kept_no_lineage(run: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_life_without_lineages_is_computed_from_the_records(
+    run: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     begin_attempt(folder / "a.toml", "continued")
     change_config(folder, "lr = 0.1", "lr = 0.2")
     journal, sha256 = begin_attempt(folder / "a.toml", "continued")
@@ -417,7 +419,7 @@ def test_a_life_whose_attempts_kept_no_lineage(run: str, folder: Path, capsys: p
     write_recipe(folder, RECIPE.replace("return None", "return 0"))
     begin_attempt(folder / "a.toml", "continued")
     change_config(folder, "lr = 0.2", "lr = 0.3")
-    begin_attempt(folder / "a.toml", "continued")  # has committed nothing; its settings are the snapshot
+    begin_attempt(folder / "a.toml", "continued")  # this attempt has no commit; its settings are in the snapshot
     Path(run, "attempts/00000002.json").write_text("damaged")
     assert [line.partition("  20")[0] for line in ask(capsys, run)] == [
         "attempt 1",
@@ -430,7 +432,7 @@ def test_a_life_whose_attempts_kept_no_lineage(run: str, folder: Path, capsys: p
     ]
 
 
-def test_a_run_without_a_life(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_attempts_has_no_life(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Journal(open_store("runs"), "begun").begin("m:f")
     assert ask(capsys, "runs/begun") == ["the run has no attempt yet"]
     assert ask_json(capsys, "runs/begun") == {"run": "begun", "attempts": []}
@@ -476,7 +478,7 @@ def test_help_shows_how_it_is_called(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_command_finds_a_recipe_in_the_working_directory(run: str, folder: Path) -> None:
-    """The console script has its own folder at the head of the path, where ``python -m`` has the working directory."""
+    """A console script's sys.path begins with its own folder, that of ``python -m`` with the working directory."""
     program = "from holdfast.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-P", "-c", program, "diff", run, "a.toml"],
