@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tasks.untracked  # noqa: F401
 
 from cyclopts import App, Parameter
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import Pause, TerminationSignal
 from prefect.states import Cancelled
 from prefect.utilities.urls import url_for
@@ -98,18 +98,7 @@ def supervise(
         was_cancelled = live is not None and is_cancel(live.state)
         live = None
         log.info("attempt %d at work: %s", flow_run.parameters["number"], url_for(flow_run) or flow_run.name)
-        try:
-            flow_run = pool.await_end(flow_run)
-        except (TerminationSignal, Pause) as signal:
-            is_cancelled = isinstance(signal, Pause) or own_run.is_being_cancelled()
-            if is_cancelled:
-                pool.cancel(flow_run, config.resume.stop_within_s)
-            elif is_cancelled is None:
-                log.warning("Prefect's server does not say whether this is being cancelled; %s goes on", flow_run.name)
-            raise
-        except KeyboardInterrupt:
-            log.info("attempt %d goes on; the same command watches it again", flow_run.parameters["number"])
-            raise
+        flow_run = await_attempt(flow_run, config.resume.stop_within_s)
         number = flow_run.parameters["number"]
         if pool.was_paused(journal, number):  # a person resumed the flow run, which claimed a new attempt
             number = journal.attempts()
@@ -132,6 +121,32 @@ def supervise(
         if ending.reason != "completed":
             time.sleep(judge([*journal.endings(), *others], config.supervision))
     return Ending("completed")
+
+
+def await_attempt(flow_run: FlowRun, stop_within_s: float) -> FlowRun:
+    """Wait until an attempt's flow run has ended, and return it.
+
+    If a person cancels or pauses the current flow run meanwhile, cancel the attempt. If a signal or Ctrl-C ends this
+    process for another reason, the attempt goes on.
+
+    Args:
+        stop_within_s: the limit for the attempt to save and end after a cancel.
+
+    Raises:
+        TerminationSignal, Pause, KeyboardInterrupt: this process was told to end.
+    """
+    try:
+        return pool.await_end(flow_run)
+    except (TerminationSignal, Pause) as signal:
+        is_cancelled = isinstance(signal, Pause) or own_run.is_being_cancelled()
+        if is_cancelled:
+            pool.cancel(flow_run, stop_within_s)
+        elif is_cancelled is None:
+            log.warning("Prefect's server does not say whether this is being cancelled; %s goes on", flow_run.name)
+        raise
+    except KeyboardInterrupt:
+        log.info("attempt %d goes on; the same command watches it again", flow_run.parameters["number"])
+        raise
 
 
 def find_ending(journal: Journal, number: int, state: State[Any] | None) -> Ending:
