@@ -1,4 +1,4 @@
-"""Where runs lie: a few verbs over any storage. `open_store` takes a folder or a URL."""
+"""One interface for every storage that holds runs. `open_store` takes a folder or a URL."""
 
 from holdfast.store.contract import PIECE_BYTES, Bytes, Store, Writer
 from holdfast.store.opening import open_store

@@ -1,4 +1,4 @@
-"""Azure Blob Storage."""
+"""The store on Azure Blob Storage."""
 
 import secrets
 from datetime import datetime
@@ -16,9 +16,9 @@ from holdfast.store.uploads import AT_ONCE, WRITER
 class AzureStore(ObjectStore):
     """A prefix of a container on Azure Blob Storage.
 
-    There is nothing to sweep: blocks that were never committed are gone after a week, and belong to no blob.
-    Its listings can't begin after a name: `list` reads the whole folder. It copies nothing, since a blob that is being
-    copied has its name before it has its bytes.
+    `sweep` has nothing to do: Azure deletes uncommitted blocks after a week. `list` always reads the whole folder,
+    because Azure can't start a listing after a given name. `copy` returns False, because a blob that is being copied
+    appears under its name before its bytes are complete.
     """
 
     def _stat(self, path: str) -> tuple[int, datetime]:
@@ -34,7 +34,7 @@ class AzureStore(ObjectStore):
 
 
 class AzureUpload:
-    """Blocks of a blob, and their list. Blocks of all who write to one name lie together, and so each has its token."""
+    """An upload in blocks. All writers of a name share one set of blocks, so a block's id has its writer's token."""
 
     at_once = AT_ONCE
 
@@ -53,7 +53,7 @@ class AzureUpload:
             metadata = {WRITER: self._token}
             self._call("commit_block_list", blocks, metadata=metadata, match_condition=MatchConditions.IfMissing)
         except HttpResponseError as error:
-            # Who commits a blob first ends the blocks of all others.
+            # The first commit of a blob discards the blocks of all other writers.
             if getattr(error, "error_code", "") in ("BlobAlreadyExists", "InvalidBlockList"):
                 raise FileExistsError(self._key) from None
             raise
@@ -62,7 +62,7 @@ class AzureUpload:
         return bool(self._call("get_blob_properties").metadata.get(WRITER) == self._token)
 
     def abort(self) -> None:
-        """Nothing: blocks can't be taken back."""
+        """Do nothing: Azure can't delete single blocks."""
 
     def _block_id(self, number: int) -> str:
         return f"{self._token}-{number:06d}"

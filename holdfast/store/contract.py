@@ -1,4 +1,4 @@
-"""What a checkpoint needs from storage: a few verbs, and what each promises."""
+"""The interface of a store: its methods, and what each guarantees."""
 
 import abc
 import contextlib
@@ -15,93 +15,97 @@ from holdfast.errors import HoldfastError, NameMissing, NameTaken, StoreDenied, 
 Bytes = bytes | bytearray | memoryview
 
 PIECE_BYTES = 4 * 2**20
-# What is asked of an object store at once, where much is to be read.
+# The size of one read request to an object store when a whole file is read.
 FILL_BYTES = 16 * 2**20
-# A name with this in it is not there yet: readers and listings pass over it.
+# Marks the name of a file that is still being written; `list` leaves such names out.
 TEMP_MARK = ".tmp-"
 
 
 class Writer(Protocol):
-    """Takes the bytes of one file, in order."""
+    """The writing end of one file; bytes are appended in order."""
 
     def write(self, data: Bytes, /) -> object: ...
 
 
 class Store(abc.ABC):
-    """A folder on some storage. This is the whole surface.
+    """A folder on some storage.
 
-    Names are ``/``-separated and relative to the folder. Only `create` needs atomicity: of all who create one name
-    exactly one succeeds, and a name that exists is complete. What a verb has done is durable when it returns.
+    Names are ``/``-separated and relative to the folder. Only `create` needs atomicity: of several writers that create
+    one name exactly one succeeds, and a name that exists is complete. Every write is durable when its method returns.
 
-    A network may lose the answer to a write that was done. A writer that then finds its own file under the name has
-    won. `create` on an object store knows its own file by its bytes, so that writers of equal bytes may all succeed:
-    whoever must be the only one writes bytes that nobody else writes.
+    A network may lose the response to a write that succeeded. A writer that then finds its own file under the name has
+    succeeded. `create` on an object store recognizes its own file by its bytes, so several writers of equal bytes may
+    all succeed: to be the only winner, a writer includes a random token in its bytes.
 
-    Every verb raises `StoreDenied` where permission is lacking, `StoreFull` where there is no room, and `StoreError`
-    where the storage fails otherwise, after bounded retries of what may pass.
+    Every method raises `StoreDenied` if permission is missing, `StoreFull` if no space is left, and `StoreError` if the
+    storage fails in another way. Transient failures are retried first, for a limited time.
 
     Attributes:
-        url: the folder, as a person would write it.
+        url: the folder's path or URL, as the user writes it.
     """
 
     url: str
 
     @abc.abstractmethod
     def inside(self, folder: str) -> "Store":
-        """The same storage, seen from one of its folders."""
+        """Return a store of one of this store's folders."""
 
     def existing(self) -> "Store":
-        """Return the same folder, which is there and which no write makes anew.
+        """Return a store of the same folder whose writes never create the folder itself.
 
-        Where the storage has folders, a write raises `RunGone` once this one is moved or deleted. A bucket has none.
+        On a file system, a write raises `RunGone` if the folder is missing. Buckets have no folders: there it changes
+        nothing.
         """
         return self
 
     @abc.abstractmethod
     def create(self, name: str, data: Bytes) -> None:
-        """Write a name once.
+        """Create a file, unless its name exists.
 
         Raises:
-            NameTaken: it exists; whoever created it first has it.
+            NameTaken: the name exists; its file is unchanged.
         """
 
     @abc.abstractmethod
     def creating(self, name: str) -> AbstractContextManager[Writer]:
-        """As `create`, for bytes that come in pieces and are not held in memory.
+        """Create a file as `create` does, from pieces that are written one by one and not all held in memory.
 
-        The name appears, complete, when the block ends well, and not at all when it raises. What the block itself
-        raises passes through as it is.
+        The name appears, complete, when the ``with`` block ends. If the block raises, the name doesn't appear and the
+        block's own error passes through unchanged.
         """
 
     def copy(self, source: str, name: str) -> bool:
-        """As `create`, with the bytes of another name, which aren't sent; False if the storage can't do that.
+        """Create ``name`` with the bytes of ``source``, without sending them; return False if the storage can't.
 
         Raises:
-            NameMissing: there is no file ``source``.
+            NameMissing: no file has the name ``source``.
             NameTaken: ``name`` exists.
         """
         return False
 
     @abc.abstractmethod
     def replace(self, name: str, data: Bytes) -> None:
-        """Put these bytes under a name; readers see the old or the new ones, whole."""
+        """Write a file, or replace it atomically: a reader sees either the old or the new bytes."""
 
     @abc.abstractmethod
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """The bytes of a name from ``start`` up to ``stop``, as far as it has them; all of them without bounds.
+        """Return the bytes ``[start, stop)`` of a file; fewer if the file ends earlier. The default is the whole file.
 
         Raises:
-            NameMissing: there is no file of this name.
+            NameMissing: no file has this name.
         """
 
     @abc.abstractmethod
     def pieces(self, name: str, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
-        """The bytes of a name, in order, a piece at a time; raises as `read`."""
+        """Yield a file's bytes in order, in pieces of ``piece_bytes``; the last may be shorter.
+
+        Raises as `read` does.
+        """
 
     def fill(self, name: str, buffer: memoryview) -> Iterator[int]:
-        """Read the bytes of a name into a buffer, in order, until either ends; after each piece, how far it is filled.
+        """Read a file into a buffer until either ends; after each piece, yield the number of bytes read so far.
 
-        Raises as `read`.
+        Raises as `read` does.
         """
         filled = 0
         for piece in self.pieces(name, FILL_BYTES):
@@ -114,14 +118,14 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def size_bytes(self, name: str) -> int:
-        """How many bytes a name has; raises as `read`."""
+        """Return a file's size in bytes; raises as `read` does."""
 
     @abc.abstractmethod
     def modified(self, name: str) -> datetime:
-        """When a name was last written, by the storage's clock, in UTC; raises as `read`."""
+        """Return the time of a file's last write, by the storage's clock, in UTC; raises as `read` does."""
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file of this name. A storage that can't be reached raises, and is never a no."""
+        """Return whether a file has this name. Raises, rather than return False, if the storage can't be reached."""
         try:
             self.size_bytes(name)
         except NameMissing:
@@ -130,27 +134,27 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def list(self, folder: str = "", after: str = "") -> list[str]:
-        """The names in one folder, sorted, files and folders alike; none if there is no such folder.
+        """Return the sorted names of the files and folders in a folder; an empty list if the folder doesn't exist.
 
         Args:
-            after: only the names that sort after this one.
+            after: return only the names that sort after this one.
         """
 
     @abc.abstractmethod
     def delete(self, name: str) -> None:
-        """Make a file be gone; it may be gone already."""
+        """Delete a file, if it exists."""
 
     @abc.abstractmethod
     def delete_folder(self, folder: str) -> None:
-        """Make a folder and all that is in it be gone; it may be gone already."""
+        """Delete a folder and everything in it, if it exists."""
 
     def sweep(self, before: datetime) -> int:
-        """Make the remains of writes be gone that began before this time and never ended, here and in all folders.
+        """Delete the remains of unfinished writes that began before a time, in this folder and all folders below.
 
-        A storage where such remains end by themselves, or can't exist, has nothing to do.
+        The default does nothing; it suits a storage that has no such remains or deletes them itself.
 
         Returns:
-            How many there were.
+            The number of deleted remains.
         """
         return 0
 
@@ -159,10 +163,10 @@ class Store(abc.ABC):
 
 
 def checked(name: str) -> str:
-    """The name, if it stays inside the store.
+    """Return the normalized name, if it stays inside the store.
 
     Raises:
-        StoreError: it is absolute, empty, goes upwards, or has a null character in it.
+        StoreError: the name is absolute or empty, or contains ``..`` or a null character.
     """
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or name.startswith("/") or "\0" in name:
@@ -171,13 +175,13 @@ def checked(name: str) -> str:
 
 
 def temporary(name: str) -> str:
-    """A name for bytes on their way to ``name``."""
+    """Return a random temporary name for a file that is renamed to ``name`` once it is complete."""
     return f"{name}{TEMP_MARK}{secrets.token_hex(4)}"
 
 
 @contextlib.contextmanager
-def explained(action: str) -> Iterator[None]:
-    """Whatever the system or a library raises in the block is one of our errors after it."""
+def translate_errors(action: str) -> Iterator[None]:
+    """Turn an `OSError` that the block raises into the matching `StoreError`: "can't <action>: ..."."""
     try:
         yield
     except HoldfastError:

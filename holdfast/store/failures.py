@@ -1,4 +1,4 @@
-"""What a cloud's library raises, as our errors: what may pass, what to mend, and no secrets."""
+"""The errors of cloud libraries: which to retry, which Holdfast error each becomes, and secrets removed from texts."""
 
 import contextlib
 import errno
@@ -17,14 +17,14 @@ LONGEST_PAUSE_S = 5.0
 T = TypeVar("T")
 
 # Training draws from Python's global generator: a retry must not.
-_chance = random.SystemRandom()
+_random = random.SystemRandom()
 
-_LASTING = (
+_PERMANENT = (
     HoldfastError, FileExistsError, FileNotFoundError, PermissionError, IsADirectoryError,
     ValueError, TypeError, KeyError,
 )  # fmt: skip
-_LASTING_ERRNO = {errno.EINVAL, errno.ENAMETOOLONG, errno.EROFS, errno.ENOSPC}
-# What follows "AccountKey=", "?sig=", "X-Amz-Security-Token: " and the like, and what comes before the host in a URL.
+_PERMANENT_ERRNO = {errno.EINVAL, errno.ENAMETOOLONG, errno.EROFS, errno.ENOSPC}
+# The value after "AccountKey=", "?sig=", "X-Amz-Security-Token: " and the like, and user:password before a URL's host.
 _SECRET = re.compile(
     r"(?i)((?:sig|signature|key|secret|token|password|credential)['\"]?\s*[=:]\s*['\"]?|bearer\s+)[^&;,\s'\"]+"
     r"|(?<=://)[^\s/@]*:[^\s@]*(?=@)"
@@ -32,11 +32,11 @@ _SECRET = re.compile(
 
 
 def retried(request: Callable[[], T], where: str, within_s: float = RETRY_WITHIN_S) -> T:
-    """Ask, and ask again for a while when a failure may pass; return the answer.
+    """Return a request's result; after a transient failure, repeat the request.
 
     Args:
-        where: what can't be done, and where, for the message.
-        within_s: for how long the request is asked again.
+        where: the action and its place, for the error's message: "read a in s3://bucket".
+        within_s: seconds after the first try during which the request is repeated.
     """
     deadline = time.monotonic() + within_s
     pause_s = FIRST_PAUSE_S
@@ -44,16 +44,16 @@ def retried(request: Callable[[], T], where: str, within_s: float = RETRY_WITHIN
         try:
             return request()
         except Exception as error:
-            if not _may_pass(error) or time.monotonic() + pause_s > deadline:
-                with explained(where):
+            if not _is_transient(error) or time.monotonic() + pause_s > deadline:
+                with translate_errors(where):
                     raise
-        time.sleep(pause_s * _chance.uniform(0.5, 1.0))
+        time.sleep(pause_s * _random.uniform(0.5, 1.0))
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 @contextlib.contextmanager
-def explained(where: str) -> Iterator[None]:
-    """Whatever a library raises in the block is one of our errors after it."""
+def translate_errors(where: str) -> Iterator[None]:
+    """Turn whatever a library raises in the block into a `StoreError` without secrets: "can't <where>: ..."."""
     try:
         yield
     except HoldfastError:
@@ -70,33 +70,37 @@ def explained(where: str) -> Iterator[None]:
             raise StoreDenied(f"can't {where}: {text}", hint="set the cloud's usual credentials") from None
         if isinstance(error, PermissionError) or status == 403:
             raise StoreDenied(f"can't {where}: {text}", hint="give this machine's identity the right to it") from None
-        # The chain would repeat what the text must not.
+        # A chained cause would show the secrets that were removed from the text.
         cause = error if text == str(error) else None
         raise StoreError(f"can't {where}: {type(error).__name__}: {text}") from cause
 
 
 def status_of(error: BaseException | None) -> int | None:
-    """The status of the HTTP answer that an error comes from, if it comes from one."""
+    """Return the status of the HTTP response that an error or one of its causes is about; None if there is none."""
     while error is not None:
         response = getattr(error, "response", None)
         status = getattr(error, "status_code", None) or getattr(error, "code", None)
-        if isinstance(response, dict):  # of botocore
+        if isinstance(response, dict):  # an error of botocore
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if isinstance(status, int):
             return status
-        if str(error).startswith("Forbidden: "):  # of gcsfs
+        if str(error).startswith("Forbidden: "):  # an error of gcsfs
             return 403
         error = error.__cause__
     return None
 
 
 def without_secrets(text: str) -> str:
-    """The text with stars in place of what looks like a key, a token, a signature or a password."""
+    """Return the text with ``***`` in place of anything that looks like a key, token, signature or password."""
     return _SECRET.sub(lambda found: f"{found[1] or ''}***", text)
 
 
-def _may_pass(error: Exception) -> bool:
-    if isinstance(error, _LASTING) or _is_about_credentials(error) or getattr(error, "errno", None) in _LASTING_ERRNO:
+def _is_transient(error: Exception) -> bool:
+    if (
+        isinstance(error, _PERMANENT)
+        or _is_about_credentials(error)
+        or getattr(error, "errno", None) in _PERMANENT_ERRNO
+    ):
         return False
     status = status_of(error)
     return status is None or status < 400 or status >= 500 or status in (408, 409, 429)

@@ -1,6 +1,7 @@
-"""Files and folders below a root, by descriptors that no symbolic link, pipe or device can divert or block.
+"""Access to files and folders below a root that refuses symbolic links, pipes and devices.
 
-What is in a run may come from anywhere. A root, and what lies above it, is the user's, and may be a link.
+A run's content may come from an untrusted source, and a link could lead out of the run. The root itself and the
+folders above it belong to the user, and may be links.
 """
 
 import contextlib
@@ -19,14 +20,15 @@ FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def opened(root: Path, parts: Sequence[str], *, make: bool = False, make_root: bool = True) -> Iterator[int]:
-    """Open the folder at ``parts`` below the root, for the block; with ``make`` it is made if need be.
+    """Yield a descriptor of the folder at ``parts`` below the root, and close it after the block.
 
     Args:
-        make_root: ``make`` is also for the root and what lies above it.
+        make: create missing folders.
+        make_root: with ``make``, also create the root and the folders above it.
 
     Raises:
-        OSError: there is none, or it can't be read or made.
-        StoreError: a part is a symbolic link.
+        OSError: the folder doesn't exist, or can't be read or created.
+        StoreError: one of the parts is a symbolic link.
     """
     if make and make_root:
         _make_root(root)
@@ -34,7 +36,7 @@ def opened(root: Path, parts: Sequence[str], *, make: bool = False, make_root: b
     try:
         for part in parts:
             path = path / part
-            if look(folder, part, path) is None and make:
+            if stat_name(folder, part, path) is None and make:
                 with contextlib.suppress(FileExistsError):  # another process was first
                     os.mkdir(part, dir_fd=folder)
                 os.fsync(folder)
@@ -53,15 +55,15 @@ def _open_folder(name: str, parent: int | None, path: Path, *, make: bool) -> in
     except NotADirectoryError:
         if make:
             raise
-        # Who only looks finds nothing below a file.
+        # For a reader, a folder below a file just doesn't exist.
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
 
 
-def look(folder: int, name: str, path: Path) -> os.stat_result | None:
-    """What is known of a name in a folder; None if there is no such name.
+def stat_name(folder: int, name: str, path: Path) -> os.stat_result | None:
+    """Return stat(2) of a name in a folder; None if the name doesn't exist.
 
     Raises:
-        StoreError: it is a symbolic link.
+        StoreError: the name is a symbolic link.
     """
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -72,14 +74,14 @@ def look(folder: int, name: str, path: Path) -> os.stat_result | None:
     return found
 
 
-def look_at_file(folder: int, name: str, path: Path) -> os.stat_result:
-    """As `look`, of a file.
+def stat_file(folder: int, name: str, path: Path) -> os.stat_result:
+    """Return stat(2) of a regular file in a folder.
 
     Raises:
-        FileNotFoundError: there is none, or there is a folder of this name.
-        StoreError: it is a symbolic link, a pipe or a device.
+        FileNotFoundError: the name doesn't exist, or is a folder.
+        StoreError: the name is a symbolic link, a pipe or a device.
     """
-    found = look(folder, name, path)
+    found = stat_name(folder, name, path)
     if found is None or stat.S_ISDIR(found.st_mode):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     _check_regular(found, path)
@@ -87,8 +89,8 @@ def look_at_file(folder: int, name: str, path: Path) -> os.stat_result:
 
 
 def open_file(folder: int, name: str, path: Path) -> BinaryIO:
-    """A file, to be read; raises as `look_at_file`."""
-    look_at_file(folder, name, path)  # opening a device can do things
+    """Open a regular file for reading; raises as `stat_file` does."""
+    stat_file(folder, name, path)  # before opening: merely to open a device can have effects
     descriptor = os.open(name, FILE, dir_fd=folder)
     file = os.fdopen(descriptor, "rb")
     try:

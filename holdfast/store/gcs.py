@@ -1,4 +1,4 @@
-"""Google Cloud Storage."""
+"""The store on Google Cloud Storage."""
 
 import os
 import secrets
@@ -7,26 +7,26 @@ from datetime import datetime
 from typing import Any
 
 from holdfast.errors import NameTaken
-from holdfast.store.failures import explained
+from holdfast.store.failures import translate_errors
 from holdfast.store.objects import ObjectStore
 from holdfast.store.uploads import WRITER
 
-# gcsfs would otherwise ask a second service what kind of bucket this is, and wait for it where there is none.
+# Without this, gcsfs asks a second service for the kind of each bucket, and hangs if there is no such service.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 
 class GcsStore(ObjectStore):
     """A prefix of a bucket on Google Cloud Storage.
 
-    There is nothing to sweep: an upload that never ended expires after a week, and can't be listed.
+    `sweep` has nothing to do: Google deletes unfinished uploads after a week, and can't list them.
     """
 
     def _options(self) -> dict[str, Any]:
-        # An emulator takes no credentials; Google's own client gives it none either.
+        # An emulator takes no credentials; Google's own client sends it none either.
         return super()._options() | ({"token": "anon"} if os.environ.get("STORAGE_EMULATOR_HOST") else {})
 
     def copy(self, source: str, name: str) -> bool:
-        """As the contract says; a long one takes several requests."""
+        """Copy an object on the server; a large one takes several requests."""
         paths = *self._split(self._path(source)), *self._split(self._path(name))
         token = secrets.token_hex(16)
 
@@ -40,7 +40,7 @@ class GcsStore(ObjectStore):
 
         try:
             self._ask(f"copy {source} to {name}", rewrite)
-        except NameTaken:  # perhaps by ourselves, in a try whose answer was lost
+        except NameTaken:  # perhaps by our own earlier try, whose response was lost
             if self._ask(f"look at {name}", lambda: writer_of(self._fs, self._path(name))) != token:
                 raise
         return True
@@ -69,7 +69,7 @@ class GcsStore(ObjectStore):
 
 
 def describe(fs: Any, path: str) -> dict[str, Any]:
-    """Return what is known of an object, in one request."""
+    """Return an object's metadata, in one request."""
     bucket, key, *_ = fs.split_path(path)
     found: dict[str, Any] = fs.call("GET", "b/{}/o/{}", bucket, key, json_out=True)
     return found
@@ -81,10 +81,10 @@ def writer_of(fs: Any, path: str) -> str:
 
 
 class GcsUpload:
-    """A resumable upload; its parts follow one another.
+    """A resumable upload, which sends its parts one after the other.
 
-    gcsfs itself sends a part again whose failure may pass, and it must not be given the same bytes twice: whatever it
-    raises is final.
+    gcsfs retries a failed part itself, and would append bytes that it is given twice. So its errors are translated
+    here, and not retried.
     """
 
     at_once = 1
@@ -94,15 +94,15 @@ class GcsUpload:
         self.has_won = has_won
 
     def part(self, number: int, data: bytes) -> None:
-        with explained(self._where):
+        with translate_errors(self._where):
             self._file.write(data)
 
     def complete(self) -> None:
-        with explained(self._where):
+        with translate_errors(self._where):
             self._file.close()
 
     def abort(self) -> None:
         try:
             self._file.discard()
         finally:
-            self._file.closed = True  # its destructor would otherwise publish what there is of it
+            self._file.closed = True  # otherwise the destructor publishes the incomplete file

@@ -1,4 +1,4 @@
-"""A folder on a local file system."""
+"""The store on a local file system."""
 
 import contextlib
 import errno
@@ -12,14 +12,14 @@ from typing import BinaryIO
 from holdfast.errors import NameMissing, RunGone
 from holdfast.memory import direct
 from holdfast.store import folders
-from holdfast.store.contract import PIECE_BYTES, TEMP_MARK, Bytes, Store, Writer, checked, explained, temporary
+from holdfast.store.contract import PIECE_BYTES, TEMP_MARK, Bytes, Store, Writer, checked, temporary, translate_errors
 from holdfast.store.naming import NO_LINKS, link_once, name_once
 
 
 class LocalStore(Store):
-    """A folder on a local file system; it is made when something is first written to it.
+    """A folder on a local file system; the first write creates it.
 
-    The folder itself may be a symbolic link. What is in it may not: a link, pipe or device there is refused.
+    The folder itself may be a symbolic link. Symbolic links, pipes and devices inside it are refused.
     """
 
     def __init__(self, path: str, *, makes_root: bool = True) -> None:
@@ -39,7 +39,7 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def creating(self, name: str) -> Iterator[Writer]:
-        """As the contract says."""
+        """Create a file from pieces: write a temporary file beside it, and link it to its name when the block ends."""
         action = f"write {name} in {self.url}"
         with self._writing(name, action) as (folder, temp, target, file):
             yield _Writer(file, action)
@@ -49,14 +49,14 @@ class LocalStore(Store):
                 os.fsync(folder)
 
     def copy(self, source: str, name: str) -> bool:
-        """As the contract says, by a hard link: what `create` has made is never changed, only replaced or deleted."""
+        """Make a hard link. Both names keep their bytes: a file is replaced or deleted, and never changed in place."""
         with (
             self._writable(f"copy {source} to {name} in {self.url}"),
             self._folder(source) as (there, old),
             self._folder(name, make=True) as (here, new),
         ):
-            folders.look_at_file(there, old, self.root / source)
-            if folders.look(here, new, self.root / name):
+            folders.stat_file(there, old, self.root / source)
+            if folders.stat_name(here, new, self.root / name):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
             try:
                 link_once(old, there, new, here)
@@ -76,17 +76,17 @@ class LocalStore(Store):
             os.fsync(folder)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        with explained(f"read {name} in {self.url}"), self._open(name) as file:
+        with translate_errors(f"read {name} in {self.url}"), self._open(name) as file:
             file.seek(start)
             return file.read() if stop is None else file.read(max(0, stop - start))
 
     def pieces(self, name: str, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
-        with explained(f"read {name} in {self.url}"), self._open(name) as file:
+        with translate_errors(f"read {name} in {self.url}"), self._open(name) as file:
             while piece := file.read(piece_bytes):
                 yield piece
 
     def fill(self, name: str, buffer: memoryview) -> Iterator[int]:
-        with explained(f"read {name} in {self.url}"), self._open(name) as file:
+        with translate_errors(f"read {name} in {self.url}"), self._open(name) as file:
             yield from direct.fill(file.fileno(), buffer)
 
     def size_bytes(self, name: str) -> int:
@@ -97,7 +97,7 @@ class LocalStore(Store):
 
     def list(self, folder: str = "", after: str = "") -> list[str]:
         parts = checked(folder).split("/") if folder else []
-        with explained(f"list {folder} in {self.url}"):
+        with translate_errors(f"list {folder} in {self.url}"):
             try:
                 with folders.opened(self.root, parts) as descriptor:
                     names = os.listdir(descriptor)
@@ -110,7 +110,7 @@ class LocalStore(Store):
 
     def delete_folder(self, folder: str) -> None:
         def remove(parent: int, last: str) -> None:
-            while folders.look(parent, last, self.root / folder):
+            while folders.stat_name(parent, last, self.root / folder):
                 with contextlib.suppress(FileNotFoundError):  # another process deletes it too
                     shutil.rmtree(last, dir_fd=parent)
 
@@ -119,13 +119,13 @@ class LocalStore(Store):
     def sweep(self, before: datetime) -> int:
         swept = 0
         with (
-            explained(f"sweep {self.url}"),
+            translate_errors(f"sweep {self.url}"),
             contextlib.suppress(FileNotFoundError),
             folders.opened(self.root, []) as root,
         ):
             for _, _, names, folder in os.fwalk(".", dir_fd=root):
                 for name in (name for name in names if TEMP_MARK in name):
-                    with contextlib.suppress(FileNotFoundError):  # its write has ended after all
+                    with contextlib.suppress(FileNotFoundError):  # its write has just ended
                         if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime < before.timestamp():
                             os.unlink(name, dir_fd=folder)
                             swept += 1
@@ -133,16 +133,16 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def _folder(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-        """The folder that a name is in, as a descriptor, and the name's last part."""
+        """Yield a descriptor of the folder that holds a name, and the name's last part."""
         *parts, last = checked(name).split("/")
         with folders.opened(self.root, parts, make=make, make_root=self._makes_root) as folder:
             yield folder, last
 
     @contextlib.contextmanager
     def _writable(self, action: str) -> Iterator[None]:
-        """As `explained`, for a write: that nothing is found may mean that the whole folder is gone."""
+        """Translate the errors of a write as `translate_errors` does; raise `RunGone` if the whole folder is gone."""
         try:
-            with explained(action):
+            with translate_errors(action):
                 yield
         except NameMissing:
             if self._makes_root or self.root.is_dir():
@@ -151,11 +151,11 @@ class LocalStore(Store):
 
     def _delete(self, name: str, remove: Callable[[int, str], object]) -> None:
         with (
-            explained(f"delete {name} in {self.url}"),
+            translate_errors(f"delete {name} in {self.url}"),
             contextlib.suppress(FileNotFoundError),
             self._folder(name) as (folder, last),
         ):
-            folders.look(folder, last, self.root / name)
+            folders.stat_name(folder, last, self.root / name)
             remove(folder, last)
             os.fsync(folder)
 
@@ -164,16 +164,16 @@ class LocalStore(Store):
             return folders.open_file(folder, last, self.root / name)
 
     def _look(self, name: str) -> os.stat_result:
-        with explained(f"look at {name} in {self.url}"), self._folder(name) as (folder, last):
-            return folders.look_at_file(folder, last, self.root / name)
+        with translate_errors(f"look at {name} in {self.url}"), self._folder(name) as (folder, last):
+            return folders.stat_file(folder, last, self.root / name)
 
     @contextlib.contextmanager
     def _writing(self, name: str, action: str) -> Iterator[tuple[int, str, str, int]]:
-        """A temporary file beside the target; gone when the block ends, however it ends."""
+        """Yield folder, temporary name, name and descriptor of a new temporary file; delete it after the block."""
         with contextlib.ExitStack() as stack:
             with self._writable(action):
                 folder, target = stack.enter_context(self._folder(name, make=True))
-                folders.look(folder, target, self.root / name)
+                folders.stat_name(folder, target, self.root / name)
                 temp = temporary(target)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 file = os.open(temp, flags, 0o666, dir_fd=folder)
@@ -183,14 +183,14 @@ class LocalStore(Store):
 
 
 class _Writer:
-    """Writes to a file, from its beginning on; what the file system raises is one of our errors."""
+    """A writer that appends to a new file and raises `StoreError` if the file system fails."""
 
     def __init__(self, file: int, action: str) -> None:
         self._file, self._action = file, action
         self._written = 0
 
     def write(self, data: Bytes) -> None:
-        with explained(self._action):
+        with translate_errors(self._action):
             view = memoryview(data).cast("B")
             direct.write(self._file, self._written, view)
             self._written += len(view)

@@ -1,4 +1,4 @@
-"""Storage that ends with this process: for tests of what needs no ranks."""
+"""The store in this process's memory, for tests that start no ranks."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ _lock = threading.Lock()
 
 
 class MemoryStore(Store):
-    """A folder of this process's memory; all that are opened under one path are the same."""
+    """A folder in this process's memory. All stores that are opened with one path share their files."""
 
     def __init__(self, path: str) -> None:
         self._root = path.strip("/")

@@ -1,4 +1,4 @@
-"""Giving a file its name, once: by link(2), or by a rename that replaces nothing, where a file system has no links."""
+"""Atomic create-once naming of files: link(2), or an exclusive rename on a file system without hard links."""
 
 import ctypes
 import errno
@@ -6,24 +6,24 @@ import os
 
 from holdfast.errors import StoreDenied
 
-# What link(2) says where the file system, or a rule of the machine, knows no hard links, or no more of them.
+# The errors of link(2) if the file system or a rule of the machine allows no hard link, or no more of them.
 NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
-# What renameat2(2) says where the file system can't promise to replace nothing.
+# The errors of renameat2(2) if the file system has no exclusive rename.
 NO_EXCLUSIVE_RENAME = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 RENAME_NOREPLACE = 1
 
 
 def name_once(file: int, temp: str, name: str, folder: int, where: str) -> None:
-    """Give a temporary file its name, if nobody has the name.
+    """Give a temporary file its final name, unless another file has that name.
 
     Args:
-        file: the open file.
-        temp: its name now, in the same folder.
+        file: the descriptor of the open file.
+        temp: the file's temporary name, in the same folder.
         where: the folder's path, for the message.
 
     Raises:
         FileExistsError: another file has the name.
-        StoreDenied: the file system can do neither.
+        StoreDenied: the file system has neither hard links nor an exclusive rename.
 
     Source: link(2) and renameat2(2) with RENAME_NOREPLACE fail if the name exists, where rename(2) would replace it.
     """
@@ -38,9 +38,10 @@ def name_once(file: int, temp: str, name: str, folder: int, where: str) -> None:
 
 
 def link_once(source: str, there: int, name: str, here: int) -> None:
-    """Give a file a second name, if nobody has the name.
+    """Link a file to a second name, unless another file has that name.
 
-    On NFS link(2) may say that the name exists when it has made it itself and the answer was lost: see open(2), O_EXCL.
+    On NFS, link(2) may report EEXIST for the link that it made itself, if the server's first response was lost (see
+    open(2), O_EXCL). So a name that is already linked to the same file counts as success.
     """
     try:
         os.link(source, name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)

@@ -1,7 +1,7 @@
-"""Buckets of objects, through their fsspec file systems.
+"""The base class of the stores on object storage, which use fsspec file systems.
 
-An object appears whole or not at all, so a plain write replaces atomically. Create-once is a precondition that the
-storage itself checks, ``If-None-Match: *`` or ``ifGenerationMatch=0``.
+An object appears completely or not at all, so a plain write replaces atomically. For create-once the storage itself
+checks a precondition, ``If-None-Match: *`` or ``ifGenerationMatch=0``.
 """
 
 import abc
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 class ObjectStore(Store):
-    """A prefix of a bucket. What each cloud does in its own way is in its subclass.
+    """A prefix of a bucket. A subclass for each cloud adds what differs.
 
     Attributes:
-        part_bytes: the size of the parts that a larger file is sent in.
-        retry_within_s: for how long a request that fails is asked again.
+        part_bytes: files larger than this are uploaded in parts of this size.
+        retry_within_s: seconds during which a failed request is repeated.
     """
 
     part_bytes = PART_BYTES
@@ -41,23 +41,23 @@ class ObjectStore(Store):
 
     def create(self, name: str, data: Bytes) -> None:
         path, data = self._path(name), bytes(data)
-        if len(data) > self.part_bytes:  # the cloud's library would cut it in parts that it can't tell from another's
+        if len(data) > self.part_bytes:  # the cloud's library may mix the parts of two writers
             with self.creating(name) as writer:
                 writer.write(data)
             return
         try:
             self._ask(f"write {name}", lambda: self._fs.pipe_file(path, data, mode="create"))
         except NameTaken:
-            # The cloud's library tries again by itself: even the first refusal may come after a write of ours that
-            # was done and whose answer was lost.
+            # The cloud's library retries by itself, so the name may have been taken by our own earlier try, whose
+            # response was lost.
             if self.read(name, 0, len(data) + 1) != data:
                 raise
 
     @contextlib.contextmanager
     def creating(self, name: str) -> Iterator[Writer]:
-        """As the contract says; at most ``at_once + 2`` parts of the file are held in memory."""
+        """Create an object from pieces; memory holds at most ``at_once + 2`` parts of it."""
         if self.exists(name):
-            raise NameTaken(f"can't write {name} in {self.url}: it exists")  # sooner than after an upload in vain
+            raise NameTaken(f"can't write {name} in {self.url}: it exists")  # saves a useless upload
         with PartsWriter(
             put=functools.partial(self.create, name),
             begin=lambda: self._ask(f"write {name}", functools.partial(self._upload, self._path(name))),
@@ -114,37 +114,37 @@ class ObjectStore(Store):
     def delete_folder(self, folder: str) -> None:
         with contextlib.suppress(NameMissing):
             self._ask(f"delete {folder}", lambda: self._fs.rm(self._path(folder), recursive=True))
-        if left := self.list(folder):  # s3fs passes over what it may not delete
+        if left := self.list(folder):  # s3fs silently skips objects that it may not delete
             raise StoreDenied(
                 f"can't delete {folder} in {self.url}: {left[0]} is still there",
                 hint="give this machine's identity the right to it",
             )
 
     def _options(self) -> dict[str, Any]:
-        # A cached listing would hide what other machines write.
+        # A cached listing would hide files that other machines write.
         return {"use_listings_cache": False}
 
     @abc.abstractmethod
     def _upload(self, path: str) -> Upload:
-        """Begin to create a name in parts."""
+        """Begin an upload in parts."""
 
     def _list(self, path: str) -> Iterable[str]:
-        """The paths in a folder."""
+        """Return the paths in a folder."""
         names: Iterable[str] = self._fs.ls(path, detail=False)
         return names
 
     def _list_after(self, path: str, after: str) -> Iterable[str]:
-        """The paths in a folder; at least those whose name sorts after ``after``."""
+        """Return the paths in a folder whose names sort after ``after``; others may be among them."""
         return self._list(path)
 
     def _split(self, path: str) -> tuple[str, str]:
-        """The bucket and the key of a path."""
+        """Return the bucket and the key of a path."""
         bucket, key, *_ = self._fs.split_path(path)
         return bucket, key
 
     @abc.abstractmethod
     def _stat(self, path: str) -> tuple[int, datetime]:
-        """Size and time of the last write, in one request. (fsspec's info also looks for a folder of this name.)"""
+        """Return size and time of the last write, in one request (fsspec's `info` makes a second one for folders)."""
 
     def _look(self, name: str) -> tuple[int, datetime]:
         return self._ask(f"look at {name}", lambda: self._stat(self._path(name)))

@@ -1,4 +1,4 @@
-"""From a URL to a store, or to a refusal by name."""
+"""The choice of a store's class by its URL."""
 
 import importlib
 
@@ -8,7 +8,7 @@ from holdfast.store.contract import Store
 from holdfast.store.failures import without_secrets
 from holdfast.store.local import LocalStore
 
-# The store of each scheme, and which of our extras brings its package.
+# For each URL scheme: module, class, and the extra of Holdfast that installs its package.
 S3, AZURE, GCS = ("s3", "S3Store", "s3"), ("azure", "AzureStore", "azure"), ("gcs", "GcsStore", "gcs")
 STORES = {"s3": S3, "s3a": S3, "az": AZURE, "abfs": AZURE, "abfss": AZURE, "gs": GCS, "gcs": GCS}
 CREDENTIALS_REFUSED = (
@@ -17,13 +17,14 @@ CREDENTIALS_REFUSED = (
 
 
 def open_store(url: str) -> Store:
-    """Return the store that a folder or a URL names. Nothing is read or written yet.
+    """Return the store that a folder's path or a URL names; read and write nothing.
 
-    Credentials and endpoints come from the environment, as each cloud's own tools read them; nothing of them is kept.
+    Credentials and endpoints come from the environment, in the variables that each cloud's own tools use. Holdfast
+    doesn't save them.
 
     Raises:
-        ConfigError: the URL has a null character or names nobody's home, the scheme isn't known to create a name once,
-            its package isn't installed, the URL holds credentials, the environment lacks them, or the operator doesn't
+        ConfigError: the URL has a null character, credentials or an unknown user's home folder; its scheme has no
+            store, or the scheme's package isn't installed; the environment has no credentials; or the operator doesn't
             allow the store.
     """
     if "\0" in url:
@@ -36,7 +37,7 @@ def open_store(url: str) -> Store:
     if not separator or scheme in ("file", "local"):
         try:
             return LocalStore(path if separator else url)
-        except RuntimeError as error:  # a home folder of nobody's
+        except RuntimeError as error:  # the home folder of an unknown user
             raise ConfigError(f"store = {url!r}: {error}", hint="give the folder's whole path") from None
     if scheme == "memory":
         from holdfast.store.memory import MemoryStore
@@ -60,9 +61,9 @@ def open_store(url: str) -> Store:
 
 
 def holds_credentials(url: str) -> bool:
-    """Whether a URL has more in it than a bucket and a folder."""
+    """Return whether a URL contains anything beside a bucket and a folder."""
     scheme, _, path = url.partition("://")
     bucket = path.partition("/")[0]
-    # abfs://container@account... is Azure's own way to write a URL.
+    # Azure writes its URLs as abfs://container@account...: its "@" is no sign of credentials.
     user = "@" in bucket and STORES.get(scheme) != AZURE
     return user or "?" in path or (":" in bucket and "@" in path)

@@ -1,4 +1,4 @@
-"""Amazon S3, and what speaks its language."""
+"""The store on Amazon S3 and S3-compatible services."""
 
 import contextlib
 import functools
@@ -11,7 +11,7 @@ from holdfast.errors import NameMissing, StoreError
 from holdfast.store.objects import ObjectStore
 from holdfast.store.uploads import AT_ONCE, WRITER, complete
 
-# S3 copies at most 5 GiB in one request, and takes its time.
+# The bytes of one copy request; S3 allows at most 5 GiB, and takes long for them.
 COPIED_BYTES = 2**30
 
 
@@ -19,9 +19,10 @@ class S3Store(ObjectStore):
     """A prefix of a bucket on S3."""
 
     def copy(self, source: str, name: str) -> bool:
-        """As the contract says, for what is worth the four requests that it takes.
+        """Copy an object on the server, as an upload whose parts are copies; return False for less than `part_bytes`.
 
-        S3's plain copy knows no precondition everywhere; an upload whose parts are copies does.
+        S3-compatible services don't all support a precondition on a plain copy; they do on a multipart upload. Its
+        four requests don't pay for a small object.
         """
         size_bytes = self.size_bytes(source)
         if size_bytes < self.part_bytes:
@@ -34,18 +35,18 @@ class S3Store(ObjectStore):
                 ask(functools.partial(upload.copy, number, *self._split(self._path(source)), start, stop))
             complete(upload, ask)
         except BaseException:
-            with contextlib.suppress(Exception):  # what ended it is what matters; remains are swept
+            with contextlib.suppress(Exception):  # raise the first error; `sweep` deletes remains
                 upload.abort()
             raise
         return True
 
     def sweep(self, before: datetime) -> int:
-        """As the contract says: uploads in parts that were neither completed nor aborted."""
+        """Abort the multipart uploads that began before a time and were neither completed nor aborted."""
         bucket, prefix = self._split(self._root)
         swept = 0
         for upload in self._uploads(Bucket=bucket, Prefix=f"{prefix}/" if prefix else ""):
             if upload["Initiated"] < before:
-                with contextlib.suppress(NameMissing):  # it has ended after all
+                with contextlib.suppress(NameMissing):  # the upload has just ended
                     self._call("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
                     swept += 1
         return swept
@@ -98,7 +99,7 @@ class S3Upload:
         self._etags[number] = self._call("upload_part", PartNumber=number, Body=data)["ETag"]
 
     def copy(self, number: int, bucket: str, key: str, start: int, stop: int) -> None:
-        """A part is a range of another object's bytes."""
+        """Add the bytes ``[start, stop)`` of another object as a part."""
         source = {"CopySource": {"Bucket": bucket, "Key": key}, "CopySourceRange": f"bytes={start}-{stop - 1}"}
         self._etags[number] = self._call("upload_part_copy", PartNumber=number, **source)["CopyPartResult"]["ETag"]
 
@@ -119,5 +120,5 @@ class S3Upload:
     def _call(self, method: str, **request: Any) -> dict[str, Any]:
         try:
             return dict(self._fs.call_s3(method, **self._which, **request))
-        except FileNotFoundError:  # the upload; there was a bucket when it began
+        except FileNotFoundError:  # of the upload: the bucket existed when it began
             raise StoreError(f"the upload of {self._which['Key']} was ended by another process") from None

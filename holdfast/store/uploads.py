@@ -1,4 +1,4 @@
-"""One file of many parts: some of them are on their way while the next is written, and memory stays bounded."""
+"""Uploads of large files in parts: several parts are sent in parallel, and memory stays bounded."""
 
 import contextlib
 import functools
@@ -13,56 +13,56 @@ from holdfast.errors import StoreError
 from holdfast.store.contract import Bytes
 
 PART_BYTES = 16 * 2**20
-# Clouds take 10 000 parts or more: after each thousand, parts grow by the first size, and a file may have 800 GiB.
+# Clouds allow at least 10 000 parts. Parts grow by `PART_BYTES` after each thousand, so a file can have 800 GiB.
 GROW_EVERY = 1000
 AT_ONCE = 4
-# The key of an object's metadata that holds the token of the upload which made it. Azure allows no hyphen.
+# The key, in an object's metadata, of the random token of the upload that made it. Azure allows no hyphen in a key.
 WRITER = "holdfast_writer"
 
 Ask = Callable[[Callable[[], Any]], Any]
 
 
 class Upload(Protocol):
-    """A file that doesn't exist before all its parts are there.
+    """An upload in parts. Its file appears, complete, with `complete`.
 
     Attributes:
-        at_once: how many parts may be sent at the same time.
+        at_once: the number of parts that may be sent in parallel.
     """
 
     at_once: int
 
     def part(self, number: int, data: bytes) -> None:
-        """Send a part; they are numbered from 1."""
+        """Send a part; parts are numbered from 1."""
 
     def complete(self) -> None:
-        """Make the file of its parts, unless its name exists."""
+        """Create the file from its parts, unless its name exists."""
 
     def has_won(self) -> bool:
-        """Return whether the name has the file of this very upload."""
+        """Return whether this upload created the file that has the name."""
 
     def abort(self) -> None:
-        """Make the parts be gone."""
+        """Delete the parts."""
 
 
 def complete(upload: Upload, ask: Ask) -> None:
-    """Complete an upload, also where the answer to a try that did it was lost.
+    """Complete an upload; succeed, too, if an earlier try completed it and its response was lost.
 
     Args:
-        ask: does a request, again if need be.
+        ask: runs a request, and repeats it after a transient failure.
     """
     try:
         ask(upload.complete)
     except StoreError:
-        with contextlib.suppress(StoreError):  # the first error says more
+        with contextlib.suppress(StoreError):  # the first error is more useful
             if ask(upload.has_won):
                 return
         raise
 
 
 class PartsWriter:
-    """Sends what is written in parts; in one piece, if it is less than a part.
+    """A writer that uploads a file in parts, or in one piece if it is smaller than a part.
 
-    Nothing is left of it when its block ends without `complete`.
+    If its ``with`` block ends without `complete`, the parts are deleted.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class PartsWriter:
         """
         Args:
             put: creates the file in one piece.
-            begin: begins to create it in parts.
-            ask: does a request of an upload, again if need be.
-            part_bytes: the size of the first parts.
+            begin: begins an upload in parts.
+            ask: runs a request of the upload, and repeats it after a transient failure.
+            part_bytes: the size of the first thousand parts.
         """
         self._put, self._begin, self._ask, self._part_bytes = put, begin, ask, part_bytes
         self._upload: Upload | None = None
@@ -87,7 +87,7 @@ class PartsWriter:
         self._pool = ThreadPoolExecutor(AT_ONCE)
 
     def write(self, data: Bytes) -> None:
-        """Waits for room in memory. Raises what any part before has failed with."""
+        """Append bytes; wait while too many parts are being sent. Raises the error of any earlier part."""
         rest = memoryview(data).cast("B")
         while rest:
             part_bytes = self._part_bytes * (1 + self._parts // GROW_EVERY)
@@ -96,7 +96,7 @@ class PartsWriter:
                 self._send()
 
     def complete(self) -> None:
-        """The file is there."""
+        """Send the rest and create the file."""
         if self._upload is None:
             self._put(self._buffer.getvalue())
             return
@@ -115,7 +115,7 @@ class PartsWriter:
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
         if self._upload:
-            with contextlib.suppress(Exception):  # what ended the block is what matters; remains are swept
+            with contextlib.suppress(Exception):  # raise the block's own error; `sweep` deletes remains
                 self._upload.abort()
 
     def _send(self) -> None:

@@ -103,7 +103,7 @@ def test_what_is_no_file_does_not_block(tmp_path: Path, verb: str, kind: str, mo
 def test_what_a_file_becomes_while_it_is_opened_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/etc/passwd")
-    monkeypatch.setattr(folders, "look_at_file", lambda *_: None)
+    monkeypatch.setattr(folders, "stat_file", lambda *_: None)
     with pytest.raises(StoreError, match="is not a regular file"):
         LocalStore(str(tmp_path)).read("pipe")
     with pytest.raises(StoreError, match="symbolic links"):
