@@ -1,4 +1,4 @@
-"""Who may write a run, and which checkpoints count."""
+"""The journal of a run: the records that decide who may write the run and which checkpoints count."""
 
 from holdfast.journal.journal import Journal, find_runs, list_runs
 from holdfast.journal.links import broken_links

@@ -1,4 +1,4 @@
-"""Find a run and a commit by what a person types."""
+"""Runs and commits, found by what a user types."""
 
 import contextlib
 
@@ -10,10 +10,10 @@ from holdfast.store import open_store
 
 
 def open_journal(run: str) -> Journal:
-    """Open the journal of the run that ``<store>/<run>`` names; a name alone is that of a run in the default store.
+    """Return the journal of the run ``<store>/<run>``; a run's name alone means a run in the default store.
 
     Raises:
-        RunUnknown: it names none.
+        RunUnknown: the text has no run's name in it.
     """
     store, slash, name = run.rstrip("/").rpartition("/")
     if name in ("", ".", "..") or name.endswith(":"):
@@ -22,10 +22,10 @@ def open_journal(run: str) -> Journal:
 
 
 def find_commit(journal: Journal, text: str = "") -> Commit:
-    """Return the commit that a number or the name of a folder means; the newest for an empty text.
+    """Return the commit with this number or checkpoint folder; the newest one for an empty text.
 
     Raises:
-        WrongUse: there is none, or its checkpoint was pruned.
+        WrongUse: there is no such commit, or its checkpoint was pruned.
     """
     found = None
     if text.isdecimal():

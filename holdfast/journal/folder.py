@@ -1,4 +1,4 @@
-"""A run's folder: that there is such a run, and the settings that it was trained with."""
+"""A run's folder on a store: its identity, its saved settings, and the numbers of its records."""
 
 import contextlib
 import logging
@@ -21,9 +21,9 @@ class RunFolder:
 
     Attributes:
         run: the run's name.
-        store: the folder; unless it is there nothing is written, so that a run that was moved may come back.
-        place: the same folder, for who begins it.
-        store_url: what holds the folder.
+        store: the folder. Writes fail if it is missing, so that nothing blocks the place of a run that was moved away.
+        place: the same folder, but a write creates it if it is missing: to begin the run.
+        store_url: the URL of the store that holds the folder.
         strays: a line for each stray name that was found among the records.
     """
 
@@ -37,16 +37,16 @@ class RunFolder:
         self._configs: dict[str, ConfigRecord] = {}  # a record never changes
 
     def exists(self) -> bool:
-        """Whether the run was ever begun."""
+        """Return whether the run was ever begun: whether it has a ``run.json``."""
         return self.store.exists("run.json")
 
     def read_run(self) -> RunRecord:
-        """``run.json``.
+        """Read ``run.json``.
 
         Raises:
             RunUnknown: there is no such run.
-            RecordDamaged: it can't be read.
-            WrongUse: a later version wrote it.
+            RecordDamaged: the record can't be read.
+            WrongUse: a later version of Holdfast wrote the run.
         """
         try:
             record = read_record(self.store, RunRecord, "run.json")
@@ -63,7 +63,7 @@ class RunFolder:
         return record
 
     def begin(self, recipe: str) -> RunRecord:
-        """``run.json`` exists and can be read; the first to begin the run has written it."""
+        """Create ``run.json`` unless it exists, and return it; replace it if it is damaged."""
         try:
             return self.read_run()
         except RunUnknown:
@@ -80,15 +80,15 @@ class RunFolder:
         )
         try:
             write("run.json", record.to_bytes())
-        except NameTaken:  # another process has begun it a moment ago
+        except NameTaken:  # another process has just begun the run
             return self.read_run()
         return record
 
     def record_config(self, fingerprint: str, identity: dict[str, Any], config: dict[str, Any]) -> None:
-        """Keep the settings in force: under their fingerprint, in a file of their own, and as the newest snapshot.
+        """Save the current settings: as ``config.snapshot.json``, and for good in ``configs/``.
 
-        ``configs/<fingerprint>.json`` has them as they were first used. Where they differ from those, which only
-        operational settings can, ``configs/<fingerprint>-<hash>.json`` is added.
+        ``configs/<fingerprint>.json`` keeps the settings that were first used with this fingerprint. If the current
+        ones differ from them (which only operational settings can), ``configs/<fingerprint>-<hash>.json`` is added.
         """
         record = ConfigRecord(fingerprint=fingerprint, identity=to_plain(identity), config=config)
         data = record.to_bytes()
@@ -104,7 +104,7 @@ class RunFolder:
         self.store.replace("config.snapshot.json", data)
 
     def read_config(self, fingerprint: str) -> ConfigRecord | None:
-        """Return the settings that have this fingerprint, as they were first used; None where they were lost."""
+        """Return the settings that were first used with this fingerprint; None if they are lost."""
         if fingerprint not in self._configs:
             record = self._read_config(f"configs/{fingerprint}.json")
             if record is None:
@@ -113,17 +113,17 @@ class RunFolder:
         return self._configs[fingerprint]
 
     def read_snapshot(self) -> ConfigRecord | None:
-        """The settings that the run was last trained with; None where they were lost, or nothing was trained yet."""
+        """Return the settings that the run was last trained with; None if they are lost or nothing was trained yet."""
         return self._read_config("config.snapshot.json")
 
     def read_epochs(self) -> int | None:
-        """How many epochs the run was last asked for; None where that was lost."""
+        """Return the setting `epochs` that the run was last trained with; None if it is lost."""
         snapshot = self.read_snapshot()
         epochs = snapshot.config.get("epochs") if snapshot else None
         return epochs if isinstance(epochs, int) else None
 
     def read_retention(self) -> Retention | None:
-        """How the run was last asked to be pruned; None where that was lost."""
+        """Return the setting `retention` that the run was last trained with; None if it is lost."""
         snapshot = self.read_snapshot()
         try:
             return Retention.model_validate(snapshot.config["retention"]) if snapshot else None
@@ -140,19 +140,19 @@ class RunFolder:
             return None
 
     def warn(self, message: str) -> None:
-        """One warning, however often the same is read."""
+        """Log a warning about the run, once for each message."""
         if message not in self._warned:
             log.warning("run %r: %s", self.run, message)
         self._warned.add(message)
 
     def numbers(self, folder: str, after: int = 0) -> list[int]:
-        """Return the numbers above ``after`` that a folder of records has, sorted; see `look_through`."""
-        return self.look_through(folder, after).numbers
+        """Return the sorted record numbers above ``after`` in a folder; see `list_numbered`."""
+        return self.list_numbered(folder, after).numbers
 
-    def look_through(self, folder: str, after: int = 0) -> Numbered:
-        """Find the numbers above ``after`` that a folder of records has, and the names that are none of the run's.
+    def list_numbered(self, folder: str, after: int = 0) -> Numbered:
+        """List the record numbers above ``after`` in a folder, and the stray names beside them.
 
-        A stray name (no number, or one that the run can't have reached) is warned of once.
+        A stray name is no number, or a number that the run can't have reached. It is ignored, and logged once.
         """
         suffix = SUFFIXES.get(folder, ".json")
         found = sort_names(self.store.list(folder, after=f"{after:08d}{suffix}" if after else ""), suffix)
@@ -166,16 +166,20 @@ class RunFolder:
         return found
 
     def highest(self, folder: str, hint: int) -> int:
-        """Return the highest number in a folder; 0 for none. With a right hint the cost doesn't grow with the run."""
+        """Return the highest number in a folder; 0 if it has none.
+
+        Args:
+            hint: the highest number as last known. If it is right, the cost doesn't grow with the run.
+        """
         found = self.numbers(folder, after=hint - 1) if hint else []
         return max(found or self.numbers(folder), default=0)
 
     def can_reach(self, number: int) -> bool:
-        """Return whether the run can have come to a commit of this number."""
+        """Return whether the run can have reached a commit of this number."""
         return number <= REACH or number <= self.highest("commits", 0) + REACH
 
     def _base_of(self, folder: str) -> int:
-        """Return what the numbers of a folder reach on from; asked only where one is far away."""
+        """Return the number that a folder's next number may exceed by at most `REACH`."""
         if folder == "commits":
             with contextlib.suppress(RunUnknown, RecordDamaged):
                 return self.read_run().first_commit - 1

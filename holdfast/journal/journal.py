@@ -1,9 +1,9 @@
-"""Who may write a run, and which checkpoints count.
+"""The journal: the rules of who may write a run and which checkpoints count.
 
-A run's folder has numbered records, each created once and never changed: ``attempts/`` (who claimed the right to
-write), ``commits/`` (which checkpoints count; each names its parent), ``quarantine/`` (which commits are not to be
-used again) and ``pruned/`` (whose checkpoints were given up). They are the truth. ``latest.json`` is a hint where to
-begin to read them, so that finding the newest costs the same however many there are.
+A run's folder has numbered records, each created once and never changed: ``attempts/`` (claims of the right to write),
+``commits/`` (the checkpoints that count; each names its parent), ``quarantine/`` (commits that must not be used again)
+and ``pruned/`` (commits whose checkpoints were deleted). These records are the truth. ``latest.json`` is a hint at the
+newest number, so that finding it doesn't take longer as a run grows.
 """
 
 # Over 300 lines: one class, so that every rule of who may write and what counts stands in one place.
@@ -50,15 +50,15 @@ class Journal(RunFolder):
     # ---- attempts: who may write
 
     def attempts(self) -> int:
-        """The highest attempt number claimed; 0 for none."""
+        """Return the highest attempt number that was claimed; 0 if there is none."""
         return self._find_highest("attempts")
 
     def has_attempt(self, number: int) -> bool:
-        """Whether the number was claimed."""
+        """Return whether an attempt claimed this number."""
         return self.store.exists(record_name("attempts", number))
 
     def read_attempt(self, number: int) -> AttemptRecord:
-        """One attempt's record."""
+        """Read an attempt's record."""
         return read_record(self.store, AttemptRecord, record_name("attempts", number))
 
     def claim_attempt(
@@ -70,12 +70,19 @@ class Journal(RunFolder):
         environment: dict[str, Any],
         lineage: dict[str, Any] | None = None,
     ) -> AttemptRecord:
-        """Claim attempt ``number`` for this process, and for no other; every lower one is superseded.
+        """Claim attempt ``number`` for this process alone. Every attempt with a lower number is then superseded.
 
-        The record has a token of its writer: a claim whose answer was lost is then known as our own.
+        The record holds a random token, so that a claim whose response was lost is recognized as this process's own.
+
+        Args:
+            number: the attempt's number, one above the highest.
+            why: ``fresh``, ``continued``, ``preempted`` or ``extended``; the record's key is ``why``.
+            host: the name of this machine.
+            environment: the machine, the packages and the code.
+            lineage: what differs from the attempt before.
 
         Raises:
-            Superseded: the number is taken.
+            Superseded: another process claimed the number.
         """
         record = AttemptRecord(
             number=number,
@@ -98,7 +105,7 @@ class Journal(RunFolder):
         return record
 
     def end_attempt(self, number: int, ending: Ending) -> Ending:
-        """Record how an attempt ended; return what is on record, which is the first ending that was recorded."""
+        """Record how an attempt ended. If an ending is on record already, keep and return that one."""
         record = EndingRecord(number=number, created_at=now(), **vars(ending))
         try:
             self.store.create(record_name("endings", number), record.to_bytes())
@@ -108,7 +115,7 @@ class Journal(RunFolder):
         return ending
 
     def read_ending(self, number: int) -> EndingRecord | None:
-        """Return the record of how an attempt ended; None while it lives, and where nobody has recorded it."""
+        """Return the record of an attempt's ending; None if there is none yet or it can't be read."""
         try:
             return read_record(self.store, EndingRecord, record_name("endings", number))
         except NameMissing:
@@ -118,18 +125,16 @@ class Journal(RunFolder):
             return None
 
     def endings(self) -> list[Ending]:
-        """Return how the attempts ended, by number."""
+        """Return the endings on record, in order of the attempts."""
         found = map(self.read_ending, self.numbers("endings"))
         return [record.ending for record in found if record is not None]
 
     def check_fence(self, attempt: int) -> None:
-        """Return if the run is there and no later attempt has claimed it.
-
-        One request tells both, as long as the attempt's own record is there.
+        """Check that this attempt may still write the run. It costs one request while the attempt's record exists.
 
         Raises:
             RunGone: the run was moved or deleted.
-            Superseded: a later attempt has claimed it.
+            Superseded: a later attempt has claimed the run.
         """
         claimed = self.numbers("attempts", after=attempt - 1)
         if attempt not in claimed and not self.exists():
@@ -147,7 +152,7 @@ class Journal(RunFolder):
     # ---- commits: what counts
 
     def read_latest(self) -> Latest | None:
-        """latest.json; None where it is missing or can't be read."""
+        """Read ``latest.json``; return None if it is missing or can't be read."""
         try:
             return read_record(self.store, Latest, "latest.json")
         except NameMissing:
@@ -157,11 +162,11 @@ class Journal(RunFolder):
             return None
 
     def newest_number(self) -> int:
-        """The number of the newest commit, quarantined or not; 0 for none."""
+        """Return the number of the newest commit, quarantined or not; 0 if there is none."""
         return self._find_highest("commits")
 
     def _find_highest(self, folder: str) -> int:
-        """Return the highest number in a folder; latest.json, read once, says from where on to look."""
+        """Return the highest number in a folder; latest.json, which is read once, shortens the listing."""
         if self._reached is None:
             latest = self.read_latest()
             self._reached = {"attempts": latest.attempt, "commits": latest.commit} if latest else {}
@@ -169,7 +174,7 @@ class Journal(RunFolder):
         return self._reached[folder]
 
     def next_number(self) -> int:
-        """The number that the next commit gets: no record speaks of it, not even of a commit that was lost."""
+        """Return the number of the next commit. The number of a lost commit that other records name is not reused."""
         newest = self.newest_number()
         number = max(newest, *self.numbers("quarantine", after=newest), 0) + 1
         while self.is_pruned(number):
@@ -177,14 +182,14 @@ class Journal(RunFolder):
         return number
 
     def has_committed(self) -> bool:
-        """Whether there are signs that the run was ever committed, even if the commits themselves are gone."""
+        """Return whether the run ever had a commit, judging by its commits or, if they are lost, ``latest.json``."""
         return self.newest_number() > 0 or self.store.exists("latest.json")
 
     def read_commit(self, number: int) -> Commit:
-        """One commit.
+        """Return the commit with this number.
 
         Raises:
-            NameMissing: there is none of this number.
+            NameMissing: there is no such commit.
             RecordDamaged: its record can't be read.
         """
         if number not in self._commits:
@@ -196,32 +201,33 @@ class Journal(RunFolder):
         return self._commits[number]
 
     def find_commit(self, number: int) -> Commit | None:
-        """Return one commit; None where there is none of this number, or its record can't be read."""
+        """Return the commit with this number; None if there is none or its record can't be read."""
         with contextlib.suppress(NameMissing, RecordDamaged):
             return self.read_commit(number) if number else None
         return None
 
     def path_of(self, number: int) -> str:
-        """Return the folder that a commit names; empty where its record is lost."""
+        """Return the name of a commit's checkpoint folder; empty if the commit's record is lost."""
         commit = self.find_commit(number)
         return commit.path if commit else ""
 
     def is_pruned(self, number: int) -> bool:
-        """Whether retention has given up this commit's checkpoint."""
+        """Return whether retention deleted this commit's checkpoint, or is about to."""
         return self.store.exists(record_name("pruned", number))
 
     def is_quarantined(self, number: int) -> bool:
-        """Whether this commit is not to be used again."""
+        """Return whether this commit is quarantined, so that it is never used again."""
         return self.store.exists(record_name("quarantine", number))
 
     def candidates(self, attempt: int | None = None) -> Iterator[Commit]:
-        """The commits that a run may continue from, newest first. Their checkpoints' bytes are not looked at.
+        """Yield the commits that a run may continue from, newest first, without reading their checkpoints.
 
-        The walk goes by number, not by parent, so that one lost record doesn't hide what lies before it; the commits
-        of a line that was given up are quarantined, and so are passed over.
+        Goes by number, not by parent, so that a lost record doesn't hide the commits before it. The commits of an
+        abandoned line are quarantined, and so are left out.
 
         Args:
-            attempt: who walks; it quarantines a record that can't be read. A mere reader passes over it.
+            attempt: the attempt that continues the run: it quarantines commits whose record can't be read. A reader
+                gives None, and such commits are only left out.
         """
         quarantined = set(self.numbers("quarantine"))
         pruned: set[int] | None = None
@@ -237,28 +243,28 @@ class Journal(RunFolder):
             except RecordDamaged as error:
                 if attempt is not None:
                     self.quarantine(number, str(error), attempt)
-            if pruned is None:  # whoever wants more than the newest may have a long way to go
+            if pruned is None:  # one listing from here on, in place of a request for each commit
                 pruned = set(self.numbers("pruned"))
 
     def _newest_first(self) -> Iterator[int]:
-        """Yield the numbers of the commits that there are. The newest costs no look at the others."""
+        """Yield the numbers of all commits, newest first. The newest is found without listing the others."""
         if newest := self.newest_number():
             yield newest
             yield from (number for number in reversed(self.numbers("commits")) if number < newest)
 
     def newest(self) -> Commit | None:
-        """The newest commit that a run may continue from, if there is one."""
+        """Return the newest commit that a run may continue from; None if there is none."""
         return next(self.candidates(), None)
 
     def publish_commit(self, commit: Commit, envelope: bytes | None = None) -> Commit:
-        """The commit counts, as it is returned: where it was made before, and interrupted, as it was made then.
+        """Publish a commit. If an interrupted call already published it, return that record unchanged.
 
         Args:
-            envelope: its signature, which is on the store before the commit is.
+            envelope: the commit's signature, which is written before the commit.
 
         Raises:
             Superseded: a later attempt owns the run.
-            NameTaken: an earlier attempt took the number, between its look at the fence and our claim.
+            NameTaken: an earlier attempt took the number: it had checked the fence just before this attempt's claim.
         """
         self.check_fence(commit.attempt)
         if envelope is not None:
@@ -275,17 +281,20 @@ class Journal(RunFolder):
         return commit
 
     def publish_metrics(self, number: int, metrics: bytes) -> None:
-        """What was logged in a commit's steps is where charts look for it. The checkpoint's own copy may be pruned."""
+        """Write a commit's trail to ``metrics/``, where it remains when the checkpoint with its own copy is pruned."""
         self.store.replace(metrics_name(number), metrics)
 
     def publish_latest(self, latest: Latest) -> None:
-        """latest.json has these values."""
+        """Replace ``latest.json``."""
         self.store.replace("latest.json", latest.to_bytes())
         self._reached = {"attempts": latest.attempt, "commits": latest.commit}
         faults.reach("latest-replaced")
 
     def record_sha256(self, number: int) -> str:
-        """SHA-256 of a commit record's bytes: what links the next one to it. Empty for commit 0 and a lost record."""
+        """Return the SHA-256 of a commit record's bytes, which the next commit holds as its link.
+
+        Empty for number 0 and for a lost record.
+        """
         try:
             data = self.store.read(record_name("commits", number), 0, MAX_RECORD_BYTES + 1) if number else b""
         except NameMissing:
@@ -293,13 +302,13 @@ class Journal(RunFolder):
         return hashlib.sha256(data).hexdigest() if data else ""
 
     def broken_links(self, commit: Commit) -> list[str]:
-        """Return a line for each broken link between a commit and what came before it; see `links.broken_links`."""
+        """Return a line for each broken link from a commit to its predecessors; see `links.broken_links`."""
         before, sha256 = self._read_hashed(commit.number - 1)
         parent = before if commit.parent == commit.number - 1 else self.find_commit(commit.parent)
         return broken_links(commit, before, sha256, parent)
 
     def _read_hashed(self, number: int) -> tuple[Commit | None, str]:
-        """Return a commit, and SHA-256 of its record's bytes; None where it can't be read."""
+        """Return a commit and the SHA-256 of its record's bytes; (None, "") if the commit can't be read."""
         name = record_name("commits", number)
         with contextlib.suppress(NameMissing, RecordDamaged):
             data = self.store.read(name, 0, MAX_RECORD_BYTES + 1) if number else b""
@@ -312,10 +321,10 @@ class Journal(RunFolder):
     # ---- quarantine and pins
 
     def quarantine(self, number: int, reason: str, attempt: int) -> None:
-        """The commit is never used again, by anyone; the first reason stays.
+        """Quarantine a commit, so that nothing uses it again. A second call keeps the first reason.
 
         Raises:
-            Superseded: a later attempt owns the run, and judges for itself.
+            Superseded: a later attempt owns the run and decides for itself.
         """
         self.check_fence(attempt)
         log.warning("commit %d of run %r is quarantined: %s", number, self.run, reason)
@@ -324,7 +333,7 @@ class Journal(RunFolder):
             self.store.create(record_name("quarantine", number), record.to_bytes())
 
     def quarantine_reasons(self) -> list[str]:
-        """Why each quarantined commit is, in order of number."""
+        """Return the reason of each quarantined commit, in order of their numbers."""
         reasons = []
         for number in self.numbers("quarantine"):
             try:
@@ -334,10 +343,10 @@ class Journal(RunFolder):
         return reasons
 
     def pin(self, number: int) -> None:
-        """No retention gives up this commit's checkpoint, until it is unpinned.
+        """Protect a commit's checkpoint from retention until it is unpinned.
 
         Raises:
-            WrongUse: there is no such commit, or its checkpoint is gone.
+            WrongUse: there is no such commit, or its checkpoint was pruned.
         """
         try:
             self.read_commit(number)
@@ -347,18 +356,19 @@ class Journal(RunFolder):
             ) from None
         with contextlib.suppress(NameTaken):
             self.store.create(record_name("pins", number), Pin(commit=number, created_at=now()).to_bytes())
-        # Retention looks at the pins after it has put down that it gives a checkpoint up; one of us sees the other.
+        # Retention checks for a pin after it has written its pruned record. So of a pin and a prune that happen at the
+        # same time, at least one sees the other's record.
         if self.is_pruned(number):
             self.unpin(number)
             raise WrongUse(f"the checkpoint of commit {number} was pruned", hint="holdfast verify lists what there is")
 
     def unpin(self, number: int) -> None:
-        """Retention may give up this commit's checkpoint."""
+        """Let retention delete a commit's checkpoint again."""
         self.store.delete(record_name("pins", number))
 
 
 def find_runs(store: Store) -> Iterator[Journal]:
-    """The runs of a store, by name."""
+    """Yield the journals of a store's runs, in order of their names."""
     for name in store.list():
         journal = Journal(store, name)
         if journal.exists():
@@ -366,7 +376,7 @@ def find_runs(store: Store) -> Iterator[Journal]:
 
 
 def list_runs(store: Store) -> list[Journal]:
-    """The runs of a store, by name; where there are none, a warning says so."""
+    """Return the journals of a store's runs, in order of their names; log a warning if there are none."""
     journals = list(find_runs(store))
     if not journals:
         log.warning("there are no runs in %s", store.url)

@@ -1,15 +1,15 @@
-"""How a commit is linked to what came before it. Resume and verification share these rules."""
+"""The links from a commit to its predecessors. Resume and verification share these rules."""
 
 from holdfast.journal.records import Commit, record_name
 
 
 def broken_links(commit: Commit, before: Commit | None, before_sha256: str, parent: Commit | None) -> list[str]:
-    """Return a line for each link of a commit that is broken. A record that is lost breaks no link.
+    """Return a line for each broken link of a commit. A lost record breaks no link.
 
     Args:
-        before: commit number - 1; None where there is none that can be read.
-        before_sha256: of the bytes of its record.
-        parent: the commit that the commit names as its parent; None where there is none that can be read.
+        before: the commit with the number before; None if there is none or it can't be read.
+        before_sha256: the SHA-256 of that commit's record.
+        parent: the commit's parent; None if there is none or it can't be read.
     """
     name, problems = record_name("commits", commit.number), []
     if before is not None and commit.previous_record_sha256 != before_sha256:

@@ -1,16 +1,16 @@
-"""The names of numbered records, and which of them a run can have.
+"""The names of numbered records, told apart from stray names.
 
-A run's numbers grow by one. Records may be lost in between, so that a number may follow another at a distance; but one
-that is further from all others than a run can lose is a stray: a copy, a typing error, somebody's date.
+A run numbers its records 1, 2, 3 and so on. Lost records leave gaps. A number more than `REACH` beyond the one before
+it is no record of the run but a stray name: a copy, a typing error, a date.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# How many records in a row a run may have lost while it still has later ones.
+# The largest gap of lost records that is accepted between two numbers.
 REACH = 100_000
-# The folders whose numbers follow one another. Those of the others name commits (of `endings`, attempts).
+# The folders whose numbers are consecutive. The records of other folders have the number of a commit or an attempt.
 CHAINS = {"commits", "attempts"}
 SUFFIXES = {"metrics": ".jsonl"}
 
@@ -20,9 +20,9 @@ class Numbered:
     """The names in a folder of records.
 
     Attributes:
-        numbers: sorted.
-        strays: names that are no number, or one that the run can't have reached.
-        suffix: of the names.
+        numbers: the sorted numbers of the records.
+        strays: the names that are no number, or a number that the run can't have reached.
+        suffix: the suffix of the records' names.
     """
 
     numbers: list[int]
@@ -30,11 +30,11 @@ class Numbered:
     suffix: str
 
     def up_to(self, last: int) -> "Numbered":
-        """Return the same with no number beyond ``last``."""
+        """Return a copy in which numbers above ``last`` are strays."""
         return self._cut(sum(number <= last for number in self.numbers))
 
     def within(self, base: int) -> "Numbered":
-        """Return the same with the numbers that can be reached from ``base``, one after the other."""
+        """Return a copy in which the numbers after the first gap of more than `REACH`, from ``base`` on, are strays."""
         for index, number in enumerate(self.numbers):
             if number > base + REACH:
                 return self._cut(index)
@@ -47,7 +47,7 @@ class Numbered:
 
 
 def sort_names(names: Sequence[str], suffix: str) -> Numbered:
-    """Tell the names of records from others."""
+    """Split a folder's names into numbers of records and strays."""
     pattern = re.compile(rf"[0-9]{{8}}{re.escape(suffix)}")
     numbers = [int(name[:8]) for name in names if pattern.fullmatch(name) and not name.startswith("00000000")]
     named = {f"{number:08d}{suffix}" for number in numbers}

@@ -1,4 +1,4 @@
-"""The records of a run, as JSON files that carry the hash of their own content."""
+"""The records of a run: JSON files, each with the hash of its own content."""
 
 import hashlib
 import json
@@ -14,16 +14,16 @@ from holdfast.store import Store
 FORMAT_VERSION = 1
 SHA256 = r"^[0-9a-f]{64}$"
 FILE = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-# A checkpoint's folder, and nothing else that a run's folder has: no way out of it, and none to its records.
+# The name of a checkpoint's folder. It matches no path out of the run's folder, and no folder of records.
 FOLDER = r"^epoch-[0-9]{4,9}(-step-[0-9]{8,12})?(\.[0-9]{1,6})?$"
-# What is longer was not written by us, and is not read into memory.
+# Holdfast writes no longer record, so a longer one is not read into memory.
 MAX_RECORD_BYTES = 64 * 2**20
 SEAL = "record_sha256"
 
 
 def _check_time(text: str) -> str:
     if datetime.fromisoformat(text).tzinfo is None:
-        raise ValueError("a time without its offset from UTC")
+        raise ValueError("the time has no offset from UTC")
     return text
 
 
@@ -32,27 +32,27 @@ Time = Annotated[str, AfterValidator(_check_time)]
 
 
 class Record(BaseModel):
-    """A JSON file whose key ``record_sha256`` is the hash of all its other keys, so that no bit of it flips unseen.
+    """A JSON file whose key ``record_sha256`` is the hash of all its other keys, so that every flipped bit is noticed.
 
-    Keys that a later version added are passed over.
+    Unknown keys, which a later version may have added, are ignored.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True, protected_namespaces=())
 
     def to_bytes(self) -> bytes:
-        fields = json.loads(self.model_dump_json())  # which makes NaN null
+        fields = json.loads(self.model_dump_json())  # pydantic writes NaN as null
         return (json.dumps(fields | {SEAL: _hash_fields(fields)}, indent=2) + "\n").encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str) -> Self:
-        """The record that `to_bytes` wrote.
+        """Return the record that `to_bytes` wrote.
 
         Raises:
-            RecordDamaged: its bytes are not what was written.
+            RecordDamaged: the bytes were changed.
         """
         try:
             fields = json.loads(data, parse_constant=_refuse_constant)
-            if b"\\ud" in data.lower():  # perhaps one half of a character, which can't be written anywhere
+            if b"\\ud" in data.lower():  # perhaps half of a surrogate pair, which UTF-8 can't encode
                 json.dumps(fields, ensure_ascii=False).encode()
             seal = fields.pop(SEAL)
             if seal != _hash_fields(fields):
@@ -81,11 +81,11 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 def read_record(store: Store, cls: type[AnyRecord], name: str) -> AnyRecord:
-    """A record that is on the store.
+    """Read a record from a store.
 
     Raises:
-        NameMissing: there is none of this name.
-        RecordDamaged: it can't be read.
+        NameMissing: no file has this name.
+        RecordDamaged: the record can't be read.
     """
     data = store.read(name, 0, MAX_RECORD_BYTES + 1)
     if len(data) > MAX_RECORD_BYTES:
@@ -94,27 +94,27 @@ def read_record(store: Store, cls: type[AnyRecord], name: str) -> AnyRecord:
 
 
 def record_name(folder: str, number: int) -> str:
-    """``commits/00000007.json``"""
+    """Return the name of a numbered record, such as ``commits/00000007.json``."""
     return f"{folder}/{number:08d}.json"
 
 
 def now() -> str:
-    """The time as records hold it: UTC, ISO 8601, whole seconds."""
+    """Return the current time as records hold it: UTC, ISO 8601, whole seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class RunRecord(Record):
-    """``run.json``: that there is such a run."""
+    """``run.json``: the run's name, recipe and format."""
 
     format: int = Field(ge=1)
     run: str
     recipe: str
-    first_commit: int = Field(1, ge=1, description="later than 1 where the run was unpacked from a checkpoint")
+    first_commit: int = Field(1, ge=1, description="above 1 if the run was unpacked from a checkpoint")
     created_at: Time
 
 
 class ConfigRecord(Record):
-    """``config.snapshot.json`` and the files in ``configs/``: the settings that a fingerprint stands for."""
+    """``config.snapshot.json`` and the files in ``configs/``: settings and their fingerprint."""
 
     fingerprint: str = Field(pattern=SHA256)
     identity: dict[str, Any]
@@ -122,12 +122,12 @@ class ConfigRecord(Record):
 
     @property
     def name(self) -> str:
-        """``configs/<fingerprint>.json``, for the settings as they were first used."""
+        """The name for the settings that were first used with the fingerprint: ``configs/<fingerprint>.json``."""
         return f"configs/{self.fingerprint}.json"
 
     @property
     def snapshot_name(self) -> str:
-        """``configs/<fingerprint>-<hash>.json``, for the same with other operational settings."""
+        """The name for the same with other operational settings: ``configs/<fingerprint>-<hash>.json``."""
         return f"configs/{self.fingerprint}-{_hash_fields(json.loads(self.model_dump_json()))[:16]}.json"
 
 
@@ -142,27 +142,28 @@ class AttemptRecord(Record):
     writer: str = Field("", description="a random token; attempts from before it was added have none")
     environment: dict[str, Any]
     lineage: dict[str, Any] = Field(
-        default_factory=dict, description="what is not as it was: drift that was let through, the machine, an ancestor"
+        default_factory=dict,
+        description="differences from the attempt before: accepted drift, the machine, an ancestor",
     )
 
 
 class EndingRecord(Record):
-    """``endings/00000003.json``: how an attempt ended, as it said itself, or as was found later."""
+    """``endings/00000003.json``: how an attempt ended, recorded by itself or, if it couldn't, by a later process."""
 
-    number: int = Field(ge=1, description="the attempt's")
+    number: int = Field(ge=1, description="the number of the attempt")
     reason: str = Field(description="a name in holdfast.endings.REASONS")
     message: str
-    step: int = Field(ge=0, description="the newest step that was committed then")
+    step: int = Field(ge=0, description="the newest step committed by then")
     created_at: Time
 
     @property
     def ending(self) -> Ending:
-        """What the record says, without its number and time."""
+        """The record's content without its number and time."""
         return Ending(self.reason, self.message, self.step)
 
 
 class FileRecord(BaseModel):
-    """One file of a checkpoint, as it was when it was committed."""
+    """One file of a checkpoint, as it was committed."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -182,18 +183,20 @@ class Commit(Record):
     path: str = Field(pattern=FOLDER)
     files: list[FileRecord]
     metrics: dict[str, float | None] = Field(
-        description="avg_loss, and at the end of an epoch what it was evaluated to"
+        description="avg_loss, and at the end of an epoch the results of its evaluation"
     )
     checkpoint_sha256: str = Field(pattern=SHA256)
     previous_checkpoint_sha256: str = Field(pattern=rf"{SHA256}|^$")
-    previous_record_sha256: str = Field(pattern=rf"{SHA256}|^$", description="of the bytes of commit number - 1")
+    previous_record_sha256: str = Field(
+        pattern=rf"{SHA256}|^$", description="the SHA-256 of the record of commit number - 1"
+    )
     config_fingerprint: str = Field(pattern=SHA256)
     why: str = Field(description="chunk, preempted or adopted")
     created_at: Time
-    train_s: float = Field(0.0, ge=0, description="of its steps; 0 where nobody knows, and so with the others")
-    stall_s: float = Field(0.0, ge=0, description="that training stood still for its save")
-    save_s: float = Field(0.0, ge=0, description="from when its state was copied until it was durable")
-    restart_s: float = Field(0.0, ge=0, description="that its ranks, or their attempt, took to begin")
+    train_s: float = Field(0.0, ge=0, description="seconds in its steps; 0, as in the others, if unknown")
+    stall_s: float = Field(0.0, ge=0, description="seconds that training paused for its save")
+    save_s: float = Field(0.0, ge=0, description="seconds from the copy of its state until it was durable")
+    restart_s: float = Field(0.0, ge=0, description="seconds until its ranks, or their attempt, began to train")
 
     @property
     def size_bytes(self) -> int:
@@ -201,7 +204,7 @@ class Commit(Record):
 
 
 class Latest(Record):
-    """``latest.json``: a hint what the newest commit is."""
+    """``latest.json``: a hint at the newest commit."""
 
     epoch: int
     path: str = Field(pattern=FOLDER)
@@ -216,7 +219,7 @@ class Latest(Record):
 
 
 class Quarantine(Record):
-    """``quarantine/00000006.json``: a commit that is not to be used again."""
+    """``quarantine/00000006.json``: a commit that must not be used again."""
 
     commit: int = Field(ge=1)
     reason: str
@@ -225,7 +228,7 @@ class Quarantine(Record):
 
 
 class Pruned(Record):
-    """``pruned/00000004.json``: a commit whose checkpoint retention has given up."""
+    """``pruned/00000004.json``: a commit whose checkpoint retention deletes."""
 
     commit: int = Field(ge=1)
     path: str = Field(pattern=FOLDER)
@@ -235,7 +238,7 @@ class Pruned(Record):
 
 
 class Pin(Record):
-    """``pins/00000004.json``: a commit whose checkpoint no retention gives up."""
+    """``pins/00000004.json``: a commit whose checkpoint retention must not delete."""
 
     commit: int = Field(ge=1)
     created_at: Time
@@ -245,7 +248,7 @@ class PruneEntry(BaseModel):
     """One checkpoint in a report.
 
     Attributes:
-        why: the rule that kept it, or what protects it; empty for one that was given up.
+        why: the rule that keeps the checkpoint, or its protection; empty for a pruned one.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -259,16 +262,16 @@ class PruneEntry(BaseModel):
 
 
 class PruneReport(Record):
-    """``prunes/00000009.json``: what a prune did when commit 9 was the newest; checkpoints are listed newest first.
+    """``prunes/00000009.json``: a prune when commit 9 was the newest. Its checkpoints are listed newest first.
 
     Attributes:
-        kept: what the policy keeps.
-        protected: what the policy would have given up, and what forbade it.
-        pruned: what was given up.
-        unreadable: commits whose records can't be read; the folders of their checkpoints aren't known, and stay.
-        unfinished: folders that were given up before and were still there, and so were deleted once more.
-        debris: folders that no commit ever named, from dead attempts, which were deleted too.
-        dry_run: nothing was done.
+        kept: the checkpoints that the policy keeps.
+        protected: the checkpoints that stay against the policy; ``why`` says what protects them.
+        pruned: the deleted checkpoints.
+        unreadable: the commits whose records can't be read. Their checkpoints' folders are unknown, and stay.
+        unfinished: folders of checkpoints that an earlier prune didn't finish deleting, now deleted.
+        debris: folders of dead attempts' checkpoints without a commit, now deleted.
+        dry_run: whether the prune only reported, and deleted nothing.
     """
 
     newest: int = Field(ge=1)
@@ -284,10 +287,10 @@ class PruneReport(Record):
 
 
 def metrics_name(number: int) -> str:
-    """``metrics/00000007.jsonl``"""
+    """Return the name of a commit's trail: ``metrics/00000007.jsonl``."""
     return f"metrics/{number:08d}.jsonl"
 
 
 def signature_name(commit: Commit) -> str:
-    """``signatures/00000007-00000003.json``: of a commit, by an attempt that meant to make it."""
+    """Return the name of the signature that an attempt made for a commit: ``signatures/00000007-00000003.json``."""
     return f"signatures/{commit.number:08d}-{commit.attempt:08d}.json"

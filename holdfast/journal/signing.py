@@ -1,4 +1,4 @@
-"""The signature of a commit: what is signed, and where it lies."""
+"""The signature of a commit on the store: making and checking it."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,15 @@ from holdfast.signature import MAX_ENVELOPE_BYTES, SigningKey, TrustedKey, verif
 
 
 def sign_commit(key: SigningKey, run: str, commit: Commit) -> bytes:
-    """The envelope that says that the key's holder made this commit of this run."""
+    """Return the signed envelope which states that the key's holder made this commit of this run."""
     return key.sign(run, record_name("commits", commit.number), commit.to_bytes(), _files(commit))
 
 
 def check_signed(journal: Journal, commit: Commit, keys: Sequence[TrustedKey]) -> None:
-    """Return if one of the keys has signed the commit, as it is on the store and as it is given.
+    """Check that one of the keys signed the commit's record on the store, and that the record equals ``commit``.
 
     Raises:
-        NotTrusted: none has.
+        NotTrusted: no trusted key signed it, or the record differs.
     """
     name = record_name("commits", commit.number)
     hint = "commits made with a signing_key are signed; without trusted_keys it is used unsigned"
