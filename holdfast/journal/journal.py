@@ -64,7 +64,7 @@ class Journal(RunFolder):
     def claim_attempt(
         self,
         number: int,
-        why: str,
+        reason: str,
         host: str,
         pid: int,
         environment: dict[str, Any],
@@ -76,7 +76,7 @@ class Journal(RunFolder):
 
         Args:
             number: the attempt's number, one above the highest.
-            why: ``fresh``, ``continued``, ``preempted`` or ``extended``; the record's key is ``why``.
+            reason: ``fresh``, ``continued``, ``preempted`` or ``extended``; the record's key is ``why``.
             host: the name of this machine.
             environment: the machine, the packages and the code.
             lineage: what differs from the attempt before.
@@ -86,7 +86,7 @@ class Journal(RunFolder):
         """
         record = AttemptRecord(
             number=number,
-            why=why,
+            why=reason,
             created_at=now(),
             host=host,
             pid=pid,
