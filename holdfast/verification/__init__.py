@@ -1,4 +1,4 @@
-"""Is a run on its store what was committed? Every record and every byte is read back."""
+"""Verification of a run on its store: every record and every byte is read back and checked."""
 
 from holdfast.verification.report import CheckedCheckpoint, VerifyReport
 from holdfast.verification.run import verify_run

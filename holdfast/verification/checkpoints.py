@@ -1,4 +1,4 @@
-"""The bytes of checkpoints, held against their commits."""
+"""Checks of checkpoints' bytes against their commits."""
 
 from collections.abc import Iterator
 
@@ -12,18 +12,19 @@ from holdfast.verification.report import CheckedCheckpoint
 def check_checkpoint(
     journal: Journal, commit: Commit, standing: str, *, deep: bool, watch: Watch
 ) -> tuple[CheckedCheckpoint, list[str]] | None:
-    """What was read, and a line for each thing that is wrong; None if retention has given it up meanwhile.
+    """Return the checked checkpoint and a line for each problem; None if retention deleted it meanwhile.
 
     Args:
-        watch: called with the size of each piece that was read.
+        deep: also read the state and compare the metadata with the commit.
+        watch: called with the size in bytes of each piece that was read.
     """
     try:
         damaged = checkpoint.verify(journal.store, commit, watch)
-    except NameMissing:  # it went after a look at its size
+    except NameMissing:  # deleted between the check of its size and the read
         damaged = checkpoint.verify(journal.store, commit)
     problems = [str(damage) for damage in damaged]
     if deep and not damaged:
-        problems += _look_into(journal, commit)
+        problems += _check_content(journal, commit)
     if problems and journal.is_pruned(commit.number):
         return None
     checked = CheckedCheckpoint(
@@ -37,8 +38,8 @@ def check_checkpoint(
     return checked, problems
 
 
-def _look_into(journal: Journal, commit: Commit) -> Iterator[str]:
-    """Where what the bytes say contradicts the commit."""
+def _check_content(journal: Journal, commit: Commit) -> Iterator[str]:
+    """Yield a line for each contradiction between a checkpoint's content and its commit."""
     try:
         checkpoint.read_payload(journal.store, commit)
         metadata = checkpoint.read_metadata(journal.store, commit.path)
@@ -53,13 +54,13 @@ def _look_into(journal: Journal, commit: Commit) -> Iterator[str]:
 
 
 def check_uncommitted(journal: Journal, committed: set[str]) -> Iterator[CheckedCheckpoint]:
-    """What no commit names, as far as it is there."""
+    """Yield the checkpoints on the store that no commit names."""
     for path in journal.store.list():
         if not checkpoint.is_folder_name(path) or path in committed:
             continue
         try:
             files = [checkpoint.hash_file(journal.store, path, name) for name in journal.store.list(path)]
-        except NameMissing:  # a prune deletes it while we read
+        except NameMissing:  # a prune is deleting the folder
             continue
         parts = [file for file in files if checkpoint.is_part(file.name)]
         yield CheckedCheckpoint(

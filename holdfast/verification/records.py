@@ -1,4 +1,4 @@
-"""The records of a run: each as it was written, none missing, and each commit linked to the one before it."""
+"""Checks of a run's records: each is undamaged, none is missing, and each commit links to the one before it."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -26,7 +26,7 @@ from holdfast.journal import (
     record_name,
 )
 
-# Which class a folder's records have, and which of its fields is the number that they are named by.
+# For each folder: the class of its records, and the field that holds the number in a record's name.
 NUMBERED: dict[str, tuple[type[Record], str]] = {
     "attempts": (AttemptRecord, "number"),
     "endings": (EndingRecord, "number"),
@@ -36,20 +36,20 @@ NUMBERED: dict[str, tuple[type[Record], str]] = {
     "prunes": (PruneReport, "newest"),
 }
 
-# As the built-in map, perhaps in several threads.
+# The built-in map, or one that runs in several threads.
 Map = Callable[..., Iterable[Any]]
 
 
 @dataclass
 class CheckedRecords:
-    """What was found.
+    """The result of checking a run's records.
 
     Attributes:
         problems, notes: as in `VerifyReport`.
-        count: how many records were read.
-        commits: those whose record can be read, by number.
-        live: those of them that count.
-        quarantined: those of them that are in quarantine and not pruned.
+        count: the number of records that were read.
+        commits: the commits whose records can be read, in order of number.
+        live: the commits among them that count.
+        quarantined: the commits among them that are quarantined and not pruned.
     """
 
     problems: list[str]
@@ -61,7 +61,10 @@ class CheckedRecords:
 
 
 def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
-    """All records are read.
+    """Read and check all records of a run.
+
+    Args:
+        map_: runs the checks: the built-in map, or a thread pool's.
 
     Raises:
         RunUnknown: there is no such run.
@@ -70,7 +73,7 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
     others = list(_list_others(journal))
     problems += filter(None, map_(lambda other: _check_other(journal, *other), others))
     quarantined, pruned = set(journal.numbers("quarantine")), set(journal.numbers("pruned"))
-    named = _list_named(journal) | pruned  # before the commits, which a live attempt makes before it names them
+    named = _list_named(journal) | pruned  # read before the commits: a live attempt writes a commit before its names
     there = [number for number in journal.numbers("commits") if number >= first]
     newest = max(there, default=0)
     found = dict(zip(there, map_(lambda number: _read_commit(journal, number), there), strict=True))
@@ -95,7 +98,7 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
 
 
 def _check_run(journal: Journal) -> tuple[int, list[str]]:
-    """The number of the first commit that the run should have, and what is wrong with ``run.json``."""
+    """Return the number of the run's first commit, and a line for each problem of ``run.json``."""
     try:
         return journal.read_run().first_commit, []
     except RecordDamaged as error:
@@ -103,7 +106,7 @@ def _check_run(journal: Journal) -> tuple[int, list[str]]:
 
 
 def _list_others(journal: Journal) -> Iterator[tuple[str, type[Record], str, Any]]:
-    """All records but ``run.json``, ``latest.json`` and the commits: name, class, and which field has which value."""
+    """Yield name, class, number field and number of all records but ``run.json``, ``latest.json`` and the commits."""
     if journal.store.exists("config.snapshot.json"):
         yield "config.snapshot.json", ConfigRecord, "", None
     for name in journal.store.list("configs"):
@@ -130,7 +133,7 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
 
 
 def _list_named(journal: Journal) -> set[int]:
-    """The numbers of the commits that other records speak of."""
+    """Return the numbers of the commits that other records name."""
     named = {number for folder in ("metrics", "pins", "prunes") for number in journal.numbers(folder)}
     with contextlib.suppress(NameMissing, RecordDamaged):
         latest = read_record(journal.store, Latest, "latest.json").commit
@@ -146,7 +149,13 @@ def _read_commit(journal: Journal, number: int) -> Commit | HoldfastError:
 
 
 def _check_numbers(first: int, there: Collection[int], named: Collection[int]) -> Iterator[str]:
-    """No record of a commit is ever taken away, so that none is missing in between, nor at the end."""
+    """Yield a line for each gap in the commits' numbers. Holdfast never deletes a commit's record, so a gap is a loss.
+
+    Args:
+        first: the number of the run's first commit.
+        there: the numbers on the store.
+        named: the numbers that other records name.
+    """
     before = first - 1
     for number in (*sorted(there), max([before, *there, *named]) + 1):
         if number - before > 1:
@@ -158,13 +167,13 @@ def _check_numbers(first: int, there: Collection[int], named: Collection[int]) -
 def _check_links(
     found: dict[int, Commit | HoldfastError], sha256: dict[int, str], quarantined: set[int]
 ) -> Iterator[str]:
-    """Check that each commit is linked to the record before it, and to the checkpoint that it was trained from."""
+    """Yield a line for each commit that can't be read, and for each broken link from a commit to its predecessors."""
     for number, commit in found.items():
         if isinstance(commit, HoldfastError):
             if number not in quarantined:
                 yield str(commit)
             continue
-        if number in quarantined:  # it was found, and nobody goes on from it
+        if number in quarantined:  # no run continues from it
             continue
         before, parent = (
             each if isinstance(each, Commit) else None for each in map(found.get, (number - 1, commit.parent))
@@ -173,7 +182,7 @@ def _check_links(
 
 
 def _check_latest(journal: Journal, newest: int) -> tuple[list[str], list[str]]:
-    """Problems and notes."""
+    """Return the problems and the notes about ``latest.json``."""
     try:
         latest = read_record(journal.store, Latest, "latest.json")
     except NameMissing:
@@ -192,7 +201,7 @@ def _check_metrics(journal: Journal, commit: Commit, newest: int) -> str | None:
     try:
         found = checkpoint.hash_file(journal.store, folder, file)
     except NameMissing:
-        if commit.number == newest:  # a kill came before it; the next attempt copies it from the checkpoint
+        if commit.number == newest:  # killed before it was written; the next attempt copies it from the checkpoint
             return None
         return f"{name} is missing"
     if expected is None or found.sha256 == expected.sha256:

@@ -1,4 +1,4 @@
-"""What a verification found."""
+"""The report of a verification."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ class CheckedCheckpoint(BaseModel):
     """One checkpoint that was read back.
 
     Attributes:
-        commit: None for one that no commit names.
-        standing: ``counts``, ``quarantined`` or ``uncommitted``. Damage of the last two is no news.
+        commit: the number of its commit; None if no commit names it.
+        standing: ``counts``, ``quarantined`` or ``uncommitted``. Damage is a problem only if it is ``counts``.
         damaged: each file that differs, with both digests.
     """
 
@@ -23,11 +23,14 @@ class CheckedCheckpoint(BaseModel):
 
 
 class VerifyReport(BaseModel):
-    """What was found.
+    """The result of verifying a run.
 
     Attributes:
-        problems: a line for each thing that is damaged, lost or not signed as it should be.
-        notes: what is not as usual and mends itself.
+        ok: whether there is no problem.
+        problems: a line for each file that is damaged, lost or lacks a trusted signature.
+        notes: a line for each irregularity that is harmless or that the next attempt repairs.
+        records: the number of records that were read.
+        checkpoints: the checkpoints that were read.
     """
 
     run: str

@@ -1,4 +1,4 @@
-"""A whole run, read back."""
+"""The verification of a whole run: records, signatures and checkpoints, in several threads."""
 
 import contextlib
 import threading
@@ -13,7 +13,7 @@ from holdfast.verification.checkpoints import check_checkpoint, check_uncommitte
 from holdfast.verification.records import check_records
 from holdfast.verification.report import VerifyReport
 
-# Hashing runs outside of Python's lock, and waiting for a storage even more so.
+# Threads gain here: hashing and waiting for a storage both release the GIL.
 WORKERS = 8
 
 
@@ -28,10 +28,10 @@ def verify_run(
     """Read a run back: all its records and how they chain, and every byte of every checkpoint that counts.
 
     Args:
-        everything: also the checkpoints that are in quarantine, and those that no commit names.
-        deep: also what the bytes say: that each state can be read, and agrees with its commit.
-        trusted_keys: one of them must have signed each commit that counts.
-        watch: called with the bytes read and the bytes to read.
+        everything: also check quarantined checkpoints and those that no commit names.
+        deep: also check that each state can be read and agrees with its commit.
+        trusted_keys: each commit that counts must be signed with one of these keys; by default none needs to be.
+        watch: called with the number of bytes read so far and the total.
 
     Raises:
         RunUnknown: there is no such run.
@@ -48,7 +48,7 @@ def verify_run(
         chosen += [(commit, "quarantined") for commit in records.quarantined]
     chosen.sort(key=lambda pair: pair[0].number, reverse=True)
     progress.total_bytes = sum(commit.size_bytes for commit, _ in chosen)
-    # A deep look has a whole checkpoint in memory.
+    # A deep check holds a whole checkpoint in memory, so only one runs at a time.
     with _workers(progress, 1 if deep else WORKERS) as pool:
         found = pool.map(lambda pair: check_checkpoint(journal, *pair, deep=deep, watch=progress.advance), chosen)
         checked = [each for each in found if each]
@@ -77,17 +77,17 @@ def _check_signed(journal: Journal, commit: Commit, trusted_keys: Sequence[Trust
 
 
 class _Progress:
-    """Counts what all workers have read; they end soon once it is given up."""
+    """A counter of the bytes that all workers have read. Once it is cancelled, the workers stop at their next piece."""
 
     def __init__(self, watch: Callable[[int, int], None]) -> None:
         self._watch = watch
         self._lock = threading.Lock()
         self._done_bytes = 0
         self.total_bytes = 0
-        self.is_given_up = False
+        self.is_cancelled = False
 
     def advance(self, size_bytes: int) -> None:
-        if self.is_given_up:
+        if self.is_cancelled:
             raise CancelledError
         with self._lock:
             self._done_bytes += size_bytes
@@ -96,10 +96,10 @@ class _Progress:
 
 @contextlib.contextmanager
 def _workers(progress: _Progress, count: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads that end soon when the block fails, however much they have still to read."""
+    """Yield a thread pool whose threads stop soon if the block raises, however much is left to read."""
     with ThreadPoolExecutor(count) as pool:
         try:
             yield pool
         except BaseException:
-            progress.is_given_up = True
+            progress.is_cancelled = True
             raise
