@@ -1,1 +1,1 @@
-"""Faults for our tests, and for those of users' own recipes."""
+"""Test support for users: a conformance suite for stores, and faults that kill a run at a named point."""

@@ -1,4 +1,4 @@
-"""Real deaths at named points, for tests of your own recipes; `holdfast.faults` carries them out."""
+"""Faults that kill a run at a named point, for tests of your own recipes; `holdfast.faults` carries them out."""
 
 from pathlib import Path
 
@@ -6,15 +6,16 @@ from holdfast.faults import POINTS
 
 
 def fault(point: str, nth: int, victim: str, struck: Path) -> dict[str, str]:
-    """Return the environment in which a run dies, once, at a point; the file ``struck`` exists afterwards.
+    """Return the environment variable that makes a run die once, by SIGKILL, at a named point of the code.
 
     Args:
         point: one of `holdfast.faults.POINTS`.
-        nth: the pass at which the fault strikes, counted from 1 in each process.
-        victim: whom SIGKILL ends; see `holdfast.faults`.
+        nth: which time the point is reached, counted from 1 in each process.
+        victim: the processes that are killed: ``self``, ``other`` or ``both``; see `holdfast.faults`.
+        struck: a file that the fault creates, so that it strikes only once.
 
     Raises:
-        ValueError: there is no such point, pass or victim.
+        ValueError: there is no such point, count or victim.
     """
     if point not in POINTS or victim not in ("self", "other", "both") or nth < 1:
         raise ValueError(f"no such fault: {point}:{nth}:{victim}")

@@ -1,4 +1,4 @@
-"""What every store has to do, as tests that a store of your own can inherit.
+"""The conformance suite of stores, as a test class that the tests of your own store inherit.
 
 ::
 
@@ -24,12 +24,12 @@ from holdfast.store import Store
 
 
 class StoreTests:
-    """The conformance suite. It needs a fixture ``store``: an empty folder, a new one for every test.
+    """The conformance suite of a store. It needs a fixture ``store`` that returns a new empty folder for every test.
 
     Attributes:
-        writers, rounds: how many race for one name, and how often.
-        large_bytes: more than the store sends in one request.
-        names: more than the store lists in one request, where that can be had quickly.
+        writers, rounds: the number of writers that race for one name, and the number of races.
+        large_bytes: a file's size that is more than the store sends in one request.
+        names: a number of files that is more than the store lists in one request, if that doesn't take too long.
     """
 
     writers = 8
