@@ -1,4 +1,4 @@
-"""Which checkpoints stay. Deciding is a pure function over a list; deleting comes after it."""
+"""Retention: which checkpoints to keep (a pure function over the commits), and the deletion of the others."""
 
 import logging
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from holdfast.errors import ConfigError, NameMissing, NameTaken, NoVerifiedCheck
 from holdfast.journal import Commit, Journal, Pruned, PruneEntry, PruneReport, now, read_record, record_name
 from holdfast.terminal import counted
 
-# How far back the last report is looked for before all commits are listed.
+# How many commit numbers are tried for the last prune's report before all commits are listed instead.
 REPORTS_TRIED = 8
 
 log = logging.getLogger(__name__)
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 
 
 def choose_kept(commits: Sequence[Commit], policy: Retention, steps_per_epoch: int) -> dict[int, str]:
-    """The numbers of the commits whose checkpoints stay, and the first rule that keeps each.
+    """Return the numbers of the commits whose checkpoints the policy keeps, each with the first rule that keeps it.
 
     Args:
-        commits: those that a run may continue from, newest first.
+        commits: the commits that a run may continue from, newest first.
 
     Raises:
-        ConfigError: no commit has the metric that the best are chosen by.
+        ConfigError: no commit has the metric of ``keep_best``.
     """
     kept = dict.fromkeys((commit.number for commit in commits[: policy.keep_last]), "keep_last")
     for commit in commits:
@@ -49,10 +49,10 @@ def choose_kept(commits: Sequence[Commit], policy: Retention, steps_per_epoch: i
 
 
 def _best(commits: Sequence[Commit], policy: KeepBest, steps_per_epoch: int) -> list[Commit]:
-    """The best commits, best first; of equal ones the newest."""
+    """Return the best commits, best first; of equal commits the newest comes first."""
     known = {name for commit in commits for name in commit.metrics}
     if policy.metric not in known and any(commit.step % steps_per_epoch == 0 for commit in commits):
-        # To delete by a metric that is misspelt would be to delete the best.
+        # With a misspelt metric, no commit would be among the best, and the real best would be deleted.
         raise ConfigError(
             f"retention.keep_best.metric = {policy.metric!r}: no checkpoint has it, so nothing is pruned",
             hint=did_you_mean(policy.metric, known),
@@ -67,30 +67,30 @@ def _best(commits: Sequence[Commit], policy: KeepBest, steps_per_epoch: int) -> 
 
 @dataclass(frozen=True)
 class _Found:
-    """What a prune begins with.
+    """The commits of a run before a prune.
 
     Attributes:
         newest: the number of the newest commit.
         live: the commits that a run may continue from, newest first.
-        given_up: folders of checkpoints that the last report says were given up.
-        put_down: commits that were given up, too, and that it doesn't say so of: it is lost, or that prune was killed.
-        quarantined: commits that are not to be used again.
-        unreadable: commits whose records can't be read, so that their folders aren't known.
+        reported: folders of the pruned checkpoints that the last report names.
+        unreported: pruned commits missing from the last report, because the report was lost or that prune was killed.
+        quarantined: the numbers of the quarantined commits.
+        unreadable: commits whose records can't be read, so that their folders are unknown.
     """
 
     newest: int
     live: list[Commit]
-    given_up: set[str]
-    put_down: set[int]
+    reported: set[str]
+    unreported: set[int]
     quarantined: set[int]
     unreadable: list[int]
 
 
 def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
-    """As `prune`, with the policy that the run was last trained with; None for a run without a commit.
+    """Prune a run with the policy of its saved settings, as `prune` does; return None for a run without a commit.
 
     Raises:
-        ConfigError: its settings are lost.
+        ConfigError: the run's settings are lost.
     """
     journal.read_run()
     newest = journal.newest()
@@ -100,8 +100,8 @@ def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
     policy = journal.read_retention()
     if metadata is None or policy is None:
         raise ConfigError(
-            f"how run {journal.run!r} wants to be pruned can't be read, so nothing is pruned",
-            hint="holdfast verify shows what is damaged; training the run on mends it",
+            f"the retention settings of run {journal.run!r} can't be read, so nothing is pruned",
+            hint="holdfast verify shows the damage; continuing the training writes the settings again",
         )
     return prune(journal, policy, metadata.steps_per_epoch, dry_run=dry_run)
 
@@ -109,20 +109,21 @@ def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
 def prune(
     journal: Journal, policy: Retention, steps_per_epoch: int, *, collect: bool = True, dry_run: bool = False
 ) -> PruneReport | None:
-    """The run has the checkpoints that its policy keeps, and no others; None for a run without a commit.
+    """Delete the checkpoints that a policy doesn't keep; return a report, or None for a run without a commit.
 
-    The newest, the newest that verifies (its bytes are read for that) and pinned ones stay, whatever the policy says.
-    That a checkpoint is given up is on record before any of its files goes, so that a kill in between leaves debris
-    and never a commit that looks good and is not. A deletion that fails is a warning, and the next prune finishes it.
-    Quarantined checkpoints stay, as evidence, and metrics stay.
+    Whatever the policy says, these checkpoints stay: pinned ones, the newest that verifies (its bytes are read), and
+    all that are newer than it. Quarantined checkpoints stay as evidence. All metrics stay.
+
+    A pruned record is written before any file is deleted. So a kill in between leaves debris, and never a commit that
+    counts without its files. A failed deletion is logged, and the next prune finishes it.
 
     Args:
-        collect: also delete what dead attempts left half-done, once it is old enough.
-        dry_run: only report.
+        collect: also delete the debris of dead attempts that is older than ``policy.debris_after_s``.
+        dry_run: only report, and delete nothing.
 
     Raises:
         ConfigError: the policy can't be applied; nothing was deleted.
-        NoVerifiedCheckpoint: nothing verifies; nothing was deleted.
+        NoVerifiedCheckpoint: no checkpoint verifies; nothing was deleted.
     """
     found = _find(journal)
     if found.newest == 0:
@@ -131,13 +132,13 @@ def prune(
     protected = _protect(journal, found.live, kept)
     pruned = [commit for commit in found.live if commit.number not in kept | protected]
     if not dry_run:
-        spared = {commit.number for commit in pruned if not _give_up(journal, commit)}
+        spared = {commit.number for commit in pruned if not _record_pruned(journal, commit)}
         protected |= dict.fromkeys(spared, "pinned")
         pruned = [commit for commit in pruned if commit.number not in spared]
     before = datetime.now(UTC) - timedelta(seconds=policy.debris_after_s)
-    behind = _list_behind(journal, found, steps_per_epoch)
-    given_up = _given_up(journal, found, behind)
-    debris = _find_debris(journal, found, behind - given_up, before) if collect else []
+    passed = _list_passed(journal, found, steps_per_epoch)
+    unfinished = _find_unfinished(journal, found, passed)
+    debris = _find_debris(journal, found, passed - unfinished, before) if collect else []
     report = PruneReport(
         newest=found.newest,
         policy=policy.model_dump(mode="json"),
@@ -145,13 +146,13 @@ def prune(
         protected=[_entry(commit, protected[commit.number]) for commit in found.live if commit.number in protected],
         pruned=[_entry(commit, "") for commit in pruned],
         unreadable=found.unreadable,
-        unfinished=sorted(given_up),
+        unfinished=sorted(unfinished),
         debris=debris,
         dry_run=dry_run,
         created_at=now(),
     )
     if not dry_run:
-        # Before the deletions: whoever prunes next then knows which are to be finished.
+        # Before the deletions, so that the next prune knows which of them to finish.
         journal.store.replace(record_name("prunes", found.newest), report.to_bytes())
         doomed = [commit.path for commit in pruned]
         for path in doomed + _still_unneeded(journal, found, [*report.unfinished, *debris], steps_per_epoch):
@@ -162,9 +163,9 @@ def prune(
 
 
 def _find(journal: Journal) -> _Found:
-    """The report of the last prune names what it left; without one that can be read, all commits are looked at."""
+    """Find the commits that are left. The last prune's report names them; without one, all commits are listed."""
     newest = journal.newest_number()
-    given_up: set[str] = set()
+    reported: set[str] = set()
     for number in range(newest, max(newest - REPORTS_TRIED, 0), -1):
         try:
             report = read_record(journal.store, PruneReport, record_name("prunes", number))
@@ -173,7 +174,7 @@ def _find(journal: Journal) -> _Found:
         left = {entry.commit for entry in (*report.kept, *report.protected)}
         numbers = left | set(report.unreadable) | set(range(report.newest + 1, newest + 1))
         there = numbers if newest - report.newest <= REPORTS_TRIED else set(journal.numbers("commits"))
-        given_up = {entry.path for entry in report.pruned} | set(report.unfinished)
+        reported = {entry.path for entry in report.pruned} | set(report.unfinished)
         break
     else:
         there = set(journal.numbers("commits"))
@@ -190,11 +191,11 @@ def _find(journal: Journal) -> _Found:
         except (NameMissing, RecordDamaged) as error:
             unreadable.append(number)
             log.warning("%s", error)
-    return _Found(newest, live, given_up, numbers & pruned, quarantined, unreadable)
+    return _Found(newest, live, reported, numbers & pruned, quarantined, unreadable)
 
 
 def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str]) -> dict[int, str]:
-    """What the policy would give up and may not, and why."""
+    """Return the commits that the policy doesn't keep but that must stay, each with the reason."""
     if len(kept) == len(live):
         return {}
     protected = dict.fromkeys(journal.numbers("pins"), "pinned")
@@ -202,13 +203,13 @@ def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str]) -> 
         damaged = checkpoint.verify(journal.store, commit, is_urgent=False)
         protected[commit.number] = "newer than any that verifies" if damaged else "the newest that verifies"
         if not damaged:
-            return {number: why for number, why in protected.items() if number not in kept}
+            return {number: reason for number, reason in protected.items() if number not in kept}
         log.warning("%s", "; ".join(map(str, damaged)))
     raise NoVerifiedCheckpoint(f"no checkpoint of run {journal.run!r} verifies, so nothing is pruned")
 
 
-def _give_up(journal: Journal, commit: Commit) -> bool:
-    """Whether it is on record that the checkpoint is given up; not if it was pinned meanwhile."""
+def _record_pruned(journal: Journal, commit: Commit) -> bool:
+    """Write a commit's pruned record, so that its checkpoint may be deleted; return False if it is pinned."""
     record = Pruned(
         commit=commit.number,
         path=commit.path,
@@ -220,38 +221,39 @@ def _give_up(journal: Journal, commit: Commit) -> bool:
     try:
         journal.store.create(name, record.to_bytes())
     except NameTaken:
-        return True  # another prune was faster, and looks at the pins itself
-    # A pin looks for our record after it has put down its own; one of us sees the other.
+        return True  # another prune was faster, and checks the pins itself
+    # `Journal.pin` checks for this record after it has written its own. So of a pin and a prune that happen at the same
+    # time, at least one sees the other's record.
     if journal.store.exists(record_name("pins", commit.number)):
         journal.store.delete(name)
         return False
     return True
 
 
-def _list_behind(journal: Journal, found: _Found, steps_per_epoch: int) -> set[str]:
-    """The checkpoints' folders that the run is past: what lies ahead may be in a live attempt's hands this moment."""
+def _list_passed(journal: Journal, found: _Found, steps_per_epoch: int) -> set[str]:
+    """Return the checkpoint folders up to the run's newest step. A live attempt may be writing those of later steps."""
     folders = [name for name in journal.store.list() if checkpoint.is_folder_name(name)]
     return {path for path in folders if found.live and checkpoint.step_of(path, steps_per_epoch) <= found.live[0].step}
 
 
-def _given_up(journal: Journal, found: _Found, behind: set[str]) -> set[str]:
-    """Those of the folders whose checkpoints were given up before."""
-    others = behind - {commit.path for commit in found.live}
-    if others <= found.given_up:  # which spares us to read as many records as there are commits
+def _find_unfinished(journal: Journal, found: _Found, folders: set[str]) -> set[str]:
+    """Return the folders whose checkpoints an earlier prune recorded as pruned but didn't finish deleting."""
+    others = folders - {commit.path for commit in found.live}
+    if others <= found.reported:  # saves reading the records of the unreported commits
         return others
-    return others & (found.given_up | {journal.path_of(number) for number in found.put_down})
+    return others & (found.reported | {journal.path_of(number) for number in found.unreported})
 
 
 def _find_debris(journal: Journal, found: _Found, folders: set[str], before: datetime) -> list[str]:
-    """Those of the folders that no commit names, last written to before a time."""
+    """Return the folders that no commit names and that were last written before a time."""
     needed = {commit.path for commit in found.live} | {journal.path_of(number) for number in found.quarantined}
     if found.unreadable or "" in needed:
-        return []  # the folder may be that of the commit whose record can't be read
+        return []  # any folder may belong to a commit whose record can't be read
     return [path for path in sorted(folders - needed) if _is_older(journal, path, before)]
 
 
 def _still_unneeded(journal: Journal, found: _Found, folders: list[str], steps_per_epoch: int) -> list[str]:
-    """Those of the folders that nobody has taken meanwhile: an attempt that fell back passes there once more."""
+    """Return the folders that no new commit uses: after a fallback an attempt passes the same steps and names again."""
     head = journal.newest() if folders else None
     if head is None:
         return []
@@ -269,7 +271,7 @@ def _is_older(journal: Journal, path: str, before: datetime) -> bool:
 def _sweep(journal: Journal, before: datetime) -> None:
     try:
         journal.store.sweep(before)
-    except StoreError as error:  # S3 asks for a right of its own
+    except StoreError as error:  # S3 requires a separate permission for it
         log.warning("%s; the remains of writes that never ended stay", error)
 
 
@@ -280,19 +282,19 @@ def _delete(journal: Journal, path: str) -> None:
         log.warning("%s; the next prune tries again", error)
 
 
-def _entry(commit: Commit, why: str) -> PruneEntry:
+def _entry(commit: Commit, reason: str) -> PruneEntry:
     return PruneEntry(
         commit=commit.number,
         step=commit.step,
         path=commit.path,
         checkpoint_sha256=commit.checkpoint_sha256,
         size_bytes=commit.size_bytes,
-        why=why,
+        why=reason,
     )
 
 
 def summarize(report: PruneReport) -> str:
-    """Describe a prune in one line."""
+    """Return one line that describes a prune."""
     stay = counted(len(report.kept) + len(report.protected), "checkpoint")
     freed = decimal(sum(entry.size_bytes for entry in report.pruned))
     return f"keeps {stay}, {'would delete' if report.dry_run else 'deleted'} {len(report.pruned)} of {freed}"
