@@ -1,8 +1,8 @@
-"""One checkpoint as one tar file, the same to the byte wherever it is made.
+"""A checkpoint as one tar file, whose bytes are the same wherever it is packed.
 
-It holds what makes a run of its own: the commit, its files, its settings, and its signature if it has one. Names are
-sorted; mode bits, owner and times are fixed. Unpacking takes nothing on trust: every byte is held against the commit.
-Only the signature is passed on as it is: whoever trusts a key checks it then.
+The file holds a complete run: the commit, its files, its settings, and its signature if it has one. Names are sorted;
+mode bits, owner and times are fixed. Unpacking trusts nothing: it checks every byte against the commit. It copies the
+signature unchecked; training with ``trusted_keys`` checks it later.
 """
 
 import hashlib
@@ -37,19 +37,19 @@ PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
 def pack(journal: Journal, commit: Commit, out: Writer) -> str:
-    """The checkpoint of a commit is in ``out``; returns the SHA-256 (hex) of what was written.
+    """Write a commit's checkpoint to ``out`` as a tar file; return the SHA-256 (hex) of the file.
 
     Raises:
-        Damage: a file is missing or not what was committed; what was written is of no use.
+        Damage: a file is missing or differs from its commit; the incomplete tar file is useless.
     """
     whole = hashlib.sha256()
-    for piece in _tar(journal, commit):
+    for piece in _tar_blocks(journal, commit):
         whole.update(piece)
         out.write(piece)
     return whole.hexdigest()
 
 
-def _tar(journal: Journal, commit: Commit) -> Iterator[bytes]:
+def _tar_blocks(journal: Journal, commit: Commit) -> Iterator[bytes]:
     run = journal.read_run().model_copy(update={"first_commit": commit.number})
     records = {"run.json": run.to_bytes()}
     config = _config_name(commit)
@@ -65,16 +65,17 @@ def _tar(journal: Journal, commit: Commit) -> Iterator[bytes]:
     for name in sorted(records.keys() | files.keys()):
         size_bytes = files[name].size_bytes if name in files else len(records[name])
         yield tar_header(f"{journal.run}/{name}", size_bytes)
-        yield from _pieces(journal.store, name, files[name]) if name in files else [records[name]]
+        yield from _checked_pieces(journal.store, name, files[name]) if name in files else [records[name]]
         yield bytes(_padding(size_bytes))
         total += BLOCK + size_bytes + _padding(size_bytes)
     yield bytes(2 * BLOCK + -total % tarfile.RECORDSIZE)
 
 
 def tar_header(name: str, size_bytes: int) -> bytes:
-    """The block before a file: that of POSIX, where a name has up to 255 bytes without a block of its own.
+    """Return a file's header block in the POSIX ustar format, which has room for names of up to 255 bytes.
 
-    It has no room for a size of 8 GiB or more; such a size is written as GNU and all that read its files do.
+    The format has no room for a size of 8 GiB or more. Such a size is written in GNU's binary form, which the common
+    tar programs read.
     """
     info = tarfile.TarInfo(name)
     info.size = min(size_bytes, MAX_OCTAL_SIZE)
@@ -86,7 +87,7 @@ def tar_header(name: str, size_bytes: int) -> bytes:
     return bytes(block)
 
 
-def _pieces(store: Store, name: str, file: FileRecord) -> Iterator[bytes]:
+def _checked_pieces(store: Store, name: str, file: FileRecord) -> Iterator[bytes]:
     digest = hashlib.sha256()
     try:
         for piece in store.pieces(name):
@@ -94,14 +95,14 @@ def _pieces(store: Store, name: str, file: FileRecord) -> Iterator[bytes]:
             yield piece
     except NameMissing:
         raise Damage(f"{name} is missing but was committed as {file.sha256}") from None
-    _compare(name, file, digest.hexdigest())
+    _check_sha256(name, file, digest.hexdigest())
 
 
 def _padding(size_bytes: int) -> int:
     return -size_bytes % BLOCK
 
 
-def _compare(name: str, file: FileRecord, found: str) -> None:
+def _check_sha256(name: str, file: FileRecord, found: str) -> None:
     if found != file.sha256:
         raise Damage(f"{name} is {found} but was committed as {file.sha256}")
 
@@ -120,11 +121,13 @@ def _check_config(commit: Commit, data: bytes) -> None:
 
 
 def unpack(tar: BinaryIO, store: Store) -> Journal:
-    """The run that was packed is on the store under its own name, with one commit, whose files were verified.
+    """Unpack a tar file into a run with one commit, under the run's own name, and verify its files.
+
+    If it raises, everything that it wrote is deleted.
 
     Raises:
-        Damage: the file is not a packed checkpoint, or a byte of it has changed; there is no run.
-        WrongUse: the store has a folder of this name, or a later version has packed the file.
+        Damage: the file is not a packed checkpoint, or a byte of it was changed.
+        WrongUse: the store has a folder of this name, or a later version of Holdfast packed the file.
     """
     run, name, size_bytes = _read_header(tar)
     if not re.fullmatch(r"commits/[0-9]{8}\.json", name):
@@ -139,18 +142,18 @@ def unpack(tar: BinaryIO, store: Store) -> Journal:
     made: list[str] = []
     try:
         records = _copy_all(tar, journal, commit, made) | {name: record}
-        for each in sorted(records, key=lambda each: each == "run.json"):  # it is a run once this is there
+        for each in sorted(records, key=lambda each: each == "run.json"):  # last: it turns the folder into a run
             journal.place.create(each, records[each])
             made.append(each)
         journal.read_run()
     except BaseException:
-        _take_back(store, journal, made)
+        _undo(store, journal, made)
         raise
     return journal
 
 
-def _take_back(store: Store, journal: Journal, made: list[str]) -> None:
-    """Nothing that was made is left, and nothing else is touched: another process may have begun the same run."""
+def _undo(store: Store, journal: Journal, made: list[str]) -> None:
+    """Delete the files that `unpack` made, and no others: another process may have begun the same run."""
     for name in made:
         journal.store.delete(name)
     folders = [name for name in journal.store.list() if not journal.store.exists(name)]
@@ -162,7 +165,11 @@ def _take_back(store: Store, journal: Journal, made: list[str]) -> None:
 
 
 def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) -> dict[str, bytes]:
-    """Each file of the checkpoint is on the store, and is what was committed; returns the records beside them."""
+    """Copy the checkpoint's files to the store and verify them; return the other records, which are not yet written.
+
+    Args:
+        made: gets the name of each file that was copied.
+    """
     files = {f"{commit.path}/{file.name}": file for file in commit.files}
     try:
         find_parts(commit)
@@ -193,9 +200,9 @@ def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) 
 
 
 def _read_header(tar: BinaryIO) -> tuple[str, str, int]:
-    """Run, name in the run, and size of the next file; nothing in all three at the end.
+    """Return run, name in the run, and size of the next file; ("", "", 0) at the end of the tar file.
 
-    Read a block at a time, so that what is no plain file with a plain name gets no further than this.
+    Reads one block and refuses all but a plain file with a plain name, before any of its bytes are read.
     """
     block = tar.read(BLOCK)
     if block == bytes(BLOCK):
@@ -205,7 +212,7 @@ def _read_header(tar: BinaryIO) -> tuple[str, str, int]:
     except (tarfile.HeaderError, UnicodeDecodeError) as error:
         raise Damage(f"the file is not a packed checkpoint: {error}") from None
     if info.type != tarfile.REGTYPE or info.linkname:
-        raise Damage(f"{info.name!r} is a link, a device or something else that is no plain file")
+        raise Damage(f"{info.name!r} is not a plain file but a link, a device or the like")
     name = re.fullmatch(rf"({PART})/((?:{PART}/)?{PART})", info.name)
     if name is None or info.size < 0:
         raise Damage(f"{info.name!r} is not a file of a run")
@@ -219,7 +226,7 @@ def _is_at_end(header: tuple[str, str, int]) -> bool:
 def _read(tar: BinaryIO, name: str, size_bytes: int) -> bytes:
     if size_bytes > MAX_RECORD_BYTES:
         raise Damage(f"{name} claims {size_bytes} bytes; a record has at most {MAX_RECORD_BYTES}")
-    return b"".join(_take(tar, name, size_bytes))
+    return b"".join(_file_bytes(tar, name, size_bytes))
 
 
 def _copy(tar: BinaryIO, run: Store, name: str, size_bytes: int, file: FileRecord) -> None:
@@ -227,14 +234,14 @@ def _copy(tar: BinaryIO, run: Store, name: str, size_bytes: int, file: FileRecor
         raise Damage(f"{name} has {size_bytes} bytes but was committed with {file.size_bytes}")
     digest = hashlib.sha256()
     with run.creating(name) as writer:
-        for piece in _take(tar, name, size_bytes):
+        for piece in _file_bytes(tar, name, size_bytes):
             digest.update(piece)
             writer.write(piece)
-        _compare(name, file, digest.hexdigest())
+        _check_sha256(name, file, digest.hexdigest())
 
 
-def _take(tar: BinaryIO, name: str, size_bytes: int) -> Iterator[bytes]:
-    """The next bytes, and past their padding."""
+def _file_bytes(tar: BinaryIO, name: str, size_bytes: int) -> Iterator[bytes]:
+    """Yield the bytes of the next file, then skip their padding."""
     left = size_bytes
     while left:
         piece = tar.read(min(left, PIECE_BYTES))

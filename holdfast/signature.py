@@ -1,9 +1,9 @@
-"""Optional: who committed a checkpoint. Sign and verify commit records.
+"""Optional signatures of commits, which prove who committed a checkpoint.
 
-Hashes show damage, but whoever may write to the store can make new ones. A signature shows that a holder of the key
-committed this record of this run, with these files. It doesn't show that no later commit was taken away.
+Hashes reveal damage, but anyone who can write to the store can also write new hashes. A signature proves that a holder
+of the key committed this record of this run, with these files. It doesn't prove that no later commit was deleted.
 
-It is a DSSE envelope around an in-toto Statement, signed with ECDSA P-256 and SHA-256.
+A signature is a DSSE envelope around an in-toto Statement, signed with ECDSA P-256 and SHA-256.
 
 Sources: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md,
 https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md.
@@ -33,13 +33,13 @@ PREDICATE_TYPE = "urn:holdfast:commit:v1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MAX_ENVELOPE_BYTES = 2**20
 MAX_KEY_BYTES = 2**16
-# Each is tried with each trusted key, so an envelope that is full of them would take minutes.
+# Each signature is tried with each trusted key, so an envelope of 1 MiB full of them would take minutes.
 MAX_SIGNATURES = 16
 SHOWN_ID_CHARS = 16
 SHOWN_FILES = 3
 
 ECDSA_SHA256 = ec.ECDSA(hashes.SHA256())
-# A key that was put where its file's name belongs must not be repeated in an error.
+# Matches a key that a user gave in place of its file's name. An error must not show it.
 KEY_LIKE = re.compile(r"-----|\n|[A-Za-z0-9+=]{44,}")
 SOURCE_HINT = "give the path of a PEM file, or env:NAME for a variable that holds the PEM"
 P256_HINT = "holdfast keygen makes one"
@@ -55,7 +55,7 @@ class TrustedKey:
     _public: ec.EllipticCurvePublicKey = field(repr=False)
 
     def has_signed(self, message: bytes, signature: bytes) -> bool:
-        """Whether ``signature`` (DER) is this key's over ``message``."""
+        """Return whether ``signature`` (DER) is this key's signature of ``message``."""
         try:
             self._public.verify(signature, message, ECDSA_SHA256)
         except InvalidSignature:
@@ -71,14 +71,15 @@ class SigningKey:
     _private: ec.EllipticCurvePrivateKey = field(repr=False)
 
     def sign(self, run: str, record_name: str, record: bytes, files: Mapping[str, str]) -> bytes:
-        """The envelope that `verify_signature` accepts for the same arguments and this key.
+        """Sign a commit's record and files; return the envelope for `verify_signature`.
 
         Args:
-            record_name: as in the run's folder, ``commits/00000007.json``.
-            files: SHA-256 (hex) of each file of the checkpoint, by its name in the run's folder.
+            record_name: the record's name in the run's folder, such as ``commits/00000007.json``.
+            record: the record's bytes.
+            files: the SHA-256 (hex) of each file of the checkpoint, by its name in the run's folder.
 
         Raises:
-            WrongUse: there are too many files for an envelope of 1 MiB.
+            WrongUse: the checkpoint has too many files for an envelope of 1 MiB.
         """
         subjects = _subjects(record_name, record, files)
         statement = dump_json({
@@ -130,7 +131,10 @@ STATEMENT = TypeAdapter(_Statement)
 
 
 def generate_key(path: Path) -> str:
-    """``path`` has a new private key that only its owner may read, ``path`` + ".pub" the public one. Returns its id.
+    """Write a new private key to ``path``, readable by its owner alone, and the public key to ``path`` + ".pub".
+
+    Returns:
+        The key's id.
 
     Raises:
         ConfigError: one of the two files exists, or can't be written.
@@ -148,10 +152,10 @@ def generate_key(path: Path) -> str:
 
 
 def load_signing_key(source: str) -> SigningKey:
-    """The private key in the file ``source``, or in the environment variable NAME where it is ``env:NAME``.
+    """Load the private key from the file ``source``, or for ``env:NAME`` from the environment variable NAME.
 
     Raises:
-        ConfigError: there is none, or it is not an unencrypted ECDSA P-256 key. No part of it is in the message.
+        ConfigError: the key is missing, or is not an unencrypted ECDSA P-256 key. The message shows no part of it.
     """
     name, data = _read_source(source, "signing key")
     try:
@@ -166,10 +170,10 @@ def load_signing_key(source: str) -> SigningKey:
 
 
 def load_trusted_key(source: str) -> TrustedKey:
-    """The public key in the file ``source``, or in the environment variable NAME where it is ``env:NAME``.
+    """Load the public key from the file ``source``, or for ``env:NAME`` from the environment variable NAME.
 
     Raises:
-        ConfigError: there is none, or it is not an ECDSA P-256 public key.
+        ConfigError: the key is missing, or is not an ECDSA P-256 public key.
     """
     name, data = _read_source(source, "trusted key")
     if b"PRIVATE KEY" in data:
@@ -186,12 +190,12 @@ def load_trusted_key(source: str) -> TrustedKey:
 def verify_signature(
     envelope: bytes, run: str, record_name: str, record: bytes, files: Mapping[str, str], trusted: Sequence[TrustedKey]
 ) -> str:
-    """The id of the trusted key that signed exactly this: the run, the record by its name, the files.
+    """Check that a trusted key signed exactly this run, record and these files; return the key's id.
 
-    Arguments are as for `SigningKey.sign`. The key ids in the envelope are not signed, and decide nothing.
+    The arguments are those of `SigningKey.sign`. The key ids in the envelope are unsigned, so the check ignores them.
 
     Raises:
-        NotTrusted: anything else, whatever bytes ``envelope`` has.
+        NotTrusted: no trusted key signed this, or ``envelope`` is no envelope.
     """
     about = f"the signature of {record_name}"
     if len(envelope) > MAX_ENVELOPE_BYTES:
@@ -235,7 +239,7 @@ def verify_signature(
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """The bytes that a DSSE signature is over."""
+    """Return the bytes that a DSSE signature signs (DSSE's pre-authentication encoding)."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
@@ -245,7 +249,7 @@ def _subjects(record_name: str, record: bytes, files: Mapping[str, str]) -> list
 
 
 def _from_base64(text: str) -> bytes:
-    # DSSE: verifiers accept the standard and the URL-safe alphabet.
+    # DSSE requires verifiers to accept both the standard and the URL-safe alphabet.
     return base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
 
 
@@ -258,13 +262,13 @@ def _key_id(key: ec.EllipticCurvePublicKey) -> str:
     return hashlib.sha256(der).hexdigest()
 
 
-def _read_source(source: str, what: str) -> tuple[str, bytes]:
-    name = f"the {what} {'(not shown)' if KEY_LIKE.search(source) else repr(source)}"
+def _read_source(source: str, kind: str) -> tuple[str, bytes]:
+    name = f"the {kind} {'(not shown)' if KEY_LIKE.search(source) else repr(source)}"
     try:
         if source.startswith("env:"):
             return name, os.environ[source.removeprefix("env:")].encode(errors="surrogateescape")
         with Path(source).open("rb") as file:
-            return name, file.read(MAX_KEY_BYTES)  # a device has no end
+            return name, file.read(MAX_KEY_BYTES)  # bounded, because a device may never end
     except KeyError:
         raise ConfigError(f"{name} is not set in the environment", hint=SOURCE_HINT) from None
     except (OSError, ValueError) as error:
