@@ -1,45 +1,46 @@
-"""Everything that Holdfast raises, as one tree.
+"""The errors that Holdfast raises, as one tree.
 
 ::
 
     HoldfastError
-    ├── WrongUse                     exit 1: the person can mend it before anything runs
+    ├── WrongUse                     exit 1: the user can correct it before anything runs
     │   ├── ConfigError              (ValueError)         a setting is missing, unknown or out of range
     │   ├── RecipeError              (ValueError)         the recipe can't be found or built
     │   ├── ConfigDrift              (RuntimeError)       the run exists with other settings
     │   ├── RunUnknown               (LookupError)        there is no such run on the store
-    │   └── DeterminismError         (RuntimeError)       bit-exactness was asked for and can't be given
+    │   └── DeterminismError         (RuntimeError)       the requested bit-exactness is impossible here
     ├── Damage                       exit 2: bytes on the store are not what was committed
     │   ├── CheckpointDamaged        (ValueError)
     │   ├── RecordDamaged            (ValueError)         a journal record can't be read
     │   ├── NoVerifiedCheckpoint     (RuntimeError)       every commit is damaged or quarantined
-    │   ├── NotTrusted               (PermissionError)    a commit isn't signed by a key that is trusted
+    │   ├── NotTrusted               (PermissionError)    no trusted key signed a commit
     │   └── GateTripped              (RuntimeError)       a resumed model isn't the one that was saved, or isn't healthy
     └── RunStopped                   exit 3: the run ended early; the same command continues it
         ├── StoreError               (OSError)
         │   ├── StoreFull            (OSError)            no space left
         │   ├── StoreDenied          (PermissionError)
         │   ├── RunGone              (OSError)            the run's folder was moved or deleted while it was trained
-        │   ├── NameTaken            (FileExistsError)    create-once lost
-        │   └── NameMissing          (FileNotFoundError)
-        ├── StateError               (TypeError)          something stateful can't be saved without a pickle
-        ├── RankDied                 (ChildProcessError)  a rank ended without being asked; retryable
+        │   ├── NameTaken            (FileExistsError)    a file of this name exists already
+        │   └── NameMissing          (FileNotFoundError)  no file has this name
+        ├── StateError               (TypeError)          part of the state can't be saved without a pickle
+        ├── RankDied                 (ChildProcessError)  a rank ended unexpectedly; retryable
         ├── OutOfMemory              (MemoryError)        the recipe asked for more than there is; retryable
         ├── RecipeFailed             (RuntimeError)       the recipe's own code raised; retryable
         ├── Unhealthy                (RuntimeError)       a health signal left its limits; retryable
         ├── NoProgress               (RuntimeError)       the same failure at the same step again
         └── Superseded               (RuntimeError)       a later attempt owns the run
 
-Each also inherits the builtin that a caller would catch. ``hint`` is the next thing to do, ``data`` what a
-program would want to know, ``exit_code`` what a command ends with, and ``is_retryable`` whether fresh
-processes, started from the last verified checkpoint, can help. ``reason`` is what an attempt that it ends has ended by.
+Each class also inherits the builtin that a caller would catch. ``hint`` tells the user what to do next, ``data`` holds
+facts for programs, and ``exit_code`` is the exit code of a command that raises the error. ``is_retryable`` says whether
+fresh processes, started from the last verified checkpoint, can help. ``reason`` is the end reason recorded for an
+attempt that this error ends.
 """
 
 from typing import Any, ClassVar
 
 
 class HoldfastError(Exception):
-    """One clear line (the message), the next thing to do (``hint``) and the facts (``data``)."""
+    """The base class: a message of one line, a ``hint`` at what to do next, and ``data`` for programs."""
 
     exit_code: ClassVar[int] = 3
     is_retryable: ClassVar[bool] = False
@@ -64,7 +65,7 @@ def _rebuild(cls: type[HoldfastError], message: str, hint: str, data: dict[str, 
 
 
 class WrongUse(HoldfastError):
-    """The person can mend it before anything runs."""
+    """A mistake that the user can correct before anything runs."""
 
     exit_code = 1
     reason = "settings"
@@ -87,7 +88,7 @@ class RunUnknown(WrongUse, LookupError):
 
 
 class DeterminismError(WrongUse, RuntimeError):
-    """Bit-exactness was asked for and can't be given."""
+    """The requested bit-exactness is impossible here."""
 
 
 class Damage(HoldfastError):
@@ -106,11 +107,11 @@ class RecordDamaged(Damage, ValueError):
 
 
 class NoVerifiedCheckpoint(Damage, RuntimeError):
-    """The run has committed, but nothing that it committed can be verified."""
+    """Every commit of the run is damaged or quarantined."""
 
 
 class NotTrusted(Damage, PermissionError):
-    """A commit isn't signed, or not by a key that is trusted."""
+    """No trusted key signed a commit."""
 
 
 class GateTripped(Damage, RuntimeError):
@@ -132,7 +133,7 @@ class StoreFull(StoreError):
 
 
 class StoreDenied(StoreError, PermissionError):
-    """The store may not be written or read."""
+    """The store denies this user reading or writing."""
 
 
 class RunGone(StoreError):
@@ -142,7 +143,7 @@ class RunGone(StoreError):
 
     @classmethod
     def of(cls, folder: str) -> "RunGone":
-        """Return the error for a folder."""
+        """Return the error for the run in this folder."""
         return cls(
             f"the run's folder {folder} is gone: it was moved or deleted while the run was trained",
             hint="put it back; the same command then continues the run",
@@ -150,19 +151,19 @@ class RunGone(StoreError):
 
 
 class NameTaken(StoreError, FileExistsError):
-    """Something of this name was created before."""
+    """A file of this name exists already."""
 
 
 class NameMissing(StoreError, FileNotFoundError):
-    """Nothing of this name is on the store."""
+    """No file on the store has this name."""
 
 
 class StateError(RunStopped, TypeError):
-    """Something stateful can't be saved without a pickle, or doesn't fit what was saved."""
+    """Part of the state can't be saved without a pickle, or doesn't fit the saved state."""
 
 
 class RankDied(RunStopped, ChildProcessError):
-    """A rank ended without being asked to."""
+    """A rank ended unexpectedly."""
 
     is_retryable = True
     reason = "rank_crashed"
@@ -190,24 +191,24 @@ class Unhealthy(RunStopped, RuntimeError):
 
 
 class NoProgress(RunStopped, RuntimeError):
-    """The same failure came at the same step again."""
+    """The same failure happened at the same step again."""
 
     reason = "no_progress"
 
 
 class Superseded(RunStopped, RuntimeError):
-    """A later attempt owns the run; this one may not commit any more."""
+    """A later attempt owns the run; this one must not commit any more."""
 
     reason = "superseded"
 
 
 def to_json(error: HoldfastError) -> dict[str, Any]:
-    """The error as JSON, to cross from a rank to its attempt. `from_json` reads it."""
+    """Return an error as a JSON object, which a rank sends to its attempt. `from_json` is the inverse."""
     return {"class": type(error).__name__, "message": error.message, "hint": error.hint, "data": error.data}
 
 
 def from_json(record: dict[str, Any]) -> HoldfastError:
-    """The error that `to_json` wrote; of class `RunStopped` if its class is not one of ours."""
+    """Return the error that `to_json` wrote; a `RunStopped` if its class is none of this module."""
     cls = globals().get(str(record.get("class")))
     if not (isinstance(cls, type) and issubclass(cls, HoldfastError)):
         cls = RunStopped

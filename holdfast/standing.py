@@ -1,4 +1,4 @@
-"""Where a run stands, read from its journal. Nothing is written, and no checkpoint's bytes are read."""
+"""The standing of a run: its progress, newest commit and live attempt, read from the journal and metadata alone."""
 
 from typing import Any, Self
 
@@ -11,11 +11,11 @@ from holdfast.journal import Commit, Journal
 
 
 class LiveAttempt(BaseModel):
-    """An attempt that hasn't ended on record: it trains the run, or has died without a word.
+    """An attempt without a recorded ending: it is training the run, or died before it could record one.
 
     Attributes:
-        since: when it claimed the run.
-        last_sign: when it made its newest record, the claim or a commit.
+        since: the time when it claimed the run.
+        last_sign: the time of its newest record, which is its claim or a commit.
     """
 
     attempt: int
@@ -26,7 +26,7 @@ class LiveAttempt(BaseModel):
 
 
 class Standing(BaseModel):
-    """Where a run stands."""
+    """The standing of a run at its newest commit."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -55,7 +55,7 @@ class Standing(BaseModel):
 
 
 def read_standing(journal: Journal) -> Standing:
-    """Where the run stands by its newest commit.
+    """Return the standing of a run at its newest commit, without reading a checkpoint's payload.
 
     Raises:
         RunUnknown: there is no such run.
@@ -82,16 +82,16 @@ def read_standing(journal: Journal) -> Standing:
         if epochs is not None:
             total_steps = epochs * metadata.steps_per_epoch
             known |= {"epochs": epochs, "total_steps": total_steps, "complete": commit.step >= total_steps}
-    if known["complete"]:  # killed after the last commit it left no ending, and has nothing to train
+    if known["complete"]:  # an attempt without an ending was killed after the last commit
         known["live"] = None
     return Standing(**{name: value for name, value in known.items() if name in Standing.model_fields})
 
 
 def find_live_attempt(journal: Journal, number: int, newest: Commit | None) -> LiveAttempt | None:
-    """Return the run's last attempt if it hasn't ended on record; None where it has, or where its record is damaged.
+    """Return the run's last attempt; None if its ending is on record or its own record is damaged.
 
     Args:
-        number: the attempt's; 0 for none.
+        number: the attempt's number; 0 if there was no attempt.
         newest: the newest commit.
     """
     if not number or journal.read_ending(number) is not None:
@@ -107,28 +107,28 @@ def find_live_attempt(journal: Journal, number: int, newest: Commit | None) -> L
 
 
 def is_trained(journal: Journal, epochs: int) -> bool:
-    """Whether the newest commit is at the end of so many epochs, or beyond."""
+    """Return whether the newest commit is at the end of this number of epochs, or beyond."""
     newest = journal.newest()
     metadata = read_metadata(journal.store, newest.path) if newest else None
     return newest is not None and metadata is not None and newest.step >= epochs * metadata.steps_per_epoch
 
 
 class Outcome(BaseModel):
-    """How one attempt ended."""
+    """The result of one attempt: whether the run is complete, and the last prune's report."""
 
     complete: bool
     retention: dict[str, Any]
 
 
 class TrainResult(BaseModel):
-    """What `flows.train.train` returns.
+    """The result of `flows.train.train`.
 
     Attributes:
-        steps, epochs: completed, over the whole run.
+        steps, epochs: the numbers completed over the whole run.
         checkpoint_sha256_last: the content id of the run's newest checkpoint.
-        previous_checkpoint_sha256: the content id of the one that it was trained from; empty for the first.
-        resumed_from_epoch: epochs that were complete when this call began to train; None for a fresh start.
-        learning_rate_history: a list of the groups' rates an epoch, as its first step used them.
+        previous_checkpoint_sha256: the content id of the checkpoint that it was trained from; empty for the first.
+        resumed_from_epoch: the number of epochs that were complete when this call began; None for a fresh start.
+        learning_rate_history: for each epoch, the learning rates of its first step, one a parameter group.
         retention: the last prune's report: ``kept`` and ``pruned``.
     """
 
@@ -165,10 +165,10 @@ class TrainResult(BaseModel):
         )
 
     def describe(self, store: str) -> str:
-        """Return the result as a person reads it.
+        """Return the result as text for a person.
 
         Args:
-            store: its URL.
+            store: the URL of the run's store.
         """
         measured = {"final loss": self.avg_loss, **self.metrics}
         rows = {name.replace("_", " "): f"{value:.4f}" for name, value in measured.items() if value is not None}
