@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and that nothing which is needed is ever deleted."""
+"""Retention: which checkpoints stay, and that no needed file is ever deleted."""
 
 import contextlib
 import os
@@ -66,8 +66,8 @@ VALUES = [0.5, 0.1, None, 0.3, 0.1, 0.4, 0.9, None, 0.2]
         ({"keep_last": 1, "keep_every": 1, "max_epochs": 1}, {9, 8}),
     ],
 )
-def test_policies(policy: dict[str, Any], kept: set[int]) -> None:
-    """Two commits an epoch: 5, 10, 15, ... steps."""
+def test_each_policy_keeps_these_commits(policy: dict[str, Any], kept: set[int]) -> None:
+    """There are two commits an epoch, at the steps 5, 10, 15 and so on."""
     commits = [make_commit(n, step=n * 5, metrics={"score": VALUES[n - 1]}) for n in range(9, 0, -1)]
     assert choose_kept(commits, Retention(**policy), STEPS_PER_EPOCH).keys() == kept
 
@@ -81,7 +81,7 @@ def test_a_misspelt_metric_deletes_nothing(line: Line) -> None:
     assert len(folders(line)) == 3
 
 
-def test_a_metric_that_comes_with_the_first_epoch_is_waited_for() -> None:
+def test_a_metric_may_be_missing_before_the_first_epoch_ends() -> None:
     within = [make_commit(n, step=n, metrics={"avg_loss": 1.0}) for n in (3, 2, 1)]
     policy = Retention(keep_last=1, keep_best=KeepBest(metric="score"))
     assert choose_kept(within, policy, STEPS_PER_EPOCH).keys() == {3}
@@ -99,7 +99,7 @@ def test_a_metric_that_comes_with_the_first_epoch_is_waited_for() -> None:
     ),
 )
 def test_the_newest_is_always_kept_and_keeping_is_stable(steps: list[int], policy: Retention) -> None:
-    """What a prune leaves, the next one leaves as well: it may be done again after any kill."""
+    """A second prune deletes nothing more, so a prune can be repeated after a kill."""
     total, commits = 0, []
     for number, count in enumerate(steps, start=1):
         total += count
@@ -113,7 +113,7 @@ def test_the_newest_is_always_kept_and_keeping_is_stable(steps: list[int], polic
 # ---- deleting
 
 
-def test_the_old_goes_and_its_metrics_stay(line: Line) -> None:
+def test_old_checkpoints_are_deleted_and_their_metrics_stay(line: Line) -> None:
     for _ in range(5):
         train(line)
     report = run_prune(line, keep_last=2)
@@ -141,7 +141,7 @@ def test_a_dry_run_changes_nothing(line: Line) -> None:
 
 
 def test_the_newest_that_verifies_stays(line: Line) -> None:
-    """Retention that counts damaged checkpoints as good has eaten the only good one before."""
+    """If retention counted damaged checkpoints as good, it could delete the only good one."""
     for _ in range(4):
         train(line)
     damage(line, "epoch-0004")
@@ -158,7 +158,7 @@ def test_the_newest_that_verifies_stays(line: Line) -> None:
     assert numbers(run_prune(line, keep_last=1).kept) == [2]
 
 
-def test_nothing_goes_when_nothing_verifies(line: Line) -> None:
+def test_nothing_is_deleted_if_nothing_verifies(line: Line) -> None:
     for _ in range(3):
         train(line)
     for path in folders(line):
@@ -192,7 +192,7 @@ def test_pinned_checkpoints_stay_until_unpinned(line: Line) -> None:
     assert folders(line) == ["epoch-0003"]
 
 
-def test_a_pin_that_comes_while_pruning_wins_or_says_that_it_lost(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pin_during_a_prune_keeps_its_checkpoint(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         train(line)
     create = LocalStore.create
@@ -231,11 +231,11 @@ def test_a_deletion_that_failed_is_finished(
 
 
 class Killed(BaseException):
-    """As SIGKILL: nothing but the store's state outlives it."""
+    """A simulated SIGKILL: only the store's files survive it."""
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
-    """Of all that is written or deleted, the nth is not done any more."""
+    """Raise `Killed` in place of the nth write or deletion."""
     done = 0
     for verb in ("create", "replace", "delete_folder", "delete", "sweep"):
         whole: Callable[..., Any] = getattr(LocalStore, verb)
@@ -252,10 +252,8 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
 
 @pytest.mark.parametrize("nth", range(1, 9))
 @pytest.mark.parametrize("then", [1, 3])
-def test_killed_while_pruning_leaves_debris_and_nothing_half(
-    line: Line, monkeypatch: pytest.MonkeyPatch, nth: int, then: int
-) -> None:
-    """Whatever policy comes next: what is listed as kept can be loaded, and what was begun is finished."""
+def test_a_killed_prune_leaves_only_debris(line: Line, monkeypatch: pytest.MonkeyPatch, nth: int, then: int) -> None:
+    """With any policy, the next prune finishes the deletions, and every checkpoint that it keeps can be loaded."""
     for _ in range(4):
         train(line)
     with monkeypatch.context() as patched, contextlib.suppress(Killed):
@@ -272,12 +270,12 @@ def test_debris_is_collected_once_it_is_old(line: Line) -> None:
     for _ in range(3):
         train(line)
     root = Path(line.journal.store.url)
-    save(line.journal.store, 25, "f" * 64)  # another line's, which nobody will adopt
+    save(line.journal.store, 25, "f" * 64)  # of an abandoned line, so no attempt will adopt it
     (root / "epoch-0002.2").mkdir()
     (root / "epoch-0002.2" / "checkpoint.safetensors").write_bytes(b"half")
     (root / "epoch-0002.3").mkdir()
     (root / "epoch-0002.3" / "checkpoint.safetensors").write_bytes(b"half, and fresh")
-    save(line.journal.store, 35, "f" * 64)  # ahead: it may be in the making
+    save(line.journal.store, 35, "f" * 64)  # beyond the newest step: a live attempt may be writing it
     (root / "commits" / "00000004.json.tmp-12345678").write_bytes(b"half")
     (root / "epoch-0002.2" / "metadata.json.tmp-12345678").write_bytes(b"half")
     long_ago = time.time() - 3600
@@ -298,14 +296,14 @@ def test_a_checkpoint_whose_record_is_lost_is_not_debris(line: Line) -> None:
     (root / "commits" / "00000002.json").write_bytes(b"{")
     for path in (*root.rglob("*"),):
         os.utime(path, (0, 0))
-    for _ in range(2):  # the second goes by the first one's report
+    for _ in range(2):  # the second prune uses the first one's report
         report = run_prune(line, debris_after_s=60)
         assert (report.debris, report.unreadable) == ([], [2])
     assert "epoch-0002" in folders(line)
 
 
-def test_what_a_live_attempt_writes_under_a_name_that_was_pruned_stays(line: Line) -> None:
-    """After a fallback the run passes once more where checkpoints were pruned, while ranks save the next one."""
+def test_a_checkpoint_written_under_a_pruned_name_stays(line: Line) -> None:
+    """After a fallback the run trains the steps of pruned checkpoints again and saves under the same names."""
     for _ in range(4):
         train(line)
     line.journal.pin(1)
@@ -325,7 +323,7 @@ def test_what_a_live_attempt_writes_under_a_name_that_was_pruned_stays(line: Lin
     assert verify_run(line.journal).ok
 
 
-def test_a_run_is_pruned_by_its_own_policy(line: Line) -> None:
+def test_a_run_is_pruned_by_its_saved_policy(line: Line) -> None:
     assert prune_run(line.journal) is None
     for _ in range(5):
         train(line)
@@ -337,7 +335,7 @@ def test_a_run_is_pruned_by_its_own_policy(line: Line) -> None:
         prune_run(line.journal)
 
 
-def test_without_its_last_report_a_prune_looks_at_everything(line: Line) -> None:
+def test_without_the_last_report_a_prune_lists_all_commits(line: Line) -> None:
     for _ in range(12):
         train(line)
         run_prune(line, keep_last=2, keep_every=5)

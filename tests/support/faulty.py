@@ -1,4 +1,4 @@
-"""A network that fails: a proxy in front of a real server, which loses, refuses, cuts or delays some of the requests.
+"""A simulated faulty network: a proxy in front of a real server that loses, refuses, cuts or delays some requests.
 
 ::
 
@@ -6,7 +6,7 @@
         ...  # a run in the environment `s3.environment`, whose AWS_ENDPOINT_URL is the proxy
     assert s3.faults["lost"]
 
-The proxy is a thread pool of the process that makes it; other processes reach it by its URL.
+The proxy runs in threads of the process that starts it; other processes reach it by its URL.
 """
 
 import collections
@@ -28,30 +28,30 @@ import pytest
 
 from tests.support import servers
 
-# What may happen to a request, and how the client sees it.
-LOST = "lost"  # it is done, and the connection is reset before the answer
-REFUSED = "refused"  # it is not done: 500 or 503
-CUT = "cut"  # it is not done: the connection is reset
-SLOW = "slow"  # it is done, SLOW_S later
+# The kinds of faults.
+LOST = "lost"  # the server carries out the request; the connection is reset before the response
+REFUSED = "refused"  # the server doesn't get the request; the response is 500 or 503
+CUT = "cut"  # the server doesn't get the request; the connection is reset
+SLOW = "slow"  # the server gets the request SLOW_S later
 KINDS = (LOST, REFUSED, CUT, SLOW)
 SLOW_S = 0.3
 WITHIN_S = 60
-# Headers that are about a connection, and not about what goes through it.
+# Headers of one connection, which a proxy must not forward.
 OF_CONNECTION = {"connection", "keep-alive", "proxy-connection", "expect", "transfer-encoding", "content-length"}
 
-# Chooses what happens to a request; "" for nothing. Arguments: method, path with query, headers.
+# Returns the kind of fault for a request, or "" for none. Arguments: method, path with query, headers.
 Choose = Callable[[str, str, Any], str]
 
 
 class Faulty:
-    """A faulty way to a server.
+    """A proxy that puts faults between clients and a server.
 
     Attributes:
-        url: where clients find the proxy.
-        environment: the environment in which a program uses the server through the proxy.
-        direct: the environment in which it uses the server without the proxy.
-        faults: how many requests each kind of fault has struck.
-        requests: how many requests there were.
+        url: the proxy's URL.
+        environment: the environment variables with which a program uses the server through the proxy.
+        direct: the environment variables with which it uses the server without the proxy.
+        faults: the number of faults of each kind so far.
+        requests: the number of requests so far.
     """
 
     def __init__(self, direct: dict[str, str], variable: str, choose: Choose) -> None:
@@ -69,7 +69,7 @@ class Faulty:
         self._thread.start()
 
     def strike(self, method: str, path: str, headers: Any) -> str:
-        """Choose the fault of a request, and count it."""
+        """Choose the fault for a request, and count it."""
         with self.lock:
             self.requests += 1
             kind = self.choose(method, path, headers)
@@ -84,13 +84,13 @@ class Faulty:
 
 
 def at_random(rate: float, seed: int, kinds: tuple[str, ...] = KINDS) -> Choose:
-    """Strike a share of all requests, each with a kind of fault drawn by a generator of its own."""
+    """Return a choice that strikes a share ``rate`` of all requests with random kinds of faults."""
     chance = random.Random(seed)
     return lambda method, path, headers: chance.choice(kinds) if chance.random() < rate else ""
 
 
 def lose_each_write_once() -> Choose:
-    """Lose the answer to the first try of every write."""
+    """Return a choice that loses the response to the first try of every write."""
     seen: set[tuple[str, ...]] = set()
 
     def choose(method: str, path: str, headers: Any) -> str:
@@ -111,9 +111,9 @@ def faulty_s3(
 
     Args:
         rate: the share of requests that a fault strikes.
-        seed: of the generator that chooses them.
-        kinds: what may happen to them.
-        choose: chooses the faults instead.
+        seed: the seed of the random choice.
+        kinds: the kinds of faults to choose from.
+        choose: a choice of faults in place of the random one.
     """
     with (
         servers.s3_server() as direct,
@@ -124,11 +124,12 @@ def faulty_s3(
 
 @contextlib.contextmanager
 def behind_faults(direct: dict[str, str], variable: str, choose: Choose) -> Iterator[Faulty]:
-    """Start a faulty way to a server, for the block.
+    """Start a faulty proxy in front of a server, for the block.
 
     Args:
-        direct: the environment in which a program uses the server.
-        variable: which of it holds the server's URL.
+        direct: the environment variables with which a program uses the server.
+        variable: the variable that holds the server's URL.
+        choose: the choice of faults.
     """
     proxy = Faulty(direct, variable, choose)
     _forget_endpoints()
@@ -140,14 +141,14 @@ def behind_faults(direct: dict[str, str], variable: str, choose: Choose) -> Iter
 
 
 def _forget_endpoints() -> None:
-    """Drop fsspec's file systems, each of which keeps the endpoint that it was made with."""
+    """Drop fsspec's cached file systems, because each keeps the endpoint that it was made with."""
     for module, cls in (("s3fs", "S3FileSystem"), ("gcsfs", "GCSFileSystem"), ("adlfs", "AzureBlobFileSystem")):
-        if module in sys.modules:  # gcsfs reads its settings as it is imported, and holdfast.store.gcs makes them
+        if module in sys.modules:  # never import gcsfs here: holdfast.store.gcs must set its variables before
             getattr(sys.modules[module], cls).clear_instance_cache()
 
 
 def use(proxy: Faulty, monkeypatch: pytest.MonkeyPatch, make_bucket: Callable[[], str] = servers.make_s3_bucket) -> str:
-    """Make this process use the proxy; return the URL of an empty bucket, which is made without faults."""
+    """Make this process use the proxy; return the URL of an empty bucket, which is created without faults."""
     for name, value in proxy.direct.items():
         monkeypatch.setenv(name, value)
     bucket = make_bucket()
@@ -161,7 +162,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # a client that has gone
+        pass  # the client has disconnected
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -189,7 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle_expect_100(self) -> bool:
         going_on = super().handle_expect_100()
-        self.wfile.flush()  # the client sends nothing before it has this
+        self.wfile.flush()  # the client waits for this before it sends the body
         return going_on
 
     def _read_body(self) -> bytes:
@@ -200,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
             body += self.rfile.read(size)
             self.rfile.readline()
         while self.rfile.readline().strip():
-            pass  # what comes after the last chunk
+            pass  # skip the trailer after the last chunk
         return body
 
     def _forward(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
@@ -228,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _reset(self) -> None:
-        """Reset the connection, as a network does that fails."""
+        """Reset the connection, as a failing network does."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
         self.close_connection = True

@@ -1,7 +1,7 @@
-"""The JSON API of Google Cloud Storage, as far as gcsfs uses it: ``python -m tests.support.gcs_server PORT``.
+"""A server for the JSON API of Google Cloud Storage that gcsfs uses: ``python -m tests.support.gcs_server PORT``.
 
-A write with ``ifGenerationMatch=0`` succeeds only where there is no object. Listings come in short pages. The name of
-a bucket that refuses everything is ``forbidden``.
+A write with ``ifGenerationMatch=0`` succeeds only if the object doesn't exist. Listings have short pages. The bucket
+``forbidden`` refuses every request.
 """
 
 import base64
@@ -21,6 +21,8 @@ LARGE = 32 * 2**20
 
 
 class Answer(Exception):
+    """The response to a request, raised to end its handling."""
+
     def __init__(self, status: int, body: Any = b"", **headers: str) -> None:
         super().__init__(status)
         if isinstance(body, str):
@@ -30,7 +32,7 @@ class Answer(Exception):
 
 
 class Buckets:
-    """All objects, and all uploads that have not ended."""
+    """All objects, and all unfinished uploads."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, tuple[dict[str, Any], bytes]]] = {}
@@ -90,10 +92,10 @@ class Buckets:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request. Every answer, well or ill, is an `Answer` that is raised."""
+    """The handler of one connection. Every response, of success or failure, is raised as an `Answer`."""
 
     protocol_version = "HTTP/1.1"
-    # An answer that leaves in two packets waits for the acknowledgement of the first: 40 ms a request.
+    # Send a response in one packet: a second one would wait for the first one's acknowledgement, 40 ms a request.
     wbufsize = -1
     buckets = Buckets()
 
@@ -144,7 +146,7 @@ class Handler(BaseHTTPRequestHandler):
     def rewrite(
         self, bucket: str, name: str, to: str, new_name: str, query: dict[str, str], metadata: dict[str, str]
     ) -> None:
-        """A large object is copied in two requests, as some are by Google."""
+        """Copy an object; a large one takes two requests, as Google's may."""
         _, content = self.buckets.object(bucket, name)
         once = query.get("ifGenerationMatch") == "0"
         if len(content) >= LARGE and "rewriteToken" not in query:
@@ -212,7 +214,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def metadata_in(data: bytes) -> dict[str, str]:
-    """The metadata that a request gives an object."""
+    """Return the metadata that a request gives an object."""
     found: dict[str, str] = json.loads(data).get("metadata", {}) if data else {}
     return found
 
@@ -222,11 +224,11 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # a client has ended
+        if not isinstance(sys.exception(), ConnectionError):  # a client that disconnected is no error
             super().handle_error(request, client_address)
 
 
 if __name__ == "__main__":
     PAGE = int(sys.argv[2]) if len(sys.argv) > 2 else PAGE
     threading.Thread(target=Server(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever, daemon=True).start()
-    sys.stdin.read()  # ends when the process that started it does, however that ends
+    sys.stdin.read()  # returns when the parent process ends, even if it is killed

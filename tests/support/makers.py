@@ -1,4 +1,4 @@
-"""Small runs made by hand: real records and real checkpoints, without training."""
+"""Makers of small runs with real records and real checkpoints, without training."""
 
 import hashlib
 from pathlib import Path
@@ -18,10 +18,10 @@ from holdfast.verification import verify_run
 Keys = list[tuple[SigningKey, TrustedKey]]
 
 STEPS_PER_EPOCH = 10
-FILES = (PAYLOAD, METADATA, METRICS)  # of a checkpoint that is small
+FILES = (PAYLOAD, METADATA, METRICS)  # the files of a small checkpoint
 IDENTITY = {"recipe": "m:f", "settings": {"lr": 0.1}}
 SETTINGS = fingerprint(IDENTITY)
-# What a checkpoint says of itself that is no part of what is tested.
+# The metadata of a checkpoint, for tests that don't depend on it.
 METADATA_FIELDS: dict[str, Any] = {
     "epoch": 1, "created_at": "2026-01-01T00:00:00+00:00", "optimizer_steps_total": 10, "optimizer_steps_epoch": 0,
     "steps_per_epoch": 10, "grad_accum": 1, "avg_loss": 1.0, "scheduler_type": "linear", "current_lrs": [0.1],
@@ -31,7 +31,7 @@ METADATA_FIELDS: dict[str, Any] = {
 
 
 def make_commit(number: int, attempt: int = 1, step: int | None = None, **fields: Any) -> Commit:
-    """A commit whose files are nowhere."""
+    """Return a commit whose files don't exist."""
     sha256 = f"{number:064x}"
     known: dict[str, Any] = {
         "number": number, "parent": number - 1, "attempt": attempt, "step": step or number * STEPS_PER_EPOCH,
@@ -45,7 +45,7 @@ def make_commit(number: int, attempt: int = 1, step: int | None = None, **fields
 
 
 def commit_of(saved: Saved) -> Commit:
-    """The commit that a checkpoint is to become."""
+    """Return the first commit of a run, with a saved checkpoint."""
     return Commit(
         number=1, parent=0, attempt=1, step=saved.step, epoch=1, path=saved.path, files=saved.files, metrics={},
         why="chunk",
@@ -70,7 +70,7 @@ def publish(journal: Journal, *commits: Commit) -> None:
 
 
 def make_line(store: Store, run: str = "run", epochs: int = 9, **options: Any) -> Line:
-    """A run that has begun, in the hands of its next attempt."""
+    """Begin or continue a run without training; return the line of its next attempt."""
     journal = Journal(store, run)
     journal.begin("m:f")
     attempt = journal.attempts() + 1
@@ -82,12 +82,12 @@ def make_line(store: Store, run: str = "run", epochs: int = 9, **options: Any) -
 
 
 def resume(line: Line) -> None:
-    """The line's head is the newest checkpoint that can be loaded."""
+    """Set the line's head to the newest checkpoint that can be loaded."""
     line.resume(lambda commit: load(line.journal.store, commit))
 
 
 def load(run: Store, commit: Commit) -> CheckpointDamaged | None:
-    """Reads a checkpoint as a rank does; how it is damaged, if it is."""
+    """Read a checkpoint as a rank does; return its damage, or None if there is none."""
     try:
         checkpoint.read_payload(run, commit)
     except CheckpointDamaged as error:
@@ -96,13 +96,13 @@ def load(run: Store, commit: Commit) -> CheckpointDamaged | None:
 
 
 def save_next(line: Line, steps: int = STEPS_PER_EPOCH, **options: Any) -> Saved:
-    """The next chunk is saved, and not committed."""
+    """Save the checkpoint of the next chunk without committing it."""
     step, parent = (line.head.step, line.head.checkpoint_sha256) if line.head else (0, "")
     return save(line.journal.store, step + steps, parent, **{"steps": steps} | options)
 
 
 def train(line: Line, steps: int = STEPS_PER_EPOCH, **options: Any) -> Commit:
-    """The next chunk is saved and committed."""
+    """Save and commit the checkpoint of the next chunk."""
     return line.commit(save_next(line, steps, **options), "chunk")
 
 
@@ -113,10 +113,10 @@ def claim(journal: Journal, number: int) -> None:
 def save(
     run: Store, step: int, parent: str = "", size_bytes: int = 64, steps: int = STEPS_PER_EPOCH, **fields: Any
 ) -> Saved:
-    """A complete checkpoint of a step. Its bytes follow from its parent's: one wrong step changes all that come.
+    """Save a complete checkpoint. Its bytes follow from its parent's, so one wrong step changes all later checkpoints.
 
     Args:
-        steps: how many its trail has.
+        steps: the number of steps in its trail.
     """
     data = hashlib.sha256(f"{parent} {step}".encode()).digest() * (size_bytes // 32)
     epoch, within = divmod(step, STEPS_PER_EPOCH)
@@ -145,7 +145,7 @@ def make_key(path: Path) -> tuple[SigningKey, TrustedKey]:
 
 
 def assert_good(store: Store, *trusted: TrustedKey, notes: tuple[str, ...] = ()) -> None:
-    """Verify everything of the run: there are no problems, and these notes."""
+    """Check that verifying everything of the run finds no problems, and exactly these notes."""
     report = verify_run(Journal(store, "run"), everything=True, deep=True, trusted_keys=trusted)
     assert (report.problems, report.notes) == ([], [*notes])
 

@@ -1,4 +1,4 @@
-"""Pack, unpack and look into a checkpoint that is one file."""
+"""Helpers that pack, unpack and list packed checkpoints in memory."""
 
 import hashlib
 import io
@@ -27,7 +27,7 @@ def unpacked(data: bytes, store: LocalStore) -> Journal:
 
 
 def members(data: bytes) -> Members:
-    """Return what tar finds in the bytes of a file: each header and its content."""
+    """Return the members that `tarfile` finds in the bytes of a file, each with its content."""
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         return [(member, opened.read() if (opened := tar.extractfile(member)) else b"") for member in tar]
 

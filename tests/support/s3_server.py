@@ -1,6 +1,6 @@
-"""``python -m tests.support.s3_server PORT``: S3 as moto has it, where of all who create a name one succeeds.
+"""A server for S3, by moto, with atomic create-once: ``python -m tests.support.s3_server PORT``.
 
-Moto looks whether there is an object of the name, and then makes one, in as many threads as there are requests.
+Moto alone checks whether an object exists and then creates it, without a lock between threads.
 """
 
 import signal
@@ -14,7 +14,7 @@ from werkzeug.serving import run_simple
 
 
 class OneAtATime:
-    """An application whose conditional writes wait for one another."""
+    """A moto application that carries out conditional writes one at a time."""
 
     def __init__(self) -> None:
         self._app = DomainDispatcherApplication(create_backend_app)

@@ -1,4 +1,4 @@
-"""What stands in for a cloud: a server over HTTP, as a process of its own, on a free port of the loopback interface."""
+"""Local stand-ins for clouds: HTTP servers in processes of their own, on free ports of the loopback interface."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[dict[str, str]]:
-    """The environment in which S3 is this server."""
+    """Start an S3 server for the block; yield the environment variables with which S3 clients use it."""
     port = free_port()
     command = [sys.executable, "-m", "tests.support.s3_server", str(port)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
@@ -38,7 +38,7 @@ def s3_server() -> Iterator[dict[str, str]]:
 
 
 def make_s3_bucket() -> str:
-    """The URL of an empty bucket of the S3 that the environment names."""
+    """Create a bucket on the S3 server that the environment names; return its URL."""
     name = f"bucket-{secrets.token_hex(8)}"
     boto3.client("s3").create_bucket(Bucket=name)
     return f"s3://{name}"
@@ -46,10 +46,10 @@ def make_s3_bucket() -> str:
 
 @contextlib.contextmanager
 def gcs_server(*page: int) -> Iterator[dict[str, str]]:
-    """The environment in which Google Cloud Storage is this server.
+    """Start a Google Cloud Storage server for the block; yield the environment variables with which clients use it.
 
     Args:
-        page: how many names a page of a listing has.
+        page: the number of names on a page of a listing.
     """
     port = free_port()
     command = [sys.executable, "-m", "tests.support.gcs_server", str(port), *map(str, page)]
@@ -62,7 +62,7 @@ def gcs_server(*page: int) -> Iterator[dict[str, str]]:
 
 
 def make_gcs_bucket() -> str:
-    """The URL of an empty bucket of the Google Cloud Storage that the environment names."""
+    """Create a bucket on the Google Cloud Storage server that the environment names; return its URL."""
     name = f"bucket-{secrets.token_hex(8)}"
     endpoint = f"{os.environ['STORAGE_EMULATOR_HOST']}/storage/v1/b"
     with urllib.request.urlopen(endpoint, json.dumps({"name": name}).encode()):
@@ -70,7 +70,7 @@ def make_gcs_bucket() -> str:
 
 
 def await_port(port: int, within_s: float = 60) -> None:
-    """Something listens on the port."""
+    """Wait until a server listens on the port; fail after ``within_s`` seconds."""
     deadline = time.monotonic() + within_s
     while True:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):

@@ -1,4 +1,4 @@
-"""A commit that is signed, by Holdfast and by an independent implementation."""
+"""A commit signed by Holdfast and by an independent implementation, with the keys."""
 
 import base64
 import hashlib
@@ -16,7 +16,7 @@ RUN = "run"
 NAME = "commits/00000007.json"
 RECORD = b'{"number": 7}\n'
 FILES = {"epoch-0004/rng.json": "22" * 32, "epoch-0004/checkpoint.safetensors": "11" * 32}
-# Written by hand from the specification, so that the other implementations don't lean on ours.
+# Written by hand from the specification, so that the tests don't depend on Holdfast's own code.
 STATEMENT = {
     "_type": "https://in-toto.io/Statement/v1",
     "subject": [

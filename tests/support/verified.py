@@ -1,4 +1,4 @@
-"""Look at the run that the tests of verification share."""
+"""Helpers for the run that the verification tests share."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def numbers(entries: list[CheckedCheckpoint]) -> list[int | None]:
 
 
 def pruned(line: Line, number: int) -> bytes:
-    """Return the record that a commit is pruned."""
+    """Return the bytes of a commit's pruned record."""
     commit = line.journal.read_commit(number)
     return Pruned(
         commit=number, path=commit.path, checkpoint_sha256=commit.checkpoint_sha256, size_bytes=1, created_at=now()

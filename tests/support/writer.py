@@ -1,6 +1,6 @@
-"""Write a run as an attempt does, but without training: ``python -m tests.support.writer STORE COMMITS``.
+"""A program that writes a run without training: ``python -m tests.support.writer STORE COMMITS``.
 
-Its checkpoints' bytes follow from their parents', so the last one shows whether every chunk was made once, in order.
+Each checkpoint's bytes follow from its parent's, so the last one shows whether every chunk was made once and in order.
 """
 
 import sys
@@ -14,7 +14,7 @@ from tests.support.makers import STEPS_PER_EPOCH, make_line, train
 
 
 def main(store: str, commits: int, pause_s: float = 0.0) -> int:
-    """Go on with the run until it has so many commits."""
+    """Begin or continue the run until it has this number of commits; return the exit code."""
     try:
         line = make_line(open_store(store))
         while line.head is None or line.head.epoch < commits:
@@ -29,6 +29,6 @@ def main(store: str, commits: int, pause_s: float = 0.0) -> int:
 
 if __name__ == "__main__":
     store, commits, *pause_s = sys.argv[1:]
-    if pause_s:  # wait for the word, so that two can begin at once
+    if pause_s:  # wait for a line on stdin, so that two writers can begin at the same time
         sys.stdin.readline()
     sys.exit(main(store, int(commits), *map(float, pause_s)))

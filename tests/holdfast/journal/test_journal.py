@@ -1,4 +1,4 @@
-"""Who may write, what counts, and that the records say so after any loss."""
+"""The journal: who may write, which commits count, and how damaged or lost records are handled."""
 
 import logging
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_a_later_attempt_fences_off_the_earlier(journal: Journal) -> None:
     assert journal.newest() == second
 
 
-def test_of_two_who_passed_the_fence_one_commits(journal: Journal) -> None:
+def test_only_one_of_two_attempts_that_passed_the_fence_commits(journal: Journal) -> None:
     claim(journal, 1)
     claim(journal, 2)
     journal.store.create("commits/00000001.json", make_commit(1, attempt=1).to_bytes())
@@ -106,7 +106,7 @@ def test_latest_is_only_a_hint(journal: Journal, root: Path, latest: str, caplog
         assert "the commits are listed instead" in caplog.text
 
 
-def test_the_walk_passes_over_what_does_not_count(journal: Journal, root: Path) -> None:
+def test_candidates_leave_out_commits_that_do_not_count(journal: Journal, root: Path) -> None:
     publish(journal, *map(make_commit, range(1, 7)))
     journal = fresh(journal)
     journal.quarantine(6, "damaged", 1)
@@ -118,7 +118,7 @@ def test_the_walk_passes_over_what_does_not_count(journal: Journal, root: Path) 
     assert journal.is_quarantined(5)
 
 
-def test_the_first_reason_stays(journal: Journal) -> None:
+def test_a_quarantine_keeps_its_first_reason(journal: Journal) -> None:
     journal.quarantine(1, "first", 1)
     journal.quarantine(1, "second", 2)
     assert journal.quarantine_reasons() == ["first"]
@@ -133,7 +133,7 @@ def test_a_commit_does_not_lead_out_of_the_run(journal: Journal, path: str) -> N
     assert journal.newest() is None
 
 
-def test_every_bit_of_a_record_counts(journal: Journal) -> None:
+def test_a_flipped_bit_damages_a_record_or_changes_nothing(journal: Journal) -> None:
     data = make_commit(1).to_bytes()
     commit = Commit.from_bytes(data, "it")
     for position in range(len(data)):
@@ -141,12 +141,12 @@ def test_every_bit_of_a_record_counts(journal: Journal) -> None:
             flipped = bytearray(data)
             flipped[position] ^= 1 << bit
             try:
-                assert Commit.from_bytes(bytes(flipped), "it") == commit  # another white space
+                assert Commit.from_bytes(bytes(flipped), "it") == commit  # only white space changed
             except RecordDamaged:
                 continue
 
 
-def test_a_record_that_nobody_of_ours_wrote_is_not_read_into_memory(
+def test_an_oversized_record_is_not_read_into_memory(
     journal: Journal, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.journal.records.MAX_RECORD_BYTES", 1000)
@@ -158,7 +158,7 @@ def test_a_record_that_nobody_of_ours_wrote_is_not_read_into_memory(
         journal.read_commit(1)
 
 
-def test_run_json_is_mended(journal: Journal, root: Path) -> None:
+def test_a_damaged_run_json_is_written_again(journal: Journal, root: Path) -> None:
     publish(journal, *map(make_commit, (3, 4)))
     (root / "run.json").write_bytes(b"{")
     with pytest.raises(RecordDamaged):
@@ -167,7 +167,7 @@ def test_run_json_is_mended(journal: Journal, root: Path) -> None:
     assert (journal.read_run().recipe, journal.read_run().first_commit) == ("m:f", 3)
 
 
-def test_settings_are_kept_and_mended(journal: Journal, root: Path) -> None:
+def test_damaged_settings_are_written_again(journal: Journal, root: Path) -> None:
     journal.record_config("0" * 64, {"lr": 0.1}, {"epochs": 3})
     journal.record_config("1" * 64, {"lr": 0.2}, {"epochs": 4})
     assert journal.read_epochs() == 4
@@ -181,7 +181,7 @@ def test_settings_are_kept_and_mended(journal: Journal, root: Path) -> None:
 
 
 def test_every_snapshot_of_the_settings_is_kept(journal: Journal) -> None:
-    """Also those whose changes are operational, which have the same fingerprint."""
+    """Settings that differ only in operational fields have the same fingerprint, and are kept too."""
     snapshots = [{"epochs": 3, "log": {"every": every}} for every in (1, 2, 1, 3, 2)]
     for config in snapshots:
         journal.record_config("0" * 64, {"lr": 0.1}, config)
@@ -197,7 +197,7 @@ def test_every_snapshot_of_the_settings_is_kept(journal: Journal) -> None:
     assert snapshot.config == snapshots[-1]
 
 
-def test_a_lost_commits_number_is_not_used_again(journal: Journal, root: Path) -> None:
+def test_the_number_of_a_lost_commit_is_not_reused(journal: Journal, root: Path) -> None:
     publish(journal, *map(make_commit, (1, 2, 3)))
     assert journal.next_number() == 4
     journal.quarantine(3, "damaged", 1)
@@ -225,7 +225,7 @@ def test_pins(journal: Journal) -> None:
 
 
 @pytest.mark.parametrize("commits", [10, 1000])
-def test_finding_where_a_run_stands_costs_the_same_however_long_it_is(
+def test_finding_the_newest_commit_takes_no_more_requests_in_a_long_run(
     journal: Journal, commits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(1, commits + 1):
@@ -246,7 +246,7 @@ def test_finding_where_a_run_stands_costs_the_same_however_long_it_is(
 
 
 def fresh(journal: Journal) -> Journal:
-    """Another process's view."""
+    """Return a journal of the same run that has read nothing yet, as another process's."""
     return Journal(LocalStore(str(Path(journal.store.url).parent)), journal.run)
 
 

@@ -1,4 +1,4 @@
-"""Stray names among the records: noted, ignored, in as many requests and as much time as without them."""
+"""Stray names among the records: they are noted and ignored, and cost hardly any requests."""
 
 import shutil
 from collections.abc import Callable
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture
 def line(tmp_path: Path) -> Line:
-    """Six commits, of which 1 to 3 are pruned and 4 is in quarantine."""
+    """Return a run of six commits, of which 1 to 3 are pruned and 4 is quarantined."""
     line = make_line(LocalStore(str(tmp_path / "store")))
     for _ in range(6):
         train(line)
@@ -43,7 +43,7 @@ def root(line: Line) -> Path:
 
 
 def litter(line: Line, folder: str, names: tuple[str, ...] = STRAYS) -> list[str]:
-    """Stray names in a folder: copies of a record there, one of them under a number of its own."""
+    """Add stray names to a folder: copies of one of its records, and in ``commits/`` a valid record 99999999."""
     suffix = ".jsonl" if folder == "metrics" else ".json"
     some = min((root(line) / folder).iterdir())
     for name in names:
@@ -54,7 +54,7 @@ def litter(line: Line, folder: str, names: tuple[str, ...] = STRAYS) -> list[str
 
 
 def count(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> int:
-    """How many requests it takes."""
+    """Return the number of requests to the store that a call makes."""
     asked: list[str] = []
     with monkeypatch.context() as counting:
         for verb in ("read", "list", "size_bytes", "create", "replace", "delete_folder"):
@@ -93,7 +93,7 @@ def test_stray_names_are_noted_and_ignored(
     warned = [record.getMessage() for record in caplog.records]
     for name in names:
         assert len([line for line in warned if f"{name} is no record that the run can have" in line]) == 1
-    assert count(monkeypatch, look) <= requests + 30  # a few more where something far away is looked into
+    assert count(monkeypatch, look) <= requests + 30  # a few more, to check whether the far number can be reached
     notes = verify_run(fresh()).notes
     assert all(any(name in note for note in notes) for name in names)
     after = make_line(LocalStore(str(tmp_path / "store")))
@@ -104,7 +104,7 @@ def test_stray_names_are_noted_and_ignored(
         assert run_app(app, command) == 0
 
 
-def test_latest_that_names_a_commit_beyond_reach_is_no_help(line: Line, tmp_path: Path) -> None:
+def test_latest_that_names_an_unreachable_commit_is_ignored(line: Line, tmp_path: Path) -> None:
     litter(line, "commits")
     line.journal.publish_latest(make_latest(make_commit(88_888_888, path="epoch-0009")))
     journal = Journal(LocalStore(str(tmp_path / "store")), "run")
@@ -112,8 +112,8 @@ def test_latest_that_names_a_commit_beyond_reach_is_no_help(line: Line, tmp_path
     assert not [problem for problem in verify_run(journal).problems if "missing" in problem]
 
 
-def test_a_gap_that_a_run_can_have_is_walked_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lost records in between: the run goes on after them, and no request is made for each."""
+def test_a_gap_of_lost_records_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run continues after lost records, and makes no request for each of them."""
     journal = Journal(LocalStore(str(tmp_path)), "run")
     journal.begin("m:f")
     publish(journal, make_commit(1), make_commit(REACH))

@@ -1,4 +1,4 @@
-"""A run of three commits, its newest packed, and an empty store to unpack into."""
+"""Fixtures of the pack tests: a run of three commits, its newest commit packed, and an empty store to unpack into."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.support.packing import packed
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with one run of three commits."""
+    """Make a store with one run of three commits."""
     store = LocalStore(str(tmp_path_factory.mktemp("made")))
     line = make_line(store)
     for _ in range(3):
@@ -22,12 +22,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def good(made: Path) -> bytes:
-    """The newest commit, packed."""
+    """Return the newest commit, packed."""
     return packed(Journal(LocalStore(str(made)), "run"))
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
-    """Empty, and in a folder of its own."""
+    """Return an empty store in a folder of its own."""
     (tmp_path / "store").mkdir()
     return LocalStore(str(tmp_path / "store"))

@@ -1,4 +1,4 @@
-"""Refuse a packed checkpoint that is damaged, cut off, or no tar file."""
+"""Unpacking refuses a file that is damaged, truncated or no tar file."""
 
 import gzip
 import random
@@ -18,7 +18,7 @@ FLIPS = 200
 
 
 def parts(data: bytes) -> dict[str, list[int]]:
-    """Every byte of the file, by what it belongs to."""
+    """Return the positions of all bytes of the file, by kind."""
     found: dict[str, list[int]] = {"header": [], "record": [], "payload": [], "padding": []}
     at = 0
     for member, _ in members(data):
@@ -32,8 +32,8 @@ def parts(data: bytes) -> dict[str, list[int]]:
     return found
 
 
-def test_any_bit_may_flip(good: bytes, store: LocalStore) -> None:
-    """It is refused and leaves no run, or else the bit is one that says nothing."""
+def test_a_flipped_bit_is_refused_or_changes_nothing(good: bytes, store: LocalStore) -> None:
+    """Unpacking either refuses the file and leaves no run, or the bit has no meaning and the run is unchanged."""
     unpacked(good, store)
     expected = contents(store.root)
     chosen = random.Random(20)
@@ -55,7 +55,7 @@ def test_any_bit_may_flip(good: bytes, store: LocalStore) -> None:
             outcomes.setdefault(part, []).append(True)
     assert not any(outcomes["record"])
     assert not any(outcomes["payload"])
-    assert outcomes["header"].count(True) < FLIPS / 40  # the checksum's last byte means nothing
+    assert outcomes["header"].count(True) < FLIPS / 40  # only the last byte of the checksum has no meaning
     assert any(outcomes["padding"])
 
 
@@ -63,13 +63,13 @@ def test_any_bit_may_flip(good: bytes, store: LocalStore) -> None:
     ("size_bytes", "said"),
     [(0, "not a packed checkpoint"), (511, "not a packed checkpoint"), (600, "the file ends within")],
 )
-def test_what_was_cut_off_is_refused(good: bytes, store: LocalStore, size_bytes: int, said: str) -> None:
+def test_a_truncated_file_is_refused(good: bytes, store: LocalStore, size_bytes: int, said: str) -> None:
     with pytest.raises(Damage, match=said):
         unpacked(good[:size_bytes], store)
     assert store.list() == []
 
 
-def test_wherever_it_was_cut_off_it_is_refused_or_whole(good: bytes, store: LocalStore) -> None:
+def test_truncation_at_any_byte_is_refused_or_harmless(good: bytes, store: LocalStore) -> None:
     end = max(member.offset_data + member.size for member, _ in members(good))
     for size_bytes in range(0, len(good), 500):
         shutil.rmtree(store.root / "run", ignore_errors=True)
@@ -93,7 +93,7 @@ NO_TARS = {
 
 
 @pytest.mark.parametrize("case", NO_TARS)
-def test_what_is_no_tar_is_refused(store: LocalStore, case: str) -> None:
+def test_a_file_that_is_no_tar_is_refused(store: LocalStore, case: str) -> None:
     with pytest.raises(Damage, match="the file is not a packed checkpoint"):
         unpacked(NO_TARS[case], store)
     assert store.list() == []

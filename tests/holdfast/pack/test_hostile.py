@@ -1,4 +1,4 @@
-"""Refuse a packed checkpoint that somebody made to do harm."""
+"""Unpacking refuses a file that was made to do harm."""
 
 import io
 import tarfile
@@ -26,7 +26,7 @@ def file(name: str, data: bytes = b"evil", **fields: Any) -> tuple[tarfile.TarIn
 
 
 def special(name: str, kind: bytes, **fields: Any) -> Callable[[Members], Members]:
-    """One more member, which is no plain file."""
+    """Return a change that adds a member which is no plain file."""
     return lambda found: [found[0], file(name, b"", type=kind, **fields), *found[1:]]
 
 
@@ -53,7 +53,7 @@ def first(to: Callable[[bytes], bytes]) -> Callable[[Members], Members]:
 
 
 def recommitted(**fields: Any) -> Callable[[Members], Members]:
-    """The commit says something else, under a hash of its own that is right."""
+    """Return a change of the commit's fields that corrects the record's hash."""
     return first(lambda data: Commit.from_bytes(data, "").model_copy(update=fields).to_bytes())
 
 
@@ -135,7 +135,7 @@ def rebuilt(good: bytes, change: Callable[[Members], Members], form: int = tarfi
 
 
 def assert_refused(data: bytes, store: LocalStore) -> str:
-    """With one line, nothing written outside of the run's folder, and that one gone; says how."""
+    """Check that unpacking raises `Damage`, with a message of one line, and leaves no file; return the message."""
     outside = store.root.parent / "outside"
     outside.mkdir()
     with pytest.raises(Damage) as caught:
@@ -145,8 +145,8 @@ def assert_refused(data: bytes, store: LocalStore) -> str:
     return str(caught.value)
 
 
-def test_what_is_rebuilt_unchanged_is_taken(good: bytes, store: LocalStore) -> None:
-    """Or else the tests below would prove nothing."""
+def test_a_file_that_is_rebuilt_unchanged_is_accepted(good: bytes, store: LocalStore) -> None:
+    """Otherwise the tests below would pass for the wrong reason."""
     unpacked(rebuilt(good, lambda found: found), store)
     assert verify_run(Journal(store, "run"), deep=True).ok
 
@@ -161,8 +161,8 @@ KINDS = {name: getattr(tarfile, name) for name in dir(tarfile) if name.endswith(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["run/commits/00000003.json", f"run/epoch-0003/{PAYLOAD}", "run/run.json"])
-def test_only_plain_files_are_taken(good: bytes, store: LocalStore, kind: str, name: str) -> None:
-    """Though all else of them is as it should be, their bytes too."""
+def test_only_plain_files_are_accepted(good: bytes, store: LocalStore, kind: str, name: str) -> None:
+    """Every other type of member is refused, even with the right name and bytes."""
     change = retyped(name, type=KINDS[kind])
     if kind == "REGTYPE":
         unpacked(rebuilt(good, change), store)
@@ -180,7 +180,7 @@ def retyped(name: str, **fields: Any) -> Callable[[Members], Members]:
 
 @pytest.mark.parametrize("position", [0, 1])
 def test_extended_headers_are_refused(good: bytes, store: LocalStore, position: int) -> None:
-    """They could give any name and size to the member after them."""
+    """An extended header could change the name and size of the member after it."""
 
     def extended(found: Members) -> Members:
         info, _ = found[position]
@@ -191,7 +191,7 @@ def test_extended_headers_are_refused(good: bytes, store: LocalStore, position: 
 
 
 def claimed(good: bytes, name: str, size_bytes: int) -> bytes:
-    """The header of a member says another size than its bytes have."""
+    """Return the packed file with another size in the header of a member."""
     (info,) = (member for member, _ in members(good) if member.name == name)
     return good[: info.offset] + tar_header(name, size_bytes) + good[info.offset_data :]
 

@@ -1,4 +1,4 @@
-"""Pack a checkpoint into one file: the same everywhere, and read by others."""
+"""Packing a checkpoint: the same bytes everywhere, in a file that other tar programs read."""
 
 import io
 import os
@@ -24,7 +24,7 @@ needs_tar = pytest.mark.skipif(shutil.which("tar") is None, reason="there is no 
 
 
 def copy_in_any_order(made: Path, folder: Path) -> None:
-    """The run by its bytes alone: what a copy may change is changed."""
+    """Copy the run's files in another order, with other times and modes."""
     paths = [path for path in made.rglob("*") if path.is_file()]
     random.Random(str(folder)).shuffle(paths)
     for path in paths:
@@ -47,7 +47,7 @@ def test_a_checkpoint_is_packed_into_the_same_bytes_wherever_it_is(made: Path, g
     assert {packed(journal) for journal in journals} == {good}
 
 
-def test_what_others_see_in_it(good: bytes) -> None:
+def test_a_packed_file_has_sorted_plain_members_with_fixed_metadata(good: bytes) -> None:
     found = [member for member, _ in members(good)]
     assert [member.name for member in found] == [
         "run/commits/00000003.json", f"run/configs/{SETTINGS}.json",
@@ -60,7 +60,7 @@ def test_what_others_see_in_it(good: bytes) -> None:
     assert len(good) % tarfile.RECORDSIZE == 0
 
 
-def test_what_others_extract_is_a_run(good: bytes, tmp_path: Path) -> None:
+def test_a_run_extracted_with_tarfile_verifies(good: bytes, tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(good)) as tar:
         tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian 12's Python 3.11.2 has none
         tar.extractall(tmp_path)
@@ -71,7 +71,7 @@ def test_what_others_extract_is_a_run(good: bytes, tmp_path: Path) -> None:
 
 @needs_tar
 @pytest.mark.parametrize("run", ["run", "r" * 100])
-def test_tar_reads_it(tmp_path: Path, store: LocalStore, run: str) -> None:
+def test_gnu_tar_extracts_a_packed_run(tmp_path: Path, store: LocalStore, run: str) -> None:
     line = make_line(store, run)
     train(line)
     path = tmp_path / "packed.tar"
@@ -102,7 +102,7 @@ def change(path: Path, data: bytes | None) -> None:
 
 @pytest.mark.parametrize("name", [*(f"epoch-0003/{name}" for name in FILES), f"configs/{SETTINGS}.json", "run.json"])
 @pytest.mark.parametrize("how", ["flipped", "shorter", "longer", "gone"])
-def test_what_is_damaged_is_not_packed(made: Path, tmp_path: Path, name: str, how: str) -> None:
+def test_a_damaged_checkpoint_is_not_packed(made: Path, tmp_path: Path, name: str, how: str) -> None:
     shutil.copytree(made, tmp_path / "copy")
     path = tmp_path / "copy" / "run" / name
     data = path.read_bytes()
@@ -110,10 +110,10 @@ def test_what_is_damaged_is_not_packed(made: Path, tmp_path: Path, name: str, ho
     change(path, changed[how])
     journal = Journal(LocalStore(str(tmp_path / "copy")), "run")
     out = LocalStore(str(tmp_path / "out"))
-    if how == "gone" and name.startswith("configs"):  # a checkpoint is good without
+    if how == "gone" and name.startswith("configs"):  # a checkpoint is complete without its settings
         unpack(io.BytesIO(packed(journal)), out)
         return
-    # Without run.json there is no run.
+    # Without run.json the run is unknown.
     expected = RunUnknown if (how, name) == ("gone", "run.json") else Damage
     with pytest.raises(expected) as caught, out.creating("packed.tar") as writer:
         pack(journal, journal.read_commit(3), writer)

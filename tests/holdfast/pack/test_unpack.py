@@ -1,4 +1,4 @@
-"""Unpack a run that can go on, or leave no run at all."""
+"""Unpacking makes a run that can be continued, or leaves no run at all."""
 
 import io
 import tarfile
@@ -18,7 +18,7 @@ from tests.support.packing import contents, members, packed, unpacked
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_what_is_unpacked_is_a_run_that_can_go_on(made: Path, store: LocalStore, number: int) -> None:
+def test_an_unpacked_run_can_be_continued(made: Path, store: LocalStore, number: int) -> None:
     journal = Journal(LocalStore(str(made)), "run")
     there = unpacked(packed(journal, number), store)
     assert there.newest() == journal.read_commit(number)
@@ -32,20 +32,20 @@ def test_what_is_unpacked_is_a_run_that_can_go_on(made: Path, store: LocalStore,
     assert [entry.commit for entry in report.checkpoints] == [number + 1, number]
 
 
-def test_a_run_that_goes_on_trains_the_same_as_where_it_came_from(made: Path, store: LocalStore) -> None:
+def test_an_unpacked_run_trains_the_same_as_its_original(made: Path, store: LocalStore) -> None:
     journal = Journal(LocalStore(str(made)), "run")
     unpacked(packed(journal, 2), store)
     assert train(make_line(store), size_bytes=320).checkpoint_sha256 == journal.read_commit(3).checkpoint_sha256
 
 
-def test_a_name_as_long_as_a_run_may_have_travels(store: LocalStore, tmp_path: Path) -> None:
+def test_the_longest_name_of_a_run_can_be_packed(store: LocalStore, tmp_path: Path) -> None:
     line = make_line(store, "r" * 100)
     train(line, 3)
     other = LocalStore(str(tmp_path / "other"))
     assert unpacked(packed(line.journal), other).newest() == line.head
 
 
-def test_the_signature_travels(store: LocalStore, tmp_path: Path) -> None:
+def test_the_signature_is_packed(store: LocalStore, tmp_path: Path) -> None:
     generate_key(tmp_path / "key")
     line = make_line(store, signing_key=load_signing_key(str(tmp_path / "key")))
     train(line)
@@ -56,7 +56,7 @@ def test_the_signature_travels(store: LocalStore, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.json", "a file", "epoch-0001/checkpoint.safetensors"])
-def test_a_folder_of_this_name_is_not_touched(good: bytes, store: LocalStore, name: str) -> None:
+def test_an_existing_folder_is_not_touched(good: bytes, store: LocalStore, name: str) -> None:
     store.create(f"run/{name}", b"mine")
     with pytest.raises(WrongUse, match="there is a folder run in"):
         unpacked(good, store)
@@ -64,7 +64,7 @@ def test_a_folder_of_this_name_is_not_touched(good: bytes, store: LocalStore, na
 
 
 class Meanwhile(io.BytesIO):
-    """Something happens once, in the midst of being read."""
+    """A file that calls a function once, in the middle of being read."""
 
     def __init__(self, data: bytes, happen: Callable[[], object]) -> None:
         super().__init__(data)
@@ -78,8 +78,8 @@ class Meanwhile(io.BytesIO):
 
 
 @pytest.mark.parametrize("number", [2, 3])
-def test_two_who_unpack_at_once_leave_one_whole_run(made: Path, good: bytes, store: LocalStore, number: int) -> None:
-    """The one that is late takes back what it has written, and nothing of the other's."""
+def test_two_unpacks_at_once_leave_one_complete_run(made: Path, good: bytes, store: LocalStore, number: int) -> None:
+    """The later process deletes its own files, and none of the other's."""
     other = packed(Journal(LocalStore(str(made)), "run"), number)
     with pytest.raises(NameTaken):
         unpack(Meanwhile(good, lambda: unpacked(other, store)), store)
@@ -87,7 +87,7 @@ def test_two_who_unpack_at_once_leave_one_whole_run(made: Path, good: bytes, sto
     assert verify_run(Journal(store, "run"), everything=True, deep=True).ok
 
 
-def test_it_is_a_run_once_it_is_whole(good: bytes, store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_json_is_written_last(good: bytes, store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     create = LocalStore.create
     created: list[str] = []
 
@@ -101,14 +101,14 @@ def test_it_is_a_run_once_it_is_whole(good: bytes, store: LocalStore, monkeypatc
     assert created[-1] == "run.json"
 
 
-def test_a_run_that_began_meanwhile_stays(good: bytes, store: LocalStore) -> None:
+def test_a_run_that_begins_during_an_unpack_stays(good: bytes, store: LocalStore) -> None:
     with pytest.raises(NameTaken):
         unpack(Meanwhile(good, lambda: Journal(store, "run").begin("m:f")), store)
     assert contents(store.root).keys() == {"run/run.json"}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
-def test_what_was_interrupted_leaves_no_run(good: bytes, store: LocalStore, error: type[BaseException]) -> None:
+def test_an_interrupted_unpack_leaves_no_run(good: bytes, store: LocalStore, error: type[BaseException]) -> None:
     def fail() -> None:
         raise error
 

@@ -1,4 +1,4 @@
-"""Make and load keys: two files, safe from others, and never shown."""
+"""Making and loading keys: two files, protected from other users, and never shown."""
 
 import base64
 import errno
@@ -127,7 +127,7 @@ KEYS = {
         (load_trusted_key, "ed25519.pub", "is not an ECDSA P-256 key"),
     ],
 )
-def test_what_is_no_key_is_refused(
+def test_a_source_that_is_no_key_is_refused(
     load: Callable[[str], object], key: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "key").write_bytes(KEYS[key])
@@ -137,7 +137,7 @@ def test_what_is_no_key_is_refused(
 
 
 def refused(load: Callable[[str], object], source: str) -> str:
-    """The message; it is one line, has a hint, and nothing of the private key is in it or in its data."""
+    """Return the message of the refusal; check that it is one line with a hint and shows nothing of the private key."""
     with pytest.raises(ConfigError) as caught:
         load(source)
     error = caught.value
@@ -149,7 +149,7 @@ def refused(load: Callable[[str], object], source: str) -> str:
 
 
 @pytest.mark.parametrize("load", [load_signing_key, load_trusted_key])
-def test_a_key_that_is_not_there_is_named(load: Callable[[str], object], tmp_path: Path) -> None:
+def test_a_missing_key_is_named(load: Callable[[str], object], tmp_path: Path) -> None:
     assert f"'{tmp_path}/key' can't be read: No such file or directory" in refused(load, f"{tmp_path}/key")
     assert "can't be read: Is a directory" in refused(load, str(tmp_path))
     assert "'env:HOLDFAST_NO_SUCH' is not set in the environment" in refused(load, "env:HOLDFAST_NO_SUCH")
@@ -157,7 +157,7 @@ def test_a_key_that_is_not_there_is_named(load: Callable[[str], object], tmp_pat
 
 
 @pytest.mark.parametrize("load", [load_signing_key, load_trusted_key])
-def test_a_key_in_place_of_its_name_is_not_repeated(load: Callable[[str], object]) -> None:
+def test_a_key_given_in_place_of_a_path_is_not_shown(load: Callable[[str], object]) -> None:
     whole, headless = PEM.decode(), PEM.decode()[28:]
     for source in (whole, headless, BODY, f"env:{whole}", f"env:{BODY}", "-----BEGIN", "two\nlines"):
         assert "(not shown)" in refused(load, source)

@@ -20,12 +20,12 @@ from tests.support.signing import FILES, GOOD, NAME, PRIVATE, RECORD, RUN, SIGNI
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")
 
 
-def test_what_another_implementation_signed_is_good() -> None:
+def test_a_signature_by_another_implementation_verifies() -> None:
     assert verify(sealed(STATEMENT)) == TRUSTED.key_id
     assert verify(sealed(STATEMENT | {"later": 1})) == TRUSTED.key_id
 
 
-def test_another_implementation_finds_ours_good() -> None:
+def test_another_implementation_verifies_our_signature() -> None:
     key = SSlibKey.from_crypto(PRIVATE.public_key(), keyid=SIGNING.key_id)
     assert list(Envelope.from_dict(json.loads(GOOD)).verify([key], 1)) == [SIGNING.key_id]
     tampered = Envelope.from_dict(json.loads(GOOD))
@@ -65,7 +65,7 @@ def openssl(*arguments: object) -> str:
 
 
 @needs_openssl
-def test_openssl_finds_ours_good(tmp_path: Path) -> None:
+def test_openssl_verifies_our_signature(tmp_path: Path) -> None:
     generate_key(tmp_path / "key")
     envelope = json.loads(load_signing_key(str(tmp_path / "key")).sign(RUN, NAME, RECORD, FILES))
     payload = base64.b64decode(envelope["payload"])

@@ -1,4 +1,4 @@
-"""Who committed a checkpoint: what a signature is good for."""
+"""The signature of a commit: it verifies for one run, record and files, and for nothing else."""
 
 import base64
 import hashlib
@@ -56,7 +56,7 @@ def test_the_envelope_is_canonical_json_around_the_statement() -> None:
         ({"trusted": []}, "not by a trusted key"),
     ],
 )
-def test_it_is_good_for_nothing_else(changed: dict[str, Any], message: str) -> None:
+def test_a_signature_verifies_for_nothing_else(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(NotTrusted, match=message) as caught:
         verify(GOOD, **changed)
     assert caught.value.hint
@@ -68,8 +68,8 @@ def test_swapped_digests_are_refused() -> None:
         verify(GOOD, files={first: FILES[second], second: FILES[first]})
 
 
-def test_a_file_is_no_stand_in_for_the_record() -> None:
-    """The same names and digests, with the record and a file in each other's place."""
+def test_a_signed_file_does_not_pass_for_the_record() -> None:
+    """The statement has the same names and digests, but the record and a file have changed places."""
     content = b"a file"
     envelope = SIGNING.sign(RUN, "a", content, {NAME: hashlib.sha256(RECORD).hexdigest()})
     with pytest.raises(NotTrusted, match="was made for 'a'"):
@@ -127,7 +127,7 @@ def test_other_things_that_the_key_signed_are_refused(statement: object, payload
         verify(sealed(statement, payload_type))
 
 
-def test_it_costs_nothing_unless_it_is_used() -> None:
+def test_importing_holdfast_does_not_import_cryptography() -> None:
     code = """
 import sys, holdfast
 assert "cryptography" not in sys.modules

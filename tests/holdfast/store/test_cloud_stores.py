@@ -1,4 +1,4 @@
-"""Stores on clouds: what they cost, what they try again, and what they say when it can't be done."""
+"""Stores on clouds: their requests and memory, their retries, and their error messages."""
 
 import asyncio
 import base64
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWar
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that anything pauses, as whoever asks again does; a slow machine is no pause."""
+    """Return a list that gets the seconds of every sleep. A retry sleeps first; a slow machine adds nothing."""
     pauses: list[float] = []
     pause, pause_async = time.sleep, asyncio.sleep
 
@@ -51,7 +51,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("scheme", ["s3://", "gs://", pytest.param("az://", marks=needs_azurite)])
-def test_a_missing_bucket_says_so_at_once(scheme: str, request: pytest.FixtureRequest, pauses: list[float]) -> None:
+def test_a_missing_bucket_is_not_retried(scheme: str, request: pytest.FixtureRequest, pauses: list[float]) -> None:
     empty(scheme, request)
     pauses.clear()
     store = open_store(f"{scheme}no-such-bucket-here/runs")
@@ -63,7 +63,7 @@ def test_a_missing_bucket_says_so_at_once(scheme: str, request: pytest.FixtureRe
     assert sum(pauses) < 1
 
 
-def test_a_lack_of_rights_says_so_at_once(gcs_bucket: str, pauses: list[float]) -> None:
+def test_a_lack_of_permission_is_not_retried(gcs_bucket: str, pauses: list[float]) -> None:
     store = open_store("gs://forbidden/runs")
     for verb in (store.read, store.list, store.delete, store.exists, lambda name: store.create(name, b"")):
         with pytest.raises(StoreDenied, match="the caller does not have") as caught:
@@ -74,7 +74,7 @@ def test_a_lack_of_rights_says_so_at_once(gcs_bucket: str, pauses: list[float]) 
     assert sum(pauses) < 1
 
 
-def test_what_may_not_be_deleted_says_so(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_denied_deletion_is_reported(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = S3Store(f"{bucket}/runs", fresh_s3())
     store.create("a/b", b"")
     monkeypatch.setattr(store._fs, "rm", lambda *_, **__: [])
@@ -83,7 +83,7 @@ def test_what_may_not_be_deleted_says_so(bucket: str, monkeypatch: pytest.Monkey
 
 
 @needs_azurite
-def test_a_wrong_key_says_so_at_once(container: str, azure_server: str, pauses: list[float]) -> None:
+def test_a_wrong_key_is_not_retried(container: str, azure_server: str, pauses: list[float]) -> None:
     key = base64.b64encode(b"hunter2" * 9).decode()
     connection = re.sub("AccountKey=[^;]+", f"AccountKey={key}", azure_server)
     fs = adlfs.AzureBlobFileSystem(connection_string=connection, use_listings_cache=False, skip_instance_cache=True)
@@ -96,7 +96,7 @@ def test_a_wrong_key_says_so_at_once(container: str, azure_server: str, pauses: 
     assert sum(pauses) < 1
 
 
-def test_a_storage_that_cannot_be_reached_is_never_a_no(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exists_raises_if_the_storage_cannot_be_reached(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     store = S3Store(f"{bucket}/runs", fresh_s3())
     store.retry_within_s = 0.5
@@ -104,12 +104,12 @@ def test_a_storage_that_cannot_be_reached_is_never_a_no(bucket: str, monkeypatch
         store.exists("a")
 
 
-def test_what_passes_is_tried_again(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transient_failure_is_retried(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = S3Store(f"{bucket}/runs", fresh_s3())
     ask, failures = store._fs.pipe_file, iter([ConnectionResetError, TimeoutError])
 
     def flaky(path: str, data: bytes, **options: str) -> None:
-        ask(path, data, **options)  # the request arrives, the answer is lost
+        ask(path, data, **options)  # the request succeeds, and its response is lost
         for failure in failures:
             raise failure
 
@@ -118,27 +118,27 @@ def test_what_passes_is_tried_again(bucket: str, monkeypatch: pytest.MonkeyPatch
     assert store.read("a") == b"mine"
 
 
-def test_s3_lists_from_where_it_is_asked_to(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_lists_only_the_names_after_the_given_one(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = S3Store(f"{bucket}/runs", fresh_s3())
     pages = paged(store, "call_s3", monkeypatch, MaxKeys=3)
     assert store.list("commits", "11") == ["12", "13", "14", "15"]
     assert [page["KeyCount"] for page in pages] == [3, 1]
 
 
-def test_gcs_lists_from_where_it_is_asked_to(gcs_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gcs_lists_only_the_names_from_the_given_one_on(gcs_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(f"{gcs_bucket}/runs")
     assert isinstance(store, GcsStore)
     pages = paged(store, "call", monkeypatch, maxResults=3)
     assert store.list("commits", "11") == ["12", "13", "14", "15"]
-    assert [len(page["items"]) for page in pages] == [3, 2]  # the offset is of the first name, not the one before
+    assert [len(page["items"]) for page in pages] == [3, 2]  # a GCS listing includes the name that it starts at
 
 
 def test_s3_uploads_that_never_ended_are_swept(bucket: str) -> None:
     store = S3Store(f"{bucket}/runs", fresh_s3())
-    StoreTests()._fail_to_create(store, "failed", 20)  # sweeps behind itself
+    StoreTests()._fail_to_create(store, "failed", 20)  # aborts its own upload
     for name in ("runs/a/1", "runs/a/2", "runs/ab/3", "runs-not-these/4"):
         store._upload(f"{bucket.removeprefix('s3://')}/{name}").part(1, b"x")
-    assert store.sweep(datetime(2009, 1, 1, tzinfo=UTC)) == 0  # moto began them all in 2010
+    assert store.sweep(datetime(2009, 1, 1, tzinfo=UTC)) == 0  # moto says that all uploads began in 2010
     assert store.inside("a").sweep(datetime.now(UTC)) == 2
     assert store.sweep(datetime.now(UTC)) == 1
     assert [upload["Key"] for upload in store._fs.list_multipart_uploads(bucket[5:])] == ["runs-not-these/4"]
@@ -147,7 +147,7 @@ def test_s3_uploads_that_never_ended_are_swept(bucket: str) -> None:
 @pytest.mark.parametrize(
     ("scheme", "upload"), [("s3://", S3Upload), pytest.param("az://", AzureUpload, marks=needs_azurite)]
 )
-def test_several_parts_are_on_their_way_at_once(
+def test_several_parts_are_sent_in_parallel(
     scheme: str, upload: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(f"{empty(scheme, request)}/runs")
@@ -183,7 +183,7 @@ def test_memory_for_parts_is_bounded() -> None:
         tracemalloc.stop()
         writer.complete()
     assert sent == 50 * (2**20 + 1)
-    assert peak_bytes < 9 * 2**20  # of the parts on their way, the one being filled, and the caller's
+    assert peak_bytes < 9 * 2**20  # the parts being sent, the one being filled, and the caller's own bytes
 
 
 def test_a_part_that_fails_is_sent_again(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_a_part_that_fails_is_sent_again(bucket: str, monkeypatch: pytest.Monkey
 
 def test_gcsfs_is_not_given_a_part_twice(gcs_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = GcsStore(f"{gcs_bucket}/runs")
-    ask, losses = store._fs.call, [OSError("the line is dead")] * 2  # a part, and the end of the upload
+    ask, losses = store._fs.call, [OSError("the line is dead")] * 2  # for a part, and for the upload's completion
 
     def flaky(*arguments: Any, **request: Any) -> Any:
         if losses and arguments[0] != "GET":
@@ -216,12 +216,12 @@ def test_gcsfs_is_not_given_a_part_twice(gcs_bucket: str, monkeypatch: pytest.Mo
     with pytest.raises(StoreError, match="the line is dead"):
         in_parts(store, "a", bytes(uploads.PART_BYTES + 1))
     gc.collect()
-    time.sleep(0.5)  # gcsfs closes in the background what its destructor finds open
+    time.sleep(0.5)  # the destructor of gcsfs's file closes an open upload in the background
     assert store.list() == []
 
 
 @pytest.mark.parametrize(("scheme", "call"), [("s3://", "call_s3"), ("gs://", "call")])
-def test_a_part_that_cannot_be_sent_is_our_error(
+def test_a_part_that_cannot_be_sent_raises_a_store_error(
     scheme: str, call: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, written = open_store(f"{empty(scheme, request)}/runs"), 0
@@ -260,12 +260,12 @@ def in_parts(store: Store, name: str, data: bytes) -> None:
 
 
 def empty(scheme: str, request: pytest.FixtureRequest) -> str:
-    """The URL of an empty bucket."""
+    """Return the URL of an empty bucket."""
     return str(request.getfixturevalue({"s3://": "bucket", "gs://": "gcs_bucket", "az://": "container"}[scheme]))
 
 
 def paged(store: ObjectStore, call: str, monkeypatch: pytest.MonkeyPatch, **options: int) -> list[dict[str, Any]]:
-    """Every page that the store, which has some names in a folder, lists from now on."""
+    """Create 16 files in ``commits/``; return a list that gets every page of a later listing."""
     for number in range(16):
         store.create(f"commits/{number:02d}", b"")
     pages: list[dict[str, Any]] = []

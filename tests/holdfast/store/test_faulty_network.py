@@ -1,4 +1,4 @@
-"""A store behind a network that fails: what the server has done counts, whether its answer arrived or not."""
+"""A store behind a failing network: a write that the server carried out counts, even if its response was lost."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ CLOUDS = ["s3", "gs", pytest.param("az", marks=pytest.mark.skipif(not AZURITE.ex
 
 @pytest.fixture
 def network(request: pytest.FixtureRequest) -> Iterator[Faulty]:
-    """A cloud whose answer to the first try of each write is lost; S3, unless a test names another."""
+    """Start a cloud server that loses its response to the first try of each write; S3, unless a test names another."""
     with contextlib.ExitStack() as stack:
         cloud, choose = getattr(request, "param", "s3"), lose_each_write_once()
         if cloud == "s3":
@@ -54,7 +54,7 @@ def store(network: Faulty, request: pytest.FixtureRequest, monkeypatch: pytest.M
     return open_store(f"{use(network, monkeypatch, make_bucket)}/runs")
 
 
-def test_every_kind_of_fault_strikes_and_the_bytes_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_complete_although_every_kind_of_fault_strikes(monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_s3(0.3, seed=3) as proxy:
         store = open_store(f"{use(proxy, monkeypatch)}/runs")
         names = [f"commits/{number:08d}.json" for number in range(20)]
@@ -66,7 +66,7 @@ def test_every_kind_of_fault_strikes_and_the_bytes_are_whole(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("network", CLOUDS, indirect=True)
-def test_a_write_whose_answer_was_lost_has_won(store: Store, network: Faulty) -> None:
+def test_a_write_whose_response_was_lost_succeeds(store: Store, network: Faulty) -> None:
     store.create("attempts/00000001.json", b"mine")
     assert network.faults == {LOST: 1}
     with pytest.raises(NameTaken):
@@ -75,17 +75,17 @@ def test_a_write_whose_answer_was_lost_has_won(store: Store, network: Faulty) ->
 
 
 @pytest.mark.parametrize("network", CLOUDS, indirect=True)
-def test_an_upload_in_parts_whose_answers_were_lost_has_won(store: ObjectStore, network: Faulty) -> None:
+def test_an_upload_whose_responses_were_lost_succeeds(store: ObjectStore, network: Faulty) -> None:
     store.part_bytes = 5 * 2**20
     data = random.Random(0).randbytes(2 * store.part_bytes + 1)
     StoreTests._create_in_pieces(store, "payload", [data])
-    assert network.faults[LOST] >= 2  # the parts, and the end
+    assert network.faults[LOST] >= 2  # the responses to the parts, and to the completion
     assert store.read("payload") == data
 
 
 @pytest.mark.parametrize("network", CLOUDS, indirect=True)
-def test_of_two_uploads_of_equal_bytes_one_has_won(store: Store, network: Faulty) -> None:
-    """The bytes don't tell who wrote them; the upload's token does."""
+def test_only_one_of_two_uploads_of_equal_bytes_succeeds(store: Store, network: Faulty) -> None:
+    """Equal bytes don't identify their writer; the upload's token does."""
     data = bytes(uploads.PART_BYTES + 1)
     with contextlib.ExitStack() as last, contextlib.ExitStack() as first:
         for stack in (first, last):
@@ -96,7 +96,7 @@ def test_of_two_uploads_of_equal_bytes_one_has_won(store: Store, network: Faulty
 
 
 @pytest.mark.parametrize("network", CLOUDS[:2], indirect=True)
-def test_a_copy_whose_answer_was_lost_has_won(store: Store, network: Faulty) -> None:
+def test_a_copy_whose_response_was_lost_succeeds(store: Store, network: Faulty) -> None:
     data = random.Random(0).randbytes(uploads.PART_BYTES + 1)
     store.create("first", data)
     before = network.faults[LOST]
@@ -107,21 +107,21 @@ def test_a_copy_whose_answer_was_lost_has_won(store: Store, network: Faulty) -> 
         store.copy("first", "second")
 
 
-def test_a_run_whose_every_write_is_answered_only_the_second_time(store: Store, network: Faulty) -> None:
-    """The claim, the configuration, the payload's parts, the metadata, the commit, the ending."""
+def test_a_run_is_complete_although_the_first_response_to_every_write_is_lost(store: Store, network: Faulty) -> None:
+    """Covers the claim, the configuration, the payload's parts, the metadata, the commit and the ending."""
     line = make_line(store)
     commits = [train(line, size_bytes=64), train(line, size_bytes=uploads.PART_BYTES + 64)]
     line.journal.end_attempt(1, Ending("completed", step=head_step(line)))
     line.journal.pin(1)
     line.journal.quarantine(2, "damaged", 1)
-    assert [commit.path for commit in commits] == ["epoch-0001", "epoch-0002"]  # no name was lost to ourselves
+    assert [commit.path for commit in commits] == ["epoch-0001", "epoch-0002"]  # each write recognized its own file
     assert network.faults[LOST] >= 15
     report = verify_run(Journal(store, "run"), everything=True, deep=True)
     assert (report.problems, report.notes) == ([], [])
 
 
-def test_of_two_claims_in_one_second_by_one_process_one_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Host, process and second don't tell two writers apart: processes of two containers may share them all."""
+def test_only_one_of_two_equal_claims_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host, process id and second don't identify a writer: processes of two containers may share them all."""
     monkeypatch.setattr("holdfast.journal.journal.now", lambda: "2026-01-01T00:00:00+00:00")
     store = open_store("memory://claims")
     first, second = Journal(store, "run"), Journal(store, "run")
@@ -133,12 +133,12 @@ def test_of_two_claims_in_one_second_by_one_process_one_wins(tmp_path: Path, mon
     assert first.read_attempt(1) == records[0]
 
 
-# ---- NFS: the answer to link(2) is lost
+# ---- NFS: the response to link(2) is lost
 
 
 @pytest.fixture
 def nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
-    """A folder on a server that has always lost its first answer to a link: what is there is there."""
+    """Return a store on a simulated NFS server that loses its first response to every link(2)."""
     link = os.link
 
     def linked_twice(*names: str, **options: Any) -> None:
@@ -150,10 +150,10 @@ def nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
     return LocalStore(str(tmp_path))
 
 
-def test_a_link_whose_answer_was_lost_has_won(nfs: LocalStore) -> None:
+def test_a_link_whose_response_was_lost_succeeds(nfs: LocalStore) -> None:
     nfs.create("a", b"mine")
     with pytest.raises(NameTaken):
-        nfs.create("a", b"mine")  # equal bytes, and another file
+        nfs.create("a", b"mine")  # the same bytes, but another file
     assert nfs.copy("a", "b")
     with pytest.raises(NameTaken):
         nfs.copy("a", "b")

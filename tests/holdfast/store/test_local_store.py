@@ -1,4 +1,4 @@
-"""A local store holds files and folders only: nothing in it leads elsewhere or blocks."""
+"""The store on a local file system: it refuses links, pipes and devices, and sweeps remains of writes."""
 
 import os
 import resource
@@ -90,8 +90,8 @@ def test_the_root_of_a_local_store_may_be_a_link(tmp_path: Path) -> None:
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("verb", ["read", "pieces", "size_bytes", "exists", "modified"])
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
-def test_what_is_no_file_does_not_block(tmp_path: Path, verb: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # the address of a socket is short
+def test_a_pipe_or_socket_blocks_nothing(tmp_path: Path, verb: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's address must be short
     with socket.socket(socket.AF_UNIX) as listening:
         os.mkfifo("a") if kind == "pipe" else listening.bind("a")
         with pytest.raises(StoreError, match="is not a regular file"):
@@ -100,7 +100,7 @@ def test_what_is_no_file_does_not_block(tmp_path: Path, verb: str, kind: str, mo
 
 
 @pytest.mark.timeout(20)
-def test_what_a_file_becomes_while_it_is_opened_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_swapped_while_it_is_opened_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/etc/passwd")
     monkeypatch.setattr(folders, "stat_file", lambda *_: None)
@@ -110,7 +110,7 @@ def test_what_a_file_becomes_while_it_is_opened_is_seen(tmp_path: Path, monkeypa
         LocalStore(str(tmp_path)).read("link")
 
 
-def test_deleting_a_local_folder_unlinks_what_is_linked(tmp_path: Path) -> None:
+def test_deleting_a_local_folder_follows_no_links(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "a").write_bytes(b"theirs")
     (tmp_path / "run" / "old" / "deep").mkdir(parents=True)
@@ -122,7 +122,7 @@ def test_deleting_a_local_folder_unlinks_what_is_linked(tmp_path: Path) -> None:
     assert (tmp_path / "outside" / "a").read_bytes() == b"theirs"
 
 
-def test_a_local_write_that_fails_is_ours_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_local_write_raises_a_store_error_and_leaves_nothing(tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limit[1]))
     try:

@@ -1,4 +1,4 @@
-"""Every store does what a checkpoint needs; what a store can't do is refused by name."""
+"""Every store passes the conformance suite, and unusable URLs are refused."""
 
 import secrets
 import traceback
@@ -55,11 +55,11 @@ class TestAzure(StoreTests):
 
     @pytest.mark.xfail(strict=True, reason="Azurite counts blocks that were never committed as a blob, for create-once")
     def test_a_write_that_failed_can_be_done_again(self, store: Store) -> None:  # type: ignore[override]
-        """A checkpoint then takes the next free name (test_checkpoint.py)."""
+        """On such a store a checkpoint takes the next free name, as test_checkpoint.py checks."""
         super().test_a_write_that_failed_can_be_done_again(store, 40)
 
 
-def test_unusable_places_are_named(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreDenied, match="Not a directory") as caught:
         open_store(str(tmp_path / "file")).create("a", b"")
@@ -72,7 +72,7 @@ def test_file_urls_are_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://host/a", "ftp://host/a", "zip://a.zip", "sftp://host/a", "hdfs://host/a"])
-def test_what_cannot_create_once_is_refused_by_name(url: str) -> None:
+def test_a_scheme_without_create_once_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="not known to create a name once"):
         open_store(url)
 

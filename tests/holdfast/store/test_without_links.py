@@ -1,4 +1,4 @@
-"""A file system without hard links: a name is then given by a rename that replaces nothing, or it is refused."""
+"""A file system without hard links: create-once uses an exclusive rename, or is refused if there is none."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace mak
 
 @pytest.fixture
 def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """link(2) answers as it does on vfat."""
+    """Make link(2) fail as it does on vfat."""
 
     def link(*_: Any, **__: Any) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
@@ -47,12 +47,12 @@ class TestWithoutLinks(StoreTests):
 
 @pytest.fixture(scope="session")
 def vfat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file system of this session's that has no hard links, and a rename that replaces nothing."""
+    """Mount a vfat file system, which has an exclusive rename and no hard links."""
     folder = tmp_path_factory.mktemp("vfat")
     image, mounted = folder / "image", folder / "mounted"
     mounted.mkdir()
     if os.geteuid() or not shutil.which("mkfs.vfat"):
-        pytest.skip("root mounts a file system, which mkfs.vfat makes")
+        pytest.skip("mounting a file system needs root and mkfs.vfat")
     with image.open("wb") as file:
         file.truncate(VFAT_MB * 2**20)
     subprocess.run(["mkfs.vfat", image], check=True, capture_output=True)
@@ -74,7 +74,7 @@ def test_a_run_on_vfat(vfat: Path) -> None:
 
 
 def run_writer(store: Path, *faults: str) -> "subprocess.CompletedProcess[str]":
-    """Write a run of three commits while system calls fail."""
+    """Write a run of three commits in a process whose system calls fail as the faults say."""
     options = [option for fault in faults for option in ("--inject", fault)]
     command = ["strace", "--follow-forks", "--output", os.devnull, "--trace", "linkat,renameat2", *options]
     return subprocess.run(
@@ -94,7 +94,7 @@ def test_a_whole_run_without_links(tmp_path: Path, error: str) -> None:
 
 @needs_strace
 @pytest.mark.parametrize("error", ["EINVAL", "ENOSYS"])
-def test_a_file_system_that_can_create_nothing_once_is_refused(tmp_path: Path, error: str) -> None:
+def test_a_file_system_without_create_once_is_refused(tmp_path: Path, error: str) -> None:
     done = run_writer(tmp_path / "store", "linkat:error=EPERM", f"renameat2:error={error}")
     assert done.returncode == 3
     assert done.stderr.startswith(f"StoreDenied: can't write run.json in {tmp_path}/store/run: its file system has")
@@ -114,7 +114,7 @@ def test_the_refusal_says_what_to_use(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("without_links")
-def test_a_rename_whose_answer_was_lost_has_won(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rename_whose_response_was_lost_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rename = naming._renameat2
 
     def renamed_twice(folder: int, old: str, new: str) -> None:

@@ -1,4 +1,4 @@
-"""A run of seven signed commits, of which four count, and a copy of it for each test."""
+"""Fixtures of the verification tests: a run of seven signed commits, of which four count, and a copy for each test."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, Keys, make_line, res
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, keys: Keys) -> Path:
-    """Seven signed commits: 3 is in quarantine, 1 and 4 are pruned, 2 is pinned."""
+    """Make a run of seven signed commits: 3 is quarantined, 1 and 4 are pruned, 2 is pinned."""
     store = LocalStore(str(tmp_path_factory.mktemp("store")))
     line = make_line(store, signing_key=keys[0][0])
     for _ in range(5):
@@ -30,7 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, keys: Keys) -> Path:
 
 @pytest.fixture
 def line(made: Path, tmp_path: Path) -> Line:
-    """A copy of the run, in the hands of its only attempt."""
+    """Return a copy of the run, held by its only attempt."""
     shutil.copytree(made, tmp_path / "store")
     line = Line(Journal(LocalStore(str(tmp_path / "store")), "run"), 1, SETTINGS, STEPS_PER_EPOCH)
     resume(line)

@@ -1,4 +1,4 @@
-"""Any byte of a run may flip: it is detected, or has no effect on any answer."""
+"""A thousand flipped bits in a run: each is detected, or changes nothing that is read from the run."""
 
 import random
 import re
@@ -17,14 +17,14 @@ from holdfast.verification import verify_run
 from tests.support.makers import STEPS_PER_EPOCH, load, make_line, train
 
 FLIPS = 1000
-# Which files, and which of their bytes where a file has parts.
+# The files of the quarantined commit, whose damage is no problem.
 QUARANTINED = re.compile(r"(commits|metrics)/00000003|epoch-0003")
 CLASSES = ("header", "tensors", "padding", "metadata", "metrics", "commit", "latest", "config", "others")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some commits, one of them in quarantine, one pinned, two pruned."""
+    """Make a run of six commits, of which one is quarantined, one pinned and two pruned."""
     store = LocalStore(str(tmp_path_factory.mktemp("store")))
     line = make_line(store)
     for _ in range(5):
@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def places(run: Path) -> dict[str, list[tuple[Path, range]]]:
-    """Every byte of the run, by class."""
+    """Return the positions of all bytes of the run, by class: for each file, the range of its bytes in that class."""
     found: dict[str, list[tuple[Path, range]]] = {name: [] for name in CLASSES}
     for path in sorted(path for path in run.rglob("*") if path.is_file()):
         name, size = path.relative_to(run).as_posix(), path.stat().st_size
@@ -59,7 +59,7 @@ def places(run: Path) -> dict[str, list[tuple[Path, range]]]:
 
 
 def answers(run: Path) -> tuple[bool, list[str], Standing | None, list[object]]:
-    """All that is ever read from a run."""
+    """Return everything that is read from a run: verification, standing, commits and whether they can be loaded."""
     journal = Journal(LocalStore(str(run.parent)), run.name)
     report = verify_run(journal, deep=True)
     try:

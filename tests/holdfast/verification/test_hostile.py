@@ -1,4 +1,4 @@
-"""A store that somebody means ill with: a clear error, bounded memory, nothing executed, nothing outside touched."""
+"""Malicious files in a store: a clear error, bounded memory, no code executed, nothing outside touched."""
 
 import hashlib
 import os
@@ -36,7 +36,7 @@ def line(tmp_path: Path) -> Line:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder beside the store, whose content is nobody's business."""
+    """Make a folder beside the store whose content must not be touched."""
     folder = tmp_path / "outside"
     folder.mkdir()
     for name in (PAYLOAD, METADATA, "metrics.jsonl"):
@@ -53,7 +53,7 @@ def fresh(line: Line) -> Journal:
 
 
 def forge(line: Line, number: int, data: bytes) -> Commit:
-    """A commit whose payload is these bytes, with every hash right: only what the bytes say is wrong."""
+    """Replace a commit's payload by these bytes and correct every hash, so that only their content is wrong."""
     commit = fresh(line).read_commit(number)
     sha256 = hashlib.sha256(data).hexdigest()
     files = [
@@ -100,7 +100,7 @@ def test_hostile_payloads_are_refused(
 
 @pytest.mark.parametrize("name", ["latest.json", "commits/00000003.json", "epoch-0003/metadata.json", "run.json"])
 def test_a_record_of_a_gigabyte_takes_no_memory(line: Line, name: str) -> None:
-    """The kernel ends whoever asks for more than the limit."""
+    """The command runs under a memory limit, so that it fails if it reads the record into memory."""
     with (root(line) / name).open("r+b") as file:
         file.truncate(GB)
     program = (
@@ -128,7 +128,7 @@ def test_a_commit_that_points_elsewhere_is_damage(line: Line, outside: Path, pat
     line.journal = fresh(line)
     resume(line)
     assert line.head
-    assert line.head.path == "epoch-0003"  # the checkpoint itself is good: it is adopted
+    assert line.head.path == "epoch-0003"  # the checkpoint itself is good, and is adopted
     assert line.head.number == 4
     prune(line.journal, Retention(keep_last=1, debris_after_s=0), STEPS_PER_EPOCH)
     assert len(list(outside.iterdir())) == 3
@@ -158,7 +158,7 @@ def test_pruning_a_link_deletes_nothing_behind_it(line: Line, outside: Path) -> 
 
 
 @pytest.mark.parametrize("name", [f"epoch-0003/{PAYLOAD}", "latest.json", "commits/00000003.json"])
-def test_a_pipe_in_place_of_a_file_blocks_nobody(line: Line, name: str) -> None:
+def test_a_pipe_in_place_of_a_file_does_not_block(line: Line, name: str) -> None:
     (root(line) / name).unlink()
     os.mkfifo(root(line) / name)
     try:

@@ -44,7 +44,7 @@ RECORDS = (
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with a run that has every kind of record."""
+    """Make a store with a run that has every kind of record."""
     folder = tmp_path_factory.mktemp("made")
     line = make_line(LocalStore(str(folder)))
     for _ in range(5):
@@ -63,12 +63,12 @@ def store(made: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("pattern", RECORDS)
-def test_every_command_bears_any_value_in_any_field(store: Path, pattern: str) -> None:
+def test_every_command_survives_any_value_in_any_field(store: Path, pattern: str) -> None:
     (path, *_) = (store / "run").glob(pattern)
     good = path.read_bytes()
     fields = json.loads(good)
     del fields["record_sha256"]
-    turns = itertools.cycle(COMMANDS)  # more commands than fit between the values: each field meets all in the end
+    turns = itertools.cycle(COMMANDS)  # a field has more values than there are commands, so it meets every command
     for name in fields:
         for value in VALUES:
             path.write_bytes(seal(fields | {name: value}))
@@ -77,7 +77,7 @@ def test_every_command_bears_any_value_in_any_field(store: Path, pattern: str) -
 
 
 @pytest.mark.parametrize("kind", ["folder", "empty", "not JSON", "not UTF-8", "a list", "a nest"])
-def test_every_command_bears_what_is_no_record(store: Path, kind: str) -> None:
+def test_every_command_survives_a_file_that_is_no_record(store: Path, kind: str) -> None:
     data = {"empty": b"", "not JSON": b"{", "not UTF-8": b"\xff\xfe{\0}\0", "a list": b"[]", "a nest": b"[" * 10**5}
     turns = itertools.cycle(COMMANDS)
     for pattern in (*RECORDS, "metrics/00000005.jsonl", "metrics/5.jsonl", "epoch-0005/metrics.jsonl"):
@@ -94,7 +94,7 @@ def test_every_command_bears_what_is_no_record(store: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     "name", ["\0", "a\0b", "\udcff", "\x1b[31m", "x" * 300, "a/" * 3000, "~nobody-of-this-name", "://"]
 )
-def test_every_command_bears_any_name(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_survives_any_name(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for command, *_ in COMMANDS:
         for place in (name, f"{name}/run", f"runs/{name}"):
@@ -125,8 +125,8 @@ def test_a_configuration_holds_text_only(name: str, value: str, said: str) -> No
     assert name.partition(".")[0] in str(caught.value)
 
 
-def test_an_attempt_that_began_at_no_time_is_damaged(store: Path) -> None:
-    """The time between losses is computed from it."""
+def test_an_attempt_with_an_invalid_time_is_damaged(store: Path) -> None:
+    """The time between losses is computed from this record."""
     path = store / "run" / "attempts" / "00000001.json"
     fields = {name: value for name, value in json.loads(path.read_bytes()).items() if name != "record_sha256"}
     path.write_bytes(seal(fields | {"created_at": "yesterday"}))
@@ -135,36 +135,36 @@ def test_an_attempt_that_began_at_no_time_is_damaged(store: Path) -> None:
     read_losses(Journal(LocalStore(str(store)), "run"), 2)
 
 
-def test_what_commands_a_terminal_is_escaped() -> None:
+def test_terminal_control_characters_are_escaped() -> None:
     assert printable("a\tb\nc") == "a\tb\nc"
     assert printable("\x1b[2J\r\x9b\x7f\ud800\u202e") == r"\x1b[2J\r\x9b\x7f\ud800\u202e"
     assert printable("grün 漢字 🙂") == "grün 漢字 🙂"
 
 
-def run_commands(store: Path, commands: Sequence[tuple[str, ...]], why: str) -> None:
+def run_commands(store: Path, commands: Sequence[tuple[str, ...]], case: str) -> None:
     for command in commands:
         out = store.parent / "out.tar"
         out.unlink(missing_ok=True)
         names = {"store": str(store), "run": f"{store}/run", "out": str(out)}
-        run_command([part.format(**names) for part in command], why)
+        run_command([part.format(**names) for part in command], case)
 
 
-def run_command(arguments: list[str], why: str) -> None:
-    """The command ends with a documented exit code, and says nothing that could command a terminal."""
+def run_command(arguments: list[str], case: str) -> None:
+    """Run a command; check that its exit code is documented and its output has no terminal control characters."""
     with captured() as streams:
         try:
             code = run_app(app, arguments)
         except BaseException:
-            pytest.fail(f"{why}: {arguments}\n{traceback.format_exc()}")
+            pytest.fail(f"{case}: {arguments}\n{traceback.format_exc()}")
     text = "".join(stream.getvalue().decode() for stream in streams)
-    assert code in (0, 1, 2, 3), (why, arguments)
-    assert "Traceback" not in text, (why, arguments, text)
-    assert printable(text) == text, (why, arguments, text)
+    assert code in (0, 1, 2, 3), (case, arguments)
+    assert "Traceback" not in text, (case, arguments, text)
+    assert printable(text) == text, (case, arguments, text)
 
 
 @contextlib.contextmanager
 def captured() -> Iterator[tuple[io.BytesIO, io.BytesIO]]:
-    """What is printed, as the bytes that a terminal would be given."""
+    """Capture stdout and stderr for the block, as the bytes that a terminal would get."""
     streams = io.BytesIO(), io.BytesIO()
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (io.TextIOWrapper(stream, "utf-8", write_through=True) for stream in streams)
@@ -178,6 +178,6 @@ def captured() -> Iterator[tuple[io.BytesIO, io.BytesIO]]:
 
 
 def seal(fields: dict[str, Any]) -> bytes:
-    """A record with these fields, as its writer would have sealed it."""
+    """Return a record with these fields and the matching hash."""
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return json.dumps(fields | {"record_sha256": hashlib.sha256(text.encode()).hexdigest()}).encode()

@@ -1,4 +1,4 @@
-"""Verify a run while others write to it, reading several files at once."""
+"""Verification of a run while other processes write to it, with several files read in parallel."""
 
 import shutil
 import threading
@@ -19,10 +19,10 @@ from tests.support.verified import LIVE, check, numbers, pruned
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("nth", range(1, 7))
 @pytest.mark.parametrize("verbs", [("size_bytes",), ("pieces", "fill")], ids=["sizes", "bytes"])
-def test_what_is_pruned_while_it_is_read_is_no_damage(
+def test_a_checkpoint_that_is_pruned_while_it_is_read_is_no_damage(
     line: Line, monkeypatch: pytest.MonkeyPatch, verbs: tuple[str, ...], nth: int, deep: bool
 ) -> None:
-    """The folder goes before the nth look at it, from the first size to the last byte of a deep look."""
+    """The folder is deleted before the nth access to it, from the first size to the last read of a deep check."""
     looks, has_gone = 0, False
 
     def going(whole: Callable[..., Any], store: LocalStore, name: str, *args: Any) -> Any:
@@ -43,7 +43,7 @@ def test_what_is_pruned_while_it_is_read_is_no_damage(
     assert numbers(report.checkpoints) == ([7, 6, 2] if has_gone else LIVE)
 
 
-def test_what_goes_and_was_not_pruned_is_damage(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_deleted_without_a_pruned_record_is_damage(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = LocalStore.pieces
 
     def going(store: LocalStore, name: str, *args: Any) -> Iterator[bytes]:
@@ -57,7 +57,7 @@ def test_what_goes_and_was_not_pruned_is_damage(line: Line, monkeypatch: pytest.
     assert f"epoch-0005/{PAYLOAD} is missing but was committed as" in problems[0]
 
 
-def test_debris_that_is_collected_while_it_is_read_is_passed_over(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debris_that_is_deleted_while_it_is_read_is_skipped(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = save_next(line)
     pieces = LocalStore.pieces
 
@@ -72,7 +72,7 @@ def test_debris_that_is_collected_while_it_is_read_is_passed_over(line: Line, mo
 
 
 @pytest.mark.parametrize("is_before", [True, False])
-def test_a_commit_that_is_made_meanwhile_is_no_problem(
+def test_a_commit_made_during_verification_is_no_problem(
     line: Line, monkeypatch: pytest.MonkeyPatch, is_before: bool
 ) -> None:
     listed = Journal.numbers
@@ -95,7 +95,7 @@ def test_a_commit_that_is_made_meanwhile_is_no_problem(
 
 
 def test_several_files_are_read_at_once(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits until all the others are being read as well."""
+    """Each read waits until all other checkpoints are being read too."""
     barrier = threading.Barrier(len(LIVE), timeout=30)
     pieces = LocalStore.pieces
 
@@ -108,8 +108,8 @@ def test_several_files_are_read_at_once(line: Line, monkeypatch: pytest.MonkeyPa
     assert check(line).ok
 
 
-def test_when_the_store_fails_nobody_reads_on(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor after Ctrl-C: what is still to be read may be terabytes."""
+def test_a_store_failure_stops_all_readers(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does Ctrl-C: terabytes may be left to read."""
     pieces = LocalStore.pieces
     is_reading = threading.Event()
 
@@ -128,7 +128,7 @@ def test_when_the_store_fails_nobody_reads_on(line: Line, monkeypatch: pytest.Mo
         check(line)
 
 
-def test_watch_is_told_how_far_it_is(line: Line) -> None:
+def test_watch_gets_the_progress_in_bytes(line: Line) -> None:
     seen: list[tuple[int, int]] = []
     report = check(line, watch=lambda done, total: seen.append((done, total)))
     done = [done for done, _ in seen]

@@ -1,4 +1,4 @@
-"""Verifying reads everything back: a good run has no problem, and each kind of damage is one, by name."""
+"""Verification of a run: a good run has no problems, and each kind of damage is a problem that names the file."""
 
 import hashlib
 import io
@@ -33,7 +33,7 @@ from tests.support.verified import LIVE, check, fresh, numbers, pruned
 
 
 def reseal(line: Line, number: int, **fields: Any) -> None:
-    """The commit's record says something else, under a hash of its own that is right."""
+    """Change fields of a commit's record and correct the record's hash."""
     commit = fresh(line).read_commit(number).model_copy(update=fields)
     line.journal.store.replace(f"commits/{number:08d}.json", commit.to_bytes())
 
@@ -45,12 +45,12 @@ def test_a_good_run_has_no_problems_and_no_notes(line: Line) -> None:
         assert numbers(report.checkpoints) == LIVE
         assert {(entry.standing, tuple(entry.damaged)) for entry in report.checkpoints} == {("counts", ())}
     files = [path for path in root(line).rglob("*") if path.is_file()]
-    # latest.json is but a hint, and the metrics of what is in quarantine are nobody's.
+    # Not counted: latest.json, which is only a hint, and the metrics of the quarantined commit.
     others = ("epoch-", "signatures")
     assert report.records == len([path for path in files if not path.parent.name.startswith(others)]) - 2
 
 
-def test_there_is_such_a_run(line: Line) -> None:
+def test_verifying_an_unknown_run_raises(line: Line) -> None:
     with pytest.raises(RunUnknown):
         verify_run(Journal(LocalStore(str(root(line).parent)), "other"))
 
@@ -119,7 +119,7 @@ def test_both_digests_are_shown(line: Line) -> None:
     assert damaged.damaged == [{"path": "epoch-0006", "name": PAYLOAD, "expected": was, "found": now_is}]
 
 
-def test_all_that_is_damaged_is_found(line: Line) -> None:
+def test_all_damage_is_reported(line: Line) -> None:
     names = [f"epoch-0006/{PAYLOAD}", f"epoch-0005/{METRICS}", "commits/00000001.json", "metrics/00000004.jsonl"]
     for name in names:
         (root(line) / name).write_bytes(b"?")
@@ -136,8 +136,8 @@ def test_a_gap_is_one_problem_however_wide(line: Line) -> None:
 
 
 @pytest.mark.parametrize("left", ["latest.json", "metrics", "pins", "prunes", "pruned"])
-def test_what_speaks_of_a_commit_shows_that_it_was_lost(line: Line, left: str) -> None:
-    """The newest has no successor whose record would be linked to it."""
+def test_a_lost_newest_commit_is_found_by_any_record_that_names_it(line: Line, left: str) -> None:
+    """The newest commit has no successor whose link would show the loss."""
     line.journal.pin(7)
     prune(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
     line.journal.store.create("pruned/00000007.json", pruned(line, 7))
@@ -177,7 +177,7 @@ def test_each_snapshot_of_the_settings_is_checked(line: Line) -> None:
     assert check(line).problems == [f"configs/{other} says that it is of {SETTINGS}"]
 
 
-def test_latest_that_is_stale_or_missing_mends_itself(line: Line) -> None:
+def test_a_stale_or_missing_latest_is_only_a_note(line: Line) -> None:
     line.journal.publish_latest(make_latest(line.journal.read_commit(6)))
     report = check(line)
     assert (report.ok, report.notes) == (True, ["latest.json names commit 6 of 7; the next attempt renews it"])
@@ -220,20 +220,20 @@ def test_a_commit_has_the_checkpoint_of_its_parent(line: Line, fields: dict[str,
         ({"files": []}, f"commit 7 names no {PAYLOAD}"),
     ],
 )
-def test_a_deep_look_finds_a_commit_that_its_checkpoint_contradicts(
+def test_a_deep_check_finds_a_commit_that_contradicts_its_checkpoint(
     line: Line, fields: dict[str, Any], problem: str
 ) -> None:
     reseal(line, 7, **fields)
     assert any(problem in found for found in check(line, deep=True).problems)
 
 
-def test_a_deep_look_finds_that_the_settings_were_lost(line: Line) -> None:
+def test_a_deep_check_finds_lost_settings(line: Line) -> None:
     (root(line) / f"configs/{SETTINGS}.json").unlink()
     assert check(line).ok
     assert f"commit 7: configs/{SETTINGS}.json is lost" in check(line, deep=True).problems
 
 
-def test_everything_lists_what_does_not_count(line: Line) -> None:
+def test_everything_lists_quarantined_and_uncommitted_checkpoints(line: Line) -> None:
     (root(line) / "epoch-0003" / PAYLOAD).write_bytes(b"damaged")
     saved = save_next(line)
     assert numbers(check(line).checkpoints) == LIVE
@@ -248,7 +248,7 @@ def test_everything_lists_what_does_not_count(line: Line) -> None:
     assert others["uncommitted"].size_bytes == sum(file.size_bytes for file in saved.files)
 
 
-def test_a_quarantined_record_that_cannot_be_read_is_no_news(line: Line) -> None:
+def test_an_unreadable_record_of_a_quarantined_commit_is_no_problem(line: Line) -> None:
     (root(line) / "commits/00000003.json").write_bytes(b"{")
     assert check(line, everything=True).ok
     (root(line) / "commits/00000003.json").unlink()
@@ -257,7 +257,7 @@ def test_a_quarantined_record_that_cannot_be_read_is_no_news(line: Line) -> None
 
 def test_every_commit_that_counts_is_signed(line: Line, keys: Keys) -> None:
     (_, mine), (_, another) = keys
-    for name in ("00000003", "00000004"):  # neither in quarantine nor pruned
+    for name in ("00000003", "00000004"):  # quarantined and pruned commits need no signature
         (root(line) / f"signatures/{name}-00000001.json").unlink()
     assert check(line, trusted_keys=[another, mine]).ok
     problems = check(line, trusted_keys=[another]).problems
@@ -265,7 +265,7 @@ def test_every_commit_that_counts_is_signed(line: Line, keys: Keys) -> None:
     assert all("is not by a trusted key" in problem for problem in problems)
 
 
-def test_what_is_unsigned_or_signed_otherwise_is_a_problem(line: Line, keys: Keys) -> None:
+def test_a_missing_or_wrong_signature_is_a_problem(line: Line, keys: Keys) -> None:
     signatures = root(line) / "signatures"
     shutil.copy(signatures / "00000006-00000001.json", signatures / "00000005-00000001.json")
     (signatures / "00000002-00000001.json").unlink()
