@@ -40,6 +40,6 @@ def find_commit(journal: Journal, text: str = "") -> Commit:
     if journal.is_pruned(found.number):
         raise WrongUse(
             f"the checkpoint of commit {found.number} of run {journal.run!r} was pruned",
-            hint="holdfast verify lists what there is",
+            hint="holdfast verify lists the remaining checkpoints",
         )
     return found

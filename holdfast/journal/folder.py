@@ -160,7 +160,7 @@ class RunFolder:
             base = after if after and folder in CHAINS else self._base_of(folder)
             found = found.within(base) if folder in CHAINS else found.up_to(base + REACH)
         for name in found.strays:
-            note = f"{folder}/{name} is no record that the run can have; it is ignored"
+            note = f"{folder}/{name} is not a record of this run; it is ignored"
             self.warn(note)
             self.strays += [note] if note not in self.strays else []
         return found

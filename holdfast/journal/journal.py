@@ -76,7 +76,7 @@ class Journal(RunFolder):
 
         Args:
             number: the attempt's number, one above the highest.
-            reason: ``fresh``, ``continued``, ``preempted`` or ``extended``; the record's key is ``why``.
+            reason: the reason of its start, such as ``fresh`` or ``continued``; the record's key is ``why``.
             host: the name of this machine.
             environment: the machine, the packages and the code.
             lineage: what differs from the attempt before.
@@ -360,7 +360,10 @@ class Journal(RunFolder):
         # same time, at least one sees the other's record.
         if self.is_pruned(number):
             self.unpin(number)
-            raise WrongUse(f"the checkpoint of commit {number} was pruned", hint="holdfast verify lists what there is")
+            raise WrongUse(
+                f"the checkpoint of commit {number} was pruned",
+                hint="holdfast verify lists the remaining checkpoints",
+            )
 
     def unpin(self, number: int) -> None:
         """Let retention delete a commit's checkpoint again."""

@@ -70,7 +70,7 @@ def stat_name(folder: int, name: str, path: Path) -> os.stat_result | None:
     except FileNotFoundError:
         return None
     if stat.S_ISLNK(found.st_mode):
-        raise StoreError(f"{path} is a symbolic link; a run holds none", hint="put what it points to in its place")
+        raise StoreError(f"{path} is a symbolic link; a run holds none", hint="replace the link with its target")
     return found
 
 

@@ -45,8 +45,8 @@ def open_store(url: str) -> Store:
         return MemoryStore(path)
     if scheme not in STORES:
         raise ConfigError(
-            f"store = {url!r}: {scheme}:// is not known to create a name once, which commits rest on",
-            hint=f"a folder, or one of {', '.join(f'{name}://' for name in STORES)}",
+            f"store = {url!r}: {scheme}:// is not known to create a name once, as commits require",
+            hint=f"give a folder, or one of {', '.join(f'{name}://' for name in STORES)}",
         )
     module, cls, extra = STORES[scheme]
     try:

@@ -73,7 +73,8 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
     others = list(_list_others(journal))
     problems += filter(None, map_(lambda other: _check_other(journal, *other), others))
     quarantined, pruned = set(journal.numbers("quarantine")), set(journal.numbers("pruned"))
-    named = _list_named(journal) | pruned  # read before the commits: a live attempt writes a commit before its names
+    # Read before the commits: a live attempt writes a commit first, and then the records that name it.
+    named = _list_named(journal) | pruned
     there = [number for number in journal.numbers("commits") if number >= first]
     newest = max(there, default=0)
     found = dict(zip(there, map_(lambda number: _read_commit(journal, number), there), strict=True))
@@ -124,9 +125,9 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
     except NameMissing:  # unpinned just now
         return None
     if field and getattr(record, field) != expected:
-        return f"{name} says that it is of {getattr(record, field)}"
+        return f"{name} holds the record of another number, {getattr(record, field)}"
     if isinstance(record, ConfigRecord) and name not in ("config.snapshot.json", record.name, record.snapshot_name):
-        return f"{name} says that it is of {record.fingerprint}"
+        return f"{name} holds the settings of another name, {record.fingerprint}"
     if isinstance(record, ConfigRecord) and fingerprint(record.identity) != record.fingerprint:
         return f"{name}: its settings don't have its fingerprint"
     return None

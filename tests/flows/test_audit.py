@@ -190,7 +190,11 @@ def test_a_pruned_commit_can_not_be_replayed(copied: Path, capsys: pytest.Captur
     prune(journal_of(copied), Retention(keep_last=1), STEPS_PER_EPOCH)
     for options, error, hint in (
         ([], "commit 4 of run 'toy' can't be replayed: commit 3 was pruned", "keep_last and pin keep more of them"),
-        (["--commit", "2"], "the checkpoint of commit 2 of run 'toy' was pruned", "verify lists what there is"),
+        (
+            ["--commit", "2"],
+            "the checkpoint of commit 2 of run 'toy' was pruned",
+            "verify lists the remaining checkpoints",
+        ),
         (["--random", "1"], "run 'toy' has no commit that can be replayed", "a replay needs its parent"),
     ):
         assert run_app(app, ["audit", str(copied), *options]) == 1

@@ -92,7 +92,7 @@ def test_stray_names_are_noted_and_ignored(
     assert look() == before
     warned = [record.getMessage() for record in caplog.records]
     for name in names:
-        assert len([line for line in warned if f"{name} is no record that the run can have" in line]) == 1
+        assert len([line for line in warned if f"{name} is not a record of this run; it is ignored" in line]) == 1
     assert count(monkeypatch, look) <= requests + 30  # a few more, to check whether the far number can be reached
     notes = verify_run(fresh()).notes
     assert all(any(name in note for note in notes) for name in names)

@@ -152,7 +152,7 @@ def test_a_lost_newest_commit_is_found_by_any_record_that_names_it(line: Line, l
 def test_a_record_under_anothers_name_is_damage(line: Line, name: str) -> None:
     other = f"{name[:-6]}9.json"
     (root(line) / name).rename(root(line) / other)
-    assert f"{other} says that it is of {name[-6]}" in check(line).problems
+    assert f"{other} holds the record of another number, {name[-6]}" in check(line).problems
 
 
 @pytest.mark.parametrize("says", [SETTINGS, "f" * 64])
@@ -174,7 +174,7 @@ def test_each_snapshot_of_the_settings_is_checked(line: Line) -> None:
     path.write_bytes(data)
     other = f"{SETTINGS}-{'0' * 16}.json"
     path.rename(path.with_name(other))
-    assert check(line).problems == [f"configs/{other} says that it is of {SETTINGS}"]
+    assert check(line).problems == [f"configs/{other} holds the settings of another name, {SETTINGS}"]
 
 
 def test_a_stale_or_missing_latest_is_only_a_note(line: Line) -> None:
@@ -193,7 +193,7 @@ def test_the_newest_may_lack_its_metrics_after_a_kill(line: Line) -> None:
 
 def test_a_record_that_was_replaced_is_found_through_its_successor(line: Line) -> None:
     reseal(line, 5, created_at="2020-01-01T00:00:00+00:00")
-    assert check(line).problems == ["commits/00000006.json was made after another commits/00000005.json"]
+    assert check(line).problems == ["commits/00000006.json isn't linked to commits/00000005.json"]
 
 
 @pytest.mark.parametrize(
