@@ -12,7 +12,7 @@ from holdfast.attempt.lineage import Past, Present, changes_since, promise_for
 from holdfast.checkpoint import Saved
 from holdfast.errors import GateTripped, WrongUse
 from holdfast.journal import Commit, Journal
-from holdfast.replay import find_difference, pruned, read_committed_trail, read_trail, replayed
+from holdfast.replay import find_difference, make_pruned_error, read_committed_trail, read_trail, replayed
 from holdfast.store import Store
 
 SHOWN_NAMES = 8
@@ -118,7 +118,7 @@ def audit_commit(journal: Journal, commit: Commit, start: int | None = None) -> 
     }  # fmt: skip
     try:
         with replayed(journal, begin, commit) as (saved, folder, present):
-            notes = list(dict.fromkeys(note for each in span.commits for note in _notes(journal, each, present)))
+            notes = list(dict.fromkeys(note for each in span.commits for note in _list_notes(journal, each, present)))
             found = saved.metadata.checkpoint_sha256
             if found == commit.checkpoint_sha256:
                 return Audit(**known, found=found, notes=notes)
@@ -200,7 +200,7 @@ def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
             hint=f"a commit before {commit.number}, or 0 for the beginning",
         )
     if span.start is not None and journal.is_pruned(number):
-        error = pruned(journal, span.start, commit)
+        error = make_pruned_error(journal, span.start, commit)
         hint = f"the furthest back that there is: --from {furthest.number}" if furthest else "--from 0 is the beginning"
         raise WrongUse(error.message, hint=hint)
     for each in span.commits:
@@ -212,7 +212,7 @@ def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
     return span
 
 
-def _notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
+def _list_notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
     # The promise covers packages. A newer Holdfast isn't a note: it has to give the same bits.
     past = Past.read(journal, commit)
     changes = [str(change) for change in changes_since(past, present) if change.kind != "package"]

@@ -133,7 +133,7 @@ def _refuse_changed(expected: Mapping[str, Any], moment: str) -> None:
     if changed:
         raise DeterminismError(
             f"{moment}, {' and '.join(changed)}",
-            hint='leave it as it is, or --set determinism.mode="fast", which gives up bit-exactness',
+            hint='leave the flag unchanged, or --set determinism.mode="fast", which doesn\'t promise equal bits',
         )
 
 

@@ -119,7 +119,7 @@ def _compare_gradients(saved: Probe, found: Probe) -> str:
         return ""
     return (
         f"the gradient of a micro-batch in training mode is {found.gradient}, and was {saved.gradient} when it was "
-        "saved: training reads something that is not saved"
+        "saved: training reads state that no checkpoint has"
     )
 
 
@@ -129,20 +129,22 @@ def _compare_outputs(saved: Probe, found: Probe, tolerance: float) -> str:
     if not saved.sha256 or not found.sha256:
         return ""  # the recipe had a probe only then, or has one only now
     if not tolerance:
-        return f"the probe gave {found.sha256[:12]}, and {saved.sha256[:12]} when it was saved{_apart(saved, found)}"
-    difference = _difference(saved, found)
-    if difference is None or difference > tolerance:
-        by = "in kind" if difference is None else f"by {difference:.2g} of its size"
-        return f"the probe differs {by}, where {tolerance:.2g} is allowed"
+        numbers = _describe_difference(saved, found)
+        return f"the probe gave {found.sha256[:12]}, and {saved.sha256[:12]} when it was saved{numbers}"
+    difference = _measure_difference(saved, found)
+    if difference is None:
+        return "the probe can't be compared with the saved one: its numbers differ in count, or in which are finite"
+    if difference > tolerance:
+        return f"the probe differs by {difference:.2g}, relative to its largest number; {tolerance:.2g} is allowed"
     return ""
 
 
-def _apart(saved: Probe, found: Probe) -> str:
-    difference = _difference(saved, found)
-    return "" if difference is None else f" ({difference:.2g} of its size apart)"
+def _describe_difference(saved: Probe, found: Probe) -> str:
+    difference = _measure_difference(saved, found)
+    return "" if difference is None else f" (a difference of {difference:.2g}, relative to its largest number)"
 
 
-def _difference(saved: Probe, found: Probe) -> float | None:
+def _measure_difference(saved: Probe, found: Probe) -> float | None:
     """Return the largest difference relative to the largest number; None if the probes can't be compared."""
     names = saved.values.keys() & found.values.keys() - {"loss_window"}
     pairs = [(saved.values[name], found.values[name]) for name in sorted(names)]

@@ -136,13 +136,13 @@ def find_recipe(name: str) -> RecipeBuilder:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise _raised(name, error) from error
+            raise _make_error(name, error) from error
         raise RecipeError(
             f"recipe {name!r}: there is no module {error.name}",
             hint="run from the folder that holds it, or put that folder on PYTHONPATH",
         ) from None
     except Exception as error:
-        raise _raised(name, error) from error
+        raise _make_error(name, error) from error
     try:
         builder = getattr(module, attribute)
     except AttributeError:
@@ -231,7 +231,7 @@ def build_recipe(name: str, settings: Mapping[str, Any]) -> tuple[Recipe, dict[s
     except HoldfastError:
         raise
     except Exception as error:
-        raise _raised(name, error) from error
+        raise _make_error(name, error) from error
     if not isinstance(recipe, Recipe):
         raise RecipeError(f"recipe {name!r}: expected a holdfast.Recipe, found a {type(recipe).__name__}")
     return recipe, resolved
@@ -243,7 +243,7 @@ def default_settings(name: str) -> dict[str, Any]:
     return {each.name: each.default for each in parameters if each.default is not each.empty}
 
 
-def _raised(name: str, error: Exception) -> RecipeError:
+def _make_error(name: str, error: Exception) -> RecipeError:
     return RecipeError(
         f"recipe {name!r} can't be built: {describe_error(error)}", hint="the traceback is in the attempt's log"
     )

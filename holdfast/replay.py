@@ -71,16 +71,16 @@ def ranks_at(journal: Journal, at: Commit | None, settings: Commit) -> Iterator[
             if at is not None:
                 event = ranks.restore(at, choose_gate(Past.read(journal, at), present, config.resume))
                 if isinstance(event, Problem):
-                    raise _named(event.error, journal, at, settings)
+                    raise _explain_refusal(event.error, journal, at, settings)
             elif ancestor is not None:
                 begin_from(ranks, ancestor)
             yield ranks, present
 
 
-def _named(problem: HoldfastError, journal: Journal, at: Commit, settings: Commit) -> HoldfastError:
+def _explain_refusal(problem: HoldfastError, journal: Journal, at: Commit, settings: Commit) -> HoldfastError:
     """Return the error for a commit that can't be restored; retention may have pruned it meanwhile."""
     if journal.is_pruned(at.number):
-        return pruned(journal, at, settings)
+        return make_pruned_error(journal, at, settings)
     if isinstance(problem, GateTripped):
         return GateTripped(
             f"the gate refuses commit {at.number} of run {journal.run!r} ({at.path}): {problem}",
@@ -90,7 +90,7 @@ def _named(problem: HoldfastError, journal: Journal, at: Commit, settings: Commi
     return problem
 
 
-def pruned(journal: Journal, start: Commit, commit: Commit) -> WrongUse:
+def make_pruned_error(journal: Journal, start: Commit, commit: Commit) -> WrongUse:
     """Return the error for a commit that can't be replayed because the start's checkpoint was pruned."""
     return WrongUse(
         f"commit {commit.number} of run {journal.run!r} can't be replayed: commit {start.number} was pruned",
@@ -114,7 +114,7 @@ def replayed(journal: Journal, start: Commit | None, commit: Commit) -> Iterator
         RunStopped: the ranks ended early.
     """
     if start is not None and journal.is_pruned(start.number):
-        raise pruned(journal, start, commit)
+        raise make_pruned_error(journal, start, commit)
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder, ranks_at(journal, start, commit) as (ranks, now):
         ranks.train(commit.step, now.fingerprint, into=folder, is_detailed=True)
         while not isinstance(saved := ranks.next_event(), Saved):

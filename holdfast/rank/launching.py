@@ -131,7 +131,7 @@ class Ranks:
         try:
             event = self._events.get(timeout=within_s)
         except queue.Empty:
-            raise RankDied(f"the ranks said nothing for {within_s:.0f} s", is_silent=True) from None
+            raise RankDied(f"the ranks reported nothing for {within_s:.0f} s", is_silent=True) from None
         if event is None:
             raise self._describe_end()
         if isinstance(event, Failed):
@@ -148,7 +148,7 @@ class Ranks:
         """
         while isinstance(event := self.next_event(), Skipped | Woken):
             if isinstance(event, Skipped):
-                log.info("reading the data again from its head: micro-batch %d of %d", event.done, event.total)
+                log.info("reading the data again from its beginning: micro-batch %d of %d", event.done, event.total)
         if isinstance(event, kind):
             return event
         for other in others:

@@ -45,7 +45,7 @@ def measure(training: "Training") -> Probe:
     numbers = {name: float(value) for name, value in found.items() if _is_number(value)}
     if unknown := sorted(training.recipe.health.keys() - numbers.keys() - {"loss_window"}):
         raise RecipeError(
-            f"health has limits for {unknown[0]!r}, which the probe doesn't give",
+            f"health has limits for {unknown[0]!r}, which the probe doesn't return",
             hint=did_you_mean(unknown[0], numbers),
         )
     return Probe(

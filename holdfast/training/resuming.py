@@ -124,7 +124,7 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
     ]
     if different:
         some = shorten(different, SHOWN_NAMES)
-        raise GateTripped(f"after it was loaded, {some} differ from what was saved", different=different)
+        raise GateTripped(f"after the restore, {some} differ from the saved state", different=different)
 
 
 def _capture_as(training: Training, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,9 +143,9 @@ def _check_built(training: Training, payload: Payload) -> None:
     names = [name.removeprefix("built.") for name in found]
     if names:
         raise ConfigDrift(
-            f"the recipe builds {shorten(names, SHOWN_NAMES)} otherwise than when it was saved, though no setting and "
-            "no code that is known has changed",
-            hint="an environment variable, a file, a module that Recipe(sources=...) should list? "
+            f"the recipe builds other values of {shorten(names, SHOWN_NAMES)} than when it was saved, though no "
+            "setting and no known code has changed",
+            hint="look for an environment variable, a file, or a module that Recipe(sources=...) should list; "
             "--set 'resume.accept_drift=[\"built\"]' accepts the new values",
             fields={name: [] for name in names},
         )
