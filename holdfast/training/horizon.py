@@ -11,7 +11,7 @@ MILESTONES = ("milestones", "_milestones", "step_size", "T_max", "T_0", "total_i
 
 
 def list_events(training: Training) -> dict[str, float]:
-    """Return the step of each event by name: ends of anneals and schedules, the second pass, and milestones."""
+    """Return the step of each event by name: ends of anneals and schedules, a second data pass, milestones."""
     epoch, recipe = training.steps_per_epoch, training.recipe
     events: dict[str, float] = {}
     if training.order is not None:

@@ -75,14 +75,14 @@ def test_a_rank_collects_garbage_except_objects_from_before_training(
     config = make(tmp_path, "tests.support.varied:varied_language").config
     monkeypatch.setenv(CONFIG_VARIABLE, config.model_dump_json())
     monkeypatch.setattr(serving, "Events", Heard)
-    monkeypatch.setattr(serving, "serve", lambda run, *rest: found.extend((gc.isenabled(), run)))
+    monkeypatch.setattr(serving, "serve", lambda training, *rest: found.extend((gc.isenabled(), training)))
     found = list[Any]()
     gc.disable()
     try:
         assert serving.main() == 0
-        is_enabled, run = found
+        is_enabled, training = found
         assert is_enabled
-        assert not any(run is each for each in gc.get_objects())
+        assert not any(training is each for each in gc.get_objects())
     finally:
         gc.enable()
         gc.unfreeze()

@@ -103,13 +103,13 @@ def test_a_resume_from_an_earlier_step_forgets_later_epochs(tmp_path: Path) -> N
 @pytest.mark.parametrize("step", [9, 12])
 def test_an_earlier_versions_history_is_read_from_the_trail(tmp_path: Path, step: int) -> None:
     """An earlier version's metadata has the rates of last steps, and none of the epoch in progress."""
-    training, run = make(tmp_path), LocalStore(str(tmp_path / "trained"))
+    training, folder = make(tmp_path), LocalStore(str(tmp_path / "trained"))
     lines: list[dict[str, Any]] = []
     for number, stop in enumerate((4, step), start=1):
         train_to(training, stop)
         lines = list(training.read_metrics())
         payload, metadata = save_state(training, tmp_path)
-        run.replace(f"metrics/{number:08d}.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+        folder.replace(f"metrics/{number:08d}.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
     last = [[9.0]] * (step // STEPS_PER_EPOCH)
     old = metadata.model_copy(update={"epoch_first_lrs": None, "learning_rate_history": last})
     training = resumed(tmp_path, (payload, old))
