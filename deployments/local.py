@@ -1,7 +1,7 @@
 """A server, work pools and workers on this machine: ``make up`` and ``make down``.
 
-These processes write only to one folder outside of the repository, which only you may enter: HOLDFAST_STATE, or
-~/.local/state/holdfast. The server requires the secret in the folder's file `auth`.
+Their database, secret and output are in one folder outside of the repository, which only you may enter: HOLDFAST_STATE,
+or ~/.local/state/holdfast. The server requires the secret in the folder's file `auth`.
 """
 
 import contextlib

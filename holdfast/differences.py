@@ -92,7 +92,7 @@ def _find_hint(changes: list[Change], config: RunConfig, saved: str, current: st
 
 
 def _read_trained_with(journal: Journal, newest: Commit | None) -> ConfigRecord:
-    """Return the settings of the newest commit, with which the next attempt compares its own."""
+    """Return the settings with which the next attempt compares its own: those of the newest commit, or the snapshot."""
     if newest is None:
         return _read_snapshot(journal)
     saved = journal.read_config(newest.config_fingerprint)
@@ -108,7 +108,7 @@ def _identify(
     journal: Journal, newest: Commit | None, saved: ConfigRecord, config: RunConfig
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Import the recipe; return the identity that the run would have if its data didn't change, and the defaults."""
-    # The console script's sys.path begins with the script's folder. `python -m` finds recipes in the working directory.
+    # Find recipes in the working directory, as `python -m` does. A console script searches its own folder instead.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     settings = resolve_settings(find_recipe(config.recipe), config.settings)

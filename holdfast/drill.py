@@ -32,7 +32,7 @@ class Kill(BaseModel):
 
     @property
     def ends_attempt(self) -> bool:
-        """Whether the attempt ends: an attempt replaces killed ranks, and survives no other kill."""
+        """Return whether this kill ends the attempt. An attempt replaces killed ranks, and survives no other kill."""
         return self.what != "ranks"
 
     def __str__(self) -> str:

@@ -36,7 +36,7 @@ from holdfast.journal import AttemptRecord, Commit, EndingRecord, Journal
 PRIOR_LOSSES = 1.0
 PRIOR_S = 3600.0
 
-# A boundary between two chunks costs some 0.1 s of tasks and records, mostly while training goes on: below 1 % of this.
+# A boundary between two chunks costs some 0.1 s of tasks and records, mostly beside the training: below 1 % of this.
 FLOOR_S = 10.0
 # A save waits for the one before, and the end of an epoch may cut a chunk to two thirds of its length.
 SAVES = 1.5
@@ -113,7 +113,7 @@ def measure(costs: Sequence[Cost]) -> Measured | None:
 
 @dataclass(frozen=True)
 class Losses:
-    """A number of losses, and the attempts and the seconds of their lives in which these occurred."""
+    """The number of losses among some attempts, with the seconds that these attempts lived."""
 
     count: int = 0
     alive_s: float = 0.0
@@ -121,7 +121,7 @@ class Losses:
 
     @property
     def mean_s(self) -> float:
-        """The mean time between losses, in seconds.
+        """Return the mean time between losses, in seconds.
 
         The rate of losses has a Gamma distribution: `PRIOR_LOSSES` in `PRIOR_S`, plus the observed losses and seconds.
         This is the inverse of its mean, because the expected loss of an interval is linear in the rate.
@@ -144,7 +144,7 @@ def count_losses(attempts: Iterable[tuple[AttemptRecord, EndingRecord | None, Co
     for record, ending, last in attempts:
         is_own = ending is not None and ending.ending.row.is_own
         ended = ending.created_at if ending and is_own else last.created_at if last else record.created_at
-        alive_s = _time(ended) - _time(record.created_at)
+        alive_s = _seconds_of(ended) - _seconds_of(record.created_at)
         total += Losses(int(ending is not None and _is_loss(ending, last)), max(alive_s, 0.0), 1)
     return total
 
@@ -154,7 +154,7 @@ def _is_loss(ending: EndingRecord, last: Commit | None) -> bool:
     return ending.ending.row.is_loss or (ending.reason == "preempted" and is_unsaved)
 
 
-def _time(text: str) -> float:
+def _seconds_of(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
@@ -266,7 +266,7 @@ def read_costs(journal: Journal) -> list[Cost]:
     numbers = range(max(newest - RECENT_COMMITS, 0), newest + 1)
     steps = {0: 0}
     costs = []
-    for commit in _read_all(lambda number: _find(journal.read_commit, number), numbers):
+    for commit in _read_all(lambda number: _read_if_good(journal.read_commit, number), numbers):
         if commit is not None:
             steps[commit.number] = commit.step
             cost = cost_of(commit, commit.step - steps.get(commit.parent, commit.step))
@@ -282,12 +282,13 @@ def read_losses(journal: Journal, before: int | None = None) -> Losses:
     """
     end = before or journal.attempts() + 1
     numbers = range(max(end - RECENT_ATTEMPTS, 1), end)
-    records = _read_all(lambda number: _find(journal.read_attempt, number), [*numbers, end])
+    records = _read_all(lambda number: _read_if_good(journal.read_attempt, number), [*numbers, end])
     # An attempt's last commit is the one from which the next attempt continues.
-    lasts = [_continued(record) for record in records[1:-1]] + [_continued(records[-1]) or journal.newest_number()]
+    lasts = list(map(_find_continued, records[1:-1]))
+    lasts.append(_find_continued(records[-1]) or journal.newest_number())
 
     def read(number: int, last: int) -> tuple[EndingRecord | None, Commit | None]:
-        commit = _find(journal.read_commit, last)
+        commit = _read_if_good(journal.read_commit, last)
         return journal.read_ending(number), commit if commit and commit.attempt == number else None
 
     ends = _read_all(read, numbers, lasts)
@@ -295,12 +296,13 @@ def read_losses(journal: Journal, before: int | None = None) -> Losses:
     return count_losses((record, *end) for record, end in known if record is not None)
 
 
-def _continued(record: AttemptRecord | None) -> int:
+def _find_continued(record: AttemptRecord | None) -> int:
     """Return the number of the last commit before an attempt began; 0 if there was none."""
     return int(record.lineage.get("continues", {}).get("commit", 0)) if record else 0
 
 
-def _find(read: Callable[[int], T], number: int) -> T | None:
+def _read_if_good(read: Callable[[int], T], number: int) -> T | None:
+    """Return a record; None if it is missing or damaged, or if its number is 0."""
     with contextlib.suppress(NameMissing, RecordDamaged):
         return read(number) if number else None
     return None

@@ -209,7 +209,7 @@ def aws_sources(server: MetadataServer) -> list[Source]:
     def ask(path: str) -> dict[str, Any]:
         token = server.ask("/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, method="PUT")
         answer = server.ask(f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": token}) if token else None
-        return _as_object(answer)
+        return _parse_object(answer)
 
     def interruption() -> Notice | None:
         found = ask("spot/instance-action")
@@ -244,7 +244,7 @@ def azure_sources(server: MetadataServer) -> list[Source]:
         return server.ask(f"/metadata/{path}", {"Metadata": "true"})
 
     def events() -> Notice | None:
-        found = _as_object(ask("scheduledevents?api-version=2020-07-01")).get("Events") or []
+        found = _parse_object(ask("scheduledevents?api-version=2020-07-01")).get("Events") or []
         ends = [event for event in found if event.get("EventType") in AZURE_ENDS]
         name = ask("instance/compute/name?api-version=2021-02-01&format=text") if ends else None
         for event in ends:
@@ -255,7 +255,7 @@ def azure_sources(server: MetadataServer) -> list[Source]:
     return [events]
 
 
-def _as_object(answer: str | None) -> dict[str, Any]:
+def _parse_object(answer: str | None) -> dict[str, Any]:
     try:
         found = json.loads(answer or "{}")
     except ValueError:

@@ -36,7 +36,7 @@ from tasks.credentials import new_auth
 DRAIN_WITHIN_S = 5.0
 # A start takes less if the database exists already.
 USUAL_START_S = 6.0
-# Times Prefect's own limit for a start, 20 s. With seven processes on a core and no database it takes over 60 s.
+# A start may take this many times Prefect's own 20 s. Seven processes on a core and a new database take over 60 s.
 PATIENCE = 15
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # The limit for the temporary server to write pending requests after its command has ended.

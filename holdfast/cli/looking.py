@@ -48,17 +48,17 @@ def runs(store: str = DEFAULT_STORE, /, *, json: Json = False) -> int:
     if standings:
         _print_table([
             ("run", "complete", "step", "epoch", "commit", "attempts", "loss", "checkpoint"),
-            *(_summary(standing) for standing in standings),
+            *(_summarize(standing) for standing in standings),
         ])  # fmt: skip
     return 2 if damaged else 0
 
 
-def _summary(standing: Standing) -> tuple[str, ...]:
+def _summarize(standing: Standing) -> tuple[str, ...]:
     return (
         standing.run,
         "yes" if standing.complete else "no",
-        _of(standing.step, standing.total_steps),
-        _of(standing.epoch, standing.epochs),
+        _format_progress(standing.step, standing.total_steps),
+        _format_progress(standing.epoch, standing.epochs),
         str(standing.commit),
         str(standing.attempts),
         "" if standing.avg_loss is None else f"{standing.avg_loss:.4f}",
@@ -85,7 +85,9 @@ def show(run: str, /, *, json: Json = False) -> None:
     if json:
         print_json(standing.model_dump())
         return
-    rows = {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in _rows(standing).items()}
+    rows = {
+        name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in _fields(standing).items()
+    }
     print("\n".join(align(rows)))
 
 
@@ -109,7 +111,7 @@ def verify(
         json: Print JSON.
     """
     keys = [load_trusted_key(source) for source in key or []]
-    with _progress() as watch:
+    with _show_progress() as watch:
         report = verify_run(open_journal(run), everything=all_, deep=deep, trusted_keys=keys, watch=watch)
     if json:
         print_json(report.model_dump())
@@ -132,7 +134,7 @@ def _verdict(entry: CheckedCheckpoint) -> str:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
+def _show_progress() -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar of bytes on a terminal, and nothing elsewhere; yield the function that moves it."""
     console = Console(stderr=True)
     columns = (BarColumn(bar_width=24), DownloadColumn(), TransferSpeedColumn())
@@ -141,13 +143,13 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _rows(standing: Standing) -> dict[str, Any]:
+def _fields(standing: Standing) -> dict[str, Any]:
     rows = {
         "run": standing.run,
         "recipe": standing.recipe,
         "complete": "yes" if standing.complete else "no",
-        "step": _of(standing.step, standing.total_steps),
-        "epoch": _of(standing.epoch, standing.epochs),
+        "step": _format_progress(standing.step, standing.total_steps),
+        "epoch": _format_progress(standing.epoch, standing.epochs),
         "loss": standing.avg_loss,
         **standing.metrics,
         **standing.anneals,
@@ -161,13 +163,13 @@ def _rows(standing: Standing) -> dict[str, Any]:
     }
     if live := standing.live:
         rows["being trained"] = (
-            f"by attempt {live.attempt} on {live.host} since {live.since}, last sign {_age(live.last_sign)}; "
+            f"by attempt {live.attempt} on {live.host} since {live.since}, last sign {_format_age(live.last_sign)}; "
             "or it died without recording its end"
         )
     return {name: value for name, value in rows.items() if value not in (None, "")}
 
 
-def _age(time: str) -> str:
+def _format_age(time: str) -> str:
     """Return a record's age, such as ``12 min ago``; the time itself if it can't be read."""
     try:
         seconds = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds())
@@ -179,5 +181,5 @@ def _age(time: str) -> str:
     return f"{seconds:.0f} s ago"
 
 
-def _of(done: int, total: int | None) -> str:
+def _format_progress(done: int, total: int | None) -> str:
     return f"{done} of {total}" if total else str(done)

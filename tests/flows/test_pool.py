@@ -344,7 +344,7 @@ def test_training_goes_on_while_the_server_is_away(run: PoolRun, reference: Refe
         time.sleep(0.5)
     assert_one_line(run)
     while not any("completed" in attempt["tags"] for attempt in run.attempts()):
-        assert time.monotonic() < deadline, "train never saw the false alarm"
+        assert time.monotonic() < deadline, "train never heard that an attempt completed"
         time.sleep(0.5)
     assert run.pool.await_end(train)["state"]["name"] in ("Completed", "Vanished")
 

@@ -158,5 +158,5 @@ def test_an_audit_names_the_first_step_too(own: Engine) -> None:
     assert done.returncode == 2
     first, *rows = done.stdout.splitlines()
     assert first.startswith("commit 2 (epoch-0001, steps 4-8): the replay ends on other bytes: ")
-    assert rows[0] == "  first in step 5: loss, grad_norm"  # it was trained without checksums
+    assert rows[0] == "  first in step 5: loss, grad_norm"  # the run was trained without checksums
     assert rows[1].startswith("  then, at the end: model.bias, model.weight, progress.")

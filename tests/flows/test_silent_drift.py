@@ -112,7 +112,7 @@ class Case:
     """A change that no setting shows.
 
     Args:
-        change: makes it, in the files of the checkout.
+        change: a function that makes the change in the files of the checkout.
         named: a text that the refusal must contain.
         accept: a name that allows it.
         environment: variables of the process, if that is the change.

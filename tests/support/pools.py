@@ -119,15 +119,15 @@ class Pool:
         self.ask("POST", f"/flow_runs/{flow_run}/set_state", body)
 
     def cancel(self, flow_run: str) -> None:
-        """As the UI's button does."""
+        """Cancel a flow run as the UI's button does."""
         self.set_state(flow_run, "CANCELLING", "Cancelling")
 
     def pause(self, flow_run: str) -> None:
-        """As the UI's button does: the flow run is to leave its worker."""
+        """Suspend a flow run as the UI's button does, so that it leaves its worker."""
         self.set_state(flow_run, "PAUSED", "Suspended", pause_reschedule=True)
 
     def resume(self, flow_run: str) -> None:
-        """As the UI's button does."""
+        """Resume a flow run as the UI's button does."""
         self.ask("POST", f"/flow_runs/{flow_run}/resume", {})
 
     def schedule(self, deployment: str, at: datetime, **parameters: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.cli import app, run_app
-from holdfast.cli.looking import _age
+from holdfast.cli.looking import _format_age
 from holdfast.endings import Ending
 from holdfast.journal import Journal
 from holdfast.signature import load_signing_key
@@ -427,9 +427,9 @@ def test_a_complete_run_is_not_being_trained(tmp_path: Path, capsys: pytest.Capt
     [(30, "30 s ago"), (-90, "0 s ago"), (300, "5 min ago"), (10_000, "3 h ago"), (10**6, "12 days ago")],
 )
 def test_an_age_has_a_readable_unit(ago: float, said: str) -> None:
-    assert _age((datetime.now(UTC) - timedelta(seconds=ago)).isoformat()) == said
+    assert _format_age((datetime.now(UTC) - timedelta(seconds=ago)).isoformat()) == said
 
 
 def test_an_unreadable_time_is_shown_as_it_is() -> None:
-    assert _age("yesterday") == "at 'yesterday'"
-    assert _age("2026-01-01T00:00:00") == "at '2026-01-01T00:00:00'"
+    assert _format_age("yesterday") == "at 'yesterday'"
+    assert _format_age("2026-01-01T00:00:00") == "at '2026-01-01T00:00:00'"
