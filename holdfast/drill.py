@@ -1,4 +1,4 @@
-"""Disaster drills: kills that an attempt carries out on itself at chosen steps, and the verdict on the final bytes."""
+"""Disaster drills: an attempt kills itself, its ranks or its worker at chosen steps; and the verdict on the bytes."""
 
 import os
 import signal

@@ -50,7 +50,7 @@ def _is_lost_machine(end: Ending) -> bool:
 
 
 def without_progress(ends: Sequence[Ending]) -> list[Ending]:
-    """Return the endings of the newest attempts, back to the last one that committed a new step."""
+    """Return the endings after the last attempt that committed a new step."""
     idle: list[Ending] = []
     furthest = 0
     for end in ends:

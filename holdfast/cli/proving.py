@@ -93,7 +93,7 @@ def _chosen(journal: Journal, commit: str, random: int | None, seed: int | None)
     if not commits:
         raise WrongUse(
             f"run {journal.run!r} has no commit that can be replayed",
-            hint="a replay needs its parent",
+            hint="a replay needs its parent's checkpoint",
         )
     return commits
 

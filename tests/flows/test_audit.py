@@ -195,7 +195,7 @@ def test_a_pruned_commit_can_not_be_replayed(copied: Path, capsys: pytest.Captur
             "the checkpoint of commit 2 of run 'toy' was pruned",
             "verify lists the remaining checkpoints",
         ),
-        (["--random", "1"], "run 'toy' has no commit that can be replayed", "a replay needs its parent"),
+        (["--random", "1"], "run 'toy' has no commit that can be replayed", "a replay needs its parent's checkpoint"),
     ):
         assert run_app(app, ["audit", str(copied), *options]) == 1
         lines = capsys.readouterr().err.splitlines()
