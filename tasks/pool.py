@@ -1,27 +1,24 @@
 """Attempts as flow runs on a work pool: start each one once, watch it, cancel it.
 
-If the server is away, requests to it are repeated until it answers. The journal alone tells what a run's attempts have
-done; the server only tells that one has ended. `await_end` also watches a flow run for signs of life
-(`holdfast.liveness`), so that nothing waits for one whose process is gone.
+The journal alone tells what a run's attempts have done; the server only tells that one has ended. `await_end` also
+watches a flow run for signs of life (`holdfast.liveness`), so that nothing waits for one whose process is gone.
 """
 
 import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
-import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.sorting import FlowRunSort
-from prefect.context import FlowRunContext, SyncClientContext
+from prefect.context import FlowRunContext
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Cancelling, Crashed
 
 from holdfast.config import RunConfig
@@ -30,6 +27,7 @@ from holdfast.errors import ConfigError, Superseded
 from holdfast.journal import Journal
 from holdfast.liveness import Verdict, Watch
 from holdfast.store import open_store
+from tasks.asking import ask_server
 from tasks.heartbeat import BEAT_LABEL
 from tasks.own_run import raise_if_paused
 
@@ -37,32 +35,9 @@ log = logging.getLogger("holdfast.pool")
 
 NEVER = datetime.max.replace(tzinfo=UTC)
 POLL_EVERY_S = 0.5
-ASK_AGAIN_S = 0.5
-WARN_AFTER = 5  # failures in a row
 CHECK_OWN_STATE_EVERY = 4  # polls
 LOG_WAIT_AFTER_S = 10.0
 NEWEST_FLOW_RUNS = 50
-# HTTP statuses of a server that is busy, or still starting.
-TRANSIENT = {429, 500, 502, 503, 504}
-
-T = TypeVar("T")
-
-
-def ask_server(ask: Callable[[SyncPrefectClient], T]) -> T:
-    """Ask Prefect's server and return its answer. Repeat the request while the server is away."""
-    failures = 0
-    while True:
-        try:
-            # The client's own retries wait for 2, 4, 8, ... seconds: too long for a server that is only busy.
-            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), SyncClientContext.get_or_create() as context:
-                return ask(context.client)
-        except httpx.HTTPError as error:
-            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in TRANSIENT:
-                raise
-            failures += 1
-            if failures == WARN_AFTER:
-                log.warning("Prefect's server doesn't answer (%s); the request is repeated until it does", error)
-            time.sleep(ASK_AGAIN_S)
 
 
 def tag_of(config: RunConfig) -> str:
