@@ -229,11 +229,11 @@ def _read(tar: BinaryIO, name: str, size_bytes: int) -> bytes:
     return b"".join(_file_bytes(tar, name, size_bytes))
 
 
-def _copy(tar: BinaryIO, run: Store, name: str, size_bytes: int, file: FileRecord) -> None:
+def _copy(tar: BinaryIO, folder: Store, name: str, size_bytes: int, file: FileRecord) -> None:
     if size_bytes != file.size_bytes:
         raise Damage(f"{name} has {size_bytes} bytes but was committed with {file.size_bytes}")
     digest = hashlib.sha256()
-    with run.creating(name) as writer:
+    with folder.creating(name) as writer:
         for piece in _file_bytes(tar, name, size_bytes):
             digest.update(piece)
             writer.write(piece)

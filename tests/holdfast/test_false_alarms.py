@@ -42,7 +42,7 @@ def test_every_optimizer_and_scheduler_is_proved(
 
 @pytest.mark.parametrize("recipe", [*(f"ordinary:{name}" for name in RECIPES), "varied:streamed", "varied:timed"])
 def test_ordinary_recipes_are_proved(nursery: Lives, tmp_path: Path, recipe: str) -> None:
-    proof = prove(nursery, tmp_path, f"tests.{recipe}")
+    proof = prove(nursery, tmp_path, f"tests.support.{recipe}")
     assert proof.is_proved, str(proof)
     assert not proof.unchanged
 
