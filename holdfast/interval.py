@@ -14,6 +14,8 @@ attempt: such a loss counts only while that attempt lives.
 The journal's newest records suffice: this module reads a few dozen, however long the run is.
 """
 
+# Over 300 lines: the model of costs and losses, and the functions that read both from the journal.
+
 # This file has over 300 lines, of which 16 explain the formula. Costs and losses are measured for this one decision.
 
 import contextlib

@@ -1,5 +1,6 @@
 """Reading checkpoints from the store, and verifying them against their commits."""
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -231,24 +232,10 @@ def find_orphans(
         config_fingerprints: the fingerprints of the settings that the checkpoints may have been trained with.
         find_excluded: returns the folders that must not be used again; called only if there are candidates.
     """
-    parent, step = (head.checkpoint_sha256, head.step) if head else ("", 0)
-    found = []
-    for path in folder.list():
-        if not is_folder_name(path) or step_of(path, steps_per_epoch) <= step:
-            continue
-        try:
-            metadata = read_metadata(folder, path)
-        except RecordDamaged:
-            continue
-        if (
-            metadata is not None
-            and metadata.previous_checkpoint_sha256 == parent
-            and metadata.config_fingerprint in config_fingerprints
-        ):
-            found.append((metadata.optimizer_steps_total, path, metadata))
+    found = _find_children(folder, head, config_fingerprints, steps_per_epoch)
     excluded = find_excluded() if found else set()
     before: Trail | None = None
-    for _, path, metadata in sorted(found, key=lambda entry: entry[:2], reverse=True):
+    for path, metadata in found:
         if path in excluded:
             continue
         before = before or (read_known_trail(folder, head.path, head.step) if head else Trail(0))
@@ -268,6 +255,26 @@ def find_orphans(
         if not damaged and content_id(metadata.parts) == metadata.checkpoint_sha256:
             assert trail.file is not None
             yield Saved(path=path, files=[*metadata.parts, trail.file, described], metadata=metadata)
+
+
+def _find_children(
+    folder: Store, head: Commit | None, config_fingerprints: Collection[str], steps_per_epoch: int
+) -> list[tuple[str, Metadata]]:
+    """Return the folders whose metadata names ``head`` as parent, with the metadata; furthest first."""
+    parent, step = (head.checkpoint_sha256, head.step) if head else ("", 0)
+    found = []
+    for path in folder.list():
+        if not is_folder_name(path) or step_of(path, steps_per_epoch) <= step:
+            continue
+        with contextlib.suppress(RecordDamaged):
+            metadata = read_metadata(folder, path)
+            if (
+                metadata is not None
+                and metadata.previous_checkpoint_sha256 == parent
+                and metadata.config_fingerprint in config_fingerprints
+            ):
+                found.append((path, metadata))
+    return sorted(found, key=lambda entry: (entry[1].optimizer_steps_total, entry[0]), reverse=True)
 
 
 def _find_wrong_end(trail: Trail, metadata: Metadata) -> str:

@@ -6,10 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import (
-    DistributedDataParallelKwargs,
-    GradientAccumulationPlugin,
     gather_object,
     send_to_device,
 )
@@ -27,6 +24,7 @@ from holdfast.recipe import Recipe, build_recipe
 from holdfast.schedule import Schedule
 from holdfast.training.capturing import describe_built
 from holdfast.training.checksums import choose_every, describe_components
+from holdfast.training.devices import choose_cuda, make_accelerator
 from holdfast.training.first_batch import FirstBatch
 
 # The probe's "loss_window" is the mean loss of this many last steps.
@@ -103,28 +101,14 @@ class Training:
     """
 
     def __init__(self, config: RunConfig) -> None:
-        use_cuda = torch.cuda.is_available() and config.compute.device != "cpu"
-        if config.compute.device == "cuda" and not use_cuda:
-            raise ConfigError('compute.device = "cuda": torch sees no GPU here', hint='device = "auto" or "cpu"')
-        if config.compute.mixed_precision == "fp16" and not use_cuda:
-            raise ConfigError(
-                'compute.mixed_precision = "fp16": torch trains in fp16 on a GPU only, and this is a CPU',
-                hint='mixed_precision = "bf16" or "no"',
-            )
+        use_cuda = choose_cuda(config.compute)
         determinism.apply(config.determinism, config.seed)
         self.config = config
         determinism.check(config.determinism, "before the recipe is built")
         self.recipe, self.settings = build_recipe(config.recipe, config.settings)
         determinism.check(config.determinism, "after the recipe was built")
         self.flags = determinism.read_flags()
-        self.accelerator = Accelerator(
-            cpu=not use_cuda,
-            mixed_precision=config.compute.mixed_precision,
-            gradient_accumulation_plugin=GradientAccumulationPlugin(
-                num_steps=self.recipe.grad_accum, sync_with_dataloader=False
-            ),
-            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
-        )
+        self.accelerator = make_accelerator(config.compute, self.recipe.grad_accum, use_cuda=use_cuda)
         # Every rank builds the same model with the same seed. From here on each rank draws numbers of its own.
         determinism.reseed(config.seed + self.accelerator.process_index)
         self.order = self._order()
@@ -133,10 +117,7 @@ class Training:
         longest = int(os.environ.get(LONGEST_EPOCH_VARIABLE, "0"))
         self.steps_per_epoch = min(self.own_steps_per_epoch, longest or self.own_steps_per_epoch)
         self.batches = self._batches()
-        for name, anneal in self.recipe.anneals.items():
-            start, end = anneal.bounds(self.own_steps_per_epoch)
-            if end < start:
-                raise ConfigError(f"anneal {name!r} ends at step {end:g}, before it begins at step {start:g}")
+        _check_anneals(self.recipe, self.own_steps_per_epoch)
         self.model, self.optimizer = self.accelerator.prepare(self.recipe.model, self.recipe.optimizer)
         schedule = self.recipe.schedule
         self.schedulers = _build_schedulers(self.recipe, self.steps_per_epoch)
@@ -277,6 +258,13 @@ class Training:
 
     def _mean(self, numbers: torch.Tensor) -> torch.Tensor:
         return self.accelerator.reduce(numbers, "mean") if self.accelerator.num_processes > 1 else numbers
+
+
+def _check_anneals(recipe: Recipe, steps_per_epoch: int) -> None:
+    for name, anneal in recipe.anneals.items():
+        start, end = anneal.bounds(steps_per_epoch)
+        if end < start:
+            raise ConfigError(f"anneal {name!r} ends at step {end:g}, before it begins at step {start:g}")
 
 
 def _build_schedulers(recipe: Recipe, steps_per_epoch: int) -> list[Any]:

@@ -46,14 +46,7 @@ def begin_save(
     lines = training.read_metrics()  # waits for the device, which counts as training, not as the stall of a save
     began = time.monotonic()
     probe = measure(training)
-    found = training.gather(check_health(probe, training.recipe.health, training.probe))
-    complaints: list[str] = next(filter(None, found), [])
-    if complaints:
-        raise Unhealthy(
-            f"after step {training.progress.step} {'; '.join(complaints)}; nothing was saved",
-            hint="Recipe(health=...) has the limits; an earlier checkpoint is still healthy",
-            step=training.progress.step,
-        )
+    _refuse_unhealthy(training, probe)
     rank_probes = training.gather(probe) if training.accelerator.num_processes > 1 else []
     if all(each == probe for each in rank_probes):
         rank_probes = rank_probes[:1]
@@ -78,6 +71,17 @@ def begin_save(
             stall_s.set_result(time.monotonic() - began)
     training.metrics = []
     training.probe = probe
+
+
+def _refuse_unhealthy(training: Training, probe: Probe) -> None:
+    found = training.gather(check_health(probe, training.recipe.health, training.probe))
+    complaints: list[str] = next(filter(None, found), [])
+    if complaints:
+        raise Unhealthy(
+            f"after step {training.progress.step} {'; '.join(complaints)}; nothing was saved",
+            hint="Recipe(health=...) has the limits; an earlier checkpoint is still healthy",
+            step=training.progress.step,
+        )
 
 
 def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
