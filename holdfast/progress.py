@@ -1,5 +1,6 @@
 """A training run's output for a person: a live progress bar on a terminal, plain lines elsewhere."""
 
+import contextlib
 import logging
 import time
 
@@ -26,7 +27,8 @@ class ConsoleLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         style = "yellow" if record.levelno >= logging.WARNING else None
         mark = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        console.print(mark + printable(record.getMessage()), style=style, markup=False)
+        with contextlib.suppress(OSError):  # the terminal was closed: that must not end what is logged about
+            console.print(mark + printable(record.getMessage()), style=style, markup=False)
 
 
 def log_plain_lines() -> None:

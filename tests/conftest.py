@@ -269,12 +269,22 @@ def is_rank(process: psutil.Process) -> bool:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and all its descendants."""
+    """Kill a process and all its descendants, and wait until they are dead: a killed process lives on for a moment."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        for each in [*process.children(recursive=True), process]:
+        killed = [*process.children(recursive=True), process]
+        for each in killed:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.send_signal(signal.SIGKILL)
+        while any(map(has_not_ended, killed)):
+            time.sleep(0.01)
+
+
+def has_not_ended(process: psutil.Process) -> bool:
+    """Return whether a process still runs; a zombie, which nobody has waited for yet, doesn't."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def assert_same_bytes(driver: Driver, reference: Reference) -> None:

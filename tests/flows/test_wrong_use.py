@@ -37,7 +37,7 @@ def assert_refused(done: "subprocess.CompletedProcess[str]", exit_code: int, err
         ("recipe=toy", "recipe = 'toy'", ""),
         ("epochs=0", "epochs = 0", ""),
         ("store=http://host/runs", "http:// is not known to create a name once", "s3://"),
-        ("store=memory://runs", "a process with a memory of its own", ""),
+        ("store=memory://runs", "can't share a store in memory", ""),
         ("store=/dev/null/runs", "in /dev/null/runs/toy: Not a directory", "store that you may write to"),
         ("settings.schedule=linaer", "expected one of linear, step", ""),
         ("compute.device=cuda", "torch sees no GPU", "cpu"),

@@ -212,7 +212,8 @@ def test_ranks_that_replace_failed_ones_are_told_of_the_notice_too(
     outcome = live(config, [Tell()])
     assert not outcome.complete
     (ending,) = journal_of(config).endings()
-    assert (ending.reason, ending.step) == ("preempted", 3)
+    assert ending.reason == "preempted"
+    assert ending.step in (3, 4), "they stop at once, or after the step that they had begun"
 
 
 def test_a_run_begins_with_the_weights_of_another(train: Train, tmp_path: Path) -> None:

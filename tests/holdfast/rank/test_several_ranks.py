@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from holdfast.config import Compute, Log, RunConfig
@@ -14,7 +13,7 @@ from holdfast.errors import HoldfastError, RankDied, RecipeFailed
 from holdfast.prove import prove
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Progress, Ready
-from tests.conftest import COMMAND_WITHIN_S, ranks_of
+from tests.conftest import COMMAND_WITHIN_S, has_not_ended, ranks_of
 
 pytestmark = pytest.mark.slow
 
@@ -45,11 +44,6 @@ def train_to_the_end(ranks: Ranks) -> HoldfastError:
             ranks.next_event()
     except HoldfastError as error:
         return error
-
-
-def has_not_ended(process: psutil.Process) -> bool:
-    """Return whether a process still runs; a zombie counts as ended."""
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize("rank", [0, 1])
