@@ -153,3 +153,9 @@ def assert_good(store: Store, *trusted: TrustedKey, notes: tuple[str, ...] = ())
 def root(line: Line) -> Path:
     """Return the folder of a run on this machine's disk."""
     return Path(line.journal.store.url)
+
+
+def damage(line: Line, path: str, name: str = checkpoint.PAYLOAD) -> None:
+    """Change the first byte of a checkpoint's file."""
+    file = root(line) / path / name
+    file.write_bytes(b"?" + file.read_bytes()[1:])

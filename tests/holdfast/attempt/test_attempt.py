@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast import interval
+from holdfast import checkpoint, interval
 from holdfast.attempt import Acts, Attempt, Observer, Proposal, live, publish_commit, started_ahead
 from holdfast.attempt.upkeep import Upkeep
 from holdfast.checkpoint import read_metadata
@@ -71,6 +71,15 @@ def train(nursery: Lives) -> Train:
             raise from_json(json.loads(done.stdout))
 
     return train
+
+
+def train_next(attempt: Attempt) -> checkpoint.Saved:
+    """Train the attempt's next chunk; return its checkpoint, which is not committed."""
+    chunk = attempt.next_chunk()
+    assert chunk is not None
+    saved = attempt.train_chunk(chunk)
+    assert saved is not None
+    return saved
 
 
 def content_id(config: RunConfig) -> str:
@@ -181,11 +190,7 @@ def test_an_unhealthy_step_is_tried_once_more(tmp_path: Path, monkeypatch: pytes
     attempt = Attempt(config)
     try:
         attempt.open()
-        first = attempt.next_chunk()
-        assert first is not None
-        saved = attempt.train_chunk(first)
-        assert saved is not None
-        attempt.commit(saved)
+        attempt.commit(train_next(attempt))
         chunk = attempt.next_chunk()
         assert chunk is not None
         with pytest.raises(Unhealthy):
@@ -386,11 +391,7 @@ def test_every_commit_is_made_and_told_of_the_same_way_whoever_asks_for_it(tmp_p
     config = make_config(tmp_path, "run", "tests.support.toy:toy", chunk=ChunkLength(steps=2), epochs=2)
     attempt = make()
     attempt.open()
-    chunk = attempt.next_chunk()
-    assert chunk is not None
-    saved = attempt.train_chunk(chunk)
-    assert saved is not None
-    attempt.commit(saved)
+    attempt.commit(train_next(attempt))
     assert calls == [("before", "chunk"), ("one", 2), ("other", 2), ("upkeep", 2)]
 
     calls.clear()
@@ -406,17 +407,13 @@ def test_every_commit_is_made_and_told_of_the_same_way_whoever_asks_for_it(tmp_p
     calls.clear()
     lost = Attempt(config)
     lost.open()
-    chunk = lost.next_chunk()
-    assert chunk is not None
-    lost.train_chunk(chunk)
+    train_next(lost)
     lost.close()  # it had saved, and dies before it commits
     heir = make()
     heir.open()
     adopted = [("before", "adopted"), ("one", heir.step), ("other", heir.step)]
     assert calls[-3:] == adopted
-    chunk = heir.next_chunk()
-    assert chunk is not None
-    heir.train_chunk(chunk)
+    train_next(heir)
     assert calls[-1] == ("upkeep", heir.head.step if heir.head else 0), "what was left to it, while its ranks train"
     heir.end(Ending("completed"))
     assert verify_run(journal_of(config)).ok

@@ -1,7 +1,6 @@
 """A commit that is interrupted at any write is finished by the next call, or by the next attempt."""
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +9,6 @@ from holdfast.attempt import line as line_module
 from holdfast.journal import Journal
 from holdfast.store.local import LocalStore
 from tests.support.makers import Keys, assert_good, load, make_line, resume, save_next, train
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(str(tmp_path))
 
 
 @pytest.fixture

@@ -15,26 +15,19 @@ from holdfast.journal import Commit, Journal, signature_name
 from holdfast.journal.signing import check_signed
 from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
-from tests.support.makers import Keys, assert_good, claim, make_latest, make_line, resume, root, save, save_next, train
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(str(tmp_path))
-
-
-@pytest.fixture
-def line(store: LocalStore) -> Line:
-    """Two commits."""
-    line = make_line(store)
-    train(line)
-    train(line)
-    return line
-
-
-def damage(line: Line, path: str, name: str = PAYLOAD) -> None:
-    file = root(line) / path / name
-    file.write_bytes(b"?" + file.read_bytes()[1:])
+from tests.support.makers import (
+    Keys,
+    assert_good,
+    claim,
+    damage,
+    make_latest,
+    make_line,
+    resume,
+    root,
+    save,
+    save_next,
+    train,
+)
 
 
 def save_after(line: Line, saved: Saved, steps: int = 10) -> Saved:

@@ -1,38 +1,17 @@
 """Resume refuses the commits of another run."""
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.attempt import Line
-from holdfast.checkpoint import PAYLOAD
 from holdfast.config import Retention
 from holdfast.journal import Journal
 from holdfast.retention import prune
 from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
 from tests.support.makers import STEPS_PER_EPOCH, assert_good, make_line, root, train
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(str(tmp_path))
-
-
-@pytest.fixture
-def line(store: LocalStore) -> Line:
-    """Two commits."""
-    line = make_line(store)
-    train(line)
-    train(line)
-    return line
-
-
-def damage(line: Line, path: str, name: str = PAYLOAD) -> None:
-    file = root(line) / path / name
-    file.write_bytes(b"?" + file.read_bytes()[1:])
 
 
 @pytest.fixture
