@@ -163,6 +163,7 @@ def end(ledger: Ledger, name: str) -> bool:
         _signal([pid], signal.SIGTERM)
         if not _await_gone(lambda: ledger.is_alive(name)):
             os.killpg(pid, signal.SIGKILL)
+            _await_gone(lambda: ledger.is_alive(name))  # a killed process lives on for a moment, with its port
     ledger.remove(name)
     return was_alive
 
