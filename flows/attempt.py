@@ -11,7 +11,6 @@ from prefect.exceptions import TerminationSignal
 from holdfast.attempt import live
 from holdfast.config import RunConfig
 from holdfast.drill import Striker
-from holdfast.endings import Ending
 from holdfast.errors import HoldfastError
 from holdfast.progress import CommitLines, ProgressView
 from holdfast.standing import Outcome
@@ -51,4 +50,4 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
                 raise
             return final_state(ending)
         asked.raise_if_paused()
-        return final_state(asked.ending or Ending("completed")) if asked.is_on_pool else outcome
+        return final_state(asked.ending or asked.find_ending(None)) if asked.is_on_pool else outcome

@@ -22,12 +22,11 @@ from holdfast.attempt import started_ahead
 from holdfast.command import EXIT_CODES, run_app
 from holdfast.config import RunConfig, load_config
 from holdfast.endings import Ending
-from holdfast.errors import RunStopped
 from holdfast.journal import Journal
 from holdfast.liveness import is_cancel
 from holdfast.progress import log_plain_lines
 from holdfast.retention import prune_run
-from holdfast.standing import Outcome, TrainResult, is_trained, read_standing
+from holdfast.standing import Outcome, TrainResult, is_trained, read_standing, stopped_early
 from holdfast.store import open_store
 from holdfast.supervision import judge
 from tasks import own_run, pool
@@ -194,7 +193,7 @@ def main(
     with ahead, server():
         result = train(settings)
     if not isinstance(result, TrainResult) or not result.complete:
-        raise RunStopped(f"run {settings.run} was stopped early", hint="the same command continues it")
+        raise stopped_early(settings.run)
     print(result.describe(settings.store))
 
 

@@ -1,4 +1,4 @@
-"""How an attempt ends: one row for each reason. A new reason is a row here and the error or the code that has it.
+"""The reasons why an attempt ends, one row each. A new reason is a row here and the error or the code that has it.
 
 FORMAT.md lists the names and the meanings, as a test checks; supervision, the choice of a chunk's length and Prefect's
 states follow from the other columns.
@@ -33,7 +33,7 @@ class Reason:
 
     @property
     def retries(self) -> bool:
-        """Whether another attempt may help; it then spends a budget."""
+        """True if another attempt may help; it then spends a budget."""
         return bool(self.spends)
 
 
@@ -67,7 +67,7 @@ REASONS = {row.name: row for row in _ROWS}
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended, whether or not it is on record.
+    """The ending of an attempt, whether or not it is on record.
 
     Attributes:
         reason: a name in `REASONS`; a record of a later version may have another.
@@ -88,6 +88,9 @@ class Ending:
         return f"{reason}: {self.message}" if self.message else reason
 
 
+TOLD_BY_A_SIGNAL = Ending("preempted", "told to end by a signal")
+
+
 def ending_of(error: BaseException | None) -> Ending:
     """Return how an attempt ends that has raised an error; complete for None."""
     if error is None:
@@ -97,4 +100,4 @@ def ending_of(error: BaseException | None) -> Ending:
         return Ending(str(error.data.get("reason", error.reason)), message)
     if isinstance(error, Exception):
         return Ending("stopped", f"{type(error).__name__}: {error}")
-    return Ending("preempted", "told to end by a signal")
+    return TOLD_BY_A_SIGNAL

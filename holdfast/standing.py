@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from holdfast.checkpoint import read_metadata
 from holdfast.columns import align
-from holdfast.errors import NameMissing, RecordDamaged
+from holdfast.errors import NameMissing, RecordDamaged, RunStopped
 from holdfast.journal import Commit, Journal
 
 
@@ -176,3 +176,8 @@ class TrainResult(BaseModel):
         rows |= {"checkpoint": self.checkpoint_sha256_last, "lies in": lies_in}
         first = f"run {self.run} is complete: step {self.steps}, epoch {self.epochs}"
         return "\n".join([first, *align(rows, indent="  ")])
+
+
+def stopped_early(run: str) -> RunStopped:
+    """Return the error with which a command ends that has not completed its run."""
+    return RunStopped(f"run {run} was stopped early", hint="the same command continues it")

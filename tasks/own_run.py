@@ -2,6 +2,7 @@
 
 import contextvars
 import time
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from rich.console import Console
 
 from holdfast.attempt import Cause, find_ending
-from holdfast.endings import Ending
+from holdfast.endings import TOLD_BY_A_SIGNAL, Ending
 from holdfast.liveness import Request, is_cancel
 from holdfast.preemption import Notice
 
@@ -108,7 +109,7 @@ class Asked:
         if isinstance(cause, Pause):
             self.ending = Ending("paused", BY_A_PERSON)
         elif isinstance(cause, TerminationSignal | KeyboardInterrupt):
-            self.ending = self._find_ending_after_signal()
+            self.ending = _find_ending_after_signal()
         elif isinstance(cause, Notice):
             state = self._request.state or self._request.read()
             if state is not None and state.is_paused():
@@ -116,18 +117,6 @@ class Asked:
             elif is_cancel(state):
                 self.ending = Ending("cancelled", BY_A_PERSON)
         return self.ending
-
-    def _find_ending_after_signal(self) -> Ending:
-        """Return how an attempt ended that a signal has stopped: cancelled or preempted.
-
-        If the server doesn't answer, the attempt counts as preempted. If the server later reports a cancel, `train`
-        starts no further attempt.
-        """
-        is_cancelled = is_being_cancelled()
-        if is_cancelled:
-            return Ending("cancelled", BY_A_PERSON)
-        unknown = "; Prefect's server did not say whether a person cancels it" if is_cancelled is None else ""
-        return Ending("preempted", f"told to end by a signal{unknown}")
 
     def raise_if_paused(self) -> None:
         """Raise Pause if the attempt ended because a person paused it.
@@ -137,6 +126,19 @@ class Asked:
         """
         if self._paused is not None:
             raise Pause(state=self._paused)
+
+
+def _find_ending_after_signal() -> Ending:
+    """Return how an attempt ended that a signal has stopped: cancelled or preempted.
+
+    If the server doesn't answer, the attempt counts as preempted. If the server later reports a cancel, `train` starts
+    no further attempt.
+    """
+    is_cancelled = is_being_cancelled()
+    if is_cancelled:
+        return Ending("cancelled", BY_A_PERSON)
+    unknown = "; Prefect's server did not say whether a person cancels it" if is_cancelled is None else ""
+    return replace(TOLD_BY_A_SIGNAL, message=f"{TOLD_BY_A_SIGNAL.message}{unknown}")
 
 
 def outlive_worker() -> None:

@@ -10,7 +10,7 @@ from holdfast.attempt.observers import Observer
 from holdfast.attempt.pipeline import Chunk
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
-from holdfast.endings import Ending, ending_of
+from holdfast.endings import TOLD_BY_A_SIGNAL, Ending, ending_of
 from holdfast.errors import HoldfastError
 from holdfast.preemption import Notice, Source, watch
 from holdfast.standing import Outcome
@@ -71,7 +71,7 @@ def live(
         HoldfastError: the run can't be opened, trained or committed.
         BaseException: the exception of a signal handler, after what was trained is committed.
     """
-    ending, attempt = Ending("preempted", "told to end by a signal"), None
+    ending, attempt = TOLD_BY_A_SIGNAL, None  # a second signal may come before `find_ending` returns
     try:
         attempt = Attempt(config, number, observers, acts.publish)
         _train(attempt, acts, sources)

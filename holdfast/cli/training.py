@@ -6,10 +6,9 @@ from holdfast.attempt import live
 from holdfast.cli.app import Json, Set, app, print_json
 from holdfast.config import load_config
 from holdfast.drill import Striker
-from holdfast.errors import RunStopped
 from holdfast.journal import Journal
 from holdfast.progress import CommitLines, ProgressView, log_plain_lines
-from holdfast.standing import TrainResult, read_standing
+from holdfast.standing import TrainResult, read_standing, stopped_early
 from holdfast.store import open_store
 
 
@@ -31,7 +30,7 @@ def train(config: Path, /, *, set_: Set = None, json: Json = False) -> None:
     outcome = live(settings, [CommitLines(), ProgressView(), Striker()])
     result = TrainResult.of(read_standing(journal), outcome, newest.epoch if newest else None)
     if not result.complete:
-        raise RunStopped(f"run {settings.run} was stopped early", hint="the same command continues it")
+        raise stopped_early(settings.run)
     if json:
         print_json(result.model_dump(mode="json"))
     else:
