@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Gate:
-    """How strictly a resumed model is compared with the saved one.
+    """The strictness with which a resumed model is compared with the saved one.
 
     Args:
         how: ``exact``: probes have to be equal to the bit; ``tolerance``: numbers may differ by the tolerance, because

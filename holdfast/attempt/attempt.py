@@ -117,7 +117,7 @@ class Attempt:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the attempt was told to end, by a signal or a notice."""
+        """True once a signal or a notice has told the attempt to end."""
         return self._stopping > Stopping.TRAINING
 
     def next_chunk(self) -> Chunk | None:

@@ -4,7 +4,7 @@ from holdfast.errors import HoldfastError, NoProgress, RankDied
 
 
 class Failures:
-    """What the last failure was, and in which step."""
+    """The last failure, and the step that it came in."""
 
     def __init__(self) -> None:
         self._last: tuple[int, object] | None = None

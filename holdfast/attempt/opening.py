@@ -1,4 +1,4 @@
-"""What the journal says of a run when an attempt begins, read once."""
+"""The state of a run when an attempt begins, read from the journal once."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from holdfast.rank.messages import Ready
 
 @dataclass(frozen=True)
 class Known:
-    """What the journal says of a run before an attempt claims it.
+    """The state of a run before an attempt claims it, as the journal records it.
 
     Attributes:
         attempts: the highest number that was claimed; 0 for none.

@@ -1,4 +1,4 @@
-"""How far an attempt is on its way to its end."""
+"""The stages of an attempt on its way to its end."""
 
 import enum
 

@@ -33,7 +33,7 @@ WINDOW_STEPS = 20
 
 @dataclass
 class Progress:
-    """How far a run has come. It is part of the state: equal runs have equal progress, whatever their chunks."""
+    """The progress of a run. It is part of the state: equal runs have equal progress, whatever their chunks."""
 
     step: int = 0
     epoch_loss_sum: float = 0.0
