@@ -1,4 +1,4 @@
-"""The examination of this machine: its environment, and whether equal steps give equal bits on it.
+"""The examination of this machine: its environment, its GPUs, and whether equal steps give equal bits on it.
 
 The command's own process has other variables and threads than a rank. So fresh interpreters, started like ranks, do the
 measuring: ``python -m holdfast.doctor SETTINGS DEVICE`` prints its report as one line of JSON.
@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast import determinism
-from holdfast.config import DEFAULT_SEED, Determinism
+from holdfast.config import DEFAULT_SEED, Compute, Determinism
 from holdfast.environment import describe_environment
 from holdfast.errors import DeterminismError
+from holdfast.gpus import Report, list_taken, list_visible
+from holdfast.terminal import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,6 +94,36 @@ def _compare(what: str, steps: list[Bits]) -> Finding:
 
 def _differing(steps: list[Bits]) -> list[str]:
     return [part for part in steps[0] if len({bits[part] for bits in steps}) > 1]
+
+
+def judge_gpus(report: Report, compute: Compute, seen_by_torch: int) -> tuple[Finding, ...]:
+    """Return which GPUs a run with these settings would take, and their health.
+
+    Args:
+        seen_by_torch: the number of GPUs that torch sees.
+    """
+    visible = list_visible(report)
+    if visible is None:
+        problem = report.problem or "nvidia-smi doesn't tell which part of a GPU (MIG) a run would take"
+        known = f"{problem}; torch sees {counted(seen_by_torch, 'GPU') if seen_by_torch else 'none'}"
+        return (Finding("their health is not known", known, False if report.is_fault else None),)
+    if not report.gpus:
+        return (Finding("none", "nvidia-smi lists no GPU"),)
+    ranks = len(visible) if compute.ranks == "all" else compute.ranks
+    taken = () if compute.device == "cpu" else list_taken(visible, ranks)
+    findings = []
+    for gpu in report.gpus:
+        use = (
+            "which a run takes" if gpu in taken else "which a run leaves free" if gpu in visible else "which is hidden"
+        )
+        health = "; ".join([*(gpu.faults or ["healthy"]), *gpu.notes])
+        is_good = None if gpu not in visible else not gpu.faults
+        findings.append(Finding(f"GPU {gpu.index}, {use}", f"{gpu.name}, {gpu.memory}, {gpu.uuid}: {health}", is_good))
+    if taken and ranks > len(visible):
+        findings.append(Finding(f"compute.ranks = {ranks}", f"a run sees {counted(len(visible), 'GPU')}", False))
+    if taken and not seen_by_torch:
+        findings.append(Finding("torch", "it sees no GPU, so that a run would train on the CPU"))
+    return tuple(findings)
 
 
 def _start(settings: Determinism, device: DeviceChoice, within_s: float) -> list[dict[str, Any]]:

@@ -20,11 +20,13 @@ from holdfast.attempt.lineage import (
 )
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, StateError
+from holdfast.gpus import check_gpus, settle_ranks
 from holdfast.journal import Commit, Journal
 from holdfast.rank import launching
 from holdfast.rank.launching import Ranks
-from holdfast.rank.messages import Problem, Ready
+from holdfast.rank.messages import CARRIED, Problem, Ready
 from holdfast.store import open_store
+from holdfast.terminal import counted
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ class AttemptRanks:
     """The ranks of one attempt: `build` starts them, `build_again` replaces them, `end` ends them.
 
     Attributes:
+        config: the run's configuration, with a number of ranks when they are started.
         running: the ranks; None before `build`, after `end`, and after they died.
         built: their description of what they have built.
         present: the settings, code and machine that they train with.
@@ -44,7 +47,7 @@ class AttemptRanks:
     built: Ready
 
     def __init__(self, config: RunConfig, journal: Journal, number: int) -> None:
-        self._config = config
+        self.config = config
         self._journal = journal
         self._number = number
         self._restart_s = 0.0
@@ -65,8 +68,8 @@ class AttemptRanks:
             newest: the commit that will probably be restored; the ranks read it ahead.
         """
         self._start(newest)
-        self.ancestor = find_ancestor(self._journal, self._config.store, self._config.init_from, newest)
-        self.present = describe_present(self._config, self.built, self.ancestor)
+        self.ancestor = find_ancestor(self._journal, self.config.store, self.config.init_from, newest)
+        self.present = describe_present(self.config, self.built, self.ancestor)
 
     def build_again(self, head: Commit | None) -> None:
         """Start new ranks in place of the ones that ended.
@@ -75,17 +78,30 @@ class AttemptRanks:
             ConfigDrift: they build something else than the first ones, such as edited code, and it is not accepted.
         """
         self._start(head)
-        present = describe_present(self._config, self.built, self.ancestor)
-        check_same(self.present, present, self._config.resume.accept_drift)
+        present = describe_present(self.config, self.built, self.ancestor)
+        check_same(self.present, present, self.config.resume.accept_drift)
         self.present = present
 
     def _start(self, newest: Commit | None) -> None:
         self._restart_s = 0.0
-        self.running = launching.start(*_arguments(self._config, self._number, newest))
+        self.running = launching.start(*_arguments(self.config, self._number, newest))
         try:
+            gpus = self._check_gpus(self.running)  # while the ranks import torch
             self.built = self.running.expect(Ready)
         except BaseException:
             self.end()
+            raise
+        if gpus and self.built.device == "cpu":
+            log.warning("nvidia-smi lists %s, but torch sees none: training runs on the CPU", counted(gpus, "GPU"))
+        for name in self.built.carried:
+            log.warning("%s %s", name, CARRIED)
+
+    def _check_gpus(self, ranks: Ranks) -> int:
+        """Check the GPUs that these ranks take; see `check_gpus`. On an error, end the ranks at once."""
+        try:
+            return check_gpus(self.config.compute)
+        except HoldfastError:
+            ranks.end(within_s=0.0)
             raise
 
     def restore(self, commit: Commit, read_metadata: ReadMetadata) -> HoldfastError | None:
@@ -97,9 +113,9 @@ class AttemptRanks:
         """
         past = Past.read(self._journal, commit, read_metadata)
         try:
-            event = self.own.restore(commit, choose_gate(past, self.present, self._config.resume))
+            event = self.own.restore(commit, choose_gate(past, self.present, self.config.resume))
         except StateError as error:
-            raise explain_unfit(error, past, self.present, self._config.resume) from error
+            raise explain_unfit(error, past, self.present, self.config.resume) from error
         if isinstance(event, Problem):
             return event.error
         log.info("restored: %s", event.summary)
@@ -145,6 +161,7 @@ def started_ahead(config: RunConfig) -> Iterator[None]:
         HoldfastError: the run's folder can't be read, or the ranks' output can't be written.
     """
     journal = Journal(open_store(config.store), config.run)
+    config = settle_ranks(config)
     with launching.started_ahead(*_arguments(config, journal.attempts() + 1, journal.newest())):
         yield
 

@@ -82,7 +82,7 @@ class Ranks:
             spawn: starts the process; by default `Ranks.spawn`.
         """
         self.began = time.monotonic()
-        self._has_several = config.compute.ranks > 1
+        self._has_several = config.compute.rank_count > 1
         self._mark = uuid.uuid4().hex
         self._log = RankLog(log_path)
         environment = make_environment(config, commit)

@@ -66,9 +66,9 @@ def start_process(command: Sequence[str], environment: dict[str, str], log: Bina
 def make_command(config: RunConfig) -> list[str]:
     """Return the command that starts the ranks: one rank directly, several through torchrun."""
     rank = ["-m", RANK_MODULE]
-    if config.compute.ranks == 1:
+    if config.compute.rank_count == 1:
         return [sys.executable, *rank]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.compute.ranks}"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.compute.rank_count}"]
     return [sys.executable, *torchrun, *rank]
 
 

@@ -4,19 +4,24 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
 
-from holdfast.config import Compute
+from holdfast import determinism
+from holdfast.config import Compute, RunConfig
 from holdfast.errors import ConfigError
+from holdfast.gpus import too_few_gpus
+from holdfast.terminal import counted
 
 
 def choose_cuda(compute: Compute) -> bool:
     """Return whether to train on a GPU.
 
     Raises:
-        ConfigError: the configuration asks for a GPU, and torch sees none.
+        ConfigError: the configuration asks for a GPU, and torch sees none; or for more GPUs than torch sees.
     """
     use_cuda = torch.cuda.is_available() and compute.device != "cpu"
     if compute.device == "cuda" and not use_cuda:
         raise ConfigError('compute.device = "cuda": torch sees no GPU here', hint='device = "auto" or "cpu"')
+    if use_cuda and torch.cuda.device_count() < compute.rank_count:
+        raise too_few_gpus(compute.rank_count, f"torch sees {counted(torch.cuda.device_count(), 'GPU')} here")
     if compute.mixed_precision == "fp16" and not use_cuda:
         raise ConfigError(
             'compute.mixed_precision = "fp16": torch trains in fp16 on a GPU only, and this is a CPU',
@@ -25,11 +30,23 @@ def choose_cuda(compute: Compute) -> bool:
     return use_cuda
 
 
-def make_accelerator(compute: Compute, grad_accum: int, *, use_cuda: bool) -> Accelerator:
-    """Return accelerate's accelerator. It doesn't touch the data: `holdfast.data` makes the micro-batches."""
-    return Accelerator(
+def prepare(config: RunConfig) -> Accelerator:
+    """Make this process deterministic, seed it, and return accelerate's accelerator for it.
+
+    The accelerator doesn't touch the data: `holdfast.data` makes the micro-batches.
+
+    Raises:
+        ConfigError: the device that the configuration asks for isn't here.
+        DeterminismError: this process can't be deterministic.
+    """
+    compute = config.compute
+    use_cuda = choose_cuda(compute)
+    determinism.apply(config.determinism, config.seed)
+    accelerator = Accelerator(
         cpu=not use_cuda,
         mixed_precision=compute.mixed_precision,
-        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=grad_accum, sync_with_dataloader=False),
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1, sync_with_dataloader=False),
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )
+    determinism.check(config.determinism, "before the recipe is built")
+    return accelerator

@@ -15,13 +15,15 @@ import torch
 import holdfast.cli.machine  # noqa: F401  registers the command
 from holdfast import determinism, doctor
 from holdfast.cli import app, run_app
-from holdfast.config import Determinism
+from holdfast.config import Compute, Determinism
 from holdfast.contract import LIMITS, TERMS, judge, terms_on
-from holdfast.doctor import Examination, Finding, examine, judge_reports
+from holdfast.doctor import Examination, Finding, examine, judge_gpus, judge_reports
 from holdfast.errors import DeterminismError
+from holdfast.gpus import read_report
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from tests.support.makers import IDENTITY, SETTINGS, make_line, train
+from tests.support.nvidia_smi import HOPPER, LOST, SICK, Machine, uuid
 
 PARTS = ("matmul", "conv", "attention", "embedding", "sum")
 
@@ -255,6 +257,86 @@ def test_a_damaged_attempt_is_damage(asked: list[Any], tmp_path: Path, capsys: p
     run = make_run(tmp_path, {})
     Path(run, "attempts/00000001.json").write_text("{}")
     say(capsys, run, exit_code=2)
+
+
+# ---- the GPUs
+
+
+def gpus_in(shown: str) -> list[tuple[str, str, bool | None]]:
+    return [(each["what"], each["seen"], each["is_good"]) for each in json.loads(shown)["gpus"]]
+
+
+def describe(index: int, health: str = "healthy") -> str:
+    return f"NVIDIA H100 80GB HBM3, 81559 MiB, {uuid(index)}: {health}"
+
+
+@pytest.fixture
+def no_gpu(here: Examination, asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch see no GPU, whatever this machine has."""
+    monkeypatch.setitem(here.environment, "gpus", [])
+
+
+def test_doctor_says_which_gpus_a_run_takes(
+    no_gpu: None, machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(HOPPER, HOPPER | {"remapped_rows/remapped_row_unc": "1"}, HOPPER, HOPPER, visible="1,2,3")
+    run = make_run(tmp_path, {}, compute={"ranks": 2})
+    remapped = "healthy; 1 memory row replaced after uncorrected errors"
+    without_torch = ("torch", "it sees no GPU, so that a run would train on the CPU", None)
+    assert gpus_in(say(capsys, run, "--json")) == [
+        ("GPU 0, which is hidden", describe(0), None),
+        ("GPU 1, which a run takes", describe(1, remapped), True),
+        ("GPU 2, which a run takes", describe(2), True),
+        ("GPU 3, which a run leaves free", describe(3), True),
+        without_torch,
+    ]
+    assert [what for what, *_ in gpus_in(say(capsys, "--json"))] == [
+        "GPU 0, which is hidden", "GPU 1, which a run takes", "GPU 2, which a run leaves free",
+        "GPU 3, which a run leaves free", "torch",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("compute", "uses"),
+    [
+        ({"ranks": "all"}, ["takes", "takes"]),
+        ({"ranks": 1, "device": "cpu"}, ["leaves free", "leaves free"]),
+        ({"ranks": 4}, ["takes", "takes"]),
+    ],
+)
+def test_settings_choose_the_gpus(
+    compute: dict[str, Any], uses: list[str], here: Examination, machine: Machine
+) -> None:
+    machine(HOPPER, HOPPER)
+    findings = judge_gpus(read_report(), Compute(**compute), 2)
+    assert [finding.what.partition("a run ")[2] for finding in findings if "GPU " in finding.what] == uses
+    others = [(finding.what, finding.seen, finding.is_good) for finding in findings if "GPU " not in finding.what]
+    assert others == ([("compute.ranks = 4", "a run sees 2 GPUs", False)] if compute["ranks"] == 4 else [])
+
+
+def test_an_unhealthy_gpu_is_wrong(asked: list[Any], machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine(HOPPER | SICK)
+    out = words(say(capsys, exit_code=2))
+    assert f"wrong GPU 0, which a run takes {describe(0, '2 uncorrected ECC errors since its last reset')}" in out
+    assert "equal steps don't give equal bits" not in out
+    assert json.loads(say(capsys, "--json", exit_code=2))["ok"] is False
+    machine(HOPPER | SICK, HOPPER, visible="1")
+    say(capsys)  # a hidden GPU may be as it is
+
+
+def test_gpus_that_can_not_be_described(
+    no_gpu: None, machine: Machine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(text="No devices were found\n", exit_code=6)
+    assert gpus_in(say(capsys, "--json")) == [("none", "nvidia-smi lists no GPU", None)]
+    machine(HOPPER, visible="MIG-0a1b")
+    (finding,) = gpus_in(say(capsys, "--json"))
+    assert finding[1] == "nvidia-smi doesn't tell which part of a GPU (MIG) a run would take; torch sees none"
+    machine(text=LOST, exit_code=15)
+    assert f"wrong their health is not known nvidia-smi failed: {words(LOST)}" in words(say(capsys, exit_code=2))
+    monkeypatch.setenv("PATH", "")
+    (finding,) = gpus_in(say(capsys, "--json"))
+    assert finding == ("their health is not known", "nvidia-smi is not on PATH; torch sees none", None)
 
 
 # ---- what is wrong is seen

@@ -167,5 +167,5 @@ def test_a_rank_ends_if_it_gets_a_line_that_is_no_order(tmp_path: Path) -> None:
     with Ranks(config, tmp_path / "ranks.log") as ranks:
         ranks.expect(Ready)
         ranks._process.stdin.write('["Later", {}]\n')
-        with pytest.raises(RankDied, match=r"the ranks ended: exit code 0 .*don't understand each other"):
+        with pytest.raises(RunStopped, match=r"attempt and ranks don't understand each other: .*Later"):
             ranks.next_event(within_s=120)

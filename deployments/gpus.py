@@ -1,0 +1,128 @@
+"""The workers of the pool `gpu` on this machine: one that sees every GPU, or one for each GPU (`make up GPUS=2`)."""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from deployments.ledger import Ledger, end
+from holdfast.errors import ConfigError
+from holdfast.gpus import Gpu, describe_visible, list_visible, read_report
+
+WORKER = "worker-gpu"
+# A worker for one GPU, and all processes that it starts, have the GPU in this variable.
+GPU_VARIABLE = "HOLDFAST_GPU"
+RELEASED_WITHIN_S = 10.0
+WITHOUT = "make up, without GPUS, starts one worker for the whole machine"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The workers to have.
+
+    Attributes:
+        gpus: for each worker's name its GPU, as CUDA_VISIBLE_DEVICES has it; empty for a worker that sees every GPU.
+        notes: lines for a person about GPUs that get no worker, or whose health is not known.
+    """
+
+    gpus: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def plan_workers(asked: str, ledger: Ledger) -> Plan:
+    """Return the workers for the value of GPUS: a number, ``all``, or nothing.
+
+    Without a value, keep the workers that the ledger has. So a plain `make up` restarts what has died.
+
+    Raises:
+        ConfigError: this machine doesn't have as many healthy GPUs, or nobody knows how many it has.
+    """
+    if not asked:
+        known = {name: str(entry["gpu"]) for name, entry in ledger.known.items() if "gpu" in entry}
+        return Plan(known or {WORKER: ""})
+    if asked != "all" and not (asked.isdecimal() and int(asked)):
+        raise ConfigError(f"GPUS={asked}: expected a number of GPUs, or all", hint="make up GPUS=all")
+    report = read_report()
+    visible = list_visible(report)
+    if visible is None:
+        if report.problem and shutil.which("nvidia-smi"):
+            raise ConfigError(f"GPUS={asked}: {report.problem}", hint="holdfast doctor shows the GPUs")
+        return _plan_unseen(asked, is_split=not report.problem)
+    if not visible:
+        raise ConfigError(f"GPUS={asked}: no GPU is visible here", hint=WITHOUT)
+    return _plan_seen(asked, visible, describe_visible(report, visible))
+
+
+def _plan_seen(asked: str, visible: tuple[Gpu, ...], found: str) -> Plan:
+    healthy = [gpu for gpu in visible if not gpu.faults]
+    faults = [f"{gpu} is unhealthy: {', '.join(gpu.faults)}" for gpu in visible if gpu.faults]
+    number = len(healthy) if asked == "all" else int(asked)
+    if number > len(visible):
+        raise ConfigError(f"GPUS={asked}: {found}", hint="GPUS=all starts a worker for each")
+    if number > len(healthy) or not healthy:
+        hint = f"GPUS={len(healthy)} leaves the others out" if healthy else "a reset of a GPU may help"
+        raise ConfigError(f"GPUS={asked}: {'; '.join(faults)}", hint=hint)
+    return Plan({f"{WORKER}-{gpu.index}": gpu.uuid for gpu in healthy[:number]}, tuple(faults))
+
+
+def _plan_unseen(asked: str, *, is_split: bool) -> Plan:
+    """Return the plan for GPUs that nvidia-smi doesn't describe: by CUDA_VISIBLE_DEVICES, or by number.
+
+    Args:
+        is_split: whether a GPU is in parts (MIG), which have no numbers.
+    """
+    entries = [entry.strip() for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
+    if is_split and not entries:
+        hint = "CUDA_VISIBLE_DEVICES=MIG-...,MIG-... names the parts for the workers; nvidia-smi -L lists them"
+        raise ConfigError(f"GPUS={asked}: a GPU is in parts (MIG)", hint=hint)
+    if asked == "all" and not entries:
+        hint = "make up GPUS=2, if there are two"
+        raise ConfigError("GPUS=all: nvidia-smi, which counts the GPUs, is not on PATH", hint=hint)
+    number = len(entries) if asked == "all" else int(asked)
+    if entries and number > len(entries):
+        shown = ",".join(entries)
+        raise ConfigError(f"GPUS={asked}: CUDA_VISIBLE_DEVICES={shown} has {len(entries)}", hint="GPUS=all")
+    chosen = entries or [str(index) for index in range(number)]
+    note = "the health of the GPUs is not known: nvidia-smi doesn't describe them"
+    return Plan({f"{WORKER}-{index}": entry for index, entry in enumerate(chosen[:number])}, (note,))
+
+
+def end_others(ledger: Ledger, plan: Plan) -> list[str]:
+    """End the workers of the pool that the plan doesn't have, or has with another GPU; return their names.
+
+    Their flow runs save first. An attempt continues as another one, on one of the other workers.
+    """
+    others = [
+        name
+        for name, entry in ledger.known.items()
+        if name.startswith(WORKER) and entry.get("gpu", "") != plan.gpus.get(name)
+    ]
+    return end(ledger, others)
+
+
+def describe_gpu(gpu: str) -> dict[str, str]:
+    """Return the environment of a worker that sees this GPU alone; nothing for a worker that sees every GPU."""
+    return {"CUDA_VISIBLE_DEVICES": gpu, GPU_VARIABLE: gpu} if gpu else {}
+
+
+def find_holder(gpu: str, within_s: float = RELEASED_WITHIN_S) -> int | None:
+    """Return the process that a worker for this GPU has left behind; None if there is none within some seconds.
+
+    An attempt outlives its worker. If a new worker took a flow run meanwhile, two runs would share the GPU.
+    """
+    deadline = time.monotonic() + within_s
+    while (found := _find_user(gpu)) is not None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
+
+
+def _find_user(gpu: str) -> int | None:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or is another user's
+            if process.environ().get(GPU_VARIABLE) == gpu and process.status() != psutil.STATUS_ZOMBIE:
+                return int(process.pid)
+    return None

@@ -1,0 +1,192 @@
+"""All GPUs of this machine and their health, as ``nvidia-smi`` reports them."""
+
+import contextlib
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+from holdfast.terminal import counted
+
+PROGRAM = "nvidia-smi"
+# On a machine with eight GPUs and without NVIDIA's persistence daemon, nvidia-smi takes ten seconds.
+WITHIN_S = 60.0
+
+XML = re.compile(r"<\?xml.*</nvidia_smi_log>", re.S)
+# nvidia-smi prints these instead of a value if it can't reach a GPU.
+UNREACHABLE = re.compile("GPU is lost|GPU requires reset|fallen off the bus", re.I)
+# ... and these, but also for a sensor that a healthy GPU lacks. So they count only in the fields that tell its health.
+UNREADABLE = re.compile("Unknown Error|ERR!", re.I)
+HEALTH_FIELDS = ("uuid", "ecc_errors", "retired_pages", "remapped_rows", "gpu_recovery_action")
+# Every driver has other fields: one total until Volta, and then one for each kind of memory.
+UNCORRECTED = (
+    "double_bit/total", "sram_uncorrectable", "sram_uncorrectable_parity", "sram_uncorrectable_secded",
+    "dram_uncorrectable",
+)  # fmt: skip
+FAULTS = {
+    "gpu_reset_status/reset_required": "it has to be reset",
+    "ecc_errors/aggregate/sram_threshold_exceeded": "its SRAM has had more errors than NVIDIA allows",
+    "ecc_errors/unrepairable_memory": "a part of its memory can't be repaired",
+    "remapped_rows/remapped_row_failure": "a faulty row of its memory can't be replaced",
+    "retired_pages/pending_retirement": "a faulty page of its memory stays in use until its next reset",
+    "retired_pages/pending_blacklist": "a faulty page of its memory stays in use until its next reset",
+}
+# Source: NVIDIA GPU Memory Error Management: while a remapping is pending, new work may be started.
+NOTES = {
+    "remapped_rows/remapped_row_pending": "a row of its memory will be replaced at its next reset",
+    "ecc_errors/channel_repair_pending": "a memory channel will be repaired at its next reset",
+    "ecc_errors/tpc_repair_pending": "a processing cluster will be repaired at its next reset",
+}
+COUNTS = {
+    "retired_pages/multiple_single_bit_retirement/retired_count": ("memory page", "retired after corrected errors"),
+    "retired_pages/double_bit_retirement/retired_count": ("memory page", "retired after uncorrected errors"),
+    "remapped_rows/remapped_row_unc": ("memory row", "replaced after uncorrected errors"),
+}
+NO_ACTION = ("", "None", "N/A")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU.
+
+    Attributes:
+        index: its number in nvidia-smi.
+        memory: its size with its unit, such as ``81559 MiB``.
+        is_split: whether it is in MIG mode, in which a process sees one of its parts.
+        faults: reasons not to train on it.
+        notes: what happened to it that doesn't speak against training on it.
+    """
+
+    index: int
+    uuid: str
+    name: str = ""
+    memory: str = ""
+    is_split: bool = False
+    faults: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"GPU {self.index} ({self.name}, {self.uuid})"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer of nvidia-smi.
+
+    Attributes:
+        gpus: all GPUs that it lists, in its order.
+        problem: why it gave no answer; empty if it did.
+        is_fault: whether the problem is the fault of a GPU or its driver. A machine without a GPU has none.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    problem: str = ""
+    is_fault: bool = False
+
+
+def read_report(within_s: float = WITHIN_S) -> Report:
+    """Ask nvidia-smi for all GPUs and their health.
+
+    Args:
+        within_s: seconds in which it must answer. A driver that hangs is a fault.
+    """
+    program = shutil.which(PROGRAM)
+    if program is None:
+        return Report(problem=f"{PROGRAM} is not on PATH")
+    try:
+        exit_code, text = run_program([program, "-q", "-x"], within_s)
+    except subprocess.TimeoutExpired:
+        return Report(problem=f"{PROGRAM} did not answer within {within_s:g} s", is_fault=True)
+    except OSError as error:
+        return Report(problem=f"{PROGRAM} can't be run: {error.strerror}")
+    if "No devices were found" in text:
+        return Report()
+    shown = XML.search(text)
+    said = [line.strip() for line in XML.sub("", text).splitlines() if line.strip()]  # warnings come before or after it
+    fault = next(filter(UNREACHABLE.search, said), "")
+    with contextlib.suppress(ElementTree.ParseError):
+        if shown and not fault:  # a GPU that is lost may be missing in it
+            return parse_report(shown[0])
+    known = fault or next(iter(said), f"exit code {exit_code}")
+    return Report(problem=f"{PROGRAM} failed: {known}", is_fault=bool(fault))
+
+
+def run_program(command: list[str], within_s: float) -> tuple[int, str]:
+    """Run a command. Return its exit code and its output.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end in time. It may live on: a driver that hangs lets nobody kill it.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        encoding="utf-8", errors="replace", start_new_session=True,
+    )  # fmt: skip
+    try:
+        text, _ = process.communicate(timeout=within_s)
+        return process.returncode, text
+    finally:
+        if process.returncode is None:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def parse_report(text: str) -> Report:
+    """Return the report from the output of ``nvidia-smi -q -x``.
+
+    Raises:
+        xml.etree.ElementTree.ParseError: it is no XML.
+    """
+    return Report(tuple(_parse_gpu(index, gpu) for index, gpu in enumerate(ElementTree.fromstring(text).iter("gpu"))))
+
+
+def _parse_gpu(index: int, gpu: ElementTree.Element) -> Gpu:
+    return Gpu(
+        index,
+        uuid=_find(gpu, "uuid"),
+        name=_find(gpu, "product_name"),
+        memory=_find(gpu, "fb_memory_usage/total"),
+        is_split=_find(gpu, "mig_mode/current_mig") == "Enabled",
+        faults=tuple(dict.fromkeys(_list_faults(gpu))),
+        notes=tuple(_list_notes(gpu)),
+    )
+
+
+def _list_faults(gpu: ElementTree.Element) -> Iterator[str]:
+    values = [value.strip() for value in gpu.itertext()]
+    health = [value.strip() for name in HEALTH_FIELDS for field in gpu.iter(name) for value in field.itertext()]
+    yield from (f"nvidia-smi says {value!r}" for value in filter(UNREACHABLE.search, values))
+    yield from (f"nvidia-smi says {value!r} of its health" for value in filter(UNREADABLE.search, health))
+    if errors := _count_uncorrected(gpu, "volatile"):
+        yield f"{counted(errors, 'uncorrected ECC error')} since its last reset"
+    action = _find(gpu, "gpu_recovery_action")
+    if action not in NO_ACTION and not UNREACHABLE.search(action) and not UNREADABLE.search(action):
+        yield f"its driver asks for a recovery: {action}"
+    yield from (meaning for path, meaning in FAULTS.items() if _find(gpu, path) == "Yes")
+
+
+def _list_notes(gpu: ElementTree.Element) -> Iterator[str]:
+    yield from (meaning for path, meaning in NOTES.items() if _find(gpu, path) == "Yes")
+    if errors := _count_uncorrected(gpu, "aggregate"):
+        yield f"{counted(errors, 'uncorrected ECC error')} in its life"
+    for path, (what, reason) in COUNTS.items():
+        if number := _find_number(gpu, path):
+            yield f"{counted(number, what)} {reason}"
+
+
+def _count_uncorrected(gpu: ElementTree.Element, since: str) -> int:
+    return sum(_find_number(gpu, f"ecc_errors/{since}/{name}") for name in UNCORRECTED)
+
+
+def _find(gpu: ElementTree.Element, path: str) -> str:
+    return (gpu.findtext(path) or "").strip()
+
+
+def _find_number(gpu: ElementTree.Element, path: str) -> int:
+    value = _find(gpu, path)
+    return int(value) if value.isdecimal() else 0
