@@ -14,8 +14,9 @@ from pydantic import ValidationError
 from holdfast.cli.app import Json, app, print_json
 from holdfast.config import Compute, Determinism
 from holdfast.contract import LIMITS, TERMS, Verdict, judge, part_of, terms_on
-from holdfast.doctor import DeviceChoice, Examination, examine
+from holdfast.doctor import Examination, Finding, examine, judge_gpus
 from holdfast.errors import WrongUse
+from holdfast.gpus import read_report
 from holdfast.journal import AttemptRecord, Journal
 from holdfast.journal.finding import open_journal
 from holdfast.packages import find_versions
@@ -29,7 +30,7 @@ LINE_CHARS = 100
 
 @app.command
 def doctor(run: Annotated[str, Parameter(show_default=False)] = "", /, *, json: Json = False) -> int:
-    """Show the parts of this machine on which a run's bits depend, and measure whether equal steps give equal bits.
+    """Show what a run's bits depend on here, and its GPUs' health; measure whether equal steps give equal bits.
 
     Args:
         run: <store>/<run>, to judge whether it continues here with the bits of the machine that it was on.
@@ -37,17 +38,21 @@ def doctor(run: Annotated[str, Parameter(show_default=False)] = "", /, *, json: 
     """
     journal = open_journal(run) if run else None
     attempt = _newest_attempt(journal) if journal else None
-    examination = examine(*(_read_settings(journal) if journal else (Determinism(), "auto")))
+    determinism, compute = _read_settings(journal) if journal else (Determinism(), Compute())
+    examination = examine(determinism, compute.device)
+    gpus = judge_gpus(read_report(), compute, len(examination.environment["gpus"]))
     verdict = judge(attempt.environment, _with_packages(attempt, examination)) if attempt else None
+    is_good = examination.is_good and all(gpu.is_good is not False for gpu in gpus)
     if json:
-        print_json(_to_json(examination, attempt, verdict))
+        known = {"ok": is_good, "gpus": [asdict(gpu) for gpu in gpus]}
+        print_json(_to_json(examination, attempt, verdict) | known)
     else:
         if attempt and verdict:
             _print_verdict(run, attempt, verdict)
         else:
             _print_contract(examination.environment)
-        _print_rest(examination)
-    return 0 if examination.is_good else 2
+        _print_rest(examination, gpus)
+    return 0 if is_good else 2
 
 
 def _with_packages(attempt: AttemptRecord, examination: Examination) -> dict[str, Any]:
@@ -63,20 +68,19 @@ def _newest_attempt(journal: Journal) -> AttemptRecord:
     return journal.read_attempt(number)
 
 
-def _read_settings(journal: Journal) -> tuple[Determinism, DeviceChoice]:
-    """Return the run's last settings of determinism and device; the defaults if those were lost."""
+def _read_settings(journal: Journal) -> tuple[Determinism, Compute]:
+    """Return the run's last settings of determinism, device and ranks; the defaults if those were lost."""
     if snapshot := journal.read_snapshot():
         with contextlib.suppress(ValidationError):
             settings = Determinism.model_validate(snapshot.config.get("determinism", {}))
-            return settings, Compute.model_validate(snapshot.config.get("compute", {})).device
+            return settings, Compute.model_validate(snapshot.config.get("compute", {}))
     journal.warn("its settings can't be read; this machine is examined with the default settings")
-    return Determinism(), "auto"
+    return Determinism(), Compute()
 
 
 def _to_json(examination: Examination, attempt: AttemptRecord | None, verdict: Verdict | None) -> dict[str, Any]:
     environment = examination.environment
     return {
-        "ok": examination.is_good,
         "environment": environment,
         "contract": [asdict(term) | {"here": _show(part_of(term, environment))} for term in TERMS],
         "limits": [asdict(limit) for limit in LIMITS],
@@ -107,15 +111,21 @@ def _print_verdict(run: str, attempt: AttemptRecord, verdict: Verdict) -> None:
     print("\nholdfast doctor, without a run, says why each of them counts")
 
 
-def _print_rest(examination: Examination) -> None:
+def _print_rest(examination: Examination, gpus: Iterable[Finding]) -> None:
     device = examination.environment["device"]
     threads = counted(examination.environment["threads"], "thread")
     print("\nnot promised anywhere:\n")
     _print_columns((limit.text,) for limit in LIMITS if device in limit.on)
+    print("\nGPUs:\n")
+    _print_findings(gpus)
     print(f"\nmeasured here, on {device}, in fresh processes with {threads}:\n")
-    _print_columns((MARKS[finding.is_good], finding.what, finding.seen) for finding in examination.findings)
+    _print_findings(examination.findings)
     if not examination.is_good:
         print("\nequal steps don't give equal bits here, so a run can be neither continued nor repeated to the bit")
+
+
+def _print_findings(findings: Iterable[Finding]) -> None:
+    _print_columns((MARKS[finding.is_good], finding.what, finding.seen) for finding in findings)
 
 
 def _print_columns(rows: Iterable[tuple[str, ...]]) -> None:

@@ -203,4 +203,5 @@ def translate_errors(action: str) -> Iterator[None]:
 
 
 def _denied(action: str, error: OSError) -> StoreDenied:
-    return StoreDenied(f"can't {action}: {error.strerror or error}", hint="give a store that you may write to")
+    lacks_right, hint = isinstance(error, PermissionError), "give a store that you may write to"
+    return StoreDenied(f"can't {action}: {error.strerror or error}", hint=hint, lacks_right=lacks_right)

@@ -69,7 +69,9 @@ def translate_errors(where: str) -> Iterator[None]:
         if status == 401 or _is_about_credentials(error):
             raise StoreDenied(f"can't {where}: {text}", hint="set the cloud's usual credentials") from None
         if isinstance(error, PermissionError) or status == 403:
-            raise StoreDenied(f"can't {where}: {text}", hint="give this machine's identity the right to it") from None
+            raise StoreDenied(
+                f"can't {where}: {text}", hint="give this machine's identity the right to it", lacks_right=True
+            ) from None
         # A chained cause would show the secrets that were removed from the text.
         cause = error if text == str(error) else None
         raise StoreError(f"can't {where}: {type(error).__name__}: {text}") from cause

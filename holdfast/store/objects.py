@@ -118,6 +118,7 @@ class ObjectStore(Store):
             raise StoreDenied(
                 f"can't delete {folder} in {self.url}: {left[0]} is still there",
                 hint="give this machine's identity the right to it",
+                lacks_right=True,
             )
 
     def _options(self) -> dict[str, Any]:

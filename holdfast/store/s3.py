@@ -51,6 +51,22 @@ class S3Store(ObjectStore):
                     swept += 1
         return swept
 
+    def abort_nothing(self) -> None:
+        """Abort an upload that doesn't exist. Raises StoreDenied if the right to abort is missing."""
+        bucket, key = self._split(self._path("nothing"))
+        with contextlib.suppress(NameMissing):
+            self._call("abort_multipart_upload", Bucket=bucket, Key=key, UploadId="nothing")
+
+    @contextlib.contextmanager
+    def unfinished(self, name: str) -> Iterator[None]:
+        """Have an unfinished upload, for `sweep` to find, until the block ends."""
+        upload = self._ask(f"write {name}", lambda: self._upload(self._path(name)))
+        try:
+            yield
+        finally:
+            with contextlib.suppress(Exception):  # `sweep` has aborted it
+                upload.abort()
+
     def _uploads(self, **request: str) -> Iterator[dict[str, Any]]:
         while True:
             page = self._call("list_multipart_uploads", **request)

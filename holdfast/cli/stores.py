@@ -1,0 +1,69 @@
+"""The command ``check``: try each verb that a run needs of a store, and name the rights that are missing."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from holdfast.cli.app import Json, app, print_json
+from holdfast.errors import StoreDenied
+from holdfast.store import open_store
+from holdfast.store.trials import Trial, Trials
+from holdfast.terminal import counted
+
+# A storage's clock that differs by less than this is equal, since a request takes time and S3 tells whole seconds.
+CLOCK_S = 2.0
+
+
+@app.command
+def check(store: str, /, *, json: Json = False) -> int:
+    """Try each verb that a run needs of a store, and name the rights that are missing.
+
+    The files that it makes are in a new folder, which it deletes again. Exit code 3: a run can't use this store.
+
+    Args:
+        store: The folder or URL that will hold the runs.
+        json: Print JSON.
+    """
+    trials, done = Trials(open_store(store)), []
+    interrupted = True
+    try:
+        for trial in trials.run():
+            done.append(trial)
+            if not json:
+                print(_describe(trial), flush=True)
+        interrupted = False
+    finally:
+        if left := trials.clean(interrupted=interrupted):
+            print(f"left behind: {left}: delete it", file=sys.stderr)
+    is_good = all(trial.is_good for trial in done) and not left
+    if json:
+        print_json({"ok": is_good, "store": trials.store.url, "clock_s": trials.clock_s,
+                    "trials": [asdict(trial) for trial in done]})  # fmt: skip
+    else:
+        print("\n".join(_conclude(trials, done)))
+    return 0 if is_good else StoreDenied.exit_code
+
+
+def _describe(trial: Trial) -> str:
+    told = f"{1000 * trial.seconds:.0f} ms" if trial.outcome == "ok" else trial.message
+    if trial.rights:
+        told = f"{' or '.join(trial.rights)} is missing: {told}"
+    line = f"{trial.verb:15}  {trial.outcome:11}  {told}"
+    return f"{line}\n{'':28}  hint: {trial.hint}" if trial.hint else line
+
+
+def _conclude(trials: Trials, done: list[Trial]) -> Iterator[str]:
+    yield ""
+    clock_s = trials.clock_s
+    if clock_s is not None and abs(clock_s) > CLOCK_S:
+        yield f"the storage's clock is {abs(clock_s):.0f} s {'ahead' if clock_s > 0 else 'behind'}"
+    missing = sorted({right for trial in done for right in trial.rights if len(trial.rights) == 1})
+    if missing:
+        yield f"missing: {', '.join(missing)}"
+    bad = [trial.verb for trial in done if trial.outcome in ("denied", "failed")]
+    untried = [trial.verb for trial in done if trial.outcome == "not tried"]
+    if bad:
+        also = f", and {counted(len(untried), 'verb')} could not be tried" if untried else ""
+        yield f"a run can't use {trials.store.url}: {counted(len(bad), 'verb')} failed{also}"
+    else:
+        yield f"a run can use {trials.store.url}"
