@@ -3,6 +3,8 @@
 Importing it imports neither torch nor Prefect.
 """
 
+from typing import TYPE_CHECKING, Any
+
 import holdfast.interrupt  # noqa: F401
 from holdfast.anneal import Anneal
 from holdfast.config import RunConfig, load_config
@@ -12,7 +14,10 @@ from holdfast.probe import Limits
 from holdfast.recipe import Recipe
 from holdfast.schedule import Schedule
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from holdfast.training.run import Run, Step
+
+__version__ = "0.2.0"
 
 __all__ = [
     "Anneal",
@@ -20,9 +25,20 @@ __all__ = [
     "HoldfastError",
     "Limits",
     "Recipe",
+    "Run",
     "RunConfig",
     "Schedule",
+    "Step",
     "fingerprint",
     "load_config",
     "validate_fingerprint",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return `Run` or `Step`, whose module imports torch, when they are first asked for."""
+    if name not in ("Run", "Step"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import holdfast.training.run
+
+    return getattr(holdfast.training.run, name)

@@ -60,6 +60,8 @@ def describe_built(training: "Training") -> dict[str, Any]:
     seen = {id(each) for each in (recipe.optimizer, *recipe.model.modules(), *recipe.extras.values())}
     for name in ("loss", "after_step", "collate"):
         found |= _walk(name, getattr(recipe, name), seen)
+    if training.kept is not None:
+        found |= _describe_function("loop", training.kept.function, seen)
     found |= _describe_optimizer(recipe.optimizer)
     if dataclasses.is_dataclass(recipe.schedule):
         found |= _walk("schedule", recipe.schedule, seen)

@@ -35,6 +35,7 @@ FIELD_CLASSES: dict[str, FieldClass] = {
     "retention": "operational",
     "compute.device": "operational",
     "compute.loader_workers": "operational",
+    "compute.gpu_health": "operational",
     "resume": "operational",
     "preemption": "operational",
     "supervision": "operational",

@@ -7,9 +7,18 @@ import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from holdfast.errors import ConfigError
 from holdfast.hints import hint_for
@@ -145,8 +154,10 @@ class Compute(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Device to train on. auto takes a GPU if there is one."
     )
-    ranks: Processes = Field(
-        1, ge=1, description="Number of training processes. torchrun starts them if there are several."
+    ranks: Literal["all"] | Annotated[Processes, Field(ge=1)] = Field(
+        1,
+        description='Number of training processes. "all" is one for each visible GPU, or one without a GPU. '
+        "torchrun starts them if there are several.",
     )
     mixed_precision: Literal["no", "bf16", "fp16"] = Field(
         "no", description="Precision of accelerate's autocast. fp16 needs a GPU and adds a gradient scaler."
@@ -157,6 +168,25 @@ class Compute(Section):
         description="Processes that load data, for each rank; 0 loads in the rank. "
         "The number never changes the trained bytes.",
     )
+    gpu_health: Literal["refuse", "warn"] = Field(
+        "refuse",
+        description="What to do if nvidia-smi reports a fault of a GPU that the run takes: refuse to train on it, or "
+        "warn of it.",
+    )
+
+    @field_validator("ranks", mode="wrap")
+    @classmethod
+    def _is_a_number_or_all(cls, ranks: object, validate: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return validate(ranks)
+        except ValidationError:  # one line instead of one for each type
+            raise ValueError('expected a number from 1 to 1024, or "all"') from None
+
+    @property
+    def rank_count(self) -> int:
+        """Return the number of ranks, which `holdfast.gpus.settle_ranks` has put in place of "all"."""
+        assert self.ranks != "all", "the number of ranks is not settled yet"
+        return self.ranks
 
 
 class Resume(Section):
@@ -259,8 +289,8 @@ class RunConfig(Section):
     """One training run: what to train, how long, and where it lies."""
 
     recipe: str = Field(
-        description="Function that builds what to train, as module:attribute.",
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$",
+        description="Function that builds or trains the model, as module:function or file.py:function.",
+        pattern=r"^([A-Za-z_][\w.]*|[^:]*[\w-]\.py):[A-Za-z_][\w.]*$",
     )
     run: str = Field(
         description="Name of the run, and of its folder on the store.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"

@@ -14,11 +14,12 @@ from holdfast.config import RunConfig
 from holdfast.drift import check_drift, is_accepted, is_harmless
 from holdfast.errors import ConfigDrift, ConfigError, NameMissing, RecordDamaged, WrongUse
 from holdfast.fingerprint import fingerprint
+from holdfast.gpus import settle_ranks
 from holdfast.imports import find_file
 from holdfast.journal import AttemptRecord, Commit, ConfigRecord, Journal
 from holdfast.opened import describe_file
 from holdfast.packages import describe_holdfast, find_versions
-from holdfast.recipe import default_settings, find_recipe, resolve_settings
+from holdfast.recipe import default_settings, find_program, resolve_settings, split_recipe
 from holdfast.recorded import compare_records, compare_sources
 from holdfast.sources import hash_sources
 from holdfast.store import open_store
@@ -57,6 +58,7 @@ def judge(journal: Journal, config: RunConfig) -> Judged:
     Raises:
         RecordDamaged, WrongUse: the run's saved settings are lost.
     """
+    config = settle_ranks(config)
     newest = journal.newest()
     saved = _read_trained_with(journal, newest)
     with contextlib.redirect_stdout(sys.stderr):  # a recipe may print when it is imported
@@ -111,7 +113,7 @@ def _identify(
     # Find recipes in the working directory, as `python -m` does. A console script searches its own folder instead.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    settings = resolve_settings(find_recipe(config.recipe), config.settings)
+    settings = resolve_settings(find_program(config.recipe), config.settings)
     ancestor = find_ancestor(journal, config.store, config.init_from, newest)
     identity, defaults = identify(config, settings, default_settings(config.recipe), ancestor)
     if "data" in saved.identity:
@@ -126,7 +128,7 @@ def _compare_recorded(journal: Journal, newest: Commit, config: RunConfig) -> tu
     names: dict[str, str] = saved.get("sources", {})
     if not names:
         return [], [*notes, "the code isn't compared: there is none on record"]
-    folder = Path(find_file(config.recipe.partition(":")[0])).resolve().parent
+    folder = Path(find_file(split_recipe(config.recipe)[0])).resolve().parent
     sources = hash_sources(names, folder)
     listed: dict[str, Any] = saved.get("files", {})
     files = {name: entry for name in listed if (entry := _describe_recorded_file(name, folder))}

@@ -50,6 +50,7 @@ _ROWS = (
     Reason("out_of_memory", "the recipe asked for more memory than there is", FAILURE),
     Reason("recipe_failed", "the recipe's own code raised an error", FAILURE),
     Reason("unhealthy", "a health signal left its limits", FAILURE),
+    Reason("gpu_unhealthy", "a GPU of its machine, or its driver, reports a fault", FAILURE),
     Reason("no_progress", "the same failure came at the same step again", FAILURE),
     Reason("store_failed", "the storage refused or failed", FAILURE),
     Reason("stopped", "it ended early for another reason", FAILURE),

@@ -27,6 +27,7 @@
         ├── OutOfMemory              (MemoryError)        the recipe asked for more than there is; retryable
         ├── RecipeFailed             (RuntimeError)       the recipe's own code raised; retryable
         ├── Unhealthy                (RuntimeError)       a health signal left its limits; retryable
+        ├── GpuUnhealthy             (RuntimeError)       a GPU that a run would take reports a fault
         ├── NoProgress               (RuntimeError)       the same failure at the same step again
         └── Superseded               (RuntimeError)       a later attempt owns the run
 
@@ -188,6 +189,12 @@ class Unhealthy(RunStopped, RuntimeError):
 
     is_retryable = True
     reason = "unhealthy"
+
+
+class GpuUnhealthy(RunStopped, RuntimeError):
+    """A GPU that a run would take, or its driver, reports a fault."""
+
+    reason = "gpu_unhealthy"
 
 
 class NoProgress(RunStopped, RuntimeError):

@@ -6,13 +6,18 @@ state               alive while                                                a
 ``RUNNING``         a new sign of life arrives within `LOST_AFTER_S`           lost: crashed (*vanished*)
 ``CANCELLING``      a new sign of life arrives within `CANCELLED_AFTER_S`      lost: cancelled
 ``PENDING``         its worker starts it within `NOT_BEGUN_AFTER_S`            lost: crashed (*vanished*)
+``PREPARING``       its cluster finds a machine within `NOT_PLACED_AFTER_S`    lost: crashed (*vanished*)
 ``SCHEDULED``       it waits for a worker, without a limit                     -
 ``PAUSED``          it waits for a person, without a limit                     -
+``VANISHED``        its last new mark is at most `DOUBTED_FOR_S` old           ended
 ==================  =========================================================  ================================
 
 A sign of life is a change that the watcher sees: of the state, or of a mark that the process renews every few seconds.
 The watcher reads only its own monotonic clock and never compares the clocks of two machines. A false alarm costs only
 work: the next attempt fences the last one off.
+
+``VANISHED`` is the verdict of another watcher, an automation of the server. It may be wrong after the server itself was
+away. A process that finds itself called vanished sets its state back (`tasks.heartbeat`).
 """
 
 import enum
@@ -30,12 +35,22 @@ LOST_AFTER_S = 10 * EVERY_S
 CANCELLED_AFTER_S = 5 * EVERY_S
 # A worker starts a process within seconds; pulling a container image takes longer.
 NOT_BEGUN_AFTER_S = 120.0
+# A cluster takes minutes to add a machine with a GPU and to pull the image. While the cloud has no spot machine, it may
+# take hours: then another attempt begins to wait in place of this one.
+NOT_PLACED_AFTER_S = 3600.0
 # After a longer gap between two looks (the server or the watcher's machine was away) the window begins again.
 LONGEST_GAP_S = 10.0
+# Shorter than the automation's window of 10 s, so that a process that is really gone is not waited for again.
+DOUBTED_FOR_S = 3 * EVERY_S
 # A live worker signals the process of a cancelled flow run sooner than this. A dead worker never does.
 SIGNALLED_WITHIN_S = 10.0
 
-WINDOWS_S = {"RUNNING": LOST_AFTER_S, "CANCELLING": CANCELLED_AFTER_S, "PENDING": NOT_BEGUN_AFTER_S}
+WINDOWS_S = {
+    "RUNNING": LOST_AFTER_S,
+    "CANCELLING": CANCELLED_AFTER_S,
+    "PENDING": NOT_BEGUN_AFTER_S,
+    "PREPARING": NOT_PLACED_AFTER_S,
+}
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
@@ -59,7 +74,7 @@ class Watch:
         self.silent_s = 0.0
         self.has_beaten = False
         self._seen: tuple[object, object] | None = None
-        self._heard_at = self._looked_at = -math.inf
+        self._heard_at = self._marked_at = self._looked_at = -math.inf
 
     def judge(self, kind: str, state: object, mark: object, now: float) -> Verdict:
         """Return the verdict on what was read just now.
@@ -70,12 +85,16 @@ class Watch:
             mark: the value that the process renews.
             now: the time on the watcher's monotonic clock, in seconds.
         """
-        self.has_beaten = self.has_beaten or (self._seen is not None and mark != self._seen[1])
-        if (state, mark) != self._seen or now - self._looked_at > LONGEST_GAP_S:
+        is_new_mark = self._seen is not None and mark != self._seen[1]
+        is_back = now - self._looked_at > LONGEST_GAP_S
+        if is_back or (state, mark) != self._seen:
             self._heard_at = now
+        if is_new_mark or (is_back and self._seen is not None):
+            self._marked_at = now
+        self.has_beaten = self.has_beaten or is_new_mark
         self._seen, self._looked_at = (state, mark), now
         self.silent_s = now - self._heard_at
-        if kind in FINAL:
+        if kind in FINAL or (kind == "VANISHED" and now - self._marked_at > DOUBTED_FOR_S):
             return Verdict.ENDED
         return Verdict.LOST if self.silent_s > WINDOWS_S.get(kind, math.inf) else Verdict.ALIVE
 

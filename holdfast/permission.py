@@ -3,8 +3,8 @@
 ``HOLDFAST_ALLOWED_RECIPES``: module paths or recipes, for example ``my_models, holdfast.recipes.language:language``.
 ``HOLDFAST_ALLOWED_STORES``: folders or URLs, for example ``/data/runs, s3://team/runs``.
 
-Entries are prefixes, separated by commas. A recipe's prefix ends at a dot, a colon or the end of the name; a store's
-at a ``/`` or the end. An unset variable restricts nothing; an empty one allows nothing.
+Entries are prefixes, separated by commas. A recipe's prefix ends at a dot, a colon or the end of the name, and a file's
+at a ``/``, too; a store's at a ``/`` or the end. An unset variable restricts nothing; an empty one allows nothing.
 """
 
 import os
@@ -24,7 +24,14 @@ SAME_SCHEME = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "file": ""
 def check_recipe(name: str) -> None:
     """Raise RecipeError unless the operator allows a recipe. The recipe is not imported."""
     allowed = _entries(RECIPES)
-    if allowed is None or any(name == entry or name.startswith((f"{entry}.", f"{entry}:")) for entry in allowed):
+    if allowed is None:
+        return
+    module, _, attribute = name.rpartition(":")
+    ends: tuple[str, ...] = (".", ":")
+    if module.endswith(".py"):  # a file: without .. and links, as a store's folder
+        name, ends = f"{os.path.realpath(module)}:{attribute}", (":", "/")
+        allowed = [os.path.realpath(entry) if "/" in entry or entry.endswith(".py") else entry for entry in allowed]
+    if any(name == entry or name.startswith(tuple(entry + end for end in ends)) for entry in allowed):
         return
     raise RecipeError(f"recipe {name!r} is not allowed on this machine", hint=_hint(RECIPES, allowed))
 

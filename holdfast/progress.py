@@ -64,7 +64,7 @@ class ProgressView(Observer):
     def progressed(self, attempt: Attempt, progress: Progress) -> None:
         built = attempt.ranks.built
         units_per_s = progress.steps_per_s * built.samples_per_step * built.sample_size
-        numbers = f"loss {progress.loss:.4f}  {units_per_s:,.0f} {built.unit}/s"
+        numbers = f"{progress.loss_text}{units_per_s:,.0f} {built.unit}/s"
         self._bar.update(self._task, completed=progress.step, numbers=numbers)
         if not console.is_terminal and time.monotonic() - self._last_line > PLAIN_LINE_EVERY_S:
             log.info("step %d of %d: %s", progress.step, attempt.total_steps, numbers)

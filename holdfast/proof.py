@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from holdfast.audit import describe_difference
-from holdfast.rank.messages import Found
+from holdfast.rank.messages import CARRIED, Found
 
 CHANGED = "changed in these steps"
 COPY = "has the shape of the model, like an average or a target network that changes now and then"
@@ -28,6 +28,7 @@ class Proof(BaseModel):
         different: names of the values that differ at the end, or that the gate names.
         lost: unregistered state that changed or looks like a copy of the model, a line each.
         unchanged: unregistered state that didn't change, a line each.
+        carried: variables that a loop carries from step to step and doesn't keep, each after its file and line.
         not_reached: what this proof didn't try, a line each.
         environment: the machine and the versions of both runs.
     """
@@ -52,6 +53,7 @@ class Proof(BaseModel):
     different: list[str] = []
     lost: list[str] = []
     unchanged: list[str] = []
+    carried: list[str] = []
     not_reached: list[str] = []
     environment: dict[str, Any]
 
@@ -70,6 +72,7 @@ class Proof(BaseModel):
         rows = [("content id", self.straight), ("settings", self.config_fingerprint), ("ran on", self._machine())]
         rows += [("not reached", line) for line in self.not_reached] if self.is_proved else []
         rows += [("but", line) for line in self.unchanged]
+        rows += [("but", f"{name} {CARRIED}") for name in self.carried]
         rows += [("again with", f"--seed {self.seed} --steps {self.steps} --kills {len(self.kills)}")]
         return "\n".join([*lines, *(f"  {name:12}{value}" for name, value in rows)])
 

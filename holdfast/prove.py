@@ -16,6 +16,7 @@ from holdfast.attempt.lineage import Present, describe_present
 from holdfast.checkpoint import Saved
 from holdfast.config import Log, RunConfig
 from holdfast.errors import ConfigError, GateTripped, HoldfastError
+from holdfast.gpus import check_gpus, settle_ranks
 from holdfast.journal import Commit, Journal
 from holdfast.probe import Gate
 from holdfast.proof import Proof, judge_unregistered, list_not_reached
@@ -41,6 +42,8 @@ def prove(config: RunConfig, steps: int, kills: int, seed: int | None = None) ->
     """
     if steps < 2 or kills < 1:
         raise ConfigError(f"--steps {steps} --kills {kills}: expected at least 2 steps and 1 kill")
+    config = settle_ranks(config)
+    check_gpus(config.compute)
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         straight = _Run(config, folder, "straight", [steps])
@@ -102,6 +105,7 @@ class _Run:
         self.steps_per_epoch = 0
         self.resumed_from: list[int] = []
         self._examined: list[Examined] = []
+        self._carried: list[str] = []
 
     @property
     def content_id(self) -> str:
@@ -126,11 +130,12 @@ class _Run:
         examined, compute, environment = self._examined[0], self._config.compute, self._present.environment
         epoch, own_epoch = self.steps_per_epoch, examined.own_steps_per_epoch
         return {
+            "carried": self._carried,
             "config_fingerprint": self._present.fingerprint, "environment": environment,
             "steps_per_epoch": epoch, "own_steps_per_epoch": own_epoch,
             "not_reached": list_not_reached(
                 self._chunks[-1], epoch, own_epoch, examined.events,
-                compute.ranks, compute.loader_workers, environment["device"],
+                compute.rank_count, compute.loader_workers, environment["device"],
             ),
         }  # fmt: skip
 
@@ -164,7 +169,7 @@ class _Run:
     def _resume(self, ranks: Ranks) -> Line:
         built = ranks.expect(Ready)
         self._present = present = describe_present(self._config, built, None)
-        self.steps_per_epoch = built.steps_per_epoch
+        self.steps_per_epoch, self._carried = built.steps_per_epoch, built.carried
         self._journal.begin(self._config.recipe)
         number = self._journal.attempts() + 1
         self._journal.claim_attempt(number, "prove", "", os.getpid(), present.environment)

@@ -1,15 +1,17 @@
-"""The `Recipe`, which says what to train, and the search for the function that builds it, by ``module:attribute``.
+"""The `Recipe`, which says what to train, and the search for a run's function, by ``module:attribute``.
 
-Only a function annotated to return a `Recipe` is called, so that a configuration can't call other code, such as
-``os:system``.
+Only a function is called that is annotated to return a `Recipe`, or to take a `Run`, so that a configuration can't call
+other code, such as ``os:system``.
 """
 
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ConfigDict, ValidationError, create_model
@@ -119,30 +121,30 @@ class Recipe:
         return metric.endswith("_s") or metric in self.measured
 
 
-RecipeBuilder = Callable[..., Recipe]
+Function = Callable[..., Any]
 
 
-def find_recipe(name: str) -> RecipeBuilder:
+def find_program(name: str) -> Function:
     """Import the module of ``module:attribute`` and return the function.
 
     Raises:
         RecipeError: the operator doesn't allow the recipe (then nothing is imported); the module can't be imported (if
             its own code raised, the message names the line) or lacks the attribute; or the function isn't annotated to
-            return a `Recipe`.
+            return a `Recipe` or to take a `Run`.
     """
     check_recipe(name)
-    module_name, _, attribute = name.partition(":")
+    module_name, attribute = split_recipe(name)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise _make_error(name, error) from error
+            raise make_build_error(name, error) from error
         raise RecipeError(
             f"recipe {name!r}: there is no module {error.name}",
             hint="run from the folder that holds it, or put that folder on PYTHONPATH",
         ) from None
     except Exception as error:
-        raise _make_error(name, error) from error
+        raise make_build_error(name, error) from error
     try:
         builder = getattr(module, attribute)
     except AttributeError:
@@ -152,15 +154,38 @@ def find_recipe(name: str) -> RecipeBuilder:
         ) from None
     if not callable(builder):
         raise RecipeError(f"recipe {name!r}: expected a function, found a {type(builder).__name__}")
-    if not returns_recipe(builder):
+    if not returns_recipe(builder) and not takes_run(builder):
         raise RecipeError(
-            f"recipe {name!r} is not called: it doesn't say that it returns a Recipe",
-            hint=f"annotate it: def {attribute}(...) -> Recipe",
+            f"recipe {name!r} is not called: it doesn't say that it returns a Recipe or takes a Run",
+            hint=f"annotate it: def {attribute}(...) -> Recipe, or def {attribute}(run: holdfast.Run)",
         )
     return builder  # type: ignore[no-any-return]
 
 
-def returns_recipe(builder: Callable[..., Any]) -> bool:
+def split_recipe(name: str) -> tuple[str, str]:
+    """Return the names of a recipe's module and function. A file's folder goes to the front of ``sys.path``.
+
+    Raises:
+        RecipeError: there is no such file, or a module of its name is loaded from elsewhere.
+    """
+    module, _, attribute = name.rpartition(":")
+    if not module.endswith(".py"):
+        return module, attribute
+    path = Path(module).resolve()
+    if not path.is_file():
+        raise RecipeError(f"recipe {name!r}: there is no file {module}", hint=f"paths are relative to {Path.cwd()}")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    loaded = getattr(sys.modules.get(path.stem), "__file__", None)
+    if path.stem in sys.modules and (loaded is None or Path(loaded).resolve() != path):
+        raise RecipeError(
+            f"recipe {name!r}: another module {path.stem} is loaded, from {loaded or 'Python itself'}",
+            hint="give the file another name",
+        )
+    return path.stem, attribute
+
+
+def returns_recipe(builder: Function) -> bool:
     """Return whether a callable is annotated to return a `Recipe`, or is a subclass of it.
 
     The annotation may be in quotes, even if only a type checker can resolve it. For a `functools.partial`, a decorated
@@ -168,30 +193,76 @@ def returns_recipe(builder: Callable[..., Any]) -> bool:
     """
     if isinstance(builder, type):
         return issubclass(builder, Recipe)
-    while isinstance(builder, functools.partial):
-        builder = builder.func
-    builder = inspect.unwrap(builder)
-    function: Any = builder if inspect.isroutine(builder) else type(builder).__call__
-    found = getattr(function, "__annotations__", {}).get("return")
+    function = _find_inner(builder)
+    found = _resolve(getattr(function, "__annotations__", {}).get("return"), function)
+    if isinstance(found, str):
+        return _is_last_part(found, "Recipe")
+    return isinstance(found, type) and issubclass(found, Recipe)
+
+
+def takes_run(function: Function) -> bool:
+    """Return whether a callable has a parameter that is annotated as a `Run`."""
+    return _run_parameter(function) is not None
+
+
+def _run_parameter(function: Function) -> str | None:
+    if isinstance(function, type):
+        return None
+    inner = _find_inner(function)
+    annotations: dict[str, Any] = getattr(inner, "__annotations__", {})
+    for name, annotation in annotations.items():
+        found = _resolve(annotation, inner)
+        is_class = isinstance(found, type) and (found.__module__, found.__name__) == ("holdfast.training.run", "Run")
+        if name != "return" and (is_class or (isinstance(found, str) and _is_last_part(found, "Run"))):
+            return name
+    return None
+
+
+def _find_inner(function: Any) -> Any:
+    """Return the function inside a `functools.partial`, a decorated function or an object with ``__call__``."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
+def _resolve(annotation: Any, function: Any) -> Any:
+    """Return what an annotation stands for; the annotation itself if only a type checker can resolve it."""
+    found = annotation
     try:
         for _ in range(2):  # twice, for quotes in a module with postponed annotations
             if isinstance(found, str):
                 found = eval(found, getattr(function, "__globals__", {}))
-    except Exception:  # a name that only a type checker can resolve
-        return str(found).strip("'\"").rpartition(".")[2] == Recipe.__name__
-    return isinstance(found, type) and issubclass(found, Recipe)
+    except Exception:
+        return str(found)
+    return found
 
 
-def resolve_settings(builder: RecipeBuilder, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Check settings against a recipe's signature and return them together with the defaults of the others.
+def _is_last_part(annotation: str, name: str) -> bool:
+    return annotation.strip("'\"").rpartition(".")[2] == name
+
+
+def _list_parameters(function: Function) -> list[inspect.Parameter]:
+    """Return a function's parameters, without the one for its `Run`."""
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters
+    except Exception:  # an annotation that only a type checker can resolve
+        parameters = inspect.signature(function).parameters
+    run_parameter = _run_parameter(function)
+    return [each for name, each in parameters.items() if name != run_parameter]
+
+
+def resolve_settings(builder: Function, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Check settings against a function's signature and return them together with the defaults of the others.
+
+    A function whose only parameter is its `Run` reads its settings there, and takes any.
 
     Raises:
         RecipeError: a setting is unknown (the hint names the nearest known one), missing, or of the wrong type.
     """
-    try:
-        parameters = inspect.signature(builder, eval_str=True).parameters.values()
-    except Exception:  # an annotation that only a type checker can resolve
-        parameters = inspect.signature(builder).parameters.values()
+    parameters = _list_parameters(builder)
+    if not parameters and takes_run(builder):
+        return {}
     fields: dict[str, Any] = {}
     for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -224,14 +295,14 @@ def build_recipe(name: str, settings: Mapping[str, Any]) -> tuple[Recipe, dict[s
     Raises:
         RecipeError: the recipe can't be found, its settings are wrong, or its code raised.
     """
-    builder = find_recipe(name)
+    builder = find_program(name)
     resolved = resolve_settings(builder, settings)
     try:
         recipe = builder(**resolved)
     except HoldfastError:
         raise
     except Exception as error:
-        raise _make_error(name, error) from error
+        raise make_build_error(name, error) from error
     if not isinstance(recipe, Recipe):
         raise RecipeError(f"recipe {name!r}: expected a holdfast.Recipe, found a {type(recipe).__name__}")
     return recipe, resolved
@@ -239,11 +310,12 @@ def build_recipe(name: str, settings: Mapping[str, Any]) -> tuple[Recipe, dict[s
 
 def default_settings(name: str) -> dict[str, Any]:
     """Return the default values of a recipe's settings."""
-    parameters = inspect.signature(find_recipe(name)).parameters.values()
+    parameters = _list_parameters(find_program(name))
     return {each.name: each.default for each in parameters if each.default is not each.empty}
 
 
-def _make_error(name: str, error: Exception) -> RecipeError:
+def make_build_error(name: str, error: Exception) -> RecipeError:
+    """Return the error for a function that raised before its first step."""
     return RecipeError(
         f"recipe {name!r} can't be built: {describe_error(error)}", hint="the traceback is in the attempt's log"
     )

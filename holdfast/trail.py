@@ -10,7 +10,7 @@ from typing import Any
 Line = Mapping[str, Any]
 
 # The fields of a line, causes before effects. A difference in ``state`` is named by its components.
-CAUSES = ("samples", "lrs", "anneals", "loss", "grad_norm", "state", "rng", "metrics")
+CAUSES = ("samples", "lrs", "anneals", "loss", "grad_norm", "logged", "state", "rng", "metrics")
 # The first parts of the components' names, in the order in which a difference spreads within a step.
 COMPONENTS = ("buffers", "optimizer", "model", "schedulers", "scaler", "extras")
 

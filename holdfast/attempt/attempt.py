@@ -29,6 +29,7 @@ from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
 from holdfast.endings import Ending
 from holdfast.errors import (
+    ConfigDrift,
     HoldfastError,
     NameTaken,
     OutOfMemory,
@@ -36,6 +37,7 @@ from holdfast.errors import (
     RecipeFailed,
     Unhealthy,
 )
+from holdfast.gpus import explain_ranks, settle_ranks
 from holdfast.interval import FIRST_STEPS, History
 from holdfast.journal import Commit, Journal
 from holdfast.preemption import Notice
@@ -80,6 +82,7 @@ class Attempt:
         self._pipeline = Pipeline(self._choose_stop)
         self._stopping = Stopping.TRAINING
         self._is_claimed = False
+        self._takes_all_gpus = config.compute.ranks == "all"
         self._failures = Failures()
         self._history: History | None = None  # of an automatic chunk length
         self._line: Line | None = None
@@ -155,7 +158,9 @@ class Attempt:
 
     def _build(self) -> Known:
         """Start the ranks and open the line of commits; return how the run stood before."""
-        config = self.config
+        config = self.config = self.ranks.config = settle_ranks(self.config)
+        if self._takes_all_gpus:
+            log.info('compute.ranks = "all" is %d here', config.compute.rank_count)
         signing_key = load_signing_key(config.signing_key) if config.signing_key else None
         trusted_keys = [load_trusted_key(source) for source in config.resume.trusted_keys]
         known = Known.read(self.journal)
@@ -178,7 +183,10 @@ class Attempt:
         lineage: dict[str, Any] = {}
         if newest is not None:
             past = Past.read(self.journal, newest, self.line.read_metadata)
-            lineage["drift"] = judge_drift(past, present, self.config, known.epochs)
+            try:
+                lineage["drift"] = judge_drift(past, present, self.config, known.epochs)
+            except ConfigDrift as error:
+                raise (explain_ranks(error) if self._takes_all_gpus else error) from None
             if self._is_verified_end(newest):
                 self.line.check_trusted(newest)
                 self.line.head = newest

@@ -61,9 +61,12 @@ class Known:
 
 def describe_built(built: Ready, epochs: int) -> str:
     """Return what the ranks have built, for a person."""
-    samples = f"{built.data['samples']:,} samples" if "samples" in built.data else "a stream"
-    epochs_of = f"{epochs} epochs of {built.steps_per_epoch} steps"
-    return f"{built.model_params:,} parameters, {samples}, {epochs_of}, on {built.device}"
+    parts = [f"{built.model_params:,} parameters", f"{epochs} epochs of {built.steps_per_epoch} steps"]
+    if "samples" in built.data:
+        parts.insert(1, f"{built.data['samples']:,} samples")
+    elif "loader_workers" in built.data:
+        parts.insert(1, "a stream")
+    return f"{', '.join(parts)}, on {built.device}"
 
 
 def describe_beginning(head: Commit | None, total_steps: int) -> str:

@@ -50,8 +50,17 @@ class Share:
     ranks: int = 1
 
     def of(self, items: Any) -> Any:
-        """Return the rank's slice of the micro-batch's samples or indices."""
-        size = self.batch_size // self.ranks
+        """Return the rank's slice of the micro-batch's samples or indices.
+
+        Raises:
+            RecipeError: the ranks can't share them out evenly.
+        """
+        size, rest = divmod(len(items), self.ranks)
+        if rest:
+            raise RecipeError(
+                f"a batch of {len(items)} samples can't be shared out evenly to {self.ranks} ranks",
+                hint="drop_last=True, or another batch_size",
+            )
         return items[self.rank * size : (self.rank + 1) * size]
 
 
@@ -96,7 +105,7 @@ class Batches:
                 hint="the recipe's data has changed since the checkpoint was written",
             )
         if self._order is not None:
-            self._start(_Samples(self._data, self._collate, self._seed, self._share.rank), step, stop)
+            self._start(Samples(self._data, self._collate, self._seed, self._share.rank), step, stop)
             return False
         self._start(_Stream(self._data, self._collate, self._share, self._seed), step, stop, saved)
         return saved is None and step > 0 and self._skip(step * self._grad_accum, watch)
@@ -105,20 +114,7 @@ class Batches:
         sampler = None
         if self._order is not None:
             sampler = _StepSampler(self._order, self._share, step, stop)
-        if self._workers:
-            shorten_socket_paths()
-        self._loader = StatefulDataLoader(
-            data,
-            batch_size=None if sampler is None else 1,
-            batch_sampler=sampler,
-            collate_fn=_return_unchanged,
-            num_workers=self._workers,
-            worker_init_fn=_ignore_signals,
-            # Without a generator, the loader's iterator draws its base seed from the global one.
-            generator=torch.Generator().manual_seed(self._seed),
-            multiprocessing_context="spawn" if self._workers else None,
-            pin_memory=torch.cuda.is_available(),
-        )
+        self._loader = make_loader(data, sampler, self._workers, self._seed)
         if saved is not None:
             self._loader.load_state_dict(saved)
         self._batches = iter(self._loader)
@@ -142,15 +138,39 @@ class Batches:
         assert self._order is not None
         share = Share(self._share.batch_size, 0, self._share.ranks)
         indices = share.of(self._order.step_indices(0)[0]).tolist()
-        return _Samples(self._data, self._collate, self._seed, 0).__getitems__(_Indices(0, indices))[1]
+        return Samples(self._data, self._collate, self._seed, 0).__getitems__(Indices(0, indices))[1]
 
     def state_dict(self) -> Any:
         """Return the position of a stream that keeps its own; None for other data, whose position is the step."""
         return self._loader.state_dict() if self.has_state and self._loader is not None else None
 
 
+def make_loader(data: Any, requests: Any, workers: int, seed: int) -> Any:
+    """Return a loader whose iterator gives what the data returns, unchanged, and draws no random number.
+
+    Args:
+        data: a map-style dataset whose ``__getitems__`` answers a request, or a stream.
+        requests: an iterable of requests; None for a stream.
+        workers: the number of loader processes.
+    """
+    if workers:
+        shorten_socket_paths()
+    return StatefulDataLoader(
+        data,
+        batch_size=None if requests is None else 1,
+        batch_sampler=requests,
+        collate_fn=_return_unchanged,
+        num_workers=workers,
+        worker_init_fn=_ignore_signals,
+        # Without a generator, the loader's iterator draws its base seed from the global one.
+        generator=torch.Generator().manual_seed(seed),
+        multiprocessing_context="spawn" if workers else None,
+        pin_memory=torch.cuda.is_available(),
+    )
+
+
 @dataclass(frozen=True)
-class _Indices:
+class Indices:
     """A request for a micro-batch: its number in the whole run, and the indices of the rank's samples."""
 
     number: int
@@ -163,16 +183,16 @@ class _StepSampler:
     def __init__(self, order: Order, share: Share, start: int, stop: int) -> None:
         self._order, self._share, self._start, self._stop = order, share, start, stop
 
-    def __iter__(self) -> Iterator[_Indices]:
+    def __iter__(self) -> Iterator[Indices]:
         for step in range(self._start, self._stop):
             for number, micro_batch in enumerate(self._order.step_indices(step), step * self._order.grad_accum):
-                yield _Indices(number, self._share.of(micro_batch).tolist())
+                yield Indices(number, self._share.of(micro_batch).tolist())
 
     def __len__(self) -> int:
         return (self._stop - self._start) * self._order.grad_accum
 
 
-class _Samples:
+class Samples:
     """A map-style dataset that returns a whole, collated micro-batch with its name."""
 
     def __init__(self, data: Any, collate: Collate, seed: int, rank: int) -> None:
@@ -181,7 +201,7 @@ class _Samples:
     def __len__(self) -> int:
         return len(self._data)
 
-    def __getitems__(self, asked: _Indices) -> tuple[str, Any]:
+    def __getitems__(self, asked: Indices) -> tuple[str, Any]:
         with seeded(self._seed, asked.number, self._rank):
             fetch = getattr(self._data, "__getitems__", None)
             samples = fetch(asked.indices) if fetch else [self._data[index] for index in asked.indices]

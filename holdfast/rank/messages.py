@@ -17,6 +17,8 @@ from holdfast.journal import Commit
 from holdfast.probe import Gate, Probe
 
 SHOWN_LETTERS = 80
+# What is said of each name in `Ready.carried`.
+CARRIED = "is carried from step to step and not kept; if a step depends on it, keep it: in a dict, if it is a number"
 
 
 class Message(BaseModel):
@@ -109,6 +111,7 @@ class Ready(Message):
         unit: the name of the unit, such as tokens.
         device: torch's name of the model's device.
         environment: the machine and the record of code, packages, files and built values; see `holdfast.rank.record`.
+        carried: the variables that a loop carries from step to step and doesn't keep, each after its file and line.
     """
 
     settings: dict[str, Any]
@@ -121,6 +124,7 @@ class Ready(Message):
     model_params: int
     device: str
     environment: dict[str, Any]
+    carried: list[str] = []
 
 
 class Restored(Message):
@@ -149,13 +153,18 @@ class Progress(Message):
     """A step is done.
 
     Attributes:
-        loss: the step's mean loss; may be NaN or infinite.
+        loss: the step's mean loss; may be NaN or infinite; None if a loop logs none.
         steps_per_s: the mean speed since the order to train.
     """
 
     step: int
-    loss: float
+    loss: float | None
     steps_per_s: float
+
+    @property
+    def loss_text(self) -> str:
+        """Return the loss for a person, with two spaces after it; empty if there is none."""
+        return "" if self.loss is None else f"loss {self.loss:.4f}  "
 
 
 class Evaluated(Message):

@@ -21,8 +21,8 @@ MARGIN_S = 1.0
 class Orders:
     """The orders for all ranks, one after the other; `Save` and `Stop` take effect at once.
 
-    Iterate over it to get the orders. The iteration ends with an `End`, with a `Stop` that has no deadline, on SIGTERM
-    and when standard input ends.
+    Iterate over it to get the orders. The iteration ends with an `End`, with a `Stop` that has no deadline, on SIGTERM,
+    when standard input ends, and with a line that is no order: see `check`.
     """
 
     def __init__(self, training: Training, report: Callable[[Saved], None]) -> None:
@@ -34,6 +34,7 @@ class Orders:
         self._report = report
         self._several = training.accelerator.num_processes > 1
         self._queue: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._failure: Exception | None = None  # of the thread that reads
         self._stop_at = math.inf  # of time.monotonic()
         self._saving = threading.Event()
         self._last_pause = math.inf
@@ -56,6 +57,8 @@ class Orders:
                         break
                     else:
                         self._stop_at = min(self._stop_at, time.monotonic() + order.within_s)
+        except Exception as error:
+            self._failure = error
         finally:
             self._stop()
 
@@ -116,3 +119,12 @@ class Orders:
         if self._several:
             broadcast_object_list(orders)
         return orders[0]
+
+    def check(self) -> None:
+        """Raise the error that ended the orders, if any.
+
+        Raises:
+            RunStopped: a line was no order.
+        """
+        if self._failure is not None:
+            raise self._failure

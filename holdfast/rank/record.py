@@ -11,6 +11,7 @@ from holdfast.errors import ConfigDrift
 from holdfast.imports import find_code, find_file, read_module
 from holdfast.opened import Opened, describe_files
 from holdfast.packages import describe_holdfast, find_packages, find_versions
+from holdfast.recipe import split_recipe
 from holdfast.sources import find_listed, hash_source, read_source
 from holdfast.training import Training
 
@@ -34,7 +35,7 @@ class Record:
         """
         self._before = {*before}
         self._recorded = recorded or {}
-        self._root = training.config.recipe.partition(":")[0]
+        self._root, _ = split_recipe(training.config.recipe)
         folder = Path(find_file(self._root)).resolve().parent
         modules, self._listed = find_listed(training.recipe.sources, folder)
         self._roots = [self._root, *modules]

@@ -1,5 +1,6 @@
 """The main loop of a rank: build the recipe, then carry out one order after the other."""
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -7,6 +8,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -52,7 +54,8 @@ from holdfast.training import (
     list_events,
     measure,
     resume,
-    train,
+    run_program,
+    steps,
 )
 
 # torch raises a RuntimeError with this text if the CPU's memory runs out.
@@ -61,13 +64,14 @@ CPU_OUT_OF_MEMORY = "can't allocate memory"
 LOST_CONNECTION = ("gloo/transport", "by peer", "ncclRemoteError", "ncclSystemError")
 
 
-def serve(training: Training, events: Events, prefetch: Prefetch, record: Record | None) -> None:
-    """Report what was built, then obey orders until one says to end or to stop."""
+def serve(training: Training, events: Events, prefetch: Prefetch, record: Record | None) -> Generator[None, None, None]:
+    """Report what was built, then obey orders until one says to end or to stop. Yield before each step to train."""
     orders = Orders(training, events.send)
     ready = describe(training, record)
     events.send(ready)
     try:
-        obey(training, orders, events, prefetch, record, ready.environment)
+        yield from obey(training, orders, events, prefetch, record, ready.environment)
+        orders.check()
     finally:
         training.saver.wait()
 
@@ -79,8 +83,8 @@ def obey(
     prefetch: Prefetch,
     record: Record | None,
     ran_on: dict[str, Any],
-) -> None:
-    """Obey one order after the other.
+) -> Generator[None, None, None]:
+    """Obey one order after the other. Yield before each step to train.
 
     Args:
         record: the main rank's record of code and files; None in the other ranks.
@@ -98,7 +102,7 @@ def obey(
             case Examine():
                 report_examination(training, events)
             case Train():
-                if train_and_save(training, folder, order, orders, events, record, ran_on):
+                if (yield from train_and_save(training, folder, order, orders, events, record, ran_on)):
                     return
 
 
@@ -110,8 +114,10 @@ def train_and_save(
     events: Events,
     record: Record | None,
     ran_on: dict[str, Any],
-) -> bool:
+) -> Generator[None, None, bool]:
     """Train until the order's last step; begin a save there and wherever a `Save` or a `Stop` asks for one.
+
+    Yield before each step, as `holdfast.training.steps` does.
 
     Returns:
         True if the rank has to end.
@@ -120,12 +126,12 @@ def train_and_save(
     into = open_store(order.into) if order.into else folder
     save = functools.partial(begin_save, training, into, order.fingerprint, ran_on)
 
-    def report(step: int, loss: float, steps_per_s: float) -> None:
+    def report(step: int, loss: float | None, steps_per_s: float) -> None:
         events.send(Progress(step=step, loss=loss, steps_per_s=steps_per_s))
 
     while training.progress.step < order.stop:
         first, began = training.progress.step, time.monotonic()
-        train(training, order.stop, orders.is_pausing, report)
+        yield from steps(training, order.stop, orders.is_pausing, report)
         train_s = time.monotonic() - began
         if record is not None:
             record.complete(ran_on)  # the steps may have imported more modules
@@ -232,6 +238,7 @@ def describe(training: Training, record: Record | None) -> Ready:
         model_params=count_params(training),
         device=str(training.accelerator.device),
         environment=(record.describe() if record else {}) | describe_environment(training.accelerator.device.type),
+        carried=[str(each) for each in training.kept.carried] if training.kept else [],
     )
 
 
@@ -239,6 +246,8 @@ def describe_data(training: Training) -> dict[str, Any]:
     """Return the fingerprint's part about the data: its content, and what decides how ranks and workers share it."""
     if training.order is not None:
         size = {"samples": training.order.samples}
+    elif training.kept is not None and training.kept.batches is not None:
+        size = training.kept.batches.describe()
     else:
         size = {"loader_workers": training.config.compute.loader_workers}  # each worker reads a part of a stream
     content = {"content": dict(training.recipe.content)} if training.recipe.content else {}
@@ -249,23 +258,28 @@ def main(prefetch: Prefetch | None = None) -> int:
     """Run one rank to its end. Return its exit code: 0 if it ended by an order."""
     events = Events()
     prefetch = prefetch or Prefetch()
-    training = None
-    try:
-        before = {*sys.modules}
-        with opened.watch() as files:
-            training = Training(prefetch.config)
+    built: list[Training] = []
+    before, watching = {*sys.modules}, contextlib.ExitStack()
+    files = watching.enter_context(opened.watch())
+
+    def begin(training: Training) -> Generator[None, None, None]:
+        watching.close()
+        built.append(training)
         is_main = training.accelerator.is_main_process
         record = Record(training, before, files, prefetch.read_environment()) if is_main else None
         training.saver.buffers = prefetch.buffers
         gc.freeze()  # otherwise collecting what was built so far would stall a step by 0.2 s now and then
         gc.enable()
-        serve(training, events, prefetch, record)
+        return serve(training, events, prefetch, record)
+
+    try:
+        run_program(prefetch.config, begin)
     except HoldfastError as error:
         traceback.print_exc()
         events.send_error(error)
         return error.exit_code
     except Exception as error:
-        failed = _describe_failure(training, error)
+        failed = _describe_failure(built[0] if built else None, error)
         if isinstance(failed, RankDied):
             print(failed, file=sys.stderr)  # a traceback here would bury the traceback of the rank that died
         else:

@@ -15,13 +15,43 @@ import array
 import contextlib
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from holdfast import determinism
+
+# The kinds of generators that a user's code may have, each with how its state is read and written.
+KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
+    random.Random: (lambda each: each.getstate(), lambda each, state: each.setstate(state)),
+    np.random.Generator: (
+        lambda each: each.bit_generator.state,
+        lambda each, state: setattr(each.bit_generator, "state", state),
+    ),
+    np.random.RandomState: (lambda each: each.get_state(legacy=False), lambda each, state: each.set_state(state)),
+    torch.Generator: (lambda each: each.get_state(), lambda each, state: each.set_state(state)),
+}
+
+
+def is_generator(value: Any) -> bool:
+    """Return whether a value is a generator of random numbers."""
+    return isinstance(value, tuple(KINDS))
+
+
+def read_generator(generator: Any) -> Any:
+    """Return the state of a generator of random numbers."""
+    return _functions_of(generator)[0](generator)
+
+
+def write_generator(generator: Any, state: Any) -> None:
+    """Put a state from `read_generator` into a generator of the same kind."""
+    _functions_of(generator)[1](generator, state)
+
+
+def _functions_of(generator: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], object]]:
+    return next(functions for kind, functions in KINDS.items() if isinstance(generator, kind))
 
 
 class Generators:

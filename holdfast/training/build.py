@@ -1,15 +1,13 @@
 """A recipe that is built and ready to train in this process, with its progress."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from accelerate.utils import (
-    gather_object,
-    send_to_device,
-)
+from accelerate import Accelerator
+from accelerate.utils import gather_object, send_to_device
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from holdfast import determinism, state
@@ -22,10 +20,13 @@ from holdfast.probe import Probe
 from holdfast.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.recipe import Recipe, build_recipe
 from holdfast.schedule import Schedule
+from holdfast.state import capture_rng, digest_rng
 from holdfast.training.capturing import describe_built
 from holdfast.training.checksums import choose_every, describe_components
-from holdfast.training.devices import choose_cuda, make_accelerator
+from holdfast.training.devices import prepare
 from holdfast.training.first_batch import FirstBatch
+from holdfast.training.kept import Kept
+from holdfast.training.optimizers import read_rates
 
 # The probe's "loss_window" is the mean loss of this many last steps.
 WINDOW_STEPS = 20
@@ -65,22 +66,54 @@ class Progress:
         return self.history[-1]["avg_loss"] if self.history else None
 
 
+# The numbers of a step that have fields of their own in a trail's line; all others are in its field ``logged``.
+OWN_FIELDS = ("loss", "grad_norm")
+
+
 @dataclass
 class Unread:
-    """A finished step whose loss and gradient norm are still on the device."""
+    """A finished step whose numbers, such as its loss, are still on the device.
+
+    Attributes:
+        numbers: scalar float32 tensors by name, on the training's device.
+    """
 
     step: int
-    loss: torch.Tensor
-    grad_norm: torch.Tensor
+    numbers: dict[str, torch.Tensor]
     lrs: list[float]
     anneals: dict[str, float]
     samples: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """A recipe that is built and ready for a `Training`, or a loop's objects in the form of a recipe.
+
+    Attributes:
+        settings: the settings that it was built with, defaults included.
+    """
+
+    accelerator: Accelerator
+    recipe: Recipe
+    settings: dict[str, Any]
+
+
+def build_program(config: RunConfig) -> Program:
+    """Make this process deterministic, and build a configuration's recipe in it.
+
+    Raises:
+        RecipeError: the recipe can't be built.
+        ConfigError: the recipe doesn't fit the configuration.
+    """
+    accelerator = prepare(config)
+    return Program(accelerator, *build_recipe(config.recipe, config.settings))
 
 
 class Training:
     """A recipe that is built and ready to train in this process, at step 0.
 
     Attributes:
+        kept: what a loop of the user's own keeps; None if the engine's loop trains a recipe.
         own_steps_per_epoch: the recipe's own length of an epoch.
         steps_per_epoch: the length of an epoch in force, which a proof may cut.
         order: the order of map-style data; None for a stream.
@@ -93,6 +126,7 @@ class Training:
         saver: writes checkpoints in the background, one at a time.
         metrics: the trail since the last checkpoint, a line per step.
         first_lrs: the rates of the first step of each epoch that has begun. Part of the metadata, not of the state.
+        trained: the step that was trained last, for `record_step`.
         is_detailed: whether each line of the trail has the checksums of all components and tensors, for a proof.
 
     Raises:
@@ -100,17 +134,18 @@ class Training:
         ConfigError: the recipe doesn't fit the configuration.
     """
 
-    def __init__(self, config: RunConfig) -> None:
-        use_cuda = choose_cuda(config.compute)
-        determinism.apply(config.determinism, config.seed)
+    def __init__(self, config: RunConfig, program: Program | None = None) -> None:
+        """
+        Args:
+            program: the program, if it is built already.
+        """
         self.config = config
-        determinism.check(config.determinism, "before the recipe is built")
-        self.recipe, self.settings = build_recipe(config.recipe, config.settings)
+        program = program or build_program(config)
+        self.accelerator, self.recipe, self.settings = program.accelerator, program.recipe, program.settings
+        self.kept = self.recipe if isinstance(self.recipe, Kept) else None
         determinism.check(config.determinism, "after the recipe was built")
         self.flags = determinism.read_flags()
-        self.accelerator = make_accelerator(config.compute, self.recipe.grad_accum, use_cuda=use_cuda)
-        # Every rank builds the same model with the same seed. From here on each rank draws numbers of its own.
-        determinism.reseed(config.seed + self.accelerator.process_index)
+        self._separate_ranks()
         self.order = self._order()
         self.own_steps_per_epoch = self._steps_per_epoch()
         # `holdfast prove` cuts epochs, so that its few steps cross the end of one.
@@ -118,7 +153,11 @@ class Training:
         self.steps_per_epoch = min(self.own_steps_per_epoch, longest or self.own_steps_per_epoch)
         self.batches = self._batches()
         _check_anneals(self.recipe, self.own_steps_per_epoch)
-        self.model, self.optimizer = self.accelerator.prepare(self.recipe.model, self.recipe.optimizer)
+        self.model: Any = self.recipe.model
+        self.optimizer: Any = self.recipe.optimizer
+        if self.kept is None:
+            self.accelerator.gradient_accumulation_steps = self.recipe.grad_accum
+            self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
         schedule = self.recipe.schedule
         self.schedulers = _build_schedulers(self.recipe, self.steps_per_epoch)
         names = [type(scheduler).__name__ for scheduler in self.schedulers]
@@ -138,14 +177,29 @@ class Training:
         self.metrics: list[dict[str, Any]] = []
         self.first_lrs: list[list[float]] = []
         self.measured: dict[str, float | None] = {}  # the last epoch's metrics that are not part of the state
+        self.trained: Unread | None = None
         self._unread: list[tuple[Unread, dict[str, Any]]] = []  # each with the further fields of its line
         self._has_begun = False
         self.is_detailed = False
         self._checksum_every = choose_every(self)
         self.generators = state.Generators()
 
+    def _separate_ranks(self) -> None:
+        """Give each rank random numbers of its own, after all have built the same model from the same seed.
+
+        A loop that has seeded its ranks itself keeps its seeds.
+        """
+        seed, rank = self.config.seed, self.accelerator.process_index
+        if self.kept is not None:
+            states = self.gather(digest_rng(capture_rng()))
+            if rank == 0 or states[rank] != states[0]:
+                return
+        determinism.reseed(seed + rank)
+
     def _order(self) -> Order | None:
         recipe: Recipe = self.recipe
+        if self.kept is not None and self.kept.batches is not None:
+            return None
         ranks = self.accelerator.num_processes
         if recipe.batch_size % ranks:
             raise ConfigError(f"compute.ranks = {ranks}: the batch of {recipe.batch_size} can't be shared out evenly")
@@ -167,7 +221,9 @@ class Training:
             )
         return steps
 
-    def _batches(self) -> Batches:
+    def _batches(self) -> Any:
+        if self.kept is not None and self.kept.batches is not None:
+            return self.kept.batches
         share = Share(self.recipe.batch_size, self.accelerator.process_index, self.accelerator.num_processes)
         workers = self.config.compute.loader_workers
         recipe = self.recipe
@@ -180,7 +236,7 @@ class Training:
     @property
     def lrs(self) -> list[float]:
         """Return the learning rate of each parameter group for the next step."""
-        return [float(group["lr"]) for group in self.optimizer.param_groups]
+        return read_rates(self.optimizer)
 
     def describe_schedulers(self) -> list[str]:
         """Return each scheduler's name and its count of steps or epochs, such as ``linear at step 40``."""
@@ -200,7 +256,7 @@ class Training:
         """Put the data at the first micro-batch of the next step; see `Batches.begin`."""
         self._has_begun = True
         step = self.progress.step
-        return self.batches.begin(step, max(self.total_steps, step), saved, watch)
+        return bool(self.batches.begin(step, max(self.total_steps, step), saved, watch))
 
     def next_batch(self) -> tuple[str, Any]:
         """Return this rank's next micro-batch, on its device, after the name of its samples."""
@@ -233,8 +289,10 @@ class Training:
         """Return the current value of each anneal, by name."""
         return {name: anneal.value for name, anneal in self.recipe.anneals.items()}
 
-    def record_step(self, unread: Unread) -> None:
-        """Record a finished step. Its numbers stay on the device until `read_metrics`, so that nothing waits for it."""
+    def record_step(self) -> None:
+        """Record the step in `trained`. Its numbers stay on the device until `read_metrics`, so that nothing waits."""
+        unread, self.trained = self.trained, None
+        assert unread is not None
         self.progress.step = unread.step
         if (unread.step - 1) % self.steps_per_epoch == 0:
             self.first_lrs.append(unread.lrs)
@@ -245,16 +303,30 @@ class Training:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Read the numbers of finished steps from the device; return a line per step since the last checkpoint."""
-        if self._unread:
-            numbers = torch.stack([torch.stack([each.loss, each.grad_norm]) for each, _ in self._unread])
-            for (each, facts), (loss, norm) in zip(self._unread, self._mean(numbers).tolist(), strict=True):
-                self.progress.add_loss(loss)
-                epoch = (each.step - 1) // self.steps_per_epoch + 1
-                line = {"step": each.step, "epoch": epoch, "loss": loss, "grad_norm": norm, "lrs": each.lrs}
-                anneals = {"anneals": each.anneals} if each.anneals else {}
-                self.metrics.append(line | anneals | {"samples": each.samples, **facts})
-            self._unread.clear()
+        numbers = self._read_numbers()
+        for each, facts in self._unread:
+            own = {name: next(numbers) for name in each.numbers}
+            if "loss" in own:
+                self.progress.add_loss(own["loss"])
+            epoch = (each.step - 1) // self.steps_per_epoch + 1
+            line = {"step": each.step, "epoch": epoch, "lrs": each.lrs}
+            line |= {name: own.pop(name) for name in OWN_FIELDS if name in own}
+            others = {"logged": own, "anneals": each.anneals, "samples": each.samples}
+            self.metrics.append(line | {name: value for name, value in others.items() if value} | facts)
+        self._unread.clear()
         return self.metrics
+
+    def _read_numbers(self) -> Iterator[float]:
+        """Return the numbers of all unread steps, one after the other; of several ranks, their means."""
+        if self.kept is not None and self.accelerator.num_processes > 1:
+            names = self.gather([[*each.numbers] for each, _ in self._unread])
+            if any(each != names[0] for each in names):
+                raise RecipeError(
+                    "the ranks have logged different numbers, whose means can't be taken",
+                    hint="call run.log in all ranks alike",
+                )
+        found = [number for each, _ in self._unread for number in each.numbers.values()]
+        return iter(self._mean(torch.stack(found)).tolist() if found else [])
 
     def _mean(self, numbers: torch.Tensor) -> torch.Tensor:
         return self.accelerator.reduce(numbers, "mean") if self.accelerator.num_processes > 1 else numbers
@@ -269,6 +341,8 @@ def _check_anneals(recipe: Recipe, steps_per_epoch: int) -> None:
 
 def _build_schedulers(recipe: Recipe, steps_per_epoch: int) -> list[Any]:
     schedule = recipe.schedule
+    if isinstance(recipe, Kept):
+        return list(recipe.schedulers)
     if schedule is None:
         return []
     if isinstance(schedule, Schedule):

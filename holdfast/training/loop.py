@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -11,25 +11,37 @@ from holdfast.data import combine
 from holdfast.training.build import Training, Unread, waits_for_plateau
 from holdfast.training.undisturbed import undisturbed
 
-# Called with the finished step, its loss, and the steps per second since `train` began.
-Report = Callable[[int, float, float], None]
+# Called with the finished step, its loss (None if a loop logs none), and the steps per second since `train` began.
+Report = Callable[[int, float | None, float], None]
 
 
 def train(training: Training, stop: int, is_stopping: Callable[[], bool], report: Report) -> None:
-    """Train until the run has ``stop`` completed steps, or ``is_stopping``, asked before each step, returns True."""
+    """Train a recipe until the run has ``stop`` completed steps, or ``is_stopping`` returns True; see `steps`."""
+    for _ in steps(training, stop, is_stopping, report):
+        training.trained = train_step(training)
+
+
+def steps(
+    training: Training, stop: int, is_stopping: Callable[[], bool], report: Report = lambda *done: None
+) -> Iterator[None]:
+    """Yield before each step, which the caller trains and describes in `Training.trained`; then record it.
+
+    End when the run has ``stop`` completed steps, or ``is_stopping``, asked before each step, returns True. Training's
+    random generators are in place only while the caller trains.
+    """
     began, first = time.monotonic(), training.progress.step
     while training.progress.step < stop and not is_stopping():
         training.set_anneals()
         with training.generators.training():
-            unread = train_step(training)
-        training.record_step(unread)
+            yield
+        training.record_step()
         step = training.progress.step
         if step % training.steps_per_epoch == 0:
             end_epoch(training)
         determinism.check_unchanged(training.config.determinism, training.flags, f"after step {step}")
         if step % training.config.log.every == 0 or step == stop:
             speed = (step - first) / (time.monotonic() - began)
-            report(step, training.read_metrics()[-1]["loss"], speed)
+            report(step, training.read_metrics()[-1].get("loss"), speed)
 
 
 def train_step(training: Training) -> Unread:
@@ -59,7 +71,8 @@ def train_step(training: Training) -> Unread:
     if recipe.after_step is not None:
         recipe.after_step()
     mean_loss = loss_sum / recipe.grad_accum
-    return Unread(training.progress.step + 1, mean_loss, grad_norm.float(), lrs, anneals, combine(names))
+    numbers = {"loss": mean_loss, "grad_norm": grad_norm.float()}
+    return Unread(training.progress.step + 1, numbers, lrs, anneals, combine(names))
 
 
 def clip(training: Training) -> torch.Tensor:
@@ -83,7 +96,7 @@ def end_epoch(training: Training) -> None:
     training.measured = {name: value for name, value in found.items() if training.recipe.is_measured(name)}
     metrics = {name: value for name, value in found.items() if name not in training.measured}
     last |= {name: value for name, value in (("metrics", metrics), ("measured", training.measured)) if value}
-    for scheduler in training.schedulers:
+    for scheduler in training.schedulers if training.kept is None else ():
         if waits_for_plateau(scheduler):
             scheduler.step(progress.avg_loss)
     entry = {"avg_loss": progress.avg_loss, "lrs": last["lrs"], "metrics": metrics, "anneals": anneals}

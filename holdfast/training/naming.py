@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from holdfast.training.optimizers import parts_of
+
 if TYPE_CHECKING:
     from holdfast.training.build import Training
 
@@ -23,7 +25,7 @@ def optimizer_state(training: "Training") -> dict[str, Any]:
     if not _has_numbers(state):
         return state
     names = name_parameters(training)
-    keeps_order = isinstance(training.recipe.optimizer, torch.optim.LBFGS)
+    keeps_order = any(isinstance(each, torch.optim.LBFGS) for each in parts_of(training.recipe.optimizer))
     groups = [[names[number] for number in group["params"]] for group in state["param_groups"]]
     return state | {
         "state": {names[key] if isinstance(key, int) else key: value for key, value in state["state"].items()},

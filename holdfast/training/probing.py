@@ -36,7 +36,8 @@ def measure(training: "Training") -> Probe:
     """
     training.set_anneals()
     takes_gradient = training.config.resume.training_probe
-    needs_batch = training.has_probe_batch and (takes_gradient or training.recipe.probe is None)
+    can_probe = training.kept is None and training.has_probe_batch
+    needs_batch = can_probe and (takes_gradient or training.recipe.probe is None)
     batch = training.probe_batch() if needs_batch else None
     outputs = training.recipe.probe or _default_probe(training, batch)
     losses = training.progress.recent_losses

@@ -8,12 +8,13 @@ from typing import Any
 
 from holdfast import checkpoint, state
 from holdfast.canonical import spell_floats
-from holdfast.errors import Unhealthy
+from holdfast.errors import RecipeError, Unhealthy
 from holdfast.journal import now
 from holdfast.probe import Probe, check_health
 from holdfast.store import Store
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture
+from holdfast.training.checksums import describe_components
 from holdfast.training.probing import measure
 
 
@@ -50,6 +51,8 @@ def begin_save(
     rank_probes = training.gather(probe) if training.accelerator.num_processes > 1 else []
     if all(each == probe for each in rank_probes):
         rank_probes = rank_probes[:1]
+    if training.kept is not None:
+        _refuse_different_ranks(training)
     captured = capture(training)
     if training.accelerator.is_main_process:
         training.saver.wait()  # it sets training.parent
@@ -71,6 +74,20 @@ def begin_save(
             stall_s.set_result(time.monotonic() - began)
     training.metrics = []
     training.probe = probe
+
+
+def _refuse_different_ranks(training: Training) -> None:
+    """Raise RecipeError if the ranks of a loop have other weights: a checkpoint has only the main rank's."""
+    if training.accelerator.num_processes == 1:
+        return
+    sums = training.gather(describe_components(training, in_detail=False))
+    for name in ("model", "optimizer"):
+        found = [{key: value for key, value in each.items() if key.partition(".")[0] == name} for each in sums]
+        if any(each != found[0] for each in found):
+            raise RecipeError(
+                f"after step {training.progress.step} the ranks have other values of the {name}: each trains its own",
+                hint="model, optimizer = run.accelerator.prepare(model, optimizer) lets them train one together",
+            )
 
 
 def _refuse_unhealthy(training: Training, probe: Probe) -> None:

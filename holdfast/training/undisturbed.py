@@ -1,15 +1,22 @@
-"""A block that runs a model and then undoes everything that a forward pass may change."""
+"""Code that may change a training's state, undone: a forward pass, or the code at an epoch's beginning."""
 
 import contextlib
+import copy
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from holdfast.errors import RecipeError
+from holdfast.state import restore_rng
+from holdfast.training.capturing import capture_extras
+from holdfast.training.checksums import describe_components
+
+if TYPE_CHECKING:
+    from holdfast.training.build import Training
 
 # Containers of up to this many items are copied, to undo additions and removals; longer ones aren't.
 MOST_ITEMS = 1000
@@ -104,3 +111,36 @@ def _has_items(container: Any, items: Any) -> bool:
     if isinstance(container, dict):
         container, items = [*container.keys(), *container.values()], [*items.keys(), *items.values()]
     return all(one is other for one, other in zip(container, items, strict=True))
+
+
+def snapshot(training: "Training") -> Callable[[], None]:
+    """Copy a loop's state, apart from weights and moments. Return a function that puts it back.
+
+    The function raises RecipeError if weights or moments have changed meanwhile: copies of them might not fit into the
+    memory. Call both inside a step, while training's random generators are in place.
+    """
+    extras = copy.deepcopy(capture_extras(training))
+    schedulers = copy.deepcopy([each.state_dict() for each in training.schedulers])
+    groups = [{**group} for group in training.optimizer.param_groups]
+    large = _describe_large(training)
+
+    def put_back() -> None:
+        if _describe_large(training) != large:
+            raise RecipeError(
+                "the code at an epoch's beginning changes weights, and runs again when the run resumes in the epoch",
+                hint="move it to the epoch's end, after the inner loop",
+            )
+        for name, extra in training.recipe.extras.items():
+            extra.load_state_dict(extras[name])
+        for scheduler, state in zip(training.schedulers, schedulers, strict=True):
+            scheduler.load_state_dict(state)
+        for group, values in zip(training.optimizer.param_groups, groups, strict=True):
+            group.update(values)
+        restore_rng(training.generators.state_dict())
+
+    return put_back
+
+
+def _describe_large(training: "Training") -> dict[str, Any]:
+    found = describe_components(training, in_detail=False)
+    return {name: each for name, each in found.items() if name.startswith(("model", "buffers", "optimizer."))}

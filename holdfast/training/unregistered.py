@@ -14,19 +14,24 @@ import random
 import re
 import types
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.data_loader import DataLoaderStateMixin
+from accelerate.scheduler import AcceleratedScheduler
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from holdfast import state
 from holdfast.checkpoint import Payload, serialize
 from holdfast.data import is_stream
 from holdfast.location import is_own_code
 from holdfast.recipe import Recipe
+from holdfast.training.kept import Kept
+from holdfast.training.optimizers import parts_of
 
 # Limits of one search: objects in all, and items of one container.
 MAX_OBJECTS = 20_000
@@ -35,12 +40,7 @@ MAX_ITEMS = 256
 FUNCTIONS = ("loss", "after_step", "evaluate", "probe", "collate")
 # A checkpoint has the states of these generators already.
 GLOBAL_GENERATORS = (random._inst, np.random.mtrand._rand, torch.default_generator)
-READERS: dict[type, Callable[[Any], Any]] = {
-    random.Random: lambda each: each.getstate(),
-    np.random.Generator: lambda each: each.bit_generator.state,
-    np.random.RandomState: lambda each: each.get_state(legacy=False),
-    torch.Generator: lambda each: each.get_state(),
-}
+SCHEDULERS = (LRScheduler, ReduceLROnPlateau, AcceleratedScheduler)
 LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), Tensor, np.ndarray, np.generic, torch.dtype)
 SEQUENCES = (list, tuple, set, frozenset, deque)
 
@@ -69,8 +69,10 @@ class Unregistered:
     def remedy(self) -> str:
         """Return the line for the recipe that would register the object."""
         key = re.findall(r"[^\W\d]\w*", self.name)[-1]
-        if self.is_generator:
+        if self.is_generator and self.reached_by != "loop":
             return f'extras={{"{key}": ...}}, an object whose state_dict has the state of {self.name}'
+        if self.reached_by == "loop":
+            return f"run.keep({key}={self.name})"
         if self.reached_by == "model":
             return "nn.ModuleList or nn.ModuleDict in place of a plain list or dict"
         return f'extras={{"{key}": {self.name}}}'
@@ -79,7 +81,7 @@ class Unregistered:
 def find_unregistered(recipe: Recipe) -> list[Unregistered]:
     """Return each unregistered object with state that the recipe's functions can reach."""
     registered = _registered(recipe)
-    ids, tensors = _ids_of(registered), _tensors_of(registered)
+    ids, tensors = _ids_of(registered) | _own_ids(recipe), _tensors_of(registered)
     found: dict[int, tuple[str, str, Any]] = {}
     for root, start, value in _roots(recipe):
         for name, each in _walk(start, value, ids):
@@ -101,11 +103,18 @@ def find_unregistered(recipe: Recipe) -> list[Unregistered]:
 
 def _registered(recipe: Recipe) -> list[Any]:
     parts: list[Any] = [recipe.optimizer, recipe.schedule, *GLOBAL_GENERATORS, *torch.cuda.default_generators]
-    for part in (recipe.model, *recipe.extras.values()):
+    if isinstance(recipe, Kept):
+        parts += [*recipe.originals, *parts_of(recipe.optimizer), *recipe.schedulers]
+    for part in (recipe.model, *(extra for extra in recipe.extras.values() if id(extra) not in _own_ids(recipe))):
         parts += [part, *_modules(part)]
     if is_stream(recipe.data) and hasattr(recipe.data, "state_dict"):
         parts.append(recipe.data)
     return parts
+
+
+def _own_ids(recipe: Recipe) -> set[int]:
+    """Return the ids of Holdfast's and accelerate's own objects, which are neither reported nor entered."""
+    return {id(each) for each in recipe.own} if isinstance(recipe, Kept) else set()
 
 
 def _modules(value: Any) -> Iterator[nn.Module]:
@@ -118,7 +127,10 @@ def _ids_of(parts: list[Any]) -> set[int]:
     for part in parts:
         # For a module `_modules` has listed its submodules. A module in a plain list is not saved with its owner.
         if not isinstance(part, nn.Module):
-            ids |= {id(each) for _, each in _walk("", part, set(), is_inside=True) if _has_state(each)}
+            inside = (each for _, each in _walk("", part, set(), is_inside=True) if _has_state(each))
+            # A scheduler saves no optimizer.
+            is_scheduler = isinstance(part, SCHEDULERS)
+            ids |= {id(each) for each in inside if not (is_scheduler and isinstance(each, torch.optim.Optimizer))}
     return ids
 
 
@@ -139,12 +151,15 @@ def _is_known(value: Any, tensors: set[int]) -> bool:
 
 def _roots(recipe: Recipe) -> Iterator[tuple[str, str, Any]]:
     """Yield each object at which the search begins, after its root (for `reached_by`) and its name."""
+    own = _own_ids(recipe)
+    if isinstance(recipe, Kept):
+        yield "loop", "loop", recipe.function
+        yield from (("loop", name, value) for name, value in recipe.list_variables() if id(value) not in own)
     for field in (*FUNCTIONS, "schedule", "data"):
         yield field, field, getattr(recipe, field)
     for name, module in recipe.model.named_modules():
         yield "model", f"model.{name}" if name else "model", module
-    for name, extra in recipe.extras.items():
-        yield "extras", name, extra
+    yield from (("extras", name, extra) for name, extra in recipe.extras.items() if id(extra) not in own)
 
 
 def _walk(root: str, value: Any, registered: set[int], *, is_inside: bool = False) -> Iterator[tuple[str, Any]]:
@@ -243,24 +258,24 @@ def _is_own(kind: type) -> bool:
 
 
 def _has_state(value: Any) -> bool:
-    if isinstance(value, type | types.ModuleType | random.SystemRandom):
+    # A loader that accelerate has prepared has the methods, but no state of its own.
+    if isinstance(value, type | types.ModuleType | random.SystemRandom | DataLoaderStateMixin):
         return False
     kind = type(value)
-    return isinstance(value, tuple(READERS)) or (
+    return state.is_generator(value) or (
         callable(getattr(kind, "state_dict", None)) and callable(getattr(kind, "load_state_dict", None))
     )
 
 
 def _describe(name: str, root: str, value: Any, model: nn.Module, random_parts: set[str]) -> Unregistered:
-    is_generator = isinstance(value, tuple(READERS))
+    is_generator = state.is_generator(value)
     is_copy = not is_generator and _is_copy(value, model, random_parts)
     return Unregistered(name, type(value).__qualname__, root, _digest(value), is_generator, is_copy)
 
 
 def _read(value: Any) -> Any:
-    for kind, read in READERS.items():
-        if isinstance(value, kind):
-            return read(value)
+    if state.is_generator(value):
+        return state.read_generator(value)
     return value if isinstance(value, Tensor) else value.state_dict()
 
 

@@ -34,7 +34,7 @@ def describe(schedule: Any = None, **parts: Any) -> dict[str, Any]:
         model=model, data=[0], optimizer=optimizer, schedule=schedule if isinstance(schedule, Schedule) else schedulers,
         **{"loss": lambda model, batch: model(batch).sum()} | parts,
     )  # fmt: skip
-    built = describe_built(SimpleNamespace(recipe=recipe, steps_per_epoch=5, schedulers=schedulers))  # type: ignore[arg-type]
+    built = describe_built(SimpleNamespace(recipe=recipe, steps_per_epoch=5, schedulers=schedulers, kept=None))  # type: ignore[arg-type]
     canonical_json(built)
     return built
 

@@ -9,13 +9,20 @@ from holdfast.config import Supervision
 from holdfast.endings import REASONS, Ending, ending_of
 from holdfast.errors import HoldfastError, RunStopped
 
-FORMAT = Path(__file__).parents[2] / "holdfast" / "FORMAT.md"
+ROOT = Path(__file__).parents[2]
+FORMAT, OPERATING = ROOT / "holdfast" / "FORMAT.md", ROOT / "docs" / "operating.md"
 
 
 def test_the_format_has_a_row_for_each_reason() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|$", FORMAT.read_text("utf-8"), re.M)
     expected = [(row.name, row.meaning, f"yes, `{row.spends}`" if row.retries else "no") for row in REASONS.values()]
     assert [row for row in rows if row[0] in REASONS] == expected
+
+
+def test_the_operators_page_has_a_row_for_each_reason() -> None:
+    table = OPERATING.read_text("utf-8").partition("## What to do when an attempt ends")[2].partition("\n## ")[0]
+    names = re.findall(r"^\| ([a-z ]+) \| ", table, re.M)
+    assert set(names) - {"reason"} == {name.replace("_", " ") for name in REASONS}
 
 
 def test_a_reason_spends_a_budget_that_there_is() -> None:

@@ -22,11 +22,11 @@ PAIRS = ALL if IS_SOAK else list(zip(OPTIMIZERS, itertools.cycle(SCHEDULERS), st
 RECIPES = ("tied", "normed", "lazy", "swa", "target", "adversarial", "streamed")
 
 
-def prove(nursery: Lives, folder: Path, recipe: str, **settings: str) -> Proof:
+def prove(nursery: Lives, folder: Path, recipe: str, kills: int = 3 if IS_SOAK else 2, **settings: str) -> Proof:
     config = RunConfig(
         recipe=recipe, run="ordinary", store=str(folder), settings=settings, log=Log(folder=str(folder / "logs"))
     )
-    done = nursery.call("tests.support.forked:prove_mutated", "", config.model_dump(mode="json"), 12, 3, 9)
+    done = nursery.call("tests.support.forked:prove_mutated", "", config.model_dump(mode="json"), 12, kills, 9)
     assert done.stdout.startswith("{"), done.stdout + done.stderr
     return Proof.model_validate_json(done.stdout)
 
@@ -49,7 +49,7 @@ def test_ordinary_recipes_are_proved(nursery: Lives, tmp_path: Path, recipe: str
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="torch.compile needs a compiler")
 def test_a_compiled_model_is_proved(nursery: Lives, tmp_path: Path) -> None:
-    proof = prove(nursery, tmp_path, "tests.support.ordinary:compiled")
+    proof = prove(nursery, tmp_path, "tests.support.ordinary:compiled", kills=1)
     assert proof.is_proved, str(proof)
 
 

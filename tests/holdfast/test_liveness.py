@@ -8,23 +8,36 @@ from typing import Any
 
 import pytest
 from prefect.client.schemas.objects import FlowRun, State, StateType
-from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Paused, Pending, Running, Scheduled
+from prefect.states import (
+    Cancelled,
+    Cancelling,
+    Completed,
+    Crashed,
+    Failed,
+    InfrastructurePending,
+    Paused,
+    Pending,
+    Running,
+    Scheduled,
+)
 
 from holdfast.liveness import (
     CANCELLED_AFTER_S,
+    DOUBTED_FOR_S,
     EVERY_S,
     LONGEST_GAP_S,
     LOST_AFTER_S,
     NOT_BEGUN_AFTER_S,
+    NOT_PLACED_AFTER_S,
     SIGNALLED_WITHIN_S,
     Request,
     Verdict,
     Watch,
 )
-from tasks.pool import describe_wait, state_of_lost
+from tasks.pool import describe_wait, kind_of, state_of_lost
 
 POLL_S = 0.5
-LONG_S = 3600.0
+LONG_S = 4000.0
 LONG_AGO = datetime.now(UTC) - timedelta(days=400)
 
 
@@ -33,7 +46,7 @@ def flow_run(state: State[Any]) -> FlowRun:
 
 
 def judge(watch: Watch, state: State[Any], mark: str, now: float) -> Verdict:
-    return watch.judge(state.type.value, state.id, mark, now)
+    return watch.judge(kind_of(state), state.id, mark, now)
 
 
 def lost_after(states: Iterable[tuple[float, State[Any], str]], until_s: float) -> float:
@@ -57,6 +70,7 @@ def lost_after(states: Iterable[tuple[float, State[Any], str]], until_s: float) 
         (Running(), LOST_AFTER_S),
         (Cancelling(), CANCELLED_AFTER_S),
         (Pending(), NOT_BEGUN_AFTER_S),
+        (InfrastructurePending(), NOT_PLACED_AFTER_S),
         (Scheduled(), math.inf),
         (Scheduled(name="Late"), math.inf),
         (Paused(), math.inf),
@@ -111,6 +125,27 @@ def test_a_slow_server_does_not_keep_the_dead_alive() -> None:
         assert now < 2 * LOST_AFTER_S
 
 
+def test_a_process_that_gave_a_sign_is_not_believed_to_have_vanished() -> None:
+    watch, vanished = Watch(), Crashed(name="Vanished")
+    judge(watch, Running(), "a", 0.0)
+    assert judge(watch, vanished, "a", 1.0) is Verdict.ENDED
+    judge(watch, Running(), "b", 2.0)
+    assert judge(watch, vanished, "b", 2.0 + DOUBTED_FOR_S) is Verdict.ALIVE
+    assert judge(watch, vanished, "b", 2.5 + DOUBTED_FOR_S) is Verdict.ENDED
+
+
+def test_after_the_server_was_away_a_vanished_process_has_time_for_a_sign() -> None:
+    watch, vanished, back = Watch(), Crashed(name="Vanished"), LONGEST_GAP_S + 1
+    judge(watch, Running(), "a", 0.0)
+    assert judge(watch, vanished, "a", back) is Verdict.ALIVE
+    assert judge(watch, vanished, "a", back + DOUBTED_FOR_S) is Verdict.ALIVE
+    assert judge(watch, vanished, "a", back + DOUBTED_FOR_S + POLL_S) is Verdict.ENDED
+
+
+def test_a_new_watch_believes_that_a_process_has_vanished() -> None:
+    assert judge(Watch(), Crashed(name="Vanished"), "a", 0.0) is Verdict.ENDED
+
+
 def test_only_a_new_mark_proves_that_the_process_lives() -> None:
     watch, running = Watch(), Running()
     judge(watch, running, "left by the dead", 0.0)
@@ -124,6 +159,7 @@ def test_only_a_new_mark_proves_that_the_process_lives() -> None:
     [
         (Running(), "Vanished", "no sign of life for 31 s: its process, or its machine, is gone"),
         (Pending(), "Vanished", "its worker took it and did not start it"),
+        (InfrastructurePending(), "Vanished", "its cluster found no machine for it"),
         (Cancelling(), "Cancelled", "its process was gone already"),
     ],
 )
@@ -136,6 +172,7 @@ def test_a_lost_flow_run_gets_a_final_state_that_fits(state: State[Any], name: s
 def test_the_description_of_a_wait_says_what_to_do() -> None:
     assert "prefect worker start --pool gpu" in describe_wait(flow_run(Scheduled()))
     assert "to start it" in describe_wait(flow_run(Pending()))
+    assert "its cluster to find a machine" in describe_wait(flow_run(InfrastructurePending()))
     assert "until a person resumes it" in describe_wait(flow_run(Paused()))
     assert describe_wait(flow_run(Running())) == ""
 

@@ -12,8 +12,8 @@ import pytest
 
 from holdfast import Recipe
 from holdfast.errors import ConfigError, RecipeError
-from holdfast.permission import RECIPES, STORES
-from holdfast.recipe import build_recipe, find_recipe, returns_recipe
+from holdfast.permission import RECIPES, STORES, check_recipe
+from holdfast.recipe import build_recipe, find_program, returns_recipe
 from holdfast.store import open_store
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def test_a_recipe_is_called_only_if_annotated(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     with pytest.raises(RecipeError, match="'os:system' is not called") as refused:
         build_recipe("os:system", {"command": f"touch {mark}"})
-    assert refused.value.hint == "annotate it: def system(...) -> Recipe"
+    assert refused.value.hint == "annotate it: def system(...) -> Recipe, or def system(run: holdfast.Run)"
     assert not mark.exists()
 
 
@@ -105,12 +105,37 @@ def test_recipes_are_allowed_by_prefix_and_others_are_not_imported(
 ) -> None:
     monkeypatch.setenv(RECIPES, allowed)
     if is_allowed:
-        assert find_recipe(recipe).__name__ == "build"
+        assert find_program(recipe).__name__ == "build"
     else:
         with pytest.raises(RecipeError, match="is not allowed on this machine") as refused:
-            find_recipe(recipe)
+            find_program(recipe)
         assert refused.value.hint.startswith(f"{RECIPES} allows")
     assert (tmp_path / "mark").exists() is is_allowed
+
+
+@pytest.mark.parametrize(
+    ("allowed", "recipe", "is_allowed"),
+    [
+        ("{folder}/", "{folder}/mine.py:build", True),
+        ("{folder}/mine.py", "{folder}/mine.py:build", True),
+        ("{folder}/mine.py:build", "{folder}/mine.py:build", True),
+        ("{folder}/mine.py", "{folder}/mine.py:other", True),
+        ("{folder}/mine.py:build", "{folder}/mine.py:other", False),
+        ("{folder}/inner/", "{folder}/inner/../mine.py:build", False),
+        ("{folder}/min", "{folder}/mine.py:build", False),
+        ("mine", "{folder}/mine.py:build", False),
+    ],
+)
+def test_files_are_allowed_by_folder_without_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: str, recipe: str, is_allowed: bool
+) -> None:
+    (tmp_path / "inner").mkdir()
+    monkeypatch.setenv(RECIPES, allowed.format(folder=tmp_path))
+    if is_allowed:
+        check_recipe(recipe.format(folder=tmp_path))
+    else:
+        with pytest.raises(RecipeError, match="is not allowed on this machine"):
+            check_recipe(recipe.format(folder=tmp_path))
 
 
 @pytest.mark.parametrize(

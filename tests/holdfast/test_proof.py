@@ -1,12 +1,15 @@
 """The choice of a proof's kills, its verdict on unregistered state, and the list of what it didn't reach."""
 
 import random
+from pathlib import Path
 
 import pytest
 
+from holdfast import RunConfig
 from holdfast.proof import judge_unregistered, list_not_reached
 from holdfast.prove import choose_kills
 from holdfast.rank.messages import Found
+from holdfast.testing import assert_resumes
 
 
 @pytest.mark.parametrize("steps", [2, 3, 5, 8, 12, 20, 31])
@@ -60,3 +63,10 @@ def test_a_proof_lists_what_it_did_not_reach() -> None:
         "a GPU, several ranks",
     ]
     assert list_not_reached(20, 10, 10, {}, ranks=2, workers=2, device="cuda") == []
+
+
+@pytest.mark.slow
+def test_assert_resumes_names_what_is_lost(tmp_path: Path) -> None:
+    config = RunConfig(recipe="tests.support.loops:forgets", run="r", store=str(tmp_path))
+    with pytest.raises(AssertionError, match=r"not proved(.|\n)*average \(Sequential(.|\n)*best is carried"):
+        assert_resumes(config, kills=1, steps=6)

@@ -52,7 +52,7 @@ def test_a_recipe_may_take_any_setting() -> None:
 
 
 def test_an_annotation_that_only_a_type_checker_resolves_allows_any_value(write_module) -> None:  # type: ignore[no-untyped-def]
-    builder = recipe.find_recipe(write_module("def build(lr: 'Later' = 0.1) -> 'Recipe': ..."))
+    builder = recipe.find_program(write_module("def build(lr: 'Later' = 0.1) -> 'Recipe': ..."))
     assert recipe.resolve_settings(builder, {"lr": 2}) == {"lr": 2}
 
 
@@ -86,7 +86,18 @@ def test_a_number_out_of_range_is_refused(name: str, value: float) -> None:
         dataclasses.replace(toy(), **{name: value})  # type: ignore[arg-type]
 
 
+def test_a_file_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "by_path.py").write_text("def build(lr: 'Later' = 0.1) -> 'Recipe': ...")
+    monkeypatch.setattr("sys.path", [*sys.path])
+    assert recipe.find_program(f"{tmp_path}/by_path.py:build").__module__ == "by_path"
+    with pytest.raises(RecipeError, match=r"there is no file .*/nowhere\.py"):
+        recipe.find_program(f"{tmp_path}/nowhere.py:build")
+    (tmp_path / "json.py").write_text("")
+    with pytest.raises(RecipeError, match="another module json is loaded, from "):
+        recipe.find_program(f"{tmp_path}/json.py:build")
+
+
 def test_a_missing_module_differs_from_one_that_fails() -> None:
     with pytest.raises(RecipeError, match="there is no module nowhere_at_all") as caught:
-        recipe.find_recipe("nowhere_at_all:f")
+        recipe.find_program("nowhere_at_all:f")
     assert "PYTHONPATH" in caught.value.hint

@@ -53,6 +53,14 @@ class Average:
         self.mean = state
 
 
+def wait() -> None:
+    """Wait TOY_DELAY_S seconds. If the folder TOY_HURRIED has a file of the run's name, the run has no time to wait."""
+    delay_s = float(os.environ.get("TOY_DELAY_S", "0"))
+    hurried = os.environ.get("TOY_HURRIED")
+    if delay_s and not (hurried and (Path(hurried) / json.loads(os.environ["HOLDFAST_CONFIG"])["run"]).exists()):
+        time.sleep(delay_s)
+
+
 def note_trained(model: nn.Module) -> None:
     """Add one mark for a trained micro-batch to the file of the run's name in the folder TOY_TRAINED."""
     folder = os.environ.get("TOY_TRAINED")
@@ -74,7 +82,7 @@ def toy(
     average = Average(model)
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        time.sleep(float(os.environ.get("TOY_DELAY_S", "0")))
+        wait()
         while held and Path(held).exists():
             time.sleep(0.01)
         x, y = batch

@@ -38,17 +38,17 @@ from holdfast.rank.messages import Progress
 from holdfast.rank.process import start_process
 from holdfast.store import open_store
 from holdfast.verification import verify_run
-from tests.conftest import ranks_of
-from tests.support.lives import Lives
+from tests.support.lives import Lives, ranks_of
+from tests.support.waiting import await_equal
 
 Train = Callable[..., None]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
 
 # No chunk is tried twice.
 ONCE = Acts(train_chunk=Attempt.train_chunk)
-# Longer than ranks take to start where nothing else runs.
-AHEAD_S = 4.0
+# Longer than forked ranks take to start where nothing else runs.
+AHEAD_S = 2.0
 
 
 def make_config(folder: Path, run: str, recipe: str = "tests.support.policy:policy", **fields: object) -> RunConfig:
@@ -152,7 +152,7 @@ def test_automatic_chunks_survive_a_kill_on_the_same_bytes(
         assert 0.02 < commit.train_s < 10
         assert 0 < commit.stall_s < 10
         assert 0 < commit.save_s < 10
-        assert commit.restart_s > 0.1
+        assert commit.restart_s > 0  # a forked rank starts in milliseconds
     assert read_losses(journal).count == 1
 
 
@@ -322,7 +322,7 @@ def idle_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ranks_that_were_started_ahead_end_when_nothing_takes_them_over(tmp_path: Path, idle_rank: None) -> None:
     def fail() -> None:
-        assert len(ranks_of(os.getpid())) == 1
+        await_equal(lambda: len(ranks_of(os.getpid())), 1)  # a command line may be empty while a process starts
         raise RunStopped("Prefect's temporary server did not start")
 
     with pytest.raises(RunStopped), started_ahead(make_config(tmp_path, "run")):

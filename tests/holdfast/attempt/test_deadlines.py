@@ -17,7 +17,7 @@ from holdfast.rank.messages import Progress
 from holdfast.store import open_store
 from tests.support.metadata_server import MetadataStub, metadata_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
 
 WINDOW_S = 8.0
 # Two saves, two steps and a second are kept in hand, and the machine may be busy.

@@ -42,7 +42,7 @@ from tests.conftest import IS_SOAK
 from tests.support.makers import STEPS_PER_EPOCH, load, make_line, save_next
 
 # The same lives every time, but for a soak, which goes on where tests must end.
-EXAMPLES = int(os.environ.get("HOLDFAST_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("HOLDFAST_EXAMPLES", "80"))
 STEPS = 30
 WRITERS = (0, 1)
 FILES = (PAYLOAD, METADATA, METRICS)

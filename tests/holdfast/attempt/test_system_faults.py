@@ -13,6 +13,8 @@ from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
 from tests.conftest import COMMAND_WITHIN_S, ROOT
 from tests.support import writer
+from tests.support.lives import Lives
+from tests.support.writer import WaitingWriter
 
 COMMITS = 4
 FAULTS = {
@@ -58,9 +60,11 @@ def journal_of(store: Path) -> Journal:
 
 
 @pytest.mark.parametrize(("call", "fault"), [(call, fault) for call, faults in FAULTS.items() for fault in faults])
-def test_every_system_call_may_fail(begun: Path, content_id: str, tmp_path: Path, call: str, fault: str) -> None:
+def test_every_system_call_may_fail(
+    nursery: Lives, begun: Path, content_id: str, tmp_path: Path, call: str, fault: str
+) -> None:
     nth = 1
-    while strike(begun, tmp_path / str(nth), call, fault, nth):
+    while strike(nursery, begun, tmp_path / str(nth), call, fault, nth):
         store = tmp_path / str(nth) / "store"
         assert end_of(store) == content_id
         report = verify_run(journal_of(store))
@@ -70,24 +74,30 @@ def test_every_system_call_may_fail(begun: Path, content_id: str, tmp_path: Path
     assert nth > 1
 
 
-def strike(begun: Path, folder: Path, call: str, fault: str, nth: int) -> bool:
-    """Whether the writer of the last commit got as far as the nth call, which then failed."""
+def strike(nursery: Lives, begun: Path, folder: Path, call: str, fault: str, nth: int) -> bool:
+    """Let a writer make the last commit; return whether it got as far as the nth call, which then failed.
+
+    strace follows a writer that was forked: starting Python under strace would take ten times as long.
+    """
     shutil.copytree(begun, folder / "store")
     trace = folder / "trace"
-    done = subprocess.run(
-        [
-            "strace", "--follow-forks", "--output", trace, "--trace", call, "--inject", f"{call}:{fault}:when={nth}",
-            sys.executable, "-m", "tests.support.writer", str(folder / "store"), str(COMMITS),
-        ],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=COMMAND_WITHIN_S,
-    )  # fmt: skip
+    writer = WaitingWriter(nursery, str(folder / "store"), COMMITS)
+    inject = ["--trace", call, "--inject", f"{call}:{fault}:when={nth}"]
+    with subprocess.Popen(
+        ["strace", "--follow-forks", "--output", trace, *inject, "--attach", str(writer.process.pid)],
+        stderr=subprocess.PIPE, text=True,
+    ) as strace:  # fmt: skip
+        assert strace.stderr is not None
+        assert "attached" in strace.stderr.readline()
+        writer.begin()
+        code, err = writer.finish(COMMAND_WITHIN_S)
     struck = "(INJECTED)" in trace.read_text() or "killed by SIGKILL" in trace.read_text()
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in err
     if not struck:
-        assert done.returncode == 0, done.stderr
+        assert code == 0, err
     elif "error" in fault:
         # A failed deletion, and what is mere output, doesn't stop a run.
-        assert done.returncode in (0, 3), done.stderr
+        assert code in (0, 3), err
     return struck
 
 

@@ -1,8 +1,6 @@
 """Two live processes write one run: exactly one line of commits advances, and it ends on the right bytes."""
 
 import secrets
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,8 +9,10 @@ import pytest
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from holdfast.verification import verify_run
-from tests.conftest import AZURITE, IS_SOAK, ROOT
+from tests.conftest import AZURITE, IS_SOAK
 from tests.support import writer
+from tests.support.lives import Lives
+from tests.support.writer import WaitingWriter
 
 LOCAL_ROUNDS, HTTP_ROUNDS = (20, 20) if IS_SOAK else (10, 4)
 COMMITS = 6
@@ -39,34 +39,29 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue(fixture)) if fixture else str(tmp_path)
 
 
-def test_exactly_one_line_advances(place: str, content_id: str) -> None:
+def test_exactly_one_line_advances(nursery: Lives, place: str, content_id: str) -> None:
     rounds = HTTP_ROUNDS if "://" in place else LOCAL_ROUNDS
     for round_ in range(rounds):
         store = f"{place}/{round_}"
         # From a race for the first attempt to one that is overtaken in the midst of its commits.
-        ends = race(store, later_s=PAUSE_S * COMMITS * round_ / rounds)
+        ends = race(nursery, store, later_s=PAUSE_S * COMMITS * round_ / rounds)
         assert sorted(code for code, _ in ends) == [0, 3], ends
         (loser,) = [err for code, err in ends if code == 3]
         assert loser.splitlines()[-1].startswith("Superseded: "), loser
         check(store, content_id)
 
 
-def race(store: str, later_s: float) -> list[tuple[int, str]]:
-    """How two writers ended, the second of which began a little later."""
-    command = [sys.executable, "-m", "tests.support.writer", store, str(COMMITS), str(PAUSE_S)]
-    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
-    both = [subprocess.Popen(command, cwd=ROOT, text=True, **pipes) for _ in range(2)]  # type: ignore[call-overload]
+def race(nursery: Lives, store: str, later_s: float) -> list[tuple[int, str]]:
+    """Let two processes write a run, the second from a little later on; return their exit codes and errors."""
+    both = [WaitingWriter(nursery, store, COMMITS, PAUSE_S) for _ in range(2)]
     try:
-        time.sleep(0.5)
-        for process, pause_s in zip(both, (later_s, 0), strict=True):
-            process.stdin.write("go\n")
-            process.stdin.flush()
+        for writer, pause_s in zip(both, (later_s, 0), strict=True):
+            writer.begin()
             time.sleep(pause_s)
-        return [(process.wait(60), process.stderr.read()) for process in both]
+        return [writer.finish(60) for writer in both]
     finally:
-        for process in both:
-            process.kill()
-            process.communicate()
+        for writer in both:
+            writer.process.kill()
 
 
 def check(store: str, content_id: str) -> None:

@@ -17,7 +17,7 @@ from holdfast.config import load_config
 from holdfast.errors import ConfigDrift, ConfigError
 from holdfast.journal import Journal
 from holdfast.opened import describe_file
-from holdfast.recipe import default_settings, find_recipe, resolve_settings
+from holdfast.recipe import default_settings, find_program, resolve_settings
 from holdfast.sources import hash_sources
 from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S
@@ -64,7 +64,7 @@ def write_recipe(folder: Path, text: str, module: str = "diff_recipe") -> None:
 def describe(path: Path) -> Present:
     """Return the identity, defaults and code with which an attempt with this configuration would train."""
     config = load_config(path)
-    builder = find_recipe(config.recipe)
+    builder = find_program(config.recipe)
     identity = config.identity | {"settings": resolve_settings(builder, config.settings), "data": DATA}
     of_recipe = {f"settings.{name}": default for name, default in default_settings(config.recipe).items()}
     sources = hash_sources(["diff_recipe", "diff_layers"])

@@ -1,6 +1,7 @@
 """A rank's prefetch returns the checkpoint that the attempt restores, or nothing."""
 
 import gc
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from holdfast.rank import serving
 from holdfast.rank.messages import Event, Restore
 from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE, Prefetch
 from holdfast.store import open_store
-from holdfast.training import capturing
+from holdfast.training import Training, capturing
 from tests.support.makers import commit_of, make_line, train
 from tests.support.trainings import make, save_step, train_to
 
@@ -75,8 +76,13 @@ def test_a_rank_collects_garbage_except_objects_from_before_training(
     config = make(tmp_path, "tests.support.varied:varied_language").config
     monkeypatch.setenv(CONFIG_VARIABLE, config.model_dump_json())
     monkeypatch.setattr(serving, "Events", Heard)
-    monkeypatch.setattr(serving, "serve", lambda training, *rest: found.extend((gc.isenabled(), training)))
     found = list[Any]()
+
+    def serve(training: Training, *rest: object) -> Generator[None, None, None]:
+        found.extend((gc.isenabled(), training))
+        yield from ()
+
+    monkeypatch.setattr(serving, "serve", serve)
     gc.disable()
     try:
         assert serving.main() == 0

@@ -10,10 +10,11 @@ import pytest
 
 from holdfast.config import Compute, Log, RunConfig
 from holdfast.errors import HoldfastError, RankDied, RecipeFailed
-from holdfast.prove import prove
+from holdfast.proof import Proof
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Progress, Ready
-from tests.conftest import COMMAND_WITHIN_S, has_not_ended, ranks_of
+from tests.conftest import COMMAND_WITHIN_S, has_not_ended
+from tests.support.lives import Lives, ranks_of
 
 pytestmark = pytest.mark.slow
 
@@ -67,10 +68,11 @@ def test_a_rank_killed_by_a_signal_is_named(tmp_path: Path, started: list[Ranks]
     assert "=====" not in str(error)
 
 
-def test_ranks_with_state_of_their_own_in_the_probe_are_proved(tmp_path: Path) -> None:
+def test_ranks_with_state_of_their_own_in_the_probe_are_proved(nursery: Lives, tmp_path: Path) -> None:
     """Each rank's probe is compared with its own saved one, and the kills reach all ranks."""
     config = make_config(tmp_path).model_copy(update={"recipe": "tests.support.varied:normalised"})
-    proof = prove(config, 6, 1, seed=3)
+    done = nursery.call("tests.support.forked:prove_mutated", "", config.model_dump(mode="json"), 6, 1, 3)
+    proof = Proof.model_validate_json(done.stdout)
     assert proof.is_proved, str(proof)
 
 

@@ -1,6 +1,6 @@
 """A run of any kind that is killed in any step and resumed ends on the bytes of an uninterrupted run.
 
-The uninterrupted run loads its data in its own process. Twelve of the killed ones have loader workers before or after
+The uninterrupted run loads its data in its own process. Six of the killed ones have loader workers before or after
 the kill, to show that workers change nothing either; with ``make soak`` all have.
 """
 
@@ -30,7 +30,7 @@ KILLED = -9
 
 ALL = list(itertools.product(RECIPES, OPTIMIZERS, SCHEDULES))
 # With workers: every recipe, optimizer, schedule and moment is among them.
-WITH_WORKERS = [(*ALL[number * 7 % len(ALL)], list(KILLS)[number % len(KILLS)]) for number in range(12)]
+WITH_WORKERS = [(*ALL[number * 7 % len(ALL)], list(KILLS)[number % len(KILLS)]) for number in range(6)]
 
 
 def _config(

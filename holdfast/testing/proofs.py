@@ -1,0 +1,31 @@
+"""A proof for a project's own tests: a killed run ends on the same bytes."""
+
+from pathlib import Path
+
+from holdfast.config import RunConfig, load_config
+from holdfast.proof import Proof
+from holdfast.prove import prove
+
+
+def assert_resumes(
+    config: RunConfig | str | Path, *, kills: int = 3, steps: int = 20, seed: int | None = None
+) -> Proof:
+    """Assert that a run which is killed and resumed ends on the bytes of one that was never killed.
+
+    It trains the first steps twice in a temporary folder, as `holdfast prove` does, and needs no server. Its message
+    names the first step that differs, and state that nobody registered.
+
+    Args:
+        config: the run, or its TOML file. Its recipe has to be importable from the working directory.
+        kills: the number of SIGKILLs.
+        seed: the seed that chooses chunks and kills; None for a random one, which the message names.
+
+    Returns: the proof, which also says what it did not reach.
+
+    Raises:
+        AssertionError: the bytes differ, or state is lost.
+        HoldfastError: the recipe can't be built, or fails.
+    """
+    found = prove(config if isinstance(config, RunConfig) else load_config(config), steps, kills, seed)
+    assert found.is_proved, str(found)
+    return found

@@ -1,0 +1,165 @@
+"""The local variables that a loop carries from one step to the next, found in its source.
+
+A checkpoint restores objects, not variables: a variable that is read in a step before that step assigns it, and that
+the step assigns later, has another value after a resume unless its object is kept.
+"""
+
+import ast
+import builtins
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# The names that are assigned after code that can't be reached: all.
+EVERYTHING = None
+Assigned = set[str] | None
+# The methods of a `Run` that a loop iterates over.
+METHODS = {"steps", "epochs", "batches"}
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A variable that is carried from step to step.
+
+    Attributes:
+        line: the line of the source that reads it first.
+    """
+
+    name: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.name}"
+
+
+def find_carried(file: str, functions: Iterable[str]) -> list[Carried]:
+    """Return the variables that a run's loops carry from one pass to the next.
+
+    A run's loops are those over ``run.steps(...)``, ``run.epochs(...)`` and ``run.batches(...)``.
+
+    Args:
+        file: the source file.
+        functions: names of functions in it; the functions of the file that these call are searched, too.
+
+    Returns: nothing if the source can't be read.
+    """
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    found: dict[str, int] = {}
+    for loop in _walk_functions(tree, functions):
+        if isinstance(loop, ast.For) and _is_of_a_run(loop.iter):
+            targets = _names_stored([loop.target])
+            reads = _Reads()
+            reads.visit_all(loop.body, targets)
+            stored = _names_stored(loop.body) - targets
+            for name, line in reads.first.items():
+                if name in stored and not hasattr(builtins, name):
+                    found[name] = min(line, found.get(name, line))
+    return [Carried(name, file, line) for name, line in sorted(found.items(), key=lambda item: (item[1], item[0]))]
+
+
+def _walk_functions(tree: ast.AST, functions: Iterable[str]) -> Iterator[ast.AST]:
+    """Yield the nodes of these functions, and of all functions in the tree that they name."""
+    known = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    waiting = [name for name in functions if name in known]
+    for name in waiting:
+        for node in ast.walk(known[name]):
+            yield node
+            named = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+            if named in known and named not in waiting:
+                waiting.append(named)
+
+
+def _is_of_a_run(iterator: ast.expr) -> bool:
+    calls = (each.func for each in ast.walk(iterator) if isinstance(each, ast.Call))
+    return any(isinstance(each, ast.Attribute) and each.attr in METHODS for each in calls)
+
+
+def _names_stored(nodes: Iterable[ast.AST]) -> set[str]:
+    return {
+        each.id
+        for node in nodes
+        for each in ast.walk(node)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    }
+
+
+class _Reads:
+    """A walk over statements that notes each name which may be read before the statements have assigned it.
+
+    Attributes:
+        first: the line of each such name's first read.
+    """
+
+    def __init__(self) -> None:
+        self.first: dict[str, int] = {}
+
+    def visit_all(self, body: Sequence[ast.stmt], assigned: Assigned) -> Assigned:
+        """Visit statements one after the other. Return the names that are assigned after them on every path."""
+        for statement in body:
+            if assigned is EVERYTHING:
+                break
+            assigned = self._visit(statement, set(assigned))
+        return assigned
+
+    def _visit(self, statement: ast.stmt, assigned: set[str]) -> Assigned:
+        match statement:
+            case ast.If(test=test, body=body, orelse=orelse):
+                self._read(test, assigned)
+                return _both(self.visit_all(body, assigned), self.visit_all(orelse, assigned))
+            case ast.For(target=target, iter=iterator, body=body, orelse=orelse):
+                self._read(iterator, assigned)
+                # An inner loop almost always has a pass. If it had none, the names that it assigns would be carried.
+                after = self.visit_all(body, assigned | _names_stored([target]))
+                return self.visit_all(orelse, _names_stored(body) | assigned if after is EVERYTHING else after)
+            case ast.While(test=test, body=body, orelse=orelse):
+                self._read(test, assigned)
+                self.visit_all(body, assigned)
+                self.visit_all(orelse, assigned)
+                return assigned
+            case ast.With(items=items, body=body):
+                for item in items:
+                    self._read(item.context_expr, assigned)
+                    assigned |= _names_stored([item.optional_vars] if item.optional_vars else [])
+                return self.visit_all(body, assigned)
+            case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody):
+                after = self.visit_all([*body, *orelse], assigned)
+                for handler in handlers:
+                    after = _both(after, self.visit_all(handler.body, assigned | {handler.name or ""}))
+                return self.visit_all(finalbody, after)
+            case ast.AugAssign(target=target, value=value):
+                self._read(value, assigned)
+                self._read(target, assigned, is_update=True)
+                return assigned | _names_stored([target])
+            case ast.Continue() | ast.Break() | ast.Return() | ast.Raise():
+                self._read(statement, assigned)
+                return EVERYTHING
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                self._read(statement, assigned | _names_stored([statement]))
+                return assigned | {name}
+            case _:
+                self._read(statement, assigned)
+                return assigned | _names_stored([statement])
+
+    def _read(self, node: ast.AST, assigned: set[str], *, is_update: bool = False) -> None:
+        """Note the names that an expression reads, apart from those that are assigned or the expression's own."""
+        own = {
+            name
+            for each in ast.walk(node)
+            if isinstance(each, ast.comprehension)
+            for name in _names_stored([each.target])
+        }
+        own |= {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+        names = (each for each in ast.walk(node) if isinstance(each, ast.Name))
+        for each in names:
+            if each.id not in assigned | own and (isinstance(each.ctx, ast.Load) or is_update):
+                self.first.setdefault(each.id, each.lineno)
+
+
+def _both(one: Assigned, other: Assigned) -> Assigned:
+    if one is EVERYTHING:
+        return other
+    return one if other is EVERYTHING else one & other

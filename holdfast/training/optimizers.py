@@ -1,0 +1,70 @@
+"""Several optimizers in the form of one."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+# The keys of an optimizer's ``state_dict`` that torch fills.
+STATE, GROUPS = "state", "param_groups"
+
+
+class Optimizers:
+    """Several optimizers in the form of one, so that whoever saves or names an optimizer's state sees only one.
+
+    Its parameter groups are those of all optimizers, in the order of the optimizers' names.
+
+    Attributes:
+        parts: the optimizers, by name.
+    """
+
+    def __init__(self, parts: Mapping[str, torch.optim.Optimizer]) -> None:
+        self.parts = dict(sorted(parts.items()))
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Return the live parameter groups of all optimizers."""
+        return [group for part in self.parts.values() for group in part.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return one state. Parameters are numbered through all optimizers."""
+        state: dict[Any, Any] = {}
+        groups: list[dict[str, Any]] = []
+        for first, part in zip(self._firsts(), self.parts.values(), strict=True):
+            own = part.state_dict()
+            state |= {key + first if isinstance(key, int) else key: value for key, value in own[STATE].items()}
+            groups += [group | {"params": [number + first for number in group["params"]]} for group in own[GROUPS]]
+        return {STATE: state, GROUPS: groups}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Give each optimizer its part of a state from `state_dict`."""
+        groups = iter(saved[GROUPS])
+        for first, part in zip(self._firsts(), self.parts.values(), strict=True):
+            numbers = range(first, first + count_parameters(part))
+            state = {key - first: value for key, value in saved[STATE].items() if key in numbers}
+            own = [
+                group | {"params": [number - first for number in group["params"]]}
+                for group in itertools.islice(groups, len(part.param_groups))
+            ]
+            part.load_state_dict({STATE: state, GROUPS: own})
+
+    def _firsts(self) -> list[int]:
+        """Return the number of each optimizer's first parameter."""
+        counts = [count_parameters(part) for part in self.parts.values()]
+        return [0, *itertools.accumulate(counts)][: len(counts)]
+
+
+def count_parameters(optimizer: torch.optim.Optimizer) -> int:
+    """Return the number of tensors that an optimizer steps."""
+    return sum(len(group["params"]) for group in optimizer.param_groups)
+
+
+def parts_of(optimizer: Any) -> Sequence[torch.optim.Optimizer]:
+    """Return the optimizers inside `Optimizers`, or the single optimizer."""
+    return list(optimizer.parts.values()) if isinstance(optimizer, Optimizers) else [optimizer]
+
+
+def read_rates(optimizer: Any) -> list[float]:
+    """Return the learning rate of each parameter group that has one."""
+    return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]

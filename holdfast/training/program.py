@@ -1,0 +1,45 @@
+"""The program of a run in one process: the engine's loop over a recipe, or a loop of the user's own."""
+
+import contextlib
+from collections.abc import Callable, Generator
+
+from holdfast.config import RunConfig
+from holdfast.errors import HoldfastError
+from holdfast.recipe import find_program, make_build_error, resolve_settings, takes_run
+from holdfast.training.build import Training
+from holdfast.training.devices import prepare
+from holdfast.training.loop import train_step
+from holdfast.training.run import Run, run_loop
+
+# Gives a program its steps: yields before each one, as `holdfast.training.steps` does.
+Serve = Callable[[Training], Generator[None, None, None]]
+
+
+def run_program(config: RunConfig, serve: Serve) -> None:
+    """Run a configuration's program until ``serve`` gives it no further step.
+
+    Args:
+        serve: called once with the training that the program has built.
+
+    Raises:
+        RecipeError: the program can't be found or built, or has left its loop early.
+        ConfigError: the program doesn't fit the configuration.
+    """
+    program = find_program(config.recipe)
+    if not takes_run(program):
+        training = Training(config)
+        with contextlib.closing(serve(training)) as steps:
+            for _ in steps:
+                training.trained = train_step(training)
+        return
+    arguments = resolve_settings(program, config.settings)
+    accelerator = prepare(config)
+    run = Run(config, accelerator, program, dict(config.settings) | arguments, serve)
+    try:
+        run_loop(program, run, arguments)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        if run.has_begun:
+            raise
+        raise make_build_error(config.recipe, error) from error

@@ -1,0 +1,501 @@
+"""A loop of the user's own: the function that takes a `Run` keeps its loop, and the engine keeps its state.
+
+``run.steps()`` gives the loop one step after the other. Before the first it restores the newest commit's state into the
+kept objects; between two steps it records the step, obeys the attempt's orders and begins saves; and it ends the loop.
+"""
+
+import contextlib
+import hashlib
+import sys
+import types
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderStateMixin
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from holdfast.anneal import Anneal
+from holdfast.config import RunConfig
+from holdfast.data import IterableBatches, LoaderBatches, NoBatches, Share, combine, take_apart
+from holdfast.errors import RecipeError
+from holdfast.location import is_own_code
+from holdfast.probe import Limits
+from holdfast.training.build import Program, Training, Unread
+from holdfast.training.carried import Carried, find_carried
+from holdfast.training.kept import GRADIENTS, OWN_EXTRAS, Gradients, Kept, as_stateful, sort_kept
+from holdfast.training.undisturbed import snapshot
+
+# Gives the loop its steps: yields before each one, as `holdfast.training.steps` does.
+Serve = Callable[[Training], Generator[None, None, None]]
+
+
+class Stopped(SystemExit):
+    """Ends a loop, and the function around it, after the save that a stop asked for."""
+
+
+class Step:
+    """One step of a loop.
+
+    Attributes:
+        number: the steps that were completed before it, from 0.
+        epoch: the epochs that were completed before it, from 0.
+        is_last_of_epoch: whether the epoch ends with it.
+    """
+
+    def __init__(self, run: "Run", number: int, per_epoch: int) -> None:
+        self.number = number
+        self.epoch, within = divmod(number, per_epoch)
+        self.is_last_of_epoch = within + 1 == per_epoch
+        self._run = run
+
+    @property
+    def batch(self) -> Any:
+        """Return the loader's next batch, on the run's device. A step may take several, one after the other."""
+        return self._run.next_batch()
+
+    def log(self, **numbers: Any) -> None:
+        """Record numbers of this step; see `Run.log`."""
+        self._run.log(**numbers)
+
+
+class Run:
+    """A run, as its training function sees it.
+
+    Attributes:
+        settings: the configuration's ``[settings]``, with the function's own defaults.
+        accelerator: accelerate's accelerator for the configuration's device, precision and ranks.
+    """
+
+    def __init__(
+        self, config: RunConfig, accelerator: Accelerator, function: Callable[..., object], settings: dict[str, Any],
+        serve: Serve,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            function: the user's training function.
+            settings: the values of the function's other parameters.
+        """
+        self.settings = settings
+        self.accelerator = accelerator
+        self._config, self._function, self._serve = config, function, serve
+        self._objects: dict[str, Any] = {}
+        self._fields: dict[str, Any] = {"anneals": {}}
+        self._loader: Any = None  # as the loop passed it
+        self._source: Any = None  # the loader inside, once it is known
+        self._per_epoch: int | None = None
+        self._training: Training | None = None
+        self._served: Generator[None, None, None] | None = None
+        self._frames: list[types.FrameType] = []
+        self._step: Step | None = None
+        self._numbers: dict[str, Tensor] = {}
+        self._names: list[str] = []  # of the batches that this step has taken
+        self._has_epochs = self._has_steps = self._has_ended = False
+        self._is_at_end = False  # only the code at the present epoch's end has to run yet
+        self._undo: Callable[[], None] | None = None  # puts the state back that the run resumed with
+
+    # ---- the process
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device to train on."""
+        return torch.device(self.accelerator.device)
+
+    @property
+    def rank(self) -> int:
+        """Return this process's number among the ranks, from 0."""
+        return int(self.accelerator.process_index)
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks."""
+        return int(self.accelerator.num_processes)
+
+    # ---- before the loop
+
+    def keep(self, **objects: Any) -> None:
+        """Register objects by name: all that the next step depends on.
+
+        Each is saved with every checkpoint, and restored in place before the first step. An object may be a module, an
+        optimizer, a scheduler, a tensor, an array, a dict, list or deque of such, a generator of random numbers, or
+        anything with ``state_dict`` and ``load_state_dict``. The weights are those of the main rank; every rank keeps
+        its own state of what is neither module, optimizer nor scheduler.
+
+        Raises:
+            RecipeError: an object can't be restored in place, its name is taken, or the loop has begun.
+        """
+        if self._training is not None:
+            self._refuse("run.keep(...) was called after the first step", hint="call it before the loop")
+        for name, each in objects.items():
+            if name in self._objects or name in OWN_EXTRAS:
+                self._refuse(f"run.keep({name}=...): the name is taken", hint="give it another name")
+            if not isinstance(each, torch.nn.Module | torch.optim.Optimizer):
+                with self._located():
+                    as_stateful(name, each)
+            self._objects[name] = each
+
+    def generator(self, name: str, device: str | torch.device = "cpu") -> torch.Generator:
+        """Return a new generator of random numbers that is kept under this name.
+
+        Its seed follows from the run's seed, the name and the rank.
+        """
+        text = f"{self._config.seed}/{name}/{self.rank}"
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+        generator = torch.Generator(device).manual_seed(seed)
+        self.keep(**{name: generator})
+        return generator
+
+    def anneal(self, name: str, anneal: Anneal) -> Anneal:
+        """Register an anneal and return it. Its ``value`` is set before every step."""
+        self._fields["anneals"][name] = anneal
+        return anneal
+
+    def observe(
+        self,
+        *,
+        evaluate: Callable[..., Mapping[str, Any]] | None = None,
+        probe: Callable[..., Mapping[str, Any]] | None = None,
+        health: Mapping[str, Limits] | None = None,
+        measured: tuple[str, ...] = (),
+    ) -> None:
+        """Say how to look at the model; see `Recipe` for ``evaluate``, ``probe``, ``health`` and ``measured``.
+
+        The functions get the kept module, or a ``ModuleDict`` of all kept modules by name.
+        """
+        self._fields |= {"evaluate": evaluate, "probe": probe, "health": dict(health or {}), "measured": measured}
+
+    # ---- the loop
+
+    def steps(self, loader: Any = None, *, per_epoch: int | None = None) -> Iterator[Step]:
+        """Give the loop its steps, from the one where the run stands to the last.
+
+        Inside `epochs`, give the steps of the epoch.
+
+        Args:
+            loader: a torch ``DataLoader``, or an iterable of batches with ``state_dict`` and ``load_state_dict``, for
+                `Step.batch`. The batches come in the loader's own order.
+            per_epoch: the steps of an epoch, by default the loader's length. The run's length is the configuration's
+                ``epochs`` times this.
+
+        Raises:
+            RecipeError: nothing is kept; an epoch has no length; the loader's position can't be restored; or the
+                function has a second loop.
+        """
+        if self._has_epochs:
+            return self._steps_of_epoch()
+        if self._has_steps:
+            self._refuse(
+                "run.steps(...) was called twice: a run has one loop",
+                hint="for epoch in run.epochs(loader): around it makes loops of one epoch each",
+            )
+        self._has_steps = True
+        self._note_data(loader, per_epoch)
+        return self._all_steps()
+
+    def epochs(self, loader: Any = None, *, per_epoch: int | None = None) -> Iterator[int]:
+        """Give the numbers of the epochs, from the one where the run stands. Use `batches` or `steps` inside.
+
+        Code after the inner loop, at an epoch's end, belongs to the step that follows.
+
+        Args:
+            loader, per_epoch: see `steps`.
+        """
+        if self._has_steps or self._has_epochs:
+            self._refuse("run.epochs(...) was called twice: a run has one loop", hint="put both loops into one")
+        self._has_epochs = True
+        self._note_data(loader, per_epoch)
+        return self._all_epochs()
+
+    def batches(self, data: Any = None, *, batch_size: int | None = None, **options: Any) -> Iterator[Any]:
+        """Give the batches of the epoch inside `epochs`, or an iterator over a dataset's batches before `steps`.
+
+        Args:
+            data: before `steps`: a map-style or iterable dataset, as `Recipe.data`.
+            batch_size: samples of a batch over all ranks.
+            options: ``grad_accum`` (the batches that every step takes, by default 1) and ``collate``, as in `Recipe`.
+        """
+        if self._has_epochs:
+            return (self.next_batch() for _ in self._steps_of_epoch())
+        if data is None or batch_size is None:
+            self._refuse(
+                "run.batches(): expected a dataset and batch_size=...",
+                hint="inside `for epoch in run.epochs(loader)` it needs neither",
+            )
+        self._fields |= {"data": data, "batch_size": batch_size, "unit": "samples", **options}
+        return self._all_batches()
+
+    def log(self, **numbers: Any) -> None:
+        """Record numbers of this step: ``loss``, ``grad_norm`` and any others.
+
+        Tensors stay on the device until the numbers are read.
+
+        Args:
+            numbers: scalars by name. ``loss`` is the one whose mean is shown, and watched by health limits. Of several
+                ranks, which have to log the same names, the mean counts.
+
+        Raises:
+            RecipeError: a value is no scalar, or there is no step.
+        """
+        if self._step is None:
+            self._refuse("run.log(...) was called outside the loop", hint="call it in a step")
+        for name, value in numbers.items():
+            if isinstance(value, Tensor) and value.numel() == 1:
+                number = value.detach().reshape(()).to(self.device, torch.float32, copy=True)
+            else:
+                try:
+                    number = torch.tensor(float(value), device=self.device)
+                except (TypeError, ValueError):
+                    shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+                    self._refuse(f"run.log({name}=...): expected a number, found a {type(value).__name__}{shape}")
+            self._numbers[name] = number
+
+    def next_batch(self) -> Any:
+        """Return the next batch of the loop's data, on the run's device."""
+        if self._training is None or self._step is None:
+            self._refuse("a batch was taken outside the loop", hint="take it in a step")
+        if isinstance(self._training.batches, NoBatches):
+            self._refuse("step.batch: run.steps(...) has no data", hint="for step in run.steps(loader)")
+        name, batch = self._training.next_batch()
+        self._names.append(name)
+        if isinstance(self._loader, DataLoaderStateMixin):  # accelerate ends an accumulation with its loader's pass
+            self._loader.end_of_dataloader = self._training.batches.is_at_end
+        return batch
+
+    # ---- inside
+
+    def _note_data(self, loader: Any, per_epoch: int | None) -> None:
+        self._per_epoch = per_epoch
+        if loader is not None:
+            if "data" in self._fields:
+                self._refuse("run.steps(loader) and run.batches(dataset) both have data", hint="use one of them")
+            with self._located():
+                self._loader, self._source = loader, take_apart(loader)
+            if per_epoch is None and hasattr(loader, "__len__"):
+                self._per_epoch = len(loader)
+
+    def _all_steps(self) -> Iterator[Step]:
+        self._open()
+        while (step := self._next()) is not None:
+            yield step
+
+    def _all_epochs(self) -> Iterator[int]:
+        self._open()
+        step = self._next()
+        if step is not None and step.number:
+            # The code at this epoch's beginning ran before the checkpoint, and now runs again: undo it.
+            assert self._training is not None
+            self._undo = snapshot(self._training)
+            # A run that stands at an epoch's end has saved before the code at that end: run it first.
+            if step.number % self._length == 0:
+                self._is_at_end = True
+                yield step.epoch - 1
+        while self._step is not None:
+            self._is_at_end = False
+            epoch = self._step.epoch
+            yield epoch
+            if self._step is not None and self._step.epoch == epoch:
+                self._refuse(
+                    f"the inner loop was left in step {self._step.number + 1}, before the end of epoch {epoch + 1}",
+                    hint="run.epochs(per_epoch=...) says how long an epoch is",
+                )
+
+    def _steps_of_epoch(self) -> Iterator[Step]:
+        """Give the present step and those that follow it in its epoch."""
+        if self._undo is not None:
+            undo, self._undo = self._undo, None
+            with self._located():
+                undo()
+        step = self._step
+        if step is None or self._is_at_end:
+            return
+        epoch = step.epoch
+        while step is not None and step.epoch == epoch:
+            yield step
+            step = self._next()
+
+    def _all_batches(self) -> Iterator[Any]:
+        while True:
+            yield self.next_batch()
+
+    @property
+    def _length(self) -> int:
+        assert self._training is not None
+        return self._training.steps_per_epoch
+
+    def _open(self) -> None:
+        """Build the training from what is kept, and begin to obey the attempt's orders."""
+        if not self._objects:
+            self._refuse(
+                "the loop begins, and nothing is kept: no checkpoint could restore it",
+                hint="run.keep(model=model, optimizer=optimizer, ...) before it",
+            )
+        if self._per_epoch is None and "data" not in self._fields:
+            self._refuse("an epoch has no length", hint="run.steps(per_epoch=1000)")
+        self._frames = _find_frames(self._function)
+        with self._located():
+            sources = [self._loader, self._source] if self._source is not None else []
+            sorted_objects = sort_kept(self._objects, self.accelerator)
+            kept = Kept(
+                **(self._fields | sorted_objects),
+                function=self._function,
+                originals=[*sources, *self._objects.values()],
+                own=[self, self.accelerator, *(sorted_objects["extras"][name] for name in OWN_EXTRAS)],
+                list_variables=self._list_variables,
+                steps_per_epoch=self._per_epoch,
+                batches=self._choose_batches(),
+                carried=self._find_carried(),
+            )
+            gradients = kept.extras[GRADIENTS]
+            assert isinstance(gradients, Gradients)
+            self._gradients = gradients
+            self._training = Training(self._config, Program(self.accelerator, kept, self.settings))
+        if isinstance(self._loader, DataLoaderStateMixin):
+            self.accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = True
+            self._loader.begin()
+        self._served = self._serve(self._training)
+
+    def _choose_batches(self) -> Any:
+        if "data" in self._fields:
+            return None
+        if self._source is None:
+            return NoBatches()
+        if not isinstance(self._source, torch.utils.data.DataLoader) or hasattr(self._source, "state_dict"):
+            return IterableBatches(self._source)
+        share = Share(self._source.batch_size or 1, self.rank, self.world_size)
+        seed, workers = self._config.seed, self._config.compute.loader_workers
+        return LoaderBatches(self._source, share, seed, workers, self._from_main)
+
+    def _from_main(self, value: Any) -> Any:
+        """Return the value that the main rank passes. All ranks call it together."""
+        return gather_object([value])[0] if self.world_size > 1 else value
+
+    def _next(self) -> Step | None:
+        """Record the step before, and obey orders until one asks for another step. Return it; None at the run's end.
+
+        Raises:
+            Stopped: the run stops before its end.
+        """
+        assert self._training is not None
+        assert self._served is not None
+        if self._step is not None:
+            self._end_step(self._step)
+        for _ in self._served:
+            break
+        else:
+            self._has_ended, self._step = True, None
+            if self._training.progress.step < self._training.total_steps:
+                raise Stopped
+            return None
+        self._step = Step(self, self._training.progress.step, self._length)
+        return self._step
+
+    def _end_step(self, step: Step) -> None:
+        training = self._training
+        assert training is not None
+        accum = training.recipe.grad_accum
+        if training.kept is not None and training.kept.batches is None and len(self._names) != accum:
+            self._refuse(
+                f"step {step.number + 1} took {len(self._names)} batches, expected {accum}: their number is the "
+                "position in the data",
+                hint=f"run.batches(dataset, ..., grad_accum={len(self._names) or 1}), the same in every step",
+            )
+        lrs = self._gradients.end_step()
+        samples = combine(self._names) if self._names else ""
+        training.trained = Unread(
+            step.number + 1, self._numbers, training.lrs if lrs is None else lrs, training.anneals, samples
+        )
+        self._numbers, self._names = {}, []
+
+    def close(self) -> None:
+        """End the engine's part, also after an error in the loop."""
+        if isinstance(self._loader, DataLoaderStateMixin) and self._training is not None:
+            self._loader.end()
+        if self._served is not None:
+            self._served.close()
+
+    def check_end(self) -> None:
+        """Raise RecipeError unless the function has trained the run to its end."""
+        function = getattr(self._function, "__code__", None)
+        where = f"{function.co_filename}:{function.co_firstlineno}: " if function else ""
+        if self._training is None:
+            raise RecipeError(
+                f"{where}the function returned without a step", hint="for step in run.steps(...): trains the run"
+            )
+        if not self._has_ended:
+            done, total = self._training.progress.step, self._training.total_steps
+            raise RecipeError(
+                f"{where}the loop was left in step {done + 1} of {total}",
+                hint="epochs and per_epoch say where a run ends; a break ends it too early",
+            )
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the loop has asked for its first step."""
+        return self._training is not None
+
+    def _list_variables(self) -> list[tuple[str, Any]]:
+        """Return the variables of the loop's functions, and the globals that they name, after their names."""
+        return [pair for frame in self._frames for pair in frame.f_locals.items()]
+
+    def _find_carried(self) -> list[Carried]:
+        """Return the variables that the loop carries, apart from those that hold a kept object."""
+        known = {id(each) for each in (self, self.accelerator, *self._objects.values())}
+        kept = {name for name, value in self._list_variables() if id(value) in known}
+        functions: dict[str, list[str]] = {}
+        for frame in self._frames:
+            functions.setdefault(frame.f_code.co_filename, []).append(frame.f_code.co_name)
+        found = (each for file, names in functions.items() for each in find_carried(file, names))
+        return [each for each in found if each.name not in kept]
+
+    @contextlib.contextmanager
+    def _located(self) -> Iterator[None]:
+        """Add the user's file and line to the message of an error."""
+        try:
+            yield
+        except RecipeError as error:
+            self._refuse(error.message, error.hint)
+
+    def _refuse(self, message: str, hint: str = "") -> NoReturn:
+        """Raise a RecipeError that begins with the user's file and line."""
+        raise RecipeError(f"{_find_place()}{message}", hint=hint)
+
+
+def run_loop(function: Callable[..., object], run: Run, arguments: Mapping[str, Any]) -> None:
+    """Call a training function until the run ends or stops.
+
+    Args:
+        arguments: the function's other parameters.
+
+    Raises:
+        RecipeError: the function has left its loop early.
+    """
+    try:
+        function(run, **arguments)
+        run.check_end()
+    except Stopped:
+        pass
+    finally:
+        run.close()
+
+
+def _find_frames(function: Callable[..., object]) -> list[types.FrameType]:
+    """Return the frames of the user's own functions on the stack, innermost first."""
+    frames = []
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_own_code(frame.f_code.co_filename):
+            frames.append(frame)
+        if frame.f_code is getattr(function, "__code__", None):
+            break
+        frame = frame.f_back
+    return frames
+
+
+def _find_place() -> str:
+    """Return the file and line of the user's code that called, with a colon; empty if there is none."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and not is_own_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}: "

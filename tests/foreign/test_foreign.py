@@ -1,0 +1,221 @@
+"""Training scripts by other people's conventions: each trains under Holdfast with at most eight changed lines.
+
+``before/`` has the scripts as their authors would write them, ``after/`` the same scripts with a run. Both print a line
+of JSON for each step.
+"""
+
+import difflib
+import json
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from holdfast.config import ChunkLength, Log, RunConfig
+from holdfast.journal import Journal
+from holdfast.proof import Proof
+from holdfast.store import open_store
+from tests.conftest import COMMAND_WITHIN_S, ROOT
+from tests.support.lives import Command, Lives, ranks_of
+
+HERE = Path(__file__).parent
+MOST_CHANGED_LINES = 8
+STEPS = 60
+KILLS = 3
+# Steps of an epoch, where the script says it and not its loader.
+EPOCHS = {"nanogpt": 1, "dcgan": 10, "ppo": 1, "diffusion": 6, "distillation": 5, "moco": 5, "accelerate_script": 4}
+# Scripts whose samples draw from the global generators: Holdfast seeds each batch by its number instead, so that
+# neither loader workers nor a death change a sample.
+DRAWS_IN_SAMPLES = {"moco"}
+# Seconds for a whole script by itself, on a machine that is busy.
+WITHIN_S = 300.0
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return a script's lines without indentation, comments and blank lines."""
+    lines = map(str.strip, path.read_text("utf-8").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def count_changed(name: str) -> int:
+    """Return how many lines differ between a script and its version under Holdfast."""
+    before, after = (read_lines(HERE / folder / f"{name}.py") for folder in ("before", "after"))
+    found = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    return sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in found if kind != "equal")
+
+
+def test_every_script_has_both_versions() -> None:
+    for folder in ("before", "after"):
+        assert {path.stem for path in (HERE / folder).glob("[a-z]*.py")} == EPOCHS.keys()
+
+
+@pytest.mark.parametrize("name", EPOCHS)
+def test_at_most_eight_lines_are_changed(name: str) -> None:
+    assert 0 < count_changed(name) <= MOST_CHANGED_LINES
+
+
+def make_config(folder: Path, name: str, **changes: Any) -> RunConfig:
+    config: dict[str, Any] = {
+        "recipe": f"tests.foreign.after.{name}:train", "run": name, "store": str(folder), "epochs": EPOCHS[name],
+        "chunk": ChunkLength(steps=7), "log": Log(every=1, folder=str(folder / "logs")),
+    }  # fmt: skip
+    return RunConfig.model_validate(config | changes)
+
+
+class Script:
+    """One script under Holdfast, started as a command."""
+
+    def __init__(self, nursery: Lives, folder: Path, name: str) -> None:
+        self.name, self._nursery, self._folder = name, nursery, folder
+        folder.mkdir()
+        self._config = folder / "config.toml"
+        text = {"recipe": f"tests.foreign.after.{name}:train", "run": name, "store": str(folder)}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in text.items()]
+        lines += [f"epochs = {EPOCHS[name]}", "[chunk]", "steps = 7", "[log]", "every = 1"]
+        self._config.write_text("\n".join([*lines, f"folder = {json.dumps(str(folder / 'logs'))}"]))
+
+    def start(self) -> Command:
+        return self._nursery.start_command(
+            "tests.support.forked:main", "train", str(self._config), environment={**os.environ}, folder=ROOT
+        )
+
+    def finish(self) -> str:
+        """Train to the end; return the content id."""
+        process = self.start()
+        _, err = process.communicate(WITHIN_S)
+        assert process.returncode == 0, err
+        newest = self.journal.newest()
+        assert newest is not None
+        assert newest.step == STEPS
+        return newest.checkpoint_sha256
+
+    @property
+    def journal(self) -> Journal:
+        return Journal(open_store(str(self._folder)), self.name)
+
+    def read_losses(self) -> list[dict[str, float]]:
+        """Return the numbers that each step logged, from the trail of all commits."""
+        lines = []
+        for number in self.journal.numbers("commits"):
+            commit = self.journal.read_commit(number)
+            lines += map(json.loads, self.journal.store.read(f"metrics/{number:08d}.jsonl").splitlines())
+            assert lines[-1]["step"] == commit.step
+        return [{"loss": line["loss"], **line.get("logged", {})} for line in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EPOCHS)
+def test_killed_and_stopped_it_ends_on_the_same_bytes(tmp_path: Path, nursery: Lives, name: str) -> None:
+    """Three times SIGKILL of the command and its ranks, then a SIGTERM in a chunk."""
+    straight = Script(nursery, tmp_path / "straight", name)
+    content_id = straight.finish()
+    killed = Script(nursery, tmp_path / "killed", name)
+    for kill in range(KILLS + 1):
+        process = killed.start()
+        await_commit(killed, process, killed.journal.newest_number() + 1)
+        if kill < KILLS:
+            for each in [psutil.Process(process.pid), *ranks_of(process.pid)]:
+                each.kill()
+            process.communicate(COMMAND_WITHIN_S)
+        else:
+            process.send_signal(15)
+            process.communicate(COMMAND_WITHIN_S)
+            newest = killed.journal.newest()
+            assert newest is not None
+            assert newest.step == STEPS or newest.why == "preempted" or newest.step % 7 == 0
+    assert killed.finish() == content_id
+    assert killed.journal.attempts() > 1, "no kill came before the end"
+
+
+def await_commit(script: Script, process: Command, number: int) -> None:
+    """Wait until a run has this commit, or has ended."""
+    deadline = time.monotonic() + WITHIN_S
+    while script.journal.newest_number() < number and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(EPOCHS.keys() - DRAWS_IN_SAMPLES))
+def test_its_losses_are_those_of_the_script_alone(tmp_path: Path, nursery: Lives, name: str) -> None:
+    done = nursery.call("tests.support.forked:run_script", str(HERE / "before" / f"{name}.py"))
+    assert done.returncode == 0, done.stderr
+    alone = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [line.pop("step") for line in alone] == [*range(1, STEPS + 1)]
+    script = Script(nursery, tmp_path / "held", name)
+    script.finish()
+    # The trail has float32, as the tensors that the script printed.
+    assert script.read_losses() == [{key: float32(value) for key, value in line.items()} for line in alone]
+
+
+def float32(value: float) -> float:
+    return float(np.float32(value))
+
+
+def prove(nursery: Lives, config: RunConfig) -> str:
+    """Return the proof of a script as JSON, or its error."""
+    done = nursery.call("tests.support.forked:prove_mutated", "", config.model_dump(mode="json"), 20, KILLS, 11)
+    assert done.stdout, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EPOCHS)
+def test_it_is_proved(tmp_path: Path, nursery: Lives, name: str) -> None:
+    proof = Proof.model_validate_json(prove(nursery, make_config(tmp_path, name)))
+    assert proof.is_proved, str(proof)
+    assert not proof.unchanged, str(proof)
+    assert not proof.carried, str(proof)
+    assert len(proof.kills) == KILLS
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """An argument that is left out of a script's ``run.keep``, and the part of the proof that names it."""
+
+    name: str
+    argument: str
+    named: str
+
+
+FORGOTTEN = [
+    Forgotten("nanogpt", "optimizer", "optimizer (AdamW"),
+    Forgotten("nanogpt", "carried", "optimizer.exp_avg"),
+    Forgotten("accelerate_script", "lr_scheduler", "lr_scheduler (AcceleratedScheduler"),
+    Forgotten("accelerate_script", "optimizer", "optimizer (AcceleratedOptimizer"),
+    Forgotten("dcgan", "net_g", "net_g (train.<locals>.Generator"),
+    Forgotten("dcgan", "optimizer_d", "optimizer_d (Adam"),
+    Forgotten("diffusion", "ema", "ema (EMA"),
+    Forgotten("diffusion", "lr_scheduler", "lr_scheduler (LambdaLR"),
+    Forgotten("distillation", "student", "student (StudentNet"),
+    Forgotten("distillation", "scheduler", "scheduler (StepLR"),
+    Forgotten("moco", "model", "model (MoCo"),
+    Forgotten("ppo", "envs", "extras.next_obs"),
+    Forgotten("ppo", "next_obs", "extras.envs"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", FORGOTTEN, ids=lambda row: f"{row.name}-{row.argument}")
+def test_what_is_left_out_is_found(tmp_path: Path, nursery: Lives, row: Forgotten) -> None:
+    text = (HERE / "after" / f"{row.name}.py").read_text("utf-8")
+    changed, count = re.subn(rf"(run\.keep\(.*?)\b{row.argument}=[\w.]+(\(\w+\))?(, )?", r"\1", text)
+    assert count == 1
+    (tmp_path / "forgetful.py").write_text(changed, "utf-8")
+    config = make_config(tmp_path, row.name, recipe=f"{tmp_path}/forgetful.py:train")
+    found = prove(nursery, config)
+    proof = Proof.model_validate_json(found) if found.startswith("{") else None
+    assert proof is None or not proof.is_proved
+    assert row.named in (found if proof is None else str(proof))
+
+
+def test_resume_md_has_a_row_for_each() -> None:
+    table = (ROOT / "holdfast" / "RESUME.md").read_text("utf-8")
+    for row in FORGOTTEN:
+        assert f"| {row.name} | `{row.argument}` | `{row.named}` |" in table

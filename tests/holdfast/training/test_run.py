@@ -1,0 +1,185 @@
+"""Loops of a user's own, in this process: stopped and resumed anywhere they end on the same bytes."""
+
+import inspect
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.config import Determinism, RunConfig
+from holdfast.errors import RecipeError
+from holdfast.store.local import LocalStore
+from holdfast.training import Gate, Training, find_unregistered, resume, run_program, steps
+from tests.support import loops
+from tests.support.loops import LOOPS, PER_EPOCH
+from tests.support.trainings import Saved, save_state, save_step
+
+EPOCHS = 3
+TOTAL = EPOCHS * PER_EPOCH
+
+
+def make_config(folder: Path, loop: str, **settings: Any) -> RunConfig:
+    return RunConfig(
+        recipe=f"tests.support.loops:{loop}", run="r", store=str(folder), epochs=EPOCHS, settings=settings,
+        determinism=Determinism(mode="fast"),
+    )  # fmt: skip
+
+
+def live(config: RunConfig, stop: int, saved: Saved | None = None) -> tuple[Saved, Training]:
+    """Train a loop from a checkpoint, or from its beginning, to a step. Return the checkpoint there."""
+    found: list[tuple[Saved, Training]] = []
+
+    def serve(training: Training) -> Generator[None, None, None]:
+        if saved is not None:
+            resume(training, *saved, Gate("exact"), lambda *skipped: None)
+        yield from steps(training, stop, lambda: False)
+        found.append((save_state(training, Path(config.store)), training))
+
+    run_program(config, serve)
+    return found[0]
+
+
+def content_id(saved: Saved) -> str:
+    return saved[1].checkpoint_sha256
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_stopped_anywhere_it_ends_on_the_same_bytes(tmp_path: Path, loop: str) -> None:
+    config = make_config(tmp_path, loop)
+    straight, _ = live(config, TOTAL)
+    for cut in (1, 2, PER_EPOCH - 1, PER_EPOCH, PER_EPOCH + 1, 2 * PER_EPOCH, TOTAL - 1):
+        assert content_id(live(config, TOTAL, live(config, cut)[0])[0]) == content_id(straight), cut
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_cut_at_every_step_ends_on_the_same_bytes(tmp_path: Path, loop: str) -> None:
+    config = make_config(tmp_path, loop)
+    saved = None
+    for stop in range(1, TOTAL + 1):
+        saved, _ = live(config, stop, saved)
+    assert saved is not None
+    assert content_id(saved) == content_id(live(config, TOTAL)[0])
+
+
+def test_the_order_of_a_loader_is_its_own(tmp_path: Path) -> None:
+    """The indices are those of the loader alone, drawn from the same generator."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    _, training = live(make_config(tmp_path, "own_loader"), 1)
+    ours = training.batches._indices
+    loader = DataLoader(list(range(loops.SAMPLES)), 4, shuffle=True, generator=torch.Generator().manual_seed(7))  # type: ignore[arg-type]
+    assert ours == [batch.tolist() for batch in loader]
+
+
+def test_numbers_that_a_step_logs_are_in_the_trail(tmp_path: Path) -> None:
+    store, lines = LocalStore(str(tmp_path / "run")), []
+
+    def serve(training: Training) -> Generator[None, None, None]:
+        yield from steps(training, 4, lambda: False)
+        saved = save_step(training, store)
+        lines.extend(map(json.loads, store.read(f"{saved.path}/metrics.jsonl").splitlines()))
+
+    run_program(make_config(tmp_path, "plain"), serve)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert all(line["logged"]["doubled"] == pytest.approx(2 * line["loss"]) for line in lines)
+    assert [line["lrs"] for line in lines] == [[0.01]] * 4
+
+
+def test_settings_are_the_functions_other_parameters(tmp_path: Path) -> None:
+    _, training = live(make_config(tmp_path, "plain", lr=0.5), 1)
+    assert training.lrs == [0.5]
+    with pytest.raises(RecipeError, match=r"unknown key settings\.lrr"):
+        live(make_config(tmp_path, "plain", lrr=0.5), 1)
+
+
+def test_what_a_loop_forgets_is_found(tmp_path: Path) -> None:
+    _, training = live(make_config(tmp_path, "forgets"), 2)
+    assert training.kept is not None
+    lines, first = inspect.getsourcelines(loops.forgets)
+    best = next(number for number, line in enumerate(lines, first) if "best = min(best" in line)
+    learn = next(number for number, line in enumerate(lines, first) if "learn(" in line)
+    found = [(each.name, each.line) for each in training.kept.carried]
+    assert found == [("x", learn), ("best", best)]
+
+
+def test_unregistered_state_of_a_loop_is_found(tmp_path: Path) -> None:
+    found = []
+
+    def serve(training: Training) -> Generator[None, None, None]:
+        yield from steps(training, 2, lambda: False)
+        found.extend(find_unregistered(training.recipe))
+
+    run_program(make_config(tmp_path, "forgets"), serve)
+    assert sorted((each.name, each.kind) for each in found) == [("average", "Sequential"), ("stream", "Generator")]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_that_keeps_all_has_nothing_unregistered(tmp_path: Path, loop: str) -> None:
+    found, carried = [], []
+
+    def serve(training: Training) -> Generator[None, None, None]:
+        assert training.kept is not None
+        yield from steps(training, 2, lambda: False)
+        found.extend(find_unregistered(training.recipe))
+        carried.extend(training.kept.carried)
+
+    run_program(make_config(tmp_path, loop), serve)
+    assert not found
+    assert not carried
+
+
+def line_of(text: str) -> str:
+    """Return the file and line of a statement in the loop with a mistake."""
+    lines, first = inspect.getsourcelines(loops.wrong)
+    number = next(number for number, line in enumerate(lines, first) if text in line)
+    return f"{Path(loops.__file__)}:{number}: "
+
+
+@pytest.mark.parametrize(
+    ("how", "at", "message"),
+    [
+        ("nothing", "def wrong", "the function returned without a step"),
+        ("keeps nothing", "for step in run.steps", "the loop begins, and nothing is kept"),
+        ("number", "run.keep(model=model, opt", r"run\.keep\(best=\.\.\.\): 1\.0 can't be changed in place"),
+        ("object", "run.keep(model=model, opt", r"run\.keep\(thing=\.\.\.\): expected an object with state_dict"),
+        ("shared", "for step in run.steps", "the optimizers 'optimizer' and 'other' step the same parameter"),
+        ("twice kept", "run.keep(model=model)", r"run\.keep\(model=\.\.\.\): the name is taken"),
+        ("plain iterator", "run.steps([draw()])", "a list can't be put back to a position in its batches"),
+        ("logs early", "run.log(loss=1.0)", r"run\.log\(\.\.\.\) was called outside the loop"),
+        ("no length", "for step in run.steps", "an epoch has no length"),
+        ("breaks", "def wrong", "the loop was left in step 3 of 18"),
+        ("keeps late", "run.keep(late={})", r"run\.keep\(\.\.\.\) was called after the first step"),
+        ("logs a vector", "run.log(loss=torch.ones(2))", r"expected a number, found a Tensor of shape \(2,\)"),
+        ("no data", "print(step.batch)", r"step\.batch: run\.steps\(\.\.\.\) has no data"),
+        ("too many batches", "for step in run.steps", "step 1 took 2 batches, expected 1"),
+        ("second loop", "for _ in run.steps", r"run\.steps\(\.\.\.\) was called twice"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_users_file_and_line(tmp_path: Path, how: str, at: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message) as refused:
+        live(make_config(tmp_path, "wrong", how=how), TOTAL)
+    assert refused.value.message.startswith(line_of(at))
+
+
+def test_weights_that_change_at_an_epochs_beginning_are_refused_on_resume(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "resets", how="changes weights")
+    saved, _ = live(config, PER_EPOCH + 2)
+    with pytest.raises(RecipeError, match="the code at an epoch's beginning changes weights"):
+        live(config, TOTAL, saved)
+
+
+def test_a_loop_over_batches_that_is_left_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="the inner loop was left in step 1, before the end of epoch 1"):
+        live(make_config(tmp_path, "resets", how="breaks"), TOTAL)
+
+
+def test_an_error_of_the_loop_passes_through(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a mistake"):
+        live(make_config(tmp_path, "wrong", how="raises"), TOTAL)
+
+
+def test_the_wrong_loop_without_a_mistake_is_right(tmp_path: Path) -> None:
+    assert live(make_config(tmp_path, "wrong", how=""), TOTAL)[1].progress.step == TOTAL
