@@ -1,5 +1,6 @@
 """The ledger of `make up`: its processes on this machine, by id and start time, so that `make down` ends no others."""
 
+import calendar
 import contextlib
 import fcntl
 import json
@@ -7,17 +8,24 @@ import os
 import shlex
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from holdfast.errors import ConfigError, RunStopped
-from tasks.credentials import STARTED, read_started
+from tasks.credentials import STARTED, open_state, read_started
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_WITHIN_S = 300.0
 DOWN_WITHIN_S = 60.0
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# Two readings of one start time may differ by this much: the kernel and ps round the time of the boot to a second.
+ROUNDED_BY_S = 1.5
+DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 class Ledger:
@@ -36,7 +44,7 @@ class Ledger:
     def is_alive(self, name: str) -> bool:
         """Return whether the process that was started under this name lives."""
         entry = self.known.get(name)
-        return entry is not None and entry["began"] != "" and began_at(entry["pid"]) == entry["began"]
+        return entry is not None and is_running(entry["pid"], entry["began"])
 
     def add(self, name: str, pid: int, **facts: Any) -> None:
         self.known[name] = {"pid": pid, "began": began_at(pid), **facts}
@@ -100,15 +108,59 @@ def check_current(ledger: Ledger) -> None:
 
 
 def began_at(pid: int) -> str:
-    """Return the time at which a process began; empty if there is no such process, or if it is a zombie."""
-    shown = subprocess.run(
-        ["ps", "-o", "stat=,lstart=", "-p", str(pid)],
-        # Fix locale and time zone, which change this text, because another shell may compare it later.
-        env=os.environ | {"LC_ALL": "C", "TZ": "UTC0"},
-        capture_output=True, encoding="utf-8", check=False,
-    )  # fmt: skip
-    stat, _, began = shown.stdout.strip().partition(" ")
-    return "" if stat.startswith("Z") else began.strip()
+    """Return when a process began: the id of this machine's boot, and the seconds from that boot until then.
+
+    Unlike a time of day, this stays the same if somebody sets the clock. Return an empty text if there is no such
+    process, or if it is a zombie.
+    """
+    try:
+        process = psutil.Process(pid)
+        if process.status() in DEAD:
+            return ""
+        return f"{_read_boot_id()} {process.create_time() - psutil.boot_time():.2f}"
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def is_running(pid: int, began: str) -> bool:
+    """Return whether the process with this id is the one that a record names, and lives.
+
+    A record that can't be read names no process, so that nothing is ended by mistake.
+
+    Args:
+        began: the process's start as `began_at` returned it, or as an earlier version recorded it: the text of
+            ``ps -o lstart`` in UTC.
+    """
+    found = began_at(pid)
+    if not found or not began:
+        return False
+    boot_id, _, since_boot = found.rpartition(" ")
+    recorded_id, _, recorded = began.rpartition(" ")
+    try:
+        if recorded_id == boot_id:
+            return abs(float(recorded) - float(since_boot)) < ROUNDED_BY_S
+        booted_at = float(psutil.boot_time())
+        return abs(calendar.timegm(time.strptime(began)) - booted_at - float(since_boot)) < ROUNDED_BY_S
+    except ValueError:
+        return False
+
+
+def _read_boot_id() -> str:
+    """Return the id of this machine's boot; a dash on a system without such ids."""
+    try:
+        return BOOT_ID.read_text("utf-8").strip()
+    except OSError:
+        return "-"
+
+
+def own_temporary() -> str:
+    """Return this user's own folder for temporary files; make it if need be.
+
+    Prefect's workers share one name in the common folder, which belongs to the first user who starts one.
+    """
+    folder = Path(tempfile.gettempdir()) / f"holdfast-{os.geteuid()}"
+    open_state(folder, "temporary folder", hint="TMPDIR=/another/folder before the command chooses its place")
+    return str(folder)
 
 
 def start(
@@ -148,34 +200,53 @@ def _reset_signals() -> None:
         signal.signal(each, signal.SIG_DFL)
 
 
-def end(ledger: Ledger, name: str) -> bool:
-    """End the process that was started under this name. Return whether it was alive.
+def end(ledger: Ledger, names: Iterable[str]) -> list[str]:
+    """End the processes that were started under these names, all at once. Return the names of those that were alive.
 
-    Send SIGTERM to a worker's flow runs first, so that they save: the worker itself would kill them.
+    A process that doesn't end by itself in time is killed.
     """
-    was_alive = ledger.is_alive(name)
-    if was_alive:
-        pid = ledger.known[name]["pid"]
-        if name.startswith("worker-"):
-            flow_runs = children_of(pid)
-            _signal(flow_runs, signal.SIGTERM)
-            _await_gone(lambda: bool(set(children_of(pid)) & set(flow_runs)))
-        _signal([pid], signal.SIGTERM)
-        if not _await_gone(lambda: ledger.is_alive(name)):
-            os.killpg(pid, signal.SIGKILL)
-            _await_gone(lambda: ledger.is_alive(name))  # a killed process lives on for a moment, with its port
-    ledger.remove(name)
-    return was_alive
+    names = list(names)
+    alive = {name: int(ledger.known[name]["pid"]) for name in names if ledger.is_alive(name)}
+    workers = {name: pid for name, pid in alive.items() if name.startswith("worker-")}
+    tell_workers([*workers.values()])
+    _signal([pid for name, pid in alive.items() if name not in workers], signal.SIGTERM)
+    if not _await_gone(lambda: any(map(ledger.is_alive, alive))):
+        for name in filter(ledger.is_alive, alive):
+            os.killpg(alive[name], signal.SIGKILL)
+        _await_gone(lambda: any(map(ledger.is_alive, alive)))  # a killed process lives on for a moment, with its port
+    for name in names:
+        ledger.remove(name)
+    return list(alive)
+
+
+def tell_workers(workers: list[int]) -> None:
+    """Send SIGTERM to workers, after their flow runs have saved and ended: a worker itself would kill them."""
+    with _held(workers):
+        flow_runs = [child for pid in workers for child in children_of(pid)]
+        _signal(flow_runs, signal.SIGTERM)
+        _await_gone(lambda: bool({child for pid in workers for child in children_of(pid)} & {*flow_runs}))
+        _signal(workers, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _held(workers: list[int]) -> Iterator[None]:
+    """Stop workers while the block lasts, so that they start no other flow run while theirs are ended."""
+    _signal(workers, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal(workers, signal.SIGCONT)
 
 
 def children_of(pid: int) -> list[int]:
     """Return the ids of a process's live children."""
-    shown = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, encoding="utf-8", check=True)
-    rows = [line.split() for line in shown.stdout.splitlines()]
-    return [int(child) for child, parent, stat in rows if int(parent) == pid and not stat.startswith("Z")]
+    try:
+        return [child.pid for child in psutil.Process(pid).children() if began_at(child.pid)]
+    except psutil.NoSuchProcess:
+        return []
 
 
-def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)

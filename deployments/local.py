@@ -5,38 +5,30 @@ or ~/.local/state/holdfast. The server requires the secret in the folder's file 
 """
 
 import contextlib
-import os
 import re
 import shlex
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import tasks.untracked  # noqa: F401
 
 from cyclopts import App
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
-from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
-from prefect.workers.process import ProcessWorker
 
-from deployments.automations import make_automations
-from deployments.ledger import ROOT, Ledger, await_ready, check_current, check_owner, end, locked, start
+from deployments.gpus import Plan, describe_gpu, end_others, find_holder, plan_workers
+from deployments.ledger import Ledger, await_ready, check_current, check_owner, end, locked, own_temporary, start
+from deployments.pools import Kind
 from deployments.postgres import start_postgres
+from deployments.setup import set_up
 from holdfast.command import run_app
-from holdfast.errors import ConfigError, RunStopped
+from holdfast.errors import ConfigError
 from tasks.credentials import AUTH, STATE, make_secret, new_auth, open_state
 from tasks.server import bypass_proxy, describe_server, free_port, is_healthy
 
-POOLS = {
-    "stable": "For flows that only watch and tidy up: train, prune, sweep, drill.",
-    "gpu": "For flows that use the GPU: attempt, evaluate, audit.",
-}
 USUAL_PORT = 4200
 SEAL = re.compile('<meta http-equiv="Content-Security-Policy"[^>]*>')
 # How often a worker asks for work, in seconds.
@@ -108,45 +100,55 @@ def choose_port(*wanted: int | None) -> int:
     return free_port()
 
 
-# ---- pools, workers, deployments
+# ---- workers
 
 
-def make_pools() -> None:
-    """Make or update the work pools, whose flow runs are processes of this repository on this machine."""
-    with get_client(sync_client=True) as client:
-        template = describe_process()
-        for name, description in POOLS.items():
-            try:
-                client.read_work_pool(name)
-                client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
-            except ObjectNotFound:
-                pool = WorkPoolCreate(name=name, type="process", base_job_template=template, description=description)
-                client.create_work_pool(pool)
-            print(f"work pool   {name}")
-
-
-def describe_process() -> dict[str, Any]:
-    """Return the base job template of a pool whose flow runs are processes of this repository on this machine.
-
-    The template names the command, so that a worker starts it at once. Without a command, a worker first prepares a
-    workspace, which takes seconds.
-    """
-    template = ProcessWorker.get_default_base_job_template()
-    variables = template["variables"]["properties"]
-    variables["command"]["default"] = f"{shlex.quote(sys.executable)} -m prefect.engine"
-    variables["working_dir"]["default"] = str(ROOT)
-    return template
-
-
-def start_worker(ledger: Ledger, pool: str, url: str, environment: Mapping[str, str] | None = None) -> None:
+def start_worker(
+    ledger: Ledger, pool: str, url: str, environment: Mapping[str, str] | None = None, kind: Kind = "process"
+) -> None:
     """Start a worker for the pool, unless one runs already. Its flow runs inherit its environment, with the secret."""
     name = f"worker-{pool}"
     if ledger.is_alive(name):
         return
-    known = access(ledger, url) | {"PREFECT_WORKER_QUERY_SECONDS": str(QUERY_EVERY_S)}
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process", "--pool", pool, "--name", name]
-    start(ledger, name, command, known | dict(environment or {}))
+    start(ledger, name, _describe_worker(pool, name, kind), _environment(ledger, url) | dict(environment or {}))
     print(f"worker      {name}")
+
+
+def start_gpu_worker(ledger: Ledger, name: str, gpu: str, url: str) -> None:
+    """Start a worker of the pool `gpu` that sees one GPU and runs one flow run at a time, unless it runs already.
+
+    Don't start it while a process that an earlier worker has left behind uses the GPU.
+    """
+    if ledger.is_alive(name):
+        return
+    if (holder := find_holder(gpu)) is not None:
+        print(f"left out    {name}   process {holder} still uses its GPU; make up again when that has ended")
+        return
+    command = [*_describe_worker("gpu", name), "--limit", "1"]
+    start(ledger, name, command, _environment(ledger, url) | describe_gpu(gpu), gpu=gpu)
+    print(f"worker      {name}   {gpu}")
+
+
+def start_gpu_workers(ledger: Ledger, plan: Plan, url: str) -> None:
+    """Start the workers of the pool `gpu` that the plan has and that don't run yet; end those that it doesn't have."""
+    for name in end_others(ledger, plan):
+        print(f"ended       {name}")
+    for note in plan.notes:
+        print(f"note        {note}")
+    for name, gpu in plan.gpus.items():
+        if gpu:
+            start_gpu_worker(ledger, name, gpu, url)
+        else:
+            start_worker(ledger, "gpu", url)
+
+
+def _describe_worker(pool: str, name: str, kind: Kind = "process") -> list[str]:
+    return [sys.executable, "-m", "prefect", "worker", "start", "--type", kind, "--pool", pool, "--name", name]
+
+
+def _environment(ledger: Ledger, url: str) -> dict[str, str]:
+    own = {"PREFECT_WORKER_QUERY_SECONDS": str(QUERY_EVERY_S), "TMPDIR": own_temporary()}
+    return access(ledger, url) | own
 
 
 def access(ledger: Ledger, url: str) -> dict[str, str]:
@@ -154,28 +156,16 @@ def access(ledger: Ledger, url: str) -> dict[str, str]:
     return {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": own_auth(ledger)}
 
 
-def deploy(ledger: Ledger, url: str) -> None:
-    """Put all deployments of ``prefect.yaml`` on the server."""
-    command = ["--no-prompt", "deploy", "--prefect-file", "deployments/prefect.yaml", "--all"]
-    done = subprocess.run(
-        [sys.executable, "-m", "prefect", *command],
-        env=os.environ | access(ledger, url),
-        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise RunStopped(f"prefect deploy failed:\n{done.stdout}{done.stderr}".rstrip())
-    print("deployments train, attempt, evaluate, audit, prune, sweep, drill")
-
-
 app = App(name="python -m deployments.local", help=__doc__.partition("\n")[0], version_flags=[])
 
 
 @app.command
-def up(*, postgres: bool = False) -> None:
+def up(*, postgres: bool = False, gpus: str = "") -> None:
     """Start a server, work pools, workers, deployments and automations. Leave running processes alone.
 
     Args:
         postgres: use a Postgres database instead of a file.
+        gpus: start a worker for each of this number of GPUs, or for all of them, instead of one for the machine.
     """
     bypass_proxy()
     open_state(STATE)
@@ -183,16 +173,15 @@ def up(*, postgres: bool = False) -> None:
         ledger = Ledger(STATE)
         check_owner(ledger)
         check_current(ledger)
+        plan = plan_workers(gpus, ledger)
         if ledger.is_alive("server") and ledger.known["server"]["postgres"] != postgres:
             has = "Postgres" if not postgres else "a file"
             raise ConfigError(f"the server that is up keeps its data in {has}", hint="make down, then try again")
         url = start_server(ledger, start_postgres(ledger) if postgres else "")
         with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: own_auth(ledger)}):
-            make_pools()
-            make_automations()
-            deploy(ledger, url)
-        for pool in POOLS:
-            start_worker(ledger, pool, url)
+            set_up("process")
+        start_worker(ledger, "stable", url)
+        start_gpu_workers(ledger, plan, url)
     print(f"UI          {url.removesuffix('/api')}   asks for a password: the whole line in {STATE / AUTH}")
     print(f"output      {STATE}")
     print(f"your shell  export PREFECT_API_URL={url}")
@@ -209,14 +198,18 @@ def down() -> None:
     with locked(STATE):
         ledger = Ledger(STATE)
         check_owner(ledger)
-        for name in sorted(ledger.known, key=_order):
-            if end(ledger, name):
+        for _, names in groupby(sorted(ledger.known, key=_order), key=_order):
+            for name in end(ledger, names):
                 print(f"ended       {name}")
 
 
 def _order(name: str) -> int:
-    """Return a process's place in the order of ending: starter of attempts, trainer, server, database."""
-    return ["worker-stable", "worker-gpu", "server", "postgres"].index(name)
+    """Return a process's place in the order of ending; processes with the same place are ended at once.
+
+    The order is: the starter of attempts, the workers that train, the server, the database.
+    """
+    places = {"worker-stable": 0, "server": 2, "postgres": 3}
+    return places.get(name, 1)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,12 @@ def new_auth() -> str:
     return f"{USER}:{secrets.token_hex(32)}"
 
 
-def open_state(folder: Path) -> None:
+def open_state(folder: Path, what: str = "state folder", hint: str = CHOOSE) -> None:
     """Make the state folder, or check that it is yours. Let nobody else enter it (mode 0700).
+
+    Args:
+        what: the folder's name in errors, if it is another one.
+        hint: the hint of errors.
 
     Raises:
         ConfigError: another user owns the folder, or it can't be made.
@@ -32,9 +36,9 @@ def open_state(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
     except OSError as error:
-        raise ConfigError(f"the state folder {folder} can't be made: {error.strerror}", hint=CHOOSE) from None
+        raise ConfigError(f"the {what} {folder} can't be made: {error.strerror}", hint=hint) from None
     if found.st_uid != os.geteuid():
-        raise ConfigError(f"the state folder {folder} belongs to user {found.st_uid}, not to you", hint=CHOOSE)
+        raise ConfigError(f"the {what} {folder} belongs to user {found.st_uid}, not to you", hint=hint)
     if stat.S_IMODE(found.st_mode) != 0o700:
         folder.chmod(0o700)
 

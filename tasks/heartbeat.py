@@ -2,6 +2,9 @@
 
 `tasks.pool` watches the label and judges by it (`holdfast.liveness`). An automation sets a flow run without events to
 Crashed, even if nothing watches it (`deployments.automations`). Prefect's own heartbeats come every 30 seconds at most.
+
+An automation can be wrong: no event arrives while the server is away. A flow run that is called vanished although it
+lives sets its state back to Running.
 """
 
 import contextlib
@@ -9,22 +12,30 @@ import contextvars
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.events import emit_event
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Running
+from prefect.types import KeyValueLabels
 
 from holdfast.liveness import EVERY_S
+from tasks.asking import TRANSIENT
 
 EVENT = "holdfast.heartbeat"
 LAST_EVENT = "holdfast.heartbeat.last"
 BEAT_LABEL = "holdfast.beat"
 # The timeout of one request, so that the events still come within the automation's window.
 BEAT_WITHIN_S = 2.0
+# Seconds to wait before each further try of a refused label. A server that opens several connections to an SQLite file
+# answers 503 if another request writes meanwhile.
+TRY_AGAIN_AFTER_S = (0.1, 0.3, 0.6)
 
 log = logging.getLogger("holdfast.heartbeat")
 
@@ -68,11 +79,43 @@ def _beat(flow_run: FlowRun, resource: dict[str, str], done: threading.Event) ->
         while not done.is_set():
             emit_event(EVENT, resource)
             try:
-                # A watcher compares this value with the last one, and reads no clock: any new value is a sign of life.
-                client.update_flow_run_labels(flow_run.id, {BEAT_LABEL: secrets.token_hex(8)})
+                renew_label(client, flow_run)
+                deny_that_it_vanished(client, flow_run)
                 is_failing = False
             except Exception as error:  # an error of the server or its client must not end the heartbeat
                 if not is_failing:
                     log.info("a sign of life did not reach Prefect's server (%r); the next one may", error)
                 is_failing = True
             done.wait(EVERY_S)
+
+
+def renew_label(client: SyncPrefectClient, flow_run: FlowRun) -> None:
+    """Give the flow run's label a new value. Try again soon if the server is too busy.
+
+    Raises:
+        PrefectHTTPStatusError: the server has refused each try.
+    """
+    # A watcher compares this value with the last one, and reads no clock: any new value is a sign of life.
+    labels: KeyValueLabels = {BEAT_LABEL: secrets.token_hex(8)}
+    for wait_s in TRY_AGAIN_AFTER_S:
+        try:
+            client.update_flow_run_labels(flow_run.id, labels)
+            return
+        except PrefectHTTPStatusError as error:
+            if error.response.status_code not in TRANSIENT:
+                raise
+        time.sleep(wait_s)
+    client.update_flow_run_labels(flow_run.id, labels)
+
+
+def deny_that_it_vanished(client: SyncPrefectClient, flow_run: FlowRun) -> None:
+    """Set the current flow run back to Running if the server calls it vanished."""
+    state = client.read_flow_run(flow_run.id).state
+    if state is not None and is_called_vanished(state):
+        log.warning("Prefect's server calls this vanished (%s); it is alive and goes on", state.message)
+        client.set_flow_run_state(flow_run.id, Running(message="was called vanished, but is alive"), force=True)
+
+
+def is_called_vanished(state: State[Any]) -> bool:
+    """Return whether a watcher has set this state because it got no sign of life."""
+    return state.is_crashed() and state.name == "Vanished"

@@ -28,7 +28,7 @@ from holdfast.journal import Journal
 from holdfast.liveness import Verdict, Watch
 from holdfast.store import open_store
 from tasks.asking import ask_server
-from tasks.heartbeat import BEAT_LABEL
+from tasks.heartbeat import BEAT_LABEL, is_called_vanished
 from tasks.own_run import raise_if_paused
 
 log = logging.getLogger("holdfast.pool")
@@ -38,6 +38,14 @@ POLL_EVERY_S = 0.5
 CHECK_OWN_STATE_EVERY = 4  # polls
 LOG_WAIT_AFTER_S = 10.0
 NEWEST_FLOW_RUNS = 50
+# The name of a Pending state whose Job is in a cluster that has not started its pod.
+PLACED_LATER = "InfrastructurePending"
+# Parts of the message of a worker that could not start a flow run, each with what to do. Without the second part, a
+# person would have to search the worker's traceback for the cause, such as a socket that its user may not use.
+HINTS = {
+    "Could not connect to Docker": "start the container engine on the worker's machine, or let the worker's user use "
+    "the engine's socket; the worker's log names the cause",
+}
 
 
 def tag_of(config: RunConfig) -> str:
@@ -129,24 +137,38 @@ def _start(
 def refresh(flow_run: FlowRun, watch: Watch) -> FlowRun:
     """Return a flow run as it is on the server now. If it is lost, set its state to Crashed or Cancelled first.
 
+    If the server calls it vanished, but it gave a sign of life just now, wait until it says that it lives or is silent.
+
     Args:
         watch: the memory of earlier calls for this flow run; pass the same one each time.
     """
-    try:
-        found = ask_server(lambda client: client.read_flow_run(flow_run.id))
-    except ObjectNotFound:
-        # A person deleted the flow run, or restored the server from a backup.
-        gone: State[Any] = Crashed(name="Vanished", message="Prefect's server no longer knows this flow run")
-        return flow_run.model_copy(update={"state": gone})
-    state = found.state
-    if state is None:
-        return found
-    if watch.judge(state.type.value, state.id, found.labels.get(BEAT_LABEL), time.monotonic()) is not Verdict.LOST:
+    while True:
+        try:
+            found = ask_server(lambda client: client.read_flow_run(flow_run.id))
+        except ObjectNotFound:
+            # A person deleted the flow run, or restored the server from a backup.
+            gone: State[Any] = Crashed(name="Vanished", message="Prefect's server no longer knows this flow run")
+            return flow_run.model_copy(update={"state": gone})
+        state = found.state
+        if state is None:
+            return found
+        verdict = watch.judge(kind_of(state), state.id, found.labels.get(BEAT_LABEL), time.monotonic())
+        if verdict is not Verdict.ALIVE or not is_called_vanished(state):
+            break
+        time.sleep(POLL_EVERY_S)
+    if verdict is not Verdict.LOST:
         return found
     lost = state_of_lost(state, watch.silent_s)
     log.warning("%s is %s, but lost: %s", found.name, state.name, lost.message)
     ask_server(lambda client: client.set_flow_run_state(found.id, lost, force=True))
     return ask_server(lambda client: client.read_flow_run(found.id))
+
+
+def kind_of(state: State[Any]) -> str:
+    """Return a state's kind, as in the table of `holdfast.liveness`."""
+    if is_called_vanished(state):
+        return "VANISHED"
+    return "PREPARING" if state.name == PLACED_LATER else state.type.value
 
 
 def state_of_lost(state: State[Any], silent_s: float) -> State[Any]:
@@ -159,6 +181,8 @@ def state_of_lost(state: State[Any], silent_s: float) -> State[Any]:
     silence = f"no sign of life for {silent_s:.0f} s"
     if state.is_cancelling():
         return Cancelled(message=f"cancelled; {silence}: its process was gone already")
+    if state.name == PLACED_LATER:
+        return Crashed(name="Vanished", message=f"its cluster found no machine for it: {silence}")
     if state.is_pending():
         return Crashed(name="Vanished", message=f"its worker took it and did not start it: {silence}")
     return Crashed(name="Vanished", message=f"{silence}: its process, or its machine, is gone")
@@ -169,6 +193,8 @@ def describe_wait(flow_run: FlowRun) -> str:
     state, pool = flow_run.state, flow_run.work_pool_name
     if state is None or state.is_scheduled():
         return f"{flow_run.name} waits for a worker of pool {pool}; prefect worker start --pool {pool} starts one"
+    if state.name == PLACED_LATER:
+        return f"{flow_run.name} waits for its cluster to find a machine and to pull the image; its own log says more"
     if state.is_pending():
         return f"{flow_run.name} waits for its worker, which took it, to start it"
     if state.is_paused():
@@ -281,4 +307,6 @@ def ending_of_state(state: State[Any] | None, step: int) -> Ending:
         reason = "cancelled"
     elif reason not in REASONS:
         reason = "stopped"
-    return Ending(reason, state.message or "", step)
+    message = state.message or ""
+    hints = [hint for part, hint in HINTS.items() if part in message]
+    return Ending(reason, "; ".join([message.removesuffix(".") if hints else message, *hints]), step)

@@ -51,7 +51,7 @@ class Report(Observer):
     def progressed(self, attempt: Attempt, progress: Progress) -> None:
         if time.monotonic() - self._last_sent > BAR_EVERY_S:
             self._last_sent = time.monotonic()
-            text = f"step {progress.step} of {attempt.total_steps}, loss {progress.loss:.4f}"
+            text = f"step {progress.step} of {attempt.total_steps}  {progress.loss_text}".rstrip()
             self._send("bar", self._show_bar, attempt, progress.step, text)
 
     def committed(self, attempt: Attempt, commit: Commit) -> None:

@@ -1,0 +1,97 @@
+"""All that Prefect's server has to know of Holdfast: ``python -m deployments.setup docker --store s3://team/runs``.
+
+That is the work pools, the automations and the deployments. `make up` sets up its own server.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import tasks.untracked  # noqa: F401
+
+import yaml
+from cyclopts import App
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
+
+from deployments.automations import make_automations
+from deployments.ledger import ROOT
+from deployments.pools import Assignments, Kind, check_server, make_pools, parse_assignments
+from holdfast.command import run_app
+from holdfast.errors import RunStopped
+
+PREFECT_FILE = ROOT / "deployments" / "prefect.yaml"
+
+app = App(name="python -m deployments.setup", help=__doc__.partition("\n")[0], version_flags=[])
+
+
+@app.default
+def main(kind: Kind, /, *, store: str = "", set_: Assignments = None) -> None:
+    """Make the work pools, the automations and the deployments on the configured server, or update them.
+
+    Args:
+        kind: what a flow run is: a process of this repository on the worker's machine, a container, or a Job.
+        store: the store of the deployments: a folder or URL that every worker can reach; `runs` by default.
+        set_: NAME=VALUE: the default of a variable of the job template; VALUE is text or JSON.
+    """
+    check_server()
+    set_up(kind, parse_assignments(set_), store)
+
+
+def set_up(kind: Kind, values: Mapping[str, Any] = MappingProxyType({}), store: str = "") -> None:
+    """Make the work pools, the automations and the deployments on the configured server, or update them.
+
+    Raises:
+        ConfigError: a variable isn't in the job template, or the server has a pool of another kind.
+        RunStopped: the server refuses a deployment.
+    """
+    make_pools(kind, values=values)
+    make_automations()
+    deploy(store)
+
+
+def deploy(store: str = "") -> None:
+    """Put all deployments of ``prefect.yaml`` on the configured server.
+
+    Args:
+        store: the store in their parameters, instead of the one that is there.
+    """
+    known = yaml.safe_load(PREFECT_FILE.read_text("utf-8"))
+    with tempfile.TemporaryDirectory() as folder:
+        file = PREFECT_FILE
+        if store:
+            file = Path(folder) / PREFECT_FILE.name
+            file.write_text(yaml.safe_dump(set_store(known, store)), "utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--prefect-file", str(file), "--all"],
+            env=os.environ | describe_access(),
+            cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", check=False,
+        )  # fmt: skip
+    if done.returncode:
+        raise RunStopped(f"prefect deploy failed:\n{done.stdout}{done.stderr}".rstrip())
+    print(f"deployments {', '.join(each['entrypoint'].rpartition('.')[2] for each in known['deployments'])}")
+
+
+def set_store(known: dict[str, Any], store: str) -> dict[str, Any]:
+    """Set the store in the parameters of all deployments and of their schedules; return the deployments."""
+    for deployment in known["deployments"]:
+        for each in (deployment, *deployment.get("schedules", [])):
+            parameters = each.get("parameters", {})
+            for holder in (parameters.get("config"), parameters if "store" in parameters else None):
+                if holder is not None:
+                    holder["store"] = store
+    return known
+
+
+def describe_access() -> dict[str, str]:
+    """Return the environment of a client of the configured server."""
+    known = {"PREFECT_API_URL": PREFECT_API_URL.value(), "PREFECT_API_AUTH_STRING": PREFECT_API_AUTH_STRING.value()}
+    return {name: value for name, value in known.items() if value}
+
+
+if __name__ == "__main__":
+    sys.exit(run_app(app))

@@ -1,0 +1,307 @@
+"""Check every file of infrastructure with its own tool, and what the tools miss: ``make check-infra``.
+
+::
+
+    .venv/tools/bin/python infra/check.py [FOLDER]
+
+The folder is the repository by default. The exit code is 1 if a check finds a fault.
+"""
+
+# Over 300 lines: a short function for each kind of file.
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+
+BIN = Path(sys.executable).parent
+HADOLINT, YAMLLINT = Path(__file__).parent / "hadolint.yaml", Path(__file__).parent / "yamllint.yaml"
+# Folders that hold no files of ours.
+FOREIGN = {".git", ".venv", "node_modules", "dist", "build", "runs", "logs", "__pycache__", ".terraform"}
+# The settings of a job that each kind of worker takes; tests/infra/test_checks.py compares them with Prefect's classes.
+SHARED = {"command", "env", "labels", "name", "stream_output"}
+SETTINGS = {
+    "docker": SHARED | {
+        "image", "image_pull_policy", "registry_credentials", "networks", "network_mode", "auto_remove", "volumes",
+        "mem_limit", "memswap_limit", "privileged", "container_create_kwargs",
+    },
+    "kubernetes": SHARED | {
+        "annotations", "namespace", "job_manifest", "cluster_config", "job_watch_timeout_seconds",
+        "pod_watch_timeout_seconds",
+    },
+}  # fmt: skip
+# Prefect wants these two in a pod's spec. They belong to a Job, so Kubernetes ignores them there.
+WANTED_BY_PREFECT = ("parallelism", "completions")
+PLACEHOLDER = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+UNREACHABLE = ("Failed to query available provider packages", "Failed to install provider")
+# kubernetes-validate only warns of a kind that doesn't exist.
+NO_SCHEMA = "Couldn't find schema"
+SECRET = re.compile("(?i)password|secret|token|auth_string|(?:account|api)_?key")
+
+Check = Callable[[Path], Iterator[str]]
+
+
+class Skipped(Exception):
+    """A check that this machine can't make; the message says why."""
+
+
+# ---- a check for each kind of file: it yields a text for each fault
+
+
+def check_dockerfile(path: Path) -> Iterator[str]:
+    arguments: dict[str, str] = {}
+    stages = {"scratch"}
+    for line in path.read_text("utf-8").splitlines():
+        if found := re.match(r"ARG\s+(\w+)=(\S+)", line):
+            arguments[found[1]] = found[2]
+        elif found := re.match(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?", line, re.IGNORECASE):
+            image = re.sub(r"\$\{?(\w+)\}?", lambda name: arguments.get(name[1], ""), found[1])
+            if image not in stages and not is_pinned(image):
+                yield f"{path}: base image {image or found[1]!r} is not pinned to a version"
+            stages.add(found[2])
+    yield from run_tool("hadolint", "--no-color", "--config", HADOLINT, path)
+
+
+def check_yaml(path: Path) -> Iterator[str]:
+    yield from run_tool("yamllint", "--format", "parsable", "--config-file", YAMLLINT, path)
+
+
+def check_compose(path: Path) -> Iterator[str]:
+    composed = read_yaml(path)
+    services = composed.get("services") or {}
+    needs = [(name, *each) for name, service in services.items() for each in list_needed(service)]
+    ending = {other for _, other, condition in needs if condition == "service_completed_successfully"}
+    built = {service.get("image") for service in services.values() if "build" in service}
+    for name, service in services.items():
+        where = f"{path}: service {name}"
+        image = re.sub(r"\$\{\w+(?::?-([^}]*))?\}", lambda found: found[1] or "", service.get("image", ""))
+        if image and service["image"] not in built and not is_ours(image) and not is_pinned(image):
+            yield f"{where}: image {image} is not pinned to a version"
+        health = service.get("healthcheck") or {}
+        ends = name in ending or service.get("restart") == "no"
+        if not ends and ("test" not in health or health.get("disable")):
+            yield f'{where} has no healthcheck, and isn\'t one that ends (restart: "no")'
+        if name in ending and service.get("restart") in ("always", "unless-stopped"):
+            yield f"{where} never ends, and a service waits for its end"
+        yield from (f"{where}: {variable} is written down" for variable in list_written_secrets(service))
+    for name, other, condition in needs:
+        if other not in services:
+            yield f"{path}: service {name} waits for {other}, which is not a service"
+        elif condition == "service_started":
+            yield f"{path}: service {name} doesn't wait until {other} is healthy or has ended"
+    yield from run_tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", path)
+
+
+def list_needed(service: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the services that a service waits for, each with its condition."""
+    needed = service.get("depends_on") or {}
+    known = needed if isinstance(needed, dict) else {name: {} for name in needed}
+    return [(name, each.get("condition", "service_started")) for name, each in known.items()]
+
+
+def list_written_secrets(service: dict[str, Any]) -> Iterator[str]:
+    """Yield the environment variables of a service that hold a secret as text."""
+    environment = service.get("environment") or {}
+    if isinstance(environment, list):
+        environment = dict(pair.partition("=")[::2] for pair in environment)
+    for name, value in environment.items():
+        if SECRET.search(name) and value and "$" not in str(value) and not str(value).startswith("/"):
+            yield name
+
+
+def check_workflow(path: Path) -> Iterator[str]:
+    for name, job in read_yaml(path)["jobs"].items():
+        if "timeout-minutes" not in job:
+            yield f"{path}: job {name} has no timeout-minutes: it could take six hours"
+    yield from run_tool("check-jsonschema", "--builtin-schema", "vendor.github-workflows", path)
+
+
+def check_manifest(path: Path) -> Iterator[str]:
+    yield from run_tool("kubernetes-validate", "--strict", path, warning=NO_SCHEMA)
+
+
+def check_pools(path: Path) -> Iterator[str]:
+    """Render the job template of each pool with its defaults, and check the result."""
+    known = read_yaml(path)
+    kind, variables = known["type"], known["variables"]
+    try:
+        jsonschema.Draft202012Validator.check_schema(variables)
+    except jsonschema.SchemaError as error:
+        yield f"{path}: variables: {error.message}"
+        return
+    if unknown := known["job_configuration"].keys() - SETTINGS.get(kind, set()):
+        yield f"{path}: job_configuration has the unknown key {', '.join(sorted(unknown))}"
+        return
+    for name in {*PLACEHOLDER.findall(str(known["job_configuration"]))} - variables["properties"].keys():
+        yield f"{path}: job_configuration has {{{{ {name} }}}}, which is not a variable"
+    for pool, defaults in known["pools"].items():
+        values = {name: each["default"] for name, each in variables["properties"].items() if "default" in each}
+        values |= dict.fromkeys(variables.get("required", ()), "example")
+        values |= {name: value for name, value in defaults.items() if name != "description"}
+        for wrong in jsonschema.Draft202012Validator(variables | {"additionalProperties": False}).iter_errors(values):
+            yield f"{path}: pool {pool}: {'.'.join(map(str, wrong.path))}: {wrong.message}"
+        if kind == "kubernetes":
+            yield from check_job(f"{path}: pool {pool}", render(known["job_configuration"]["job_manifest"], values))
+
+
+def check_job(where: str, job: dict[str, Any]) -> Iterator[str]:
+    """Check a rendered Job. Its own name comes from the cluster, which kubernetes-validate doesn't know."""
+    job["metadata"]["name"] = job["metadata"].pop("generateName", "job").rstrip("-")
+    for name in WANTED_BY_PREFECT:
+        job["spec"]["template"]["spec"].pop(name, None)
+    yield from check_resource(where, job)
+
+
+def check_resource(where: str, resource: dict[str, Any]) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "resource.yaml")
+        file.write_text(yaml.safe_dump(resource), "utf-8")
+        yield from (fault.replace(str(file), where) for fault in check_manifest(file))
+
+
+def render(template: Any, values: dict[str, Any]) -> Any:
+    """Return a job template with values in place of its variables, as Prefect renders it; unset ones are left out."""
+    if isinstance(template, dict):
+        rendered = {key: render(value, values) for key, value in template.items()}
+        return {key: value for key, value in rendered.items() if value is not None}
+    if isinstance(template, list):
+        return [render(value, values) for value in template]
+    if not isinstance(template, str):
+        return template
+    if alone := PLACEHOLDER.fullmatch(template):
+        return values.get(alone[1])
+    return PLACEHOLDER.sub(lambda found: str(values.get(found[1]) or "example"), template)
+
+
+def check_terraform(folder: Path) -> Iterator[str]:
+    terraform = shutil.which("terraform")
+    if not terraform:
+        raise Skipped("there is no terraform")
+    plugins = os.environ.get("HOLDFAST_TERRAFORM_PLUGINS")
+    yield from run(terraform, "fmt", "-check", "-diff", "-no-color", folder)
+    with tempfile.TemporaryDirectory() as copied:  # `init` writes to the folder
+        shutil.copytree(folder, copied, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".terraform"))
+        options = [f"-plugin-dir={plugins}"] if plugins else []
+        begun = [*run(terraform, f"-chdir={copied}", "init", "-backend=false", "-input=false", "-no-color", *options)]
+        if any(text in each for each in begun for text in UNREACHABLE):
+            raise Skipped("its provider can't be had; HOLDFAST_TERRAFORM_PLUGINS may name a folder that has it")
+        yield from begun or run(terraform, f"-chdir={copied}", "validate", "-no-color")
+
+
+def check_script(path: Path) -> Iterator[str]:
+    yield from run_tool("shellcheck", "--color=never", path)
+
+
+# ---- which files there are
+
+
+def find_files(root: Path) -> Iterator[tuple[str, Check, Path]]:
+    """Yield the name of a check, the check, and the file or folder to check."""
+    for path in sorted(list_files(root)):
+        name, room = path.name, path.relative_to(root).parts[0]
+        if (name.startswith("Dockerfile") and path.suffix != ".dockerignore") or path.suffix == ".Dockerfile":
+            yield "dockerfile", check_dockerfile, path
+        elif path.suffix in (".yaml", ".yml"):
+            yield "yaml", check_yaml, path
+            yield from find_yaml_checks(path, room)
+        elif path.suffix == ".sh" or (not path.suffix and is_shell(path)):
+            yield "shell", check_script, path
+    for folder in sorted({path.parent for path in list_files(root) if path.suffix == ".tf"}):
+        yield "terraform", check_terraform, folder
+
+
+def find_yaml_checks(path: Path, room: str) -> Iterator[tuple[str, Check, Path]]:
+    """Yield the further checks of a YAML file."""
+    if room == ".github" and path.parent.name == "workflows":
+        yield "workflow", check_workflow, path
+    if room == "infra":
+        if path.name.startswith(("compose.", "compose-", "docker-compose")):
+            yield "compose", check_compose, path
+        elif path.name == "pools.yaml":
+            yield "pools", check_pools, path
+        elif is_manifest(path):
+            yield "manifest", check_manifest, path
+
+
+def list_files(root: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(root):
+        folders[:] = [each for each in folders if each not in FOREIGN]
+        yield from (Path(folder, name) for name in names)
+
+
+def is_shell(path: Path) -> bool:
+    with path.open("rb") as file:
+        return bool(re.match(rb"#!.*\b(?:ba|da|k)?sh\b", file.readline(100)))
+
+
+def is_manifest(path: Path) -> bool:
+    """Return whether every document of a file is a resource of Kubernetes."""
+    try:
+        documents = [each for each in yaml.safe_load_all(path.read_text("utf-8")) if each is not None]
+    except yaml.YAMLError:  # yamllint says so
+        return False
+    return bool(documents) and all(
+        isinstance(each, dict) and {"apiVersion", "kind"} & each.keys() for each in documents
+    )
+
+
+def is_pinned(image: str) -> bool:
+    """Return whether a reference to an image has a digest, or a tag that names a version."""
+    name, _, tag = image.rpartition("/")[2].partition(":")
+    return "@sha256:" in image or bool(name and re.search(r"\d", tag))
+
+
+def is_ours(image: str) -> bool:
+    """Return whether `make image` makes an image."""
+    return image.rpartition("/")[2].partition(":")[0] == "holdfast"
+
+
+# ---- tools
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    known: dict[str, Any] = yaml.safe_load(path.read_text("utf-8"))
+    return known
+
+
+def run_tool(name: str, *arguments: str | Path, warning: str = "") -> Iterator[str]:
+    yield from run(str(BIN / name), *arguments, warning=warning)
+
+
+def run(*command: str | Path, warning: str = "") -> Iterator[str]:
+    """Run a command; yield its output if it fails, or says the warning."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8")
+    if done.returncode or (warning and warning in done.stdout + done.stderr):
+        yield (done.stdout + done.stderr).strip() or f"{command[0]} ended with {done.returncode}"
+
+
+def main(root: Path) -> int:
+    """Make all checks; print a line for each file, and the faults."""
+    faults = 0
+    for name, check, path in find_files(root):
+        where = path.relative_to(root)
+        try:
+            found = [*check(path)]
+        except Skipped as reason:
+            print(f"skipped     {name:11} {where}: {reason}")
+            continue
+        except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+            found = [f"{path}: {type(error).__name__}: {error}"]
+        print(f"{'FAULT' if found else 'ok':11} {name:11} {where}")
+        for each in found:
+            print("  " + each.replace("\n", "\n  "))
+        faults += len(found)
+    print(f"{faults} fault{'' if faults == 1 else 's'}")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1]).resolve()))

@@ -1,0 +1,154 @@
+"""Build what a release publishes, and check it: ``make dist``.
+
+::
+
+    .venv/tools/bin/python infra/release.py [FOLDER]
+
+The folder, ``dist`` by default, then has the wheel and the sdist, the components of the environment in which they are
+tested (SBOM, as CycloneDX JSON), the licences of those components, and the SHA-256 of each file. The exit code is 1 if
+a check finds a fault.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+# The environment that make setup makes, in the versions of constraints.txt.
+PYTHON = ROOT / ".venv" / "bin" / "python"
+# Names of licences, as SPDX or a classifier or a package's own words have them. They allow use in a closed product.
+ALLOWED = {
+    "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "Apache Software License", "BSD", "BSD License",
+    "BSD-2-Clause", "BSD-3-Clause", "3-Clause BSD License", "BSL-1.0", "CC0-1.0", "CNRI-Python", "ISC",
+    "ISC License (ISCL)", "MIT", "MIT License", "MIT-0", "PSF-2.0", "Python Software Foundation License",
+    "The Unlicense (Unlicense)", "Unlicense", "Zlib",
+    # Their terms apply to changed files of the package itself.
+    "MPL-2.0", "Mozilla Public License 2.0 (MPL 2.0)",
+    # text-unidecode leaves the choice between this one and the GPL.
+    "Artistic License",
+}  # fmt: skip
+# The CUDA build of torch brings NVIDIA's own packages. Holdfast distributes none of them.
+PROPRIETARY = ("nvidia-", "cuda-")
+OWN = "holdfast"
+
+
+class Fault(Exception):
+    """A check found a fault."""
+
+
+def main(folder: Path) -> None:
+    """Build everything into a new folder."""
+    version = read_version()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    run(PYTHON, "-m", "hatchling", "build", "--directory", folder)
+    run(BIN / "twine", "check", "--strict", *sorted(folder.iterdir()))
+    write_components(folder / f"{OWN}-{version}.cdx.json", version)
+    write_licences(folder / f"{OWN}-{version}.licences.md")
+    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(folder.iterdir())]
+    (folder / "SHA256SUMS").write_text("".join(sums), "utf-8")
+    for path in sorted(folder.iterdir()):
+        print(path)
+
+
+def read_version() -> str:
+    found = re.search(r'^__version__ = "(.+)"$', (ROOT / OWN / "__init__.py").read_text("utf-8"), re.M)
+    if not found or not re.fullmatch(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?", found[1]):
+        raise Fault(f"{OWN}/__init__.py has no semantic version")
+    if f"\n## {found[1]}" not in (ROOT / "CHANGELOG.md").read_text("utf-8"):
+        raise Fault(f"CHANGELOG.md has no entry for {found[1]}")
+    return found[1]
+
+
+def write_components(path: Path, version: str) -> None:
+    """Write the components of the environment as CycloneDX JSON. Equal environments give equal bytes."""
+    pyproject = ROOT / "pyproject.toml"
+    options: list[str | Path] = [
+        "--pyproject",
+        pyproject,
+        "--output-reproducible",
+        "--of",
+        "JSON",
+        "--output-file",
+        path,
+    ]
+    run(BIN / "cyclonedx-py", "environment", *options, PYTHON)
+    known: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    known["metadata"]["component"]["version"] = version
+    path.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", "utf-8")
+
+
+def write_licences(path: Path) -> None:
+    """Write a table of the packages of the environment.
+
+    Raises:
+        Fault: a package has a licence that isn't allowed.
+    """
+    packages = list_packages()
+    lines = ["| package | version | licence |", "|---|---|---|"]
+    lines += [f"| {each['Name']} | {each['Version']} | {shorten(each['License'])} |" for each in packages]
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    if faults := [*list_refused(packages)]:
+        raise Fault("not allowed by ALLOWED in infra/release.py: " + "; ".join(faults))
+
+
+def list_packages() -> list[dict[str, str]]:
+    """Return name, version and licence of each package of the environment, less this one."""
+    options = ["--format", "json", "--from", "mixed", "--with-system", "--ignore-packages", OWN]
+    listed: list[dict[str, str]] = json.loads(run(BIN / "pip-licenses", "--python", PYTHON, *options))
+    return sorted(listed, key=lambda package: package["Name"].lower())
+
+
+def list_refused(packages: Sequence[dict[str, str]]) -> Iterator[str]:
+    for package in packages:
+        is_exempt = package["Name"].lower().startswith(PROPRIETARY)
+        if not is_exempt and not is_allowed(package["License"]):
+            yield f"{package['Name']} {package['Version']}: {shorten(package['License'])}"
+
+
+def is_allowed(licence: str) -> bool:
+    """Return whether a licence is allowed: an SPDX expression, a list of classifiers to choose from, or a text."""
+    licence = shorten(licence)
+    if licence in ALLOWED:
+        return True
+    if ";" in licence:
+        return any(map(is_allowed, licence.split(";")))
+    while found := re.search(r"\(([^()]* (?:AND|OR) [^()]*)\)", licence):
+        licence = licence.replace(found[0], "MIT" if is_allowed(found[1]) else "refused")
+    return any(all(name.strip() in ALLOWED for name in each.split(" AND ")) for each in licence.split(" OR "))
+
+
+def shorten(licence: str) -> str:
+    """Return the first line: some packages give the whole text."""
+    return (licence.strip().splitlines() or [""])[0].strip()
+
+
+def run(*command: str | Path) -> str:
+    """Run a command from the root of the repository, and return its output.
+
+    Raises:
+        Fault: it failed.
+    """
+    environment = os.environ | {"NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", check=False
+    )  # fmt: skip
+    if done.returncode:
+        raise Fault(f"{Path(command[0]).name} failed: {(done.stdout + done.stderr).strip()}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "dist").resolve())
+    except Fault as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        sys.exit(1)

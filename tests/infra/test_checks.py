@@ -1,0 +1,301 @@
+"""Tests of ``make check-infra``: it passes on the repository, and fails on a fault planted in each file."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+from tests.support.tools import checks, needs_tools
+
+needs_terraform = pytest.mark.skipif(not shutil.which("terraform"), reason="there is no terraform")
+pytestmark = [needs_tools, pytest.mark.slow]
+
+# Small files of each kind, so that every check has one, whatever infra/ has.
+EXAMPLES = {
+    "infra/Dockerfile": """\
+ARG BASE=docker.io/library/python:3.11.14-slim-bookworm
+
+FROM scratch AS wheels
+
+FROM ${BASE} AS base
+COPY --from=wheels / /wheels
+USER nobody
+CMD ["python3"]
+""",
+    "infra/compose.yaml": """\
+services:
+  database:
+    image: docker.io/library/postgres:17.2
+    environment:
+      POSTGRES_PASSWORD: ${PASSWORD}
+      POSTGRES_PASSWORD_FILE: /run/secrets/password
+    healthcheck:
+      test: [CMD, pg_isready]
+  deploy:
+    image: ${IMAGE:-holdfast}:worker
+    restart: "no"
+    depends_on:
+      database: {condition: service_healthy}
+  worker:
+    image: ${IMAGE:-holdfast}:worker
+    healthcheck:
+      test: [CMD, "true"]
+    depends_on:
+      deploy: {condition: service_completed_successfully}
+""",
+    "infra/kubernetes/budget.yaml": """\
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: server}
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels: {app: server}
+""",
+    "infra/kubernetes/pools.yaml": """\
+type: kubernetes
+pools:
+  gpu: {description: For GPUs., gpus: 1}
+variables:
+  type: object
+  required: [image]
+  properties:
+    image: {type: string}
+    gpus: {type: integer, default: 0}
+    name: {type: string}
+job_configuration:
+  name: "{{ name }}"
+  job_manifest:
+    apiVersion: batch/v1
+    kind: Job
+    metadata:
+      generateName: "{{ name }}-"
+    spec:
+      backoffLimit: 0
+      template:
+        spec:
+          parallelism: 1
+          completions: 1
+          restartPolicy: Never
+          containers:
+            - name: prefect-job
+              image: "{{ image }}"
+              resources:
+                limits: {nvidia.com/gpu: "{{ gpus }}"}
+""",
+    "infra/docker/pools.yaml": """\
+type: docker
+pools:
+  gpu: {}
+variables:
+  type: object
+  properties:
+    image: {type: string, enum: [a, b], default: a}
+job_configuration:
+  image: "{{ image }}"
+  auto_remove: false
+""",
+    "infra/run.sh": """\
+#!/usr/bin/env bash
+set -euo pipefail
+echo "$@"
+""",
+    "infra/terraform/main.tf": """\
+terraform {
+  required_version = ">= 1.0"
+}
+
+variable "name" {
+  type = string
+}
+
+output "name" {
+  value = var.name
+}
+""",
+    ".github/workflows/ci.yaml": """\
+name: CI
+on: push
+jobs:
+  test:
+    runs-on: ubuntu-24.04
+    timeout-minutes: 10
+    steps:
+      - run: .ci/run
+""",
+}
+# A fault in an example: a pattern, its replacement, and a word of what the check says.
+PLANTED = [
+    ("infra/Dockerfile", "BASE=.*", "BASE=python", "not pinned"),
+    ("infra/Dockerfile", "BASE=.*", "BASE=python:latest", "not pinned"),
+    ("infra/Dockerfile", "BASE=.*", "OTHER=1", "not pinned"),
+    ("infra/Dockerfile", r"FROM \$\{BASE\}", "FROM python:slim", "not pinned"),
+    ("infra/Dockerfile", "USER nobody", "USER root", "root"),
+    ("infra/Dockerfile", "USER nobody", "USR nobody", "unexpected 'U'"),
+    ("infra/compose.yaml", r"    healthcheck:\n      test: \[CMD, pg_isready\]\n", "", "database has no healthcheck"),
+    ("infra/compose.yaml", r"test: \[CMD, pg_isready\]", "disable: true", "database has no healthcheck"),
+    ("infra/compose.yaml", 'restart: "no"', "restart: always", "deploy never ends"),
+    ("infra/compose.yaml", r'    healthcheck:\n      test: \[CMD, "true"\]\n', "", "worker has no healthcheck"),
+    ("infra/compose.yaml", "restart: ", "restrat: ", "restrat"),
+    ("infra/compose.yaml", "postgres:17.2", "postgres", "not pinned"),
+    ("infra/compose.yaml", r"\$\{PASSWORD\}", "postgres", "POSTGRES_PASSWORD is written down"),
+    ("infra/compose.yaml", "service_healthy", "service_started", "until database is healthy"),
+    ("infra/compose.yaml", "database: {cond", "databas: {cond", "databas, which is not a service"),
+    ("infra/kubernetes/budget.yaml", "maxUnavailable", "maxUnavailible", "maxUnavailible"),
+    ("infra/kubernetes/budget.yaml", "maxUnavailable: 1", "maxUnavailable: [1]", "1"),
+    ("infra/kubernetes/budget.yaml", "kind: .*", "kind: PodDisruptionBudgit", "PodDisruptionBudgit"),
+    ("infra/kubernetes/budget.yaml", "kind: .*\n", "", "kind"),
+    ("infra/kubernetes/pools.yaml", "backoffLimit", "backofLimit", "backofLimit"),
+    ("infra/kubernetes/pools.yaml", "restartPolicy: Never", "restartPolicy: 1", "restartPolicy"),
+    ("infra/kubernetes/pools.yaml", "job_manifest", "job_manifst", "unknown key job_manifst"),
+    ("infra/kubernetes/pools.yaml", r"\{\{ gpus \}\}", "{{ gpu }}", "which is not a variable"),
+    ("infra/kubernetes/pools.yaml", "gpus: 1}", "gpu: 1}", "'gpu' was unexpected"),
+    ("infra/kubernetes/pools.yaml", "gpus: 1}", 'gpus: "1"}', "is not of type 'integer'"),
+    ("infra/docker/pools.yaml", "auto_remove", "auto_remov", "unknown key auto_remov"),
+    ("infra/docker/pools.yaml", "default: a", "default: c", "is not one of"),
+    ("infra/docker/pools.yaml", "type: string", "type: sting", "sting"),
+    ("infra/docker/pools.yaml", "  image:", "   image:", "indentation"),
+    ("infra/run.sh", r'"\$@"', "$@", "SC2068"),
+    ("infra/run.sh", "set ", "fi; set ", "SC1"),
+    pytest.param("infra/terraform/main.tf", r"var\.name", "var.nam", "undeclared", marks=needs_terraform),
+    pytest.param("infra/terraform/main.tf", "  type =", "  tipe =", "tipe", marks=needs_terraform),
+    pytest.param("infra/terraform/main.tf", "  value", "    value", "value", marks=needs_terraform),
+    (".github/workflows/ci.yaml", "runs-on", "run-on", "run-on"),
+    (".github/workflows/ci.yaml", "    timeout-minutes: 10\n", "", "timeout-minutes"),
+    (".github/workflows/ci.yaml", "- run:", "- runs:", "runs"),
+]
+# For each kind of check, faults that fit the files of infra/; each file has to have at least one of them.
+FITTING = {
+    "dockerfile": [(r"(ARG BASE=[^:\s]+):\S+", r"\1"), (r"(?m)^USER .*", "USER root")],
+    "yaml": [(r"\A", "key:   [\n")],
+    "compose": [(r"(?m)^    healthcheck:\n(?:      .*\n)+", ""), (r"(?m)^services:", "service:")],
+    "pools": [(r"(?m)^( +)(stream_output|backoffLimit):", r"\1\2s:")],
+    "manifest": [(r"(?m)^  name:", "  nam:")],
+    "shell": [(r"\Z", "\nrm $1\n")],
+    "terraform": [(r"\Z", '\nresource "aws_s3_bukket" "x" {}\n')],
+    "workflow": [(r"runs-on", "run-on")],
+}
+
+
+def write_examples(folder: Path) -> None:
+    for name, text in EXAMPLES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def find_faults(folder: Path) -> Iterator[str]:
+    """Yield the faults one by one, those that need no tool first: a tool takes a second to start."""
+    for _, check, path in sorted(checks.find_files(folder), key=lambda found: found[0] == "yaml"):
+        yield from check(path)
+
+
+def test_the_examples_have_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_examples(tmp_path)
+    assert checks.main(tmp_path) == 0
+    said = capsys.readouterr().out
+    assert {line.split()[1] for line in said.splitlines()[:-1]} == {*FITTING}
+    assert said.endswith("0 faults\n")
+
+
+@pytest.mark.parametrize(("name", "pattern", "fault", "message"), PLANTED)
+def test_a_fault_is_found(name: str, pattern: str, fault: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    text, count = re.subn(pattern, fault, EXAMPLES[name], count=1)
+    assert count == 1
+    path.write_text(text)
+    assert any(message in each for each in find_faults(tmp_path))
+
+
+def test_a_fault_fails_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.sh").write_text("#!/bin/sh\nrm $1\n")
+    (tmp_path / "other.sh").write_text("#!/bin/sh\n")
+    assert checks.main(tmp_path) == 1
+    said = capsys.readouterr().out
+    assert re.search(r"(?m)^FAULT +shell +run.sh$", said)
+    assert re.search(r"(?m)^ok +shell +other.sh$", said)
+    assert said.endswith("1 fault\n")
+
+
+def test_a_file_that_cannot_be_read_is_a_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in (("infra/compose.yaml", "- a\n"), ("infra/docker/pools.yaml", "type: docker\n")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert checks.main(tmp_path) == 1
+    assert "KeyError: 'variables'" in capsys.readouterr().out
+
+
+def test_terraform_without_its_provider_is_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check that can't be made is no fault; the output says so."""
+    (tmp_path / "main.tf").write_text("")
+    monkeypatch.setattr(checks.shutil, "which", lambda name: None)
+    assert checks.main(tmp_path) == 0
+    assert "skipped     terraform   .: there is no terraform" in capsys.readouterr().out
+
+
+REAL = [
+    pytest.param(name, check, path, id=f"{name} {path.relative_to(ROOT)}")
+    for name, check, path in checks.find_files(ROOT)
+    if path.relative_to(ROOT).parts[0] in ("infra", ".ci", ".github")
+]
+
+
+@pytest.mark.parametrize(("name", "check", "path"), REAL)
+def test_a_fault_in_a_file_of_the_repository_is_found(
+    name: str, check: "checks.Check", path: Path, tmp_path: Path
+) -> None:
+    """`make check-infra` checks that the files have no fault before."""
+    if name == "terraform" and not shutil.which("terraform"):
+        pytest.skip("there is no terraform")
+    copied = tmp_path / path.name
+    if path.is_dir():
+        shutil.copytree(path, copied, ignore=shutil.ignore_patterns(".terraform"))
+    else:
+        shutil.copy(path, copied)
+    planted = 0
+    for target in sorted(copied.glob("*.tf")) or [copied]:
+        text = target.read_text("utf-8")
+        for pattern, fault in FITTING[name]:
+            if re.search(pattern, text):
+                target.write_text(re.sub(pattern, fault, text, count=1))
+                planted += 1
+                try:
+                    assert next(check(copied), ""), (pattern, fault)
+                except checks.Skipped as reason:
+                    pytest.skip(str(reason))
+        target.write_text(text)
+    assert planted
+
+
+COMPOSED = [path for name, _, path in checks.find_files(ROOT) if name == "compose"]
+
+
+@pytest.mark.parametrize("path", COMPOSED, ids=lambda path: path.name)
+def test_each_service_needs_its_healthcheck(path: Path, tmp_path: Path) -> None:
+    services = yaml.safe_load(path.read_text("utf-8"))["services"]
+    checked = [name for name, service in services.items() if "test" in service.get("healthcheck", {})]
+    assert checked
+    for name in checked:
+        composed = yaml.safe_load(path.read_text("utf-8"))
+        del composed["services"][name]["healthcheck"]
+        (tmp_path / path.name).write_text(yaml.safe_dump(composed))
+        assert f"service {name} has no healthcheck" in next(checks.check_compose(tmp_path / path.name))
+
+
+def test_the_settings_of_jobs_are_prefects() -> None:
+    from prefect_docker.worker import DockerWorkerJobConfiguration
+    from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
+
+    kinds = {"docker": DockerWorkerJobConfiguration, "kubernetes": KubernetesWorkerJobConfiguration}
+    assert {kind: {*each.model_fields} for kind, each in kinds.items()} == checks.SETTINGS
+
+
+def test_make_runs_the_checks() -> None:
+    assert ".venv/tools/bin/python infra/check.py" in (ROOT / "Makefile").read_text("utf-8")
+    assert "make check-infra" in (ROOT / ".ci" / "run").read_text("utf-8")

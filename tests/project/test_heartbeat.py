@@ -1,0 +1,47 @@
+"""Tests of the signs of life that a flow run gives, without a server."""
+
+from typing import Any
+from unittest.mock import Mock
+from uuid import uuid4
+
+import httpx
+import pytest
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import PrefectHTTPStatusError
+
+from tasks import heartbeat
+from tasks.heartbeat import TRY_AGAIN_AFTER_S, renew_label
+
+FLOW_RUN = FlowRun(flow_id=uuid4())
+
+
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat.time, "sleep", lambda _: None)
+
+
+def answering(*statuses: int) -> Any:
+    """Return a client whose server gives these answers to requests for a new label, one after the other."""
+    answers = []
+    for status in statuses:
+        request = httpx.Request("PATCH", "http://server/api")
+        response = httpx.Response(status, request=request)
+        error = PrefectHTTPStatusError("refused", request=request, response=response)
+        answers.append(None if status == httpx.codes.NO_CONTENT else error)
+    return Mock(update_flow_run_labels=Mock(side_effect=answers))
+
+
+def test_a_busy_server_is_asked_again_for_the_same_sign_of_life() -> None:
+    client = answering(503, 503, 204)
+    renew_label(client, FLOW_RUN)
+    calls = client.update_flow_run_labels.call_args_list
+    assert len(calls) == 3
+    assert calls[0] == calls[1] == calls[2]
+
+
+@pytest.mark.parametrize(("statuses", "tries"), [([503] * 9, len(TRY_AGAIN_AFTER_S) + 1), ([404], 1)])
+def test_a_server_that_refuses_for_good_is_an_error(statuses: list[int], tries: int) -> None:
+    client = answering(*statuses)
+    with pytest.raises(PrefectHTTPStatusError):
+        renew_label(client, FLOW_RUN)
+    assert client.update_flow_run_labels.call_count == tries

@@ -1,0 +1,83 @@
+"""Tests of what Prefect's server is set up with: work pools from files, and the deployments' store."""
+
+import copy
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+import yaml
+
+from deployments import pools
+from deployments.pools import POOLS, await_answer, describe_pools, parse_assignments, set_defaults
+from deployments.setup import PREFECT_FILE, set_store
+from holdfast.errors import ConfigError, RunStopped
+from tasks.server import free_port
+
+TEMPLATE = {"variables": {"properties": {"image": {"type": "string"}, "gpus": {}}}, "job_configuration": {}}
+
+
+@pytest.mark.parametrize("kind", ["process", "docker"])
+def test_every_placeholder_of_a_pool_is_a_variable(kind: str) -> None:
+    pools = describe_pools(kind)
+    assert set(pools) == set(POOLS)
+    for template in pools.values():
+        variables = template["variables"]["properties"]
+        used = yaml.safe_dump(template["job_configuration"]).split("{{ ")[1:]
+        assert {each.partition(" }}")[0] for each in used} <= set(variables)
+
+
+def test_values_become_defaults() -> None:
+    values = parse_assignments(["image=team/model:7", "gpus=2"])
+    properties = set_defaults(TEMPLATE, values)["variables"]["properties"]
+    assert (properties["image"]["default"], properties["gpus"]["default"]) == ("team/model:7", 2)
+    assert "default" not in TEMPLATE["variables"]["properties"]["image"]
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (["imgae=x"], "the job template has no variable 'imgae'; it has image, gpus"),
+        (["image"], "--set takes NAME=VALUE, not 'image'; such as --set image=holdfast:worker"),
+    ],
+)
+def test_a_wrong_value_is_refused(assignments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        set_defaults(TEMPLATE, parse_assignments(assignments))
+    assert f"{caught.value.message}; {caught.value.hint}" == message
+
+
+def test_the_store_reaches_every_deployment_and_schedule() -> None:
+    known: dict[str, Any] = yaml.safe_load(PREFECT_FILE.read_text("utf-8"))
+    changed = set_store(copy.deepcopy(known), "s3://team/runs")
+    assert "s3://team/runs" not in str(known)
+    for deployment in changed["deployments"]:
+        for each in (deployment, *deployment.get("schedules", [])):
+            parameters = each.get("parameters", {})
+            if "config" in parameters:
+                assert parameters["config"]["store"] == "s3://team/runs"
+            elif deployment["name"] in ("audit", "prune") and each is deployment:
+                assert parameters["store"] == "s3://team/runs"
+
+
+def test_a_server_that_does_not_answer_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "ANSWERS_WITHIN_S", 1.0)
+    url = f"http://127.0.0.1:{free_port()}/api"
+    with pytest.raises(RunStopped, match=f"Prefect's server at {url} did not answer within 1 s"):
+        await_answer(url)
+
+
+def test_a_server_that_is_starting_is_awaited(capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+
+    def serve_late() -> None:
+        time.sleep(1)
+        with HTTPServer(("127.0.0.1", port), BaseHTTPRequestHandler) as server:
+            server.handle_request()
+
+    thread = threading.Thread(target=serve_late)
+    thread.start()
+    await_answer(f"http://127.0.0.1:{port}/api")
+    thread.join()
+    assert capsys.readouterr().out == f"waiting for Prefect's server at http://127.0.0.1:{port}/api\n"
