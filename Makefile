@@ -1,11 +1,15 @@
 # make train   train the language model, or continue it      make train ARGS="--set epochs=8"
 # make test    the whole suite                               make check   lint, types, layers and the quick tests
 # make up      a server, work pools and workers on this machine      make down    end them      make up POSTGRES=1
+#              make up GPUS=2, or GPUS=all: a worker for each GPU, so that two runs never share one
 # make setup   only prepare .venv                            make clean   remove it
 # make docs    generate pages from the code: docs/configuration.md and docs/map.md
+# make image   build the container images with docker or podman      make up-compose    run everything in containers
+# make dist    build wheel, sdist, list of components (SBOM) and licences in dist/      make check-infra    check infra/
 # make bench   measure the costs, as a table and bench.json  make bench ARGS="--full"
 # make soak    search for faults, for hours: 100,000 random lives of a run on a disk, 10,000 on an object store, every
-#              combination of the resume matrix with loader workers, more races of two writers, more kills, on pools too
+#              combination of the resume matrix with loader workers, more flipped bits, more races of two writers, more
+#              kills, on pools too
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -22,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests' own files are UTF-8, whatever the locale. test_any_machine tests another locale.
 test check: export PYTHONUTF8 := 1
 
-.PHONY: setup train up down test check bench soak docs screenshots clean
+.PHONY: setup train up down test check bench soak docs screenshots image up-compose down-compose check-infra dist clean
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
@@ -42,7 +46,7 @@ train: .venv/ready
 	@$(BIN)/python -m flows.train $(CONFIG) $(ARGS)
 
 up: .venv/ready
-	@$(BIN)/python -m deployments.local up $(if $(POSTGRES),--postgres)
+	@$(BIN)/python -m deployments.local up $(if $(POSTGRES),--postgres) $(if $(GPUS),--gpus $(GPUS))
 
 down: .venv/ready
 	@$(BIN)/python -m deployments.local down
@@ -62,13 +66,28 @@ check: .venv/ready
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --quiet -m "not slow" --numprocesses $(WORKERS) $(ARGS)
 
+# Commands that nothing imports, in an environment of their own.
+.venv/tools/ready: .venv/ready
+	@echo "setting up .venv/tools (a minute, once)"
+	@$(PYTHON) -m venv --clear --without-pip .venv/tools
+	@$(BIN)/python -m pip --python .venv/tools/bin/python install --quiet --constraint constraints.txt --group tools
+	@touch $@
+
+check-infra: .venv/tools/ready
+	@.venv/tools/bin/python infra/check.py
+
+dist: .venv/tools/ready
+	@.venv/tools/bin/python infra/release.py
+
 # The search is random, covers more cases than make test, and prints how to repeat each failure.
 soak: .venv/ready
 	HOLDFAST_EXAMPLES=100000 $(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 0 \
 		tests/holdfast/attempt/test_state_machine.py tests/holdfast/attempt/test_two_writers.py \
 		tests/holdfast/training/test_matrix.py tests/holdfast/test_false_alarms.py \
+		tests/holdfast/verification/test_flips.py \
 		tests/flows/test_killed_anywhere.py tests/flows/test_pool.py::test_a_run_survives_a_death \
-		tests/flows/test_pool.py::test_make_up_after_a_death $(ARGS)
+		tests/infra/test_docker_pool.py tests/flows/test_pool.py::test_make_up_after_a_death \
+		tests/flows/test_pool.py::test_a_recipe_without_enough_memory_spends_its_budget $(ARGS)
 
 docs: .venv/ready
 	@$(BIN)/python -m tests.support.pages
@@ -86,6 +105,24 @@ screenshots: .venv/ready
 
 bench: .venv/ready .venv/peers/ready
 	@$(BIN)/python -m tests.bench $(ARGS)
+
+# Variables such as BASE and WHEELS are in infra/image.
+image:
+	@infra/image
+
+COMPOSE ?= $(if $(shell command -v podman-compose),podman-compose,docker compose)
+
+# Secrets of this machine, which stay here.
+infra/.env:
+	@umask 077 && $(PYTHON) -c 'from secrets import token_hex as new; \
+		print(f"POSTGRES_PASSWORD={new(32)}\nSTORE_PASSWORD={new(32)}\nPREFECT_AUTH=holdfast:{new(32)}")' > $@
+
+up-compose: infra/.env
+	@$(COMPOSE) --file infra/compose.yaml --env-file infra/.env up --detach
+	@echo "UI          http://127.0.0.1:4200   asks for a password: PREFECT_AUTH in infra/.env"
+
+down-compose: infra/.env
+	@$(COMPOSE) --file infra/compose.yaml --env-file infra/.env down
 
 clean:
 	rm -rf .venv
