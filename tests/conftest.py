@@ -2,14 +2,18 @@
 
 import base64
 import contextlib
+import fcntl
+import functools
 import json
 import os
 import secrets
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,31 +22,42 @@ import pytest
 from azure.storage.blob import BlobServiceClient
 
 from holdfast.journal import Journal
+from holdfast.rank.launching import Ranks
 from holdfast.standing import Standing, read_standing
 from holdfast.store import open_store
 from tasks.credentials import new_auth
 from tasks.server import await_healthy, describe_server, free_port
 from tests.support import servers
-from tests.support.lives import Lives, lives
+from tests.support.forked import spawn_from
+from tests.support.lives import Command, Lives, lives
+from tests.support.nvidia_smi import Machine, install, print_gpus
 
 # If a shell runs the tests in its background, they and all their processes would ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
+MakeHome = Callable[[Path], Path]
+RunFlow = Callable[..., "subprocess.CompletedProcess[str]"]
 # make soak sets this variable, and so runs more cases than make test.
 IS_SOAK = "HOLDFAST_EXAMPLES" in os.environ
 # The timeout of a command. A command takes ten seconds alone, and two hundred beside eight others on a core.
 COMMAND_WITHIN_S = 600
+MICRO_BATCHES = 2  # of a step of the toy
 AZURITE = ROOT / ".venv" / "node_modules" / ".bin" / "azurite-blob"
 # Files whose tests take minutes begin first, so that no worker of pytest waits for another one at the end. Tests of a
 # pool stay together, so that the other worker, which steals the last tests, needs no pool of its own.
 LONGEST = (
     "flows/test_pool.py",
-    "project/test_readme.py",
-    "flows/test_main_job.py",
     "flows/test_local.py",
+    "infra/test_docker_pool.py",
+    "infra/test_kubernetes_pool.py",
+    "flows/test_gpu_workers.py",
+    "flows/test_main_job.py",
+    "project/test_readme.py",
     "flows/test_untracked.py",
+    "flows/test_interrupted.py",
     "flows/test_doors.py",
+    "project/test_wheel.py",
 )
 
 
@@ -58,9 +73,36 @@ def place(path: Path) -> int:
 
 
 @pytest.fixture(scope="session")
-def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Yield the environment variables that select a Prefect server of this session."""
-    home = tmp_path_factory.mktemp("prefect")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that all processes of this run of pytest share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def prefect_api(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[dict[str, str]]:
+    """Yield the environment variables that select a Prefect server of this session.
+
+    The first process's server makes its database, which takes six seconds; every other server begins with a copy.
+    """
+    home, database = tmp_path_factory.mktemp("prefect"), shared / "prefect.db"
+    with contextlib.ExitStack() as stack:
+        environment = {}
+        with (shared / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if database.exists():
+                shutil.copy(database, home)
+            else:
+                environment = stack.enter_context(prefect_server(home))
+                copy_database(home / database.name, database)
+        yield environment or stack.enter_context(prefect_server(home))
+
+
+@contextlib.contextmanager
+def prefect_server(home: Path) -> Iterator[dict[str, str]]:
+    """Run a Prefect server for the block; yield the environment variables that select it."""
     port = free_port()
     url, auth = f"http://127.0.0.1:{port}/api", new_auth()
     environment = {"PREFECT_HOME": str(home), "PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": auth}
@@ -74,13 +116,48 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
             server.terminate()
 
 
+def copy_database(used: Path, copy: Path) -> None:
+    """Copy a SQLite database that a server uses."""
+    with (
+        contextlib.closing(sqlite3.connect(used)) as source,
+        contextlib.closing(sqlite3.connect(copy.with_suffix(".new"))) as target,
+    ):
+        source.backup(target)
+    copy.with_suffix(".new").rename(copy)
+
+
+@pytest.fixture(scope="session")
+def make_home(prefect_api: dict[str, str], shared: Path) -> MakeHome:
+    """Return a function that makes a PREFECT_HOME with an empty database, which spares a server making one."""
+
+    def make(home: Path) -> Path:
+        home.mkdir(parents=True, exist_ok=True)
+        shutil.copy(shared / "prefect.db", home)
+        return home
+
+    return make
+
+
+def count_trained(folder: Path, run: str) -> float:
+    """Return how many steps of the toy were trained, including lost ones that were trained again.
+
+    Args:
+        folder: the folder that TOY_TRAINED named.
+    """
+    return len((folder / run).read_text()) / MICRO_BATCHES
+
+
 @dataclass
 class Driver:
-    """A driver that runs ``python -m flows.train`` on the toy recipe, with all its files in one folder."""
+    """A driver that runs ``python -m flows.train`` on the toy recipe, with all its files in one folder.
+
+    A nursery forks the command, which spares it the imports; without one, Python starts it.
+    """
 
     folder: Path
     environment: dict[str, str]
     store: str = ""
+    nursery: Lives | None = None
 
     def __post_init__(self) -> None:
         self.store = self.store or f"{self.folder}/runs"
@@ -94,12 +171,15 @@ class Driver:
     def run_folder(self) -> Path:
         return self.folder / "runs" / "toy"
 
-    def start(self, *settings: str, **environment: str) -> "subprocess.Popen[str]":
+    def start(self, *settings: str, **environment: str) -> "subprocess.Popen[str] | Command":
         """Start the command; return its process."""
         options = [option for setting in settings for option in ("--set", setting)]
+        arguments, variables = [str(self.config), *options], os.environ | self.environment | environment
+        if self.nursery:
+            return self.nursery.start_flow("flows.train", arguments, variables)
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.train", str(self.config), *options],
-            env=os.environ | self.environment | environment,
+            [sys.executable, "-m", "flows.train", *arguments],
+            env=variables,
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -113,7 +193,7 @@ class Driver:
             out, err = process.communicate(timeout=COMMAND_WITHIN_S)
         finally:
             kill_tree(process.pid)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        return subprocess.CompletedProcess([], process.returncode, out, err)
 
     def finish(self, *settings: str) -> Standing:
         """Run the command, assert that it succeeds and completes the run, and return the run's standing."""
@@ -144,22 +224,22 @@ class Driver:
 
 
 @pytest.fixture
-def driver(tmp_path: Path, prefect_api: dict[str, str]) -> Driver:
-    return Driver(tmp_path, prefect_api)
+def driver(tmp_path: Path, prefect_api: dict[str, str], nursery: Lives) -> Driver:
+    return Driver(tmp_path, prefect_api, nursery=nursery)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The standing and the metrics of the toy run that was never interrupted."""
+    """The standing and the metrics of the toy run that was never interrupted, and that the engine trained."""
 
     standing: Standing
     metrics: list[dict[str, object]]
 
 
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory: pytest.TempPathFactory, prefect_api: dict[str, str]) -> Reference:
-    driver = Driver(tmp_path_factory.mktemp("reference"), prefect_api)
-    return Reference(driver.finish(), driver.metrics())
+def reference(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> Reference:
+    engine = Engine(tmp_path_factory.mktemp("reference"), {}, nursery=nursery)
+    return Reference(engine.finish(), engine.metrics())
 
 
 @pytest.fixture(scope="session")
@@ -169,11 +249,27 @@ def nursery() -> Iterator[Lives]:
         yield started
 
 
+@pytest.fixture
+def run_flow(nursery: Lives, prefect_api: dict[str, str]) -> RunFlow:
+    """Return a function that runs ``python -m flows.NAME`` with these arguments, forked by the nursery."""
+
+    def run(name: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        process = nursery.start_flow(f"flows.{name}", arguments, os.environ | prefect_api)
+        out, err = process.communicate(timeout=COMMAND_WITHIN_S)
+        return subprocess.CompletedProcess([name, *arguments], process.returncode or 0, out, err)
+
+    return run
+
+
+@pytest.fixture
+def forked_ranks(nursery: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the nursery fork the ranks of attempts in the test's own process, instead of starting Python for each."""
+    monkeypatch.setattr(Ranks, "spawn", staticmethod(functools.partial(spawn_from, nursery)))
+
+
 @dataclass
 class Engine(Driver):
-    """A driver that forks the same command without Prefect, in a tenth of the time, for tests of the engine alone."""
-
-    nursery: Lives | None = None
+    """A driver that forks the same command without Prefect, for tests of the engine alone."""
 
     def run(self, *settings: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         return self.call("train", str(self.config), settings, **environment)
@@ -255,17 +351,24 @@ def container(azure_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"az://{name}"
 
 
-def ranks_of(pid: int) -> list[psutil.Process]:
-    """Return the ranks that a process has started."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return [child for child in psutil.Process(pid).children(recursive=True) if is_rank(child)]
-    return []
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Return a function that puts GPUs into this machine."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+
+    def put(*found: dict[str, str], text: str = "", exit_code: int = 0, sleep_s: int = 0, visible: str = "") -> None:
+        monkeypatch.setenv("PATH", install(tmp_path / "bin", text or print_gpus(*found), exit_code, sleep_s))
+        if visible:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    return put
 
 
-def is_rank(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return "holdfast.rank" in process.cmdline()
-    return False
+@pytest.fixture
+def no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take every program off this machine's PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
 
 
 def kill_tree(pid: int) -> None:

@@ -12,11 +12,11 @@ from prefect.settings import PREFECT_HOME, temporary_settings
 from prefect.utilities.processutils import command_from_string
 
 from deployments.ledger import began_at
-from deployments.local import describe_process
+from deployments.pools import describe_process
 from holdfast import Recipe
 from holdfast.errors import ConfigError
 from tasks.server import bypass_proxy, server
-from tests.conftest import COMMAND_WITHIN_S, ROOT, Engine, Reference, assert_same_bytes, kill_tree
+from tests.conftest import COMMAND_WITHIN_S, ROOT, Engine, MakeHome, Reference, assert_same_bytes, kill_tree
 from tests.support.metadata_server import metadata_server
 from tests.support.toy import toy
 
@@ -99,14 +99,14 @@ def test_a_home_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_run_on_an_unusual_machine_ends_on_the_same_bytes(
-    engine: Engine, reference: Reference, tmp_path: Path
+    engine: Engine, reference: Reference, tmp_path: Path, make_home: MakeHome
 ) -> None:
     """Train with a temporary server, a loader worker, a long TMPDIR with spaces, and a strict umask."""
     temporary = tmp_path / ("f\u00fcr alle " * 12)
     temporary.mkdir()
     text = tmp_path / "text"
     text.write_text("gr\u00f6\u00dfer \u2265 0", "utf-8")
-    places = {"TMPDIR": str(temporary), "PREFECT_HOME": str(tmp_path / "prefect"), "TOY_TEXT": str(text)}
+    places = {"TMPDIR": str(temporary), "PREFECT_HOME": str(make_home(tmp_path / "prefect")), "TOY_TEXT": str(text)}
     config = engine.config.read_text("utf-8").replace("tests.support.toy:toy", f"{__name__}:lettered")
     engine.config.write_text(config, "utf-8")
     trained = run("flows.train", str(engine.config), "--set", "compute.loader_workers=1", **places)

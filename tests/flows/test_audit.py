@@ -3,10 +3,7 @@
 import hashlib
 import itertools
 import json
-import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -22,7 +19,7 @@ from holdfast.journal import Commit, FileRecord, Journal, record_name
 from holdfast.retention import prune
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
-from tests.conftest import COMMAND_WITHIN_S, ROOT, Engine, Reference
+from tests.conftest import COMMAND_WITHIN_S, Engine, Reference, RunFlow
 from tests.support.lives import Lives
 
 pytestmark = pytest.mark.slow
@@ -250,14 +247,7 @@ def test_no_replay_begins_at_a_parent_that_fails_the_gate(engine: Engine, copied
     assert "every step has the same" not in done.stdout, "no step was trained"
 
 
-def run_audit(store: Path, prefect_api: dict[str, str], *options: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "flows.audit", str(store), *options],
-        cwd=ROOT, env=os.environ | prefect_api, capture_output=True, text=True, check=False, timeout=COMMAND_WITHIN_S,
-    )  # fmt: skip
-
-
-def test_every_run_of_a_store_is_audited(run: Path, copied: Path, prefect_api: dict[str, str]) -> None:
+def test_every_run_of_a_store_is_audited(run: Path, copied: Path, run_flow: RunFlow) -> None:
     """The store has four runs: one without commits, a forged one, an honest one, and one whose settings were lost."""
     store = copied.parent
     Journal(open_store(str(store)), "begun").begin("m:f")
@@ -267,7 +257,7 @@ def test_every_run_of_a_store_is_audited(run: Path, copied: Path, prefect_api: d
     shutil.copytree(run, store / "honest")
     shutil.copytree(run, store / "lost")
     shutil.rmtree(store / "lost" / "configs")
-    done = run_audit(store, prefect_api, "--commits", "1", "--seed", "1")
+    done = run_flow("audit", str(store), "--commits", "1", "--seed", "1")
     (chosen,) = choose_commits(journal_of(run), 1, 1)
     assert done.returncode == 2, done.stderr
     lines = done.stderr.splitlines()
@@ -282,6 +272,6 @@ def test_every_run_of_a_store_is_audited(run: Path, copied: Path, prefect_api: d
     assert len(lines) == 8
     shutil.rmtree(forged)
     shutil.rmtree(store / "honest")
-    done = run_audit(store, prefect_api, "--commits", "1", "--seed", "1")
+    done = run_flow("audit", str(store), "--commits", "1", "--seed", "1")
     assert done.returncode == 3, done.stderr
     assert done.stderr.splitlines()[-1] == f"error: not audited: commit {chosen.number} of run lost"

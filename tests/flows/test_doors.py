@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 
 from deployments import local
 from tasks import server
-from tests.conftest import ROOT, kill_tree
+from tests.conftest import ROOT, MakeHome, kill_tree
 from tests.support.pools import ON_THIS_MACHINE, clean_environment
 from tests.support.screenshots import BROWSERS, browser
 
@@ -165,9 +165,9 @@ def run_in(chromium: str, page: str, function: str, *arguments: str) -> Any:
 
 
 @pytest.fixture
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_home: MakeHome) -> Iterator[Path]:
     with clean_environment():
-        monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+        monkeypatch.setenv("PREFECT_HOME", str(make_home(tmp_path / "prefect")))
         yield tmp_path
 
 
@@ -198,7 +198,10 @@ def test_a_page_can_do_nothing_with_the_temporary_server(chromium: str, page: st
         assert not others  # the secret is on no command line
 
 
-def test_a_page_can_do_nothing_with_the_server_of_make_up(chromium: str, page: str, own_home: Path) -> None:
+def test_a_page_can_do_nothing_with_the_server_of_make_up(
+    chromium: str, page: str, own_home: Path, make_home: MakeHome
+) -> None:
+    make_home(own_home)
     ledger = local.Ledger(own_home)
     try:
         url = local.start_server(ledger, "", port=server.free_port())

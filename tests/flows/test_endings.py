@@ -14,6 +14,7 @@ from holdfast.endings import Ending
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from tasks import own_run
+from tasks.pool import ending_of_state
 from tests.support.makers import claim
 
 
@@ -72,3 +73,11 @@ def test_a_cancel_on_the_server_overrules_a_recorded_preemption(said: str, state
     if said:
         journal.end_attempt(1, Ending(said, "", 4))
     assert find_ending(journal, 1, state).reason == reason
+
+
+def test_an_engine_that_a_worker_cannot_reach_comes_with_a_hint() -> None:
+    said = "Failed to submit flow run to infrastructure: RuntimeError: Could not connect to Docker."
+    ending = ending_of_state(Crashed(message=said), 7)
+    assert (ending.reason, ending.step) == ("crashed", 7)
+    assert ending.message.startswith(said.removesuffix(".") + "; start the container engine on the worker's machine")
+    assert ending_of_state(Crashed(message="Killed."), 7).message == "Killed."

@@ -1,11 +1,8 @@
 """Tests of evaluation: it gives the metrics that training gave, and changes nothing on the store."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from holdfast import checkpoint
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
-from tests.conftest import COMMAND_WITHIN_S, ROOT, Engine
+from tests.conftest import Engine, RunFlow
 from tests.support.lives import Lives
 from tests.support.varied import STEPS_PER_EPOCH, pythonic
 
@@ -98,11 +95,8 @@ def test_an_evaluation_reports_damage_and_quarantines_nothing(engine: Engine, st
     assert Journal(open_store(str(tmp_path)), "toy").quarantine_reasons() == []
 
 
-def test_evaluate_as_a_flow(store: Path, prefect_api: dict[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "flows.evaluate", f"{store}/toy"],
-        cwd=ROOT, env=os.environ | prefect_api, capture_output=True, text=True, check=False, timeout=COMMAND_WITHIN_S,
-    )  # fmt: skip
+def test_evaluate_as_a_flow(store: Path, run_flow: RunFlow) -> None:
+    done = run_flow("evaluate", f"{store}/toy")
     assert done.returncode == 0, done.stderr
     metadata = recorded(store / "toy", "epoch-0002")
     assert f"commit 6 of run toy (epoch-0002), step 20: {metadata.checkpoint_sha256}" in done.stdout

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import Driver, kill_tree, ranks_of
+from tests.conftest import Driver, MakeHome, kill_tree
+from tests.support.lives import ranks_of
 from tests.support.terminals import ENDS_WITHIN_S, Terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
@@ -20,9 +21,9 @@ CTRL_C = b"\x03"
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, make_home: MakeHome) -> Path:
     """Return a folder in which all these tests share Prefect's database."""
-    return tmp_path_factory.mktemp("home")
+    return make_home(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture

@@ -10,13 +10,24 @@ import pytest
 
 from holdfast.faults import POINTS
 from holdfast.testing.faults import fault
-from tests.conftest import COMMAND_WITHIN_S, IS_SOAK, Driver, Engine, Reference, assert_same_bytes, ranks_of
+from tests.conftest import (
+    COMMAND_WITHIN_S,
+    IS_SOAK,
+    Driver,
+    Engine,
+    Reference,
+    assert_same_bytes,
+    count_trained,
+)
+from tests.support.lives import ranks_of
 
 pytestmark = pytest.mark.slow
 
 # The span of random kills: from before the ranks are ready to after the last commit of a run that trains for 1 s.
-LATEST_KILL_S = 6.0
+LATEST_KILL_S = 3.0
 LATEST_KILL_OF_THE_ENGINE_S = 1.5
+# Steps of a chunk in the configuration of `Driver`.
+CHUNK = 4
 
 VICTIMS = ("self", "other", "both")
 EVERYWHERE = list(itertools.product(POINTS, VICTIMS))
@@ -64,7 +75,7 @@ def test_a_flow_survives_kills_at_random_moments(
     moments = random.Random(f"{victim} {seed}")
     for _ in range(3):
         process = driver.start(TOY_DELAY_S="0.02")
-        time.sleep(moments.uniform(0.5, LATEST_KILL_S))
+        time.sleep(moments.uniform(0.1, LATEST_KILL_S))
         ranks = ranks_of(process.pid)
         if victim in ("rank", "both"):
             for rank in ranks:
@@ -112,7 +123,10 @@ def test_orphans_save_themselves_and_are_adopted(driver: Driver, engine: Engine,
 def test_a_stopped_run_saves_its_current_step(
     driver: Driver, engine: Engine, reference: Reference, asked_by: signal.Signals, exit_code: int
 ) -> None:
-    process = driver.start(TOY_DELAY_S="0.1")
+    trained = driver.folder / "trained"
+    trained.mkdir()
+    # `count_trained` counts losses in training mode.
+    process = driver.start("resume.training_probe=false", TOY_DELAY_S="0.1", TOY_TRAINED=str(trained))
     driver.await_commits(1)
     ranks = ranks_of(process.pid)
     time.sleep(0.3)
@@ -125,7 +139,8 @@ def test_a_stopped_run_saves_its_current_step(
     assert not [rank for rank in ranks if rank.is_running()]
     newest = driver.journal().newest()
     assert newest is not None
-    assert newest.why == "preempted"
+    assert count_trained(trained, "toy") == newest.step  # nothing that was trained is lost
+    assert newest.why == "preempted" or newest.step % CHUNK == 0  # it may have come to the end of a chunk just then
     engine.finish()
     assert driver.journal().read_attempt(2).why == "preempted"
     assert_same_bytes(driver, reference)

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from deployments.postgres import find_postgres
 from holdfast.errors import ConfigError
 from tests.conftest import ROOT, kill_tree
 from tests.support.pools import ON_THIS_MACHINE
+from tests.support.waiting import await_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1500)]
 
@@ -25,14 +28,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1500)]
 class Local:
     """The commands, with a state folder of their own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, before: tuple[str, ...] = (), **environment: str) -> None:
+        """
+        Args:
+            before: a command that runs the commands.
+        """
         self.folder = folder
+        self.before = before
+        self.environment = environment
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        own = {"HOLDFAST_STATE": str(self.folder), "PREFECT_HOME": f"{self.folder}/client"}
         return subprocess.run(
-            [sys.executable, "-m", "deployments.local", *arguments],
-            env=environment | {"HOLDFAST_STATE": str(self.folder), "PREFECT_HOME": f"{self.folder}/client"},
+            [*self.before, sys.executable, "-m", "deployments.local", *arguments],
+            env=environment | own | self.environment,
             cwd=ROOT, capture_output=True, text=True, timeout=500,
         )  # fmt: skip
 
@@ -115,3 +125,51 @@ def test_up_with_postgres(local: Local) -> None:
     assert not list(local.folder.rglob("*.db"))
     assert local.run("down").returncode == 0
     assert not [pid for pid in pids.values() if psutil.pid_exists(pid) and began_at(pid)]
+
+
+@pytest.fixture
+def slim(tmp_path: Path) -> Iterator[Local]:
+    """Yield the commands as a user who is not root has them, on a machine without any program on its PATH."""
+    with tempfile.TemporaryDirectory() as folder:  # no other user may enter pytest's own folders
+        before: tuple[str, ...] = ()
+        if os.geteuid() == 0:
+            before = (find_setpriv(), "--reuid", "65534", "--regid", "65534", "--clear-groups")
+            if not is_open_to_all(Path(sys.executable).resolve()):  # let the user read, but not write, what root owns
+                before += ("--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search")
+            os.chown(folder, 65534, 65534)
+        (tmp_path / "bin").mkdir()
+        temporary = Path(folder) / "tmp"
+        (temporary / "runner_storage").mkdir(parents=True)  # root's, as after a worker of root's
+        temporary.chmod(0o1777)
+        local = Local(Path(folder) / "state", before, PATH=str(tmp_path / "bin"), HOME=folder, TMPDIR=str(temporary))
+        yield local
+        for pid in local.pids().values():
+            kill_tree(pid)
+
+
+def find_setpriv() -> str:
+    found = shutil.which("setpriv")
+    if found is None:
+        pytest.skip("root needs setpriv to become another user")
+    return found
+
+
+def is_open_to_all(path: Path) -> bool:
+    return all(folder.stat().st_mode & 0o5 == 0o5 for folder in (path, *path.parents))
+
+
+def test_up_needs_neither_root_nor_ps(slim: Local) -> None:
+    """It starts a worker for each of two GPUs, too, without nvidia-smi."""
+    up = slim.run("up", "--gpus", "2")
+    assert up.returncode == 0, up.stderr
+    pids = slim.pids()
+    assert set(pids) == {"server", "worker-stable", "worker-gpu-0", "worker-gpu-1"}
+    assert 0 not in {psutil.Process(pid).uids().effective for pid in pids.values()}
+    visible = [psutil.Process(pids[f"worker-gpu-{number}"]).environ()["CUDA_VISIBLE_DEVICES"] for number in range(2)]
+    assert visible == ["0", "1"]
+    await_equal(lambda: [worker["status"] for worker in slim.ask("/work_pools/gpu/workers/filter")], ["ONLINE"] * 2)
+    down = slim.run("down")
+    assert down.returncode == 0, down.stderr
+    ended = [line.split()[1] for line in down.stdout.splitlines()]
+    assert ended == ["worker-stable", "worker-gpu-0", "worker-gpu-1", "server"]
+    assert not [pid for pid in pids.values() if began_at(pid)]

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import COMMAND_WITHIN_S, ROOT, kill_tree, ranks_of
+from tests.conftest import COMMAND_WITHIN_S, ROOT, MakeHome, kill_tree
+from tests.support.lives import ranks_of
 
 pytestmark = pytest.mark.slow
 
@@ -69,8 +70,9 @@ def test_the_main_job_learns_and_prints_where_the_run_lies(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("deadly", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("moment", ["starting", "training"])
-def test_no_process_is_left_behind(tmp_path: Path, moment: str, deadly: signal.Signals) -> None:
+def test_no_process_is_left_behind(tmp_path: Path, make_home: MakeHome, moment: str, deadly: signal.Signals) -> None:
     """The command's death must end the ranks and its temporary server. Prefect's own server would survive for ever."""
+    make_home(tmp_path / "prefect")
     process = start(tmp_path, "settings.width=8", "settings.heads=1", "settings.layers=1")
     claimed = tmp_path / "runs" / "language" / "attempts"
     try:

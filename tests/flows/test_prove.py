@@ -1,9 +1,8 @@
 """Tests of prove: a recipe that survives kills is proved; for another, the first differing step is named."""
 
+import contextlib
 import json
-import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from holdfast.proof import Proof
 from holdfast.prove import prove as prove_recipe
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Event
-from tests.conftest import COMMAND_WITHIN_S, ROOT, Driver, Engine, Reference, is_rank
+from tests.conftest import Engine, Reference
+from tests.support.lives import is_rank
 
 pytestmark = pytest.mark.slow
 
@@ -59,29 +59,24 @@ def own(engine: Engine) -> Engine:
     return engine
 
 
-def prove(driver: Driver, *options: str) -> "subprocess.CompletedProcess[str]":
-    """Run the command, and assert that it leaves neither a file nor a process. An engine forks it."""
-    temporary = driver.folder / "temporary"
+def prove(engine: Engine, *options: str) -> "subprocess.CompletedProcess[str]":
+    """Run the command, and assert that it leaves neither a file nor a process."""
+    temporary = engine.folder / "temporary"
     temporary.mkdir()
-    command, variables = ["prove", str(driver.config), *options], {"TMPDIR": str(temporary)}
-    if isinstance(driver, Engine):
-        done = driver.command(*command, **variables)
-    else:
-        done = subprocess.run(
-            [sys.executable, "-m", "holdfast.cli", *command],
-            env=os.environ | driver.environment | variables,
-            cwd=ROOT, capture_output=True, text=True, check=False, timeout=COMMAND_WITHIN_S,
-        )  # fmt: skip
+    done = engine.command("prove", str(engine.config), *options, TMPDIR=str(temporary))
     assert not [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")]  # torch's own cache
-    assert not Path(driver.store).exists()
-    assert not (driver.folder / "logs").exists()
-    assert not [rank for rank in psutil.process_iter() if is_rank(rank) and str(temporary) in _config_of(rank)]
+    assert not Path(engine.store).exists()
+    assert not (engine.folder / "logs").exists()
+    assert not [rank for rank in psutil.process_iter() if is_rank(rank) and str(temporary) in _log_of(rank)]
     assert all(line.startswith(("straight: ", "resumed: ")) for line in done.stderr.splitlines()), done.stderr
     return done
 
 
-def _config_of(rank: psutil.Process) -> str:
-    return str(rank.environ().get("HOLDFAST_CONFIG", ""))
+def _log_of(rank: psutil.Process) -> str:
+    """Return the file of a rank's standard error. A forked rank has no environment by which to know it."""
+    with contextlib.suppress(OSError):
+        return str(Path(f"/proc/{rank.pid}/fd/2").readlink())
+    return ""
 
 
 def read_proof(done: "subprocess.CompletedProcess[str]") -> tuple[Proof, Any]:
@@ -89,9 +84,9 @@ def read_proof(done: "subprocess.CompletedProcess[str]") -> tuple[Proof, Any]:
     return Proof.model_validate(found), found
 
 
-def test_a_recipe_that_survives_kills_is_proved(driver: Driver, reference: Reference) -> None:
+def test_a_recipe_that_survives_kills_is_proved(engine: Engine, reference: Reference) -> None:
     """The proof ends on the bytes of the undisturbed run, which was trained in other chunks."""
-    done = prove(driver, "--steps", "30", "--kills", "1", "--seed", "7", "--json")
+    done = prove(engine, "--steps", "30", "--kills", "1", "--seed", "7", "--json")
     assert done.returncode == 0, done.stdout
     proof, found = read_proof(done)
     assert found["is_proved"] is True
@@ -126,6 +121,7 @@ def test_a_recipe_with_unregistered_state_is_not_proved(own: Engine) -> None:
     assert "differs from itself" not in text
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks_are_killed_inside_their_chunk_even_by_a_slow_watcher(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from holdfast.cli import app, run_app
 from holdfast.data import Order, combine, digest
-from tests.conftest import COMMAND_WITHIN_S, ROOT, Driver, Engine, Reference, assert_same_bytes, ranks_of
-from tests.support.lives import Lives
+from tests.conftest import COMMAND_WITHIN_S, ROOT, Driver, Engine, Reference, assert_same_bytes
+from tests.support.lives import Lives, ranks_of
 from tests.support.toy import SAMPLES
 
 pytestmark = pytest.mark.slow
@@ -108,14 +108,14 @@ def test_a_killed_run_on_an_object_store_continues(
     bucket: str,
     reference: Reference,
 ) -> None:
-    driver = Driver(tmp_path, prefect_api, f"{bucket}/team/runs")
+    driver = Driver(tmp_path, prefect_api, f"{bucket}/team/runs", nursery)
     process = driver.start(TOY_DELAY_S="0.1")
     driver.await_commits(2)
     ranks = ranks_of(process.pid)
     process.kill()
     process.communicate()
     psutil.wait_procs(ranks, timeout=COMMAND_WITHIN_S)
-    Engine(tmp_path, s3_server, driver.store, nursery=nursery).finish()
+    Engine(tmp_path, s3_server, driver.store, nursery).finish()
     assert driver.standing().attempts == 2
     assert_same_bytes(driver, reference)
     assert run_app(app, ["verify", f"{bucket}/team/runs/toy"]) == 0

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.journal import Journal
 from holdfast.store import open_store
-from tests.conftest import ROOT, Driver, kill_tree
+from tests.conftest import ROOT, Driver, MakeHome, kill_tree
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,10 @@ def start(folder: Path, **environment: str) -> "tuple[Driver, subprocess.Popen[s
     return driver, process
 
 
-def test_a_killed_call_leaves_no_process_and_a_second_call_completes_the_run(tmp_path: Path) -> None:
+def test_a_killed_call_leaves_no_process_and_a_second_call_completes_the_run(
+    tmp_path: Path, make_home: MakeHome
+) -> None:
+    make_home(tmp_path / "prefect")
     driver, process = start(tmp_path, TOY_DELAY_S="0.2")
     journal = Journal(open_store(driver.store), "toy")
     started: list[psutil.Process] = []

@@ -31,6 +31,7 @@ def test_started_twice_at_once_one_trains(driver: Driver, reference: Reference, 
     assert_same_bytes(driver, reference)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_commit_that_slipped_through_the_fence_is_followed(driver: Driver, reference: Reference) -> None:
     attempt = Attempt(load_config(driver.config), 2)
     try:

@@ -88,6 +88,12 @@ def test_failing_recipe_stops_without_looping(driver: Driver) -> None:
     assert driver.standing().step == 4
 
 
+def test_a_recipe_without_enough_memory_is_one_clear_error(engine: Engine) -> None:
+    done = engine.run("recipe=tests.support.greedy:greedy")
+    assert_refused(done, 3, "out of memory in step", "a smaller batch_size")
+    assert {ending.reason for ending in engine.journal().endings()} == {"out_of_memory"}
+
+
 def test_a_full_disk_is_one_clear_error(driver: Driver, engine: Engine, reference: Reference) -> None:
     with small_disk(driver.folder / "runs", size_kb=400) as disk:
         filler = disk / "filler"

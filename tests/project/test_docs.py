@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.store.rights import BLOBS, KINDS, RIGHTS
 from tests.conftest import ROOT
 from tests.support.pages import DOCS, PAGES, SAID
 
@@ -58,6 +59,19 @@ def test_the_readme_is_short_and_leads_to_every_page() -> None:
     assert len(text.splitlines()) <= README_LINES
     linked = {(ROOT / link.partition("#")[0]).resolve() for link in find_links(text)}
     assert {page.resolve() for page in WRITTEN} - linked == {ROOT / "README.md"}
+
+
+def test_the_table_of_rights_is_the_codes() -> None:
+    """Azure's rights have one long prefix, which the page says once."""
+    text = (DOCS / "storage.md").read_text("utf-8")
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    heading = ["verb", "disk", "S3", "Google Cloud", "Azure"]
+    for cells in rows[rows.index(heading) + 2 :]:
+        verb, *rights = [cell.strip(" |") for cell in cells] + [""] * (len(heading) - len(cells))
+        for kind, cell in zip(KINDS, rights, strict=True):
+            assert re.findall("`([^`]+)`", cell) == [each.removeprefix(f"{BLOBS}/") for each in RIGHTS[kind][verb]]
+    assert [cells[0] for cells in rows[rows.index(heading) + 2 :]] == [*RIGHTS["s3"]]
+    assert BLOBS.removesuffix("/blobs") in text
 
 
 def test_files_that_pages_name_exist() -> None:

@@ -15,12 +15,13 @@ from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S, ROOT
+from tests.support.lives import Command, Lives
 
 PAGES = {path.name: path.read_text("utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
 PAGES["CONTRIBUTING.md"] = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 README = PAGES["README.md"]
 # These pages continue with the README's model, in this order.
-PAGES_OF_ONE_MODEL = ("README.md", "configuration.md", "operating.md", "keeping.md")
+PAGES_OF_ONE_MODEL = ("README.md", "configuration.md", "operating.md", "keeping.md", "storage.md")
 # The lines of a proof that don't depend on the machine.
 SAME_EVERYWHERE = ("proved:", "  settings", "  not reached the", "  again with")
 
@@ -37,21 +38,34 @@ def commands(page: str) -> list[list[str]]:
     return [shlex.split(line) for line in lines if line.startswith(".venv/bin/")]
 
 
-def run(command: list[str], folder: Path, api: dict[str, str]) -> str:
-    """Run a page's command in a folder and return its output."""
-    module = ["-m", "holdfast.cli"] if command[0].endswith("holdfast") else []
-    done = subprocess.run(
-        [sys.executable, *module, *command[1:]],
-        cwd=folder, env=os.environ | api, capture_output=True, text=True, timeout=COMMAND_WITHIN_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, (command, done.stdout, done.stderr)
-    return done.stdout
+def run(command: list[str], folder: Path, api: dict[str, str], nursery: Lives | None = None, code: int = 0) -> str:
+    """Run a page's command in a folder, assert its exit code, and return its output.
+
+    Args:
+        nursery: forks the command, which spares it and its ranks the imports; by default Python starts it.
+    """
+    is_ours, environment = command[0].endswith("holdfast"), os.environ | api
+    done: subprocess.Popen[str] | Command
+    if nursery is not None and (is_ours or command[2].startswith("flows.")):
+        own = environment | {"PYTHONPATH": str(folder)}
+        if is_ours:
+            done = nursery.start_command("tests.support.forked:command", *command[1:], environment=own, folder=folder)
+        else:
+            done = nursery.start_flow(command[2], command[3:], own, folder)
+        out, err = done.communicate(COMMAND_WITHIN_S)
+    else:
+        whole = [sys.executable, *(["-m", "holdfast.cli"] if is_ours else []), *command[1:]]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(whole, cwd=folder, env=environment, text=True, **pipes) as done:  # type: ignore[call-overload]
+            out, err = done.communicate(timeout=COMMAND_WITHIN_S)
+    assert done.returncode == code, (command, out, err)
+    return out
 
 
 def test_every_page_with_commands_is_run() -> None:
     """No page has commands that the tests below don't run."""
     with_commands = {page for page in PAGES if commands(page)}
-    assert with_commands == {*PAGES_OF_ONE_MODEL, "adding-a-recipe.md", "adding-a-store.md"}
+    assert with_commands == {*PAGES_OF_ONE_MODEL, "adding-a-recipe.md", "adding-a-store.md", "your-own-loop.md"}
 
 
 def test_make_targets_exist() -> None:
@@ -69,17 +83,18 @@ def test_exit_codes_are_the_documented_ones() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)  # some thirty commands take two minutes on an idle machine
-def test_the_readmes_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict[str, str]) -> None:
-    recipe, program = blocks("README.md", "python")
+@pytest.mark.timeout(3600)  # some thirty commands take a minute on an idle machine
+def test_the_readmes_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict[str, str], nursery: Lives) -> None:
+    """Python starts the README's first command, as a reader's shell does; the nursery forks the others."""
+    recipe, _, program = blocks("README.md", "python")
     (config,), (retention,) = blocks("README.md", "toml"), blocks("keeping.md", "toml")
     assert len([line for line in recipe.splitlines() if line]) <= 22
     (tmp_path / "my_model.py").write_text(recipe)
     (tmp_path / "my_model.toml").write_text(config)
     (tmp_path / "kept.toml").write_text(f"{config}\n{retention}")
     assert load_config(tmp_path / "kept.toml").retention.keep_best
-    for command in (each for page in PAGES_OF_ONE_MODEL for each in commands(page)):
-        said = run(command, tmp_path, prefect_api)
+    for number, command in enumerate(each for page in PAGES_OF_ONE_MODEL for each in commands(page)):
+        said = run(command, tmp_path, prefect_api, nursery if number else None)
         if "epochs=25" in command:
             assert "step 1550, epoch 25" in said
             accuracy = re.search(r"accuracy +([0-9.]+)", said)
@@ -98,31 +113,51 @@ def test_the_readmes_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_recipe_step_by_step(tmp_path: Path, prefect_api: dict[str, str]) -> None:
+def test_the_recipe_step_by_step(tmp_path: Path, prefect_api: dict[str, str], nursery: Lives) -> None:
     (recipe, tests), (config,) = blocks("adding-a-recipe.md", "python"), blocks("adding-a-recipe.md", "toml")
     (tmp_path / "my_average.py").write_text(recipe)
     (tmp_path / "test_my_average.py").write_text(tests)
     (tmp_path / "my_average.toml").write_text(config)
     for command in commands("adding-a-recipe.md"):
-        said = run(command, tmp_path, prefect_api)
+        said = run(command, tmp_path, prefect_api, nursery)
         assert "prove" not in command or said.startswith("proved: 12 steps of my_average:waves")
 
 
 @pytest.mark.slow
-def test_the_forgetful_recipe_is_told_what_it_forgets(tmp_path: Path) -> None:
+def test_the_forgetful_recipe_is_told_what_it_forgets(tmp_path: Path, nursery: Lives) -> None:
     (recipe, _), (config,) = blocks("adding-a-recipe.md", "python"), blocks("adding-a-recipe.md", "toml")
     (forgetful, count) = re.subn(r"^ *extras=.*\n", "", recipe, flags=re.M)
     assert count == 1
     (tmp_path / "my_average.py").write_text(forgetful)
     (tmp_path / "my_average.toml").write_text(config)
     (command,) = [each for each in commands("adding-a-recipe.md") if "prove" in each]
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast.cli", *command[1:]],
-        cwd=tmp_path, capture_output=True, text=True, timeout=COMMAND_WITHIN_S, check=False,
-    )  # fmt: skip
+    said = run(command, tmp_path, {}, nursery, code=2)
     (shown,) = [block for block in blocks("adding-a-recipe.md", "") if block.startswith("not proved")]
-    assert done.returncode == 2
-    assert set(shown.splitlines()) <= set(done.stdout.splitlines())
+    assert set(shown.splitlines()) <= set(said.splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_loop_step_by_step(tmp_path: Path, nursery: Lives) -> None:
+    (loop, tests), (config,) = blocks("your-own-loop.md", "python"), blocks("your-own-loop.md", "toml")
+    (tmp_path / "my_loop.py").write_text(loop)
+    (tmp_path / "test_my_loop.py").write_text(tests)
+    (tmp_path / "my_loop.toml").write_text(config)
+    for command in commands("your-own-loop.md"):
+        said = run(command, tmp_path, {}, nursery)
+        assert "prove" not in command or said.startswith("proved: 20 steps of my_loop.py:train")
+
+
+@pytest.mark.slow
+def test_the_forgetful_loop_is_told_what_it_forgets(tmp_path: Path, nursery: Lives) -> None:
+    (loop, _), (config,) = blocks("your-own-loop.md", "python"), blocks("your-own-loop.md", "toml")
+    forgetful = loop.replace('state = {"best": float("inf")}', 'best = float("inf")').replace(", state=state", "")
+    (tmp_path / "my_loop.py").write_text(forgetful.replace('state["best"]', "best"))
+    (tmp_path / "my_loop.toml").write_text(config)
+    (command,) = [each for each in commands("your-own-loop.md") if "prove" in each]
+    said = run(command, tmp_path, {}, nursery)
+    (shown,) = [block for block in blocks("your-own-loop.md", "") if "but  " in block]
+    assert shown.strip().removeprefix("but").strip() in said.replace(f"{tmp_path}/", "")
 
 
 @pytest.mark.slow

@@ -118,8 +118,9 @@ def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path
 
 
 def test_the_wheel_proves(binaries: Path, recipe: Path) -> None:
-    said = run(binaries / "holdfast", "prove", "my_line.toml", "--steps", "8", "--seed", "7", cwd=recipe)
-    assert said.startswith("proved: 8 steps of my_line:line end on the same bytes, straight and with SIGKILL in steps")
+    options = ["--steps", "8", "--kills", "1", "--seed", "7"]
+    said = run(binaries / "holdfast", "prove", "my_line.toml", *options, cwd=recipe)
+    assert said.startswith("proved: 8 steps of my_line:line end on the same bytes, straight and with SIGKILL in step ")
 
 
 def test_the_wheel_trains_verifies_and_audits(binaries: Path, recipe: Path) -> None:

@@ -11,8 +11,9 @@ from tests.conftest import ROOT
 ROOMS = ("holdfast", "tasks", "flows", "deployments")
 # The words for things that have another word already.
 INSTEAD_OF = {"why": "reason", "checkpoint_dir": "folder", "ckpt": "checkpoint"}
-# A run is its name; a folder on the store, a training and a flow run have words of their own.
-RUN_IS = ("str", "Annotated[str")
+# A run is its name, or the `Run` that a loop takes; a folder on the store, a training and a flow run have words of
+# their own.
+RUN_IS = ("str", "Annotated[str", "Run", "'Run'")
 # Their fields are keys on disk or of a command's JSON, which stay as they are.
 KEYS = {"holdfast/journal/records.py", "holdfast/contract.py"}
 

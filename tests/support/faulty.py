@@ -33,11 +33,26 @@ LOST = "lost"  # the server carries out the request; the connection is reset bef
 REFUSED = "refused"  # the server doesn't get the request; the response is 500 or 503
 CUT = "cut"  # the server doesn't get the request; the connection is reset
 SLOW = "slow"  # the server gets the request SLOW_S later
+DENIED = "denied"  # the server doesn't get the request; the response is 403, as each cloud says it
 KINDS = (LOST, REFUSED, CUT, SLOW)
 SLOW_S = 0.3
 WITHIN_S = 60
 # Headers of one connection, which a proxy must not forward.
 OF_CONNECTION = {"connection", "keep-alive", "proxy-connection", "expect", "transfer-encoding", "content-length"}
+
+# What each cloud says if a right is missing: headers and body.
+S3_DENIES = (
+    [("Content-Type", "application/xml")],
+    b"<Error><Code>AccessDenied</Code><Message>User: arn:aws:iam::1:user/me is not authorized</Message></Error>",
+)
+GCS_DENIES = (
+    [("Content-Type", "application/json")],
+    (b'{"error": {"code": 403, "message": "me@team.iam does not have access to the object"}}'),
+)
+AZURE_DENIES = (
+    [("Content-Type", "application/xml"), ("x-ms-error-code", "AuthorizationPermissionMismatch")],
+    (b"<Error><Code>AuthorizationPermissionMismatch</Code><Message>This request is not authorized</Message></Error>"),
+)
 
 # Returns the kind of fault for a request, or "" for none. Arguments: method, path with query, headers.
 Choose = Callable[[str, str, Any], str]
@@ -132,15 +147,15 @@ def behind_faults(direct: dict[str, str], variable: str, choose: Choose) -> Iter
         choose: the choice of faults.
     """
     proxy = Faulty(direct, variable, choose)
-    _forget_endpoints()
+    forget_endpoints()
     try:
         yield proxy
     finally:
-        _forget_endpoints()
+        forget_endpoints()
         proxy.close()
 
 
-def _forget_endpoints() -> None:
+def forget_endpoints() -> None:
     """Drop fsspec's cached file systems, because each keeps the endpoint that it was made with."""
     for module, cls in (("s3fs", "S3FileSystem"), ("gcsfs", "GCSFileSystem"), ("adlfs", "AzureBlobFileSystem")):
         if module in sys.modules:  # never import gcsfs here: holdfast.store.gcs must set its variables before
@@ -179,6 +194,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self._reset()
         if kind == REFUSED:
             return self._answer(503 if self.proxy.requests % 2 else 500, [], b"")
+        if kind == DENIED:
+            is_gcs = re.match("(/upload|/download)?/storage/v1/", self.path)
+            denies = AZURE_DENIES if "x-ms-version" in self.headers else GCS_DENIES if is_gcs else S3_DENIES
+            return self._answer(403, *denies)
         if kind == SLOW:
             time.sleep(SLOW_S)
         answer = self._forward(body)
@@ -226,7 +245,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif not any(name == "Content-Length" for name, _ in headers):
             self.send_header("Content-Length", "0")
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def _reset(self) -> None:
         """Reset the connection, as a failing network does."""

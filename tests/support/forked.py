@@ -9,11 +9,17 @@ import contextlib
 import functools
 import json
 import os
+import runpy
+import signal
+import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 import psutil
+import torch
+from accelerate.state import AcceleratorState
 
 import holdfast.cli
 from holdfast import errors, faults
@@ -30,16 +36,19 @@ from holdfast.rank import serving
 from holdfast.rank.launching import Ranks
 from holdfast.rank.process import start_process
 from holdfast.store import open_store
-from tests.support.lives import leave
+from tests.support.lives import Lives, leave
 from tests.support.mutants import find_fault
 
 
 class Rank:
-    """A rank as a process that is forked from this one; it has the interface of `holdfast.rank.process.Process`."""
+    """A rank as a process that is forked from this one; it has the interface of `holdfast.rank.process.Process`.
+
+    Several ranks are forked from that process in turn.
+    """
 
     main: Callable[[], int] = staticmethod(serving.main)
 
-    def __init__(self, env: dict[str, str], stderr: BinaryIO) -> None:
+    def __init__(self, env: dict[str, str], stderr: BinaryIO, count: int = 1) -> None:
         self.returncode: int | None = None
         orders, orders_in = os.pipe()
         events, events_in = os.pipe()
@@ -53,7 +62,7 @@ class Rank:
             os.environ.clear()
             os.environ.update(env)
             separate_threads()
-            leave(self.main)
+            leave(self.main if count == 1 else functools.partial(launch, self.main, count))
         os.close(orders)
         os.close(events_in)
         self.stdin = os.fdopen(orders_in, "w", buffering=1)
@@ -72,13 +81,53 @@ class Rank:
         return self.returncode
 
 
-def spawn(mutation: str, command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Any:
-    """Start ranks: fork a single rank; let torchrun start several."""
-    if list(command[1:]) == ["-m", RANK_MODULE]:
-        return Rank(environment, log)
-    if mutation:
-        command = [*command[:-1], "tests.support.mutated_rank", mutation, RANK_MODULE]
-    return start_process(command, environment, log)
+def launch(main: Callable[[], int], count: int) -> int:
+    """Do as torchrun does: start several ranks, and end all of them if one fails. Return 0 if none has failed."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    ranks, failed = set(), 0
+    for number in range(count):
+        pid = os.fork()
+        if pid == 0:
+            os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(count), MASTER_PORT=port)
+            os.environ.update(LOCAL_WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1")
+            AcceleratorState._reset_state(reset_partial_state=True)  # the server's first training was a single rank's
+            leave(main)
+        ranks.add(pid)
+    while ranks:
+        pid, status = os.wait()
+        ranks.discard(pid)
+        failed = failed or status
+        for other in ranks if status else ():
+            os.kill(other, signal.SIGTERM)
+    return int(bool(failed))
+
+
+def spawn(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Rank:
+    """Fork the ranks that a command would start, one by itself or several by torchrun."""
+    counts = [int(part.partition("=")[2]) for part in command if part.startswith("--nproc-per-node=")]
+    return Rank(environment, log, *counts)
+
+
+def serve_rank() -> int:
+    """Be a rank."""
+    separate_threads()
+    return serving.main()
+
+
+def spawn_from(nursery: Lives, command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Any:
+    """Start ranks: let a server fork a single rank, where this process can't; let torchrun start several."""
+    if list(command[1:]) != ["-m", RANK_MODULE]:
+        return start_process(command, environment, log)
+    orders, orders_in = os.pipe()
+    events, events_in = os.pipe()
+    files = (orders, events_in, log.fileno())
+    rank: Any = nursery.start("tests.support.forked:serve_rank", environment, files)
+    os.close(orders)
+    os.close(events_in)
+    rank.stdin = os.fdopen(orders_in, "w", buffering=1)
+    rank.stdout = os.fdopen(events)
+    return rank
 
 
 def fork_ranks(mutation: str = "") -> None:
@@ -86,7 +135,7 @@ def fork_ranks(mutation: str = "") -> None:
     own = os.getpid()
     apply = find_fault(mutation)
     Rank.main = staticmethod(lambda: apply() or serving.main())
-    Ranks.spawn = staticmethod(functools.partial(spawn, mutation))
+    Ranks.spawn = staticmethod(spawn)
     faults._is_rank = lambda pid: pid != own  # their command line is this process's
 
 
@@ -97,6 +146,14 @@ def command(*arguments: str) -> int:
     """Run ``holdfast`` with these arguments."""
     fork_ranks()
     return holdfast.cli.run_app(holdfast.cli.app, arguments)
+
+
+def main(*arguments: str) -> int:
+    """Run the console script ``holdfast`` with these arguments: as `command`, but with its answer to SIGTERM."""
+    fork_ranks()
+    sys.argv = ["holdfast", *arguments]
+    holdfast.cli.main()
+    return 0
 
 
 def train(path: str, settings: list[str]) -> int:
@@ -169,4 +226,12 @@ def audit_mutated(mutation: str, settings: dict[str, Any]) -> int:
     newest = journal.newest()
     assert newest is not None
     print(audit_commit(journal, newest).model_dump_json())
+    return 0
+
+
+def run_script(path: str) -> int:
+    """Run a training script as ``python PATH`` does, on one thread as a rank."""
+    torch.set_num_threads(1)
+    sys.argv = [path]
+    runpy.run_path(path, run_name="__main__")
     return 0

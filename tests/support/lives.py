@@ -1,34 +1,156 @@
 """Many lives of a run, each in a process that is forked from a server process which has imported torch already.
 
-The server answers requests on its standard input, one JSON line each; see `Lives`. A life does the work of a rank and
-its attempt in one process: it builds, resumes through the gate, trains, saves and commits, and it may kill itself.
-`tests.support.forked` has whole commands, with ranks of their own.
+The server answers requests on its standard input, one JSON line each; see `Lives`. Open files come through a socket. A
+life does the work of a rank and its attempt in one process: it builds, resumes through the gate, trains, saves and
+commits, and it may kill itself. `tests.support.forked` has whole commands, with ranks of their own.
 """
 
 import contextlib
 import importlib
 import json
 import os
+import select
+import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import traceback
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
+
+import psutil
 
 from holdfast.config import Determinism, RunConfig
 from holdfast.determinism import preamble
 
 ROOT = Path(__file__).parents[2]
+NUMBER = struct.Struct("i")
+FLOWS = "tests.support.forked_flows"
+STARTS_WITHIN_S = 1.0  # a process has no command line for a moment while it starts; a kernel thread never has one
+
+
+class Forked:
+    """A process that the server has started: the part of `subprocess.Popen` that tests and ranks use."""
+
+    def __init__(self, report: int) -> None:
+        """
+        Args:
+            report: the pipe that brings the process's id, and later its exit code.
+        """
+        self.returncode: int | None = None
+        self._report = report
+        weakref.finalize(self, os.close, report)
+        self.pid = self._read()
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self._report], [], [], 0)[0]:
+            self.returncode = self._read()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._report], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+            self.returncode = self._read()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _read(self) -> int:
+        return int(NUMBER.unpack(os.read(self._report, NUMBER.size))[0])
+
+
+class Command(Forked):
+    """A command that the server has started, with its output."""
+
+    def __init__(self, report: int, folder: Path) -> None:
+        """
+        Args:
+            folder: with the files ``out`` and ``err``.
+        """
+        super().__init__(report)
+        self._folder = folder
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for the command's end; return its output and its errors."""
+        self.wait(timeout)
+        out, err = ((self._folder / name).read_text("utf-8") for name in ("out", "err"))
+        return out, err
 
 
 class Lives:
     """The client of the server process: it starts lives; see `live`."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self._process = process
+    def __init__(self, requests: IO[str], answers: IO[str], files: socket.socket) -> None:
+        self._requests, self._answers, self._files = requests, answers, files
+        self._lock = threading.Lock()
+
+    def start(self, function: str, environment: dict[str, str], files: Sequence[int]) -> Forked:
+        """Call ``module:function`` in a process that leads a session of its own, and don't wait for its end.
+
+        Args:
+            environment: all of the process's variables; the folders in PYTHONPATH go to the front of sys.path.
+            files: its standard input, output and error.
+        """
+        return Forked(self._start(function, (), environment, files, Path.cwd(), leads=True))
+
+    def start_command(
+        self,
+        function: str,
+        *arguments: Any,
+        environment: dict[str, str],
+        folder: Path | None = None,
+        stdin: int | None = None,
+    ) -> Command:
+        """Call ``module:function`` in a process of its own, and don't wait for its end.
+
+        Args:
+            environment: all of the process's variables; the folders in PYTHONPATH go to the front of sys.path.
+            folder: the folder in which it runs; by default that of this process.
+            stdin: its standard input; by default an empty one.
+        """
+        output = Path(tempfile.mkdtemp())
+        with (
+            Path(os.devnull).open() as null,
+            (output / "out").open("w") as out,
+            (output / "err").open("w") as err,
+        ):
+            files = (null.fileno() if stdin is None else stdin, out.fileno(), err.fileno())
+            return Command(self._start(function, arguments, environment, files, folder or Path.cwd()), output)
+
+    def start_flow(
+        self, module: str, arguments: Sequence[str], environment: dict[str, str], folder: Path | None = None
+    ) -> Command:
+        """Start ``python -m`` with a module of flows/; see `start_command`."""
+        self._ask("load", FLOWS)
+        return self.start_command(f"{FLOWS}:run", module, arguments, environment=environment, folder=folder)
+
+    def _start(
+        self,
+        function: str,
+        arguments: Sequence[Any],
+        environment: dict[str, str],
+        files: Sequence[int],
+        folder: Path,
+        leads: bool = False,
+    ) -> int:
+        report, reported = os.pipe()
+        self._ask("start", function, arguments, environment, str(folder), leads, files=(*files, reported))
+        os.close(reported)
+        return report
 
     def run(self, config: RunConfig, kill_at: int = 0, stop_at: int = 0) -> int:
         """Live one life of a run to its end; return its exit code, as from `os.waitstatus_to_exitcode`.
@@ -37,7 +159,7 @@ class Lives:
             kill_at: the step in which SIGKILL ends it; 0 for none.
             stop_at: the step after which it saves and ends; 0 for the end of the run.
         """
-        return self._ask("tests.support.lives:live", [config.model_dump(mode="json"), kill_at, stop_at], {})
+        return self._ask("call", "tests.support.lives:live", [config.model_dump(mode="json"), kill_at, stop_at], {})
 
     def call(self, function: str, *arguments: Any, **environment: str) -> "subprocess.CompletedProcess[str]":
         """Call ``module:function`` in a process of its own; its return value is the exit code.
@@ -48,29 +170,67 @@ class Lives:
         """
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder, "out"), Path(folder, "err")
-            code = self._ask(function, arguments, environment, str(out), str(err))
+            code = self._ask("call", function, arguments, environment, str(out), str(err))
             return subprocess.CompletedProcess([function, *arguments], code, out.read_text(), err.read_text())
 
-    def _ask(self, *request: Any) -> int:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+    def _ask(self, *request: Any, files: Sequence[int] = ()) -> int:
+        with self._lock:
+            if files:
+                socket.send_fds(self._files, [b"."], files)
+            self._requests.write(json.dumps(request) + "\n")
+            self._requests.flush()
+            return int(self._answers.readline())
+
+
+def ranks_of(pid: int) -> list[psutil.Process]:
+    """Return the ranks that a process has started, or that were forked for it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [child for child in psutil.Process(pid).children(recursive=True) if is_rank(child)]
+    return []
+
+
+def is_rank(process: psutil.Process) -> bool:
+    """Return whether a process is a rank. A forked rank has the server's command line and a session of its own."""
+    with contextlib.suppress(psutil.Error, ProcessLookupError):
+        while not (command := process.cmdline()) and time.time() - process.create_time() < STARTS_WITHIN_S:
+            time.sleep(0.001)
+        return "holdfast.rank" in command or (__spec__.name in command and os.getsid(process.pid) == process.pid)
+    return False
 
 
 @contextlib.contextmanager
 def lives() -> Iterator[Lives]:
     """Run the server process for the block."""
-    with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "tests.support.lives"],
+    ours, theirs = socket.socketpair()
+    with ours, theirs, subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", __spec__.name, str(theirs.fileno())],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        env=os.environ | preamble(Determinism()),
+        env=os.environ | preamble(Determinism()), pass_fds=[theirs.fileno()],
     ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            yield Lives(process)
+            yield Lives(process.stdin, process.stdout, ours)
         finally:
             process.kill()
+
+
+def fork_server() -> Lives:
+    """Fork a server from this process, which must have a single thread. The server ends with this process."""
+    requests, requests_in = os.pipe()
+    answers, answers_in = os.pipe()
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        os.close(requests_in)
+        os.close(answers)
+        ours.close()
+        with os.fdopen(requests) as asked, os.fdopen(answers_in, "w") as answered:
+            serve(asked, answered, theirs)
+        os._exit(0)
+    os.close(requests)
+    os.close(answers_in)
+    theirs.close()
+    return Lives(os.fdopen(requests_in, "w"), os.fdopen(answers), ours)
 
 
 def live(settings: dict[str, Any], kill_at: int, stop_at: int) -> int:
@@ -124,6 +284,34 @@ def answer(function: str, arguments: list[Any], environment: dict[str, str], out
     for number, path in ((1, out), (2, err)):
         if path:
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    return call(function, arguments, environment)
+
+
+def keep(
+    function: str, arguments: list[Any], environment: dict[str, str], folder: str, leads: bool, files: list[int]
+) -> int:
+    """Start a process that this one's child calls a function in; report its id, and its exit code once it has ended."""
+    *streams, report = files
+    pid = os.fork()
+    if pid == 0:
+        if leads:
+            os.setsid()
+        for number, descriptor in enumerate(streams):
+            os.dup2(descriptor, number)
+        os.write(report, NUMBER.pack(os.getpid()))
+        os.chdir(folder)
+        os.environ.clear()
+    for descriptor in (*streams, report)[: None if pid == 0 else -1]:
+        os.close(descriptor)
+    if pid == 0:
+        return call(function, arguments, environment)
+    _, status = os.waitpid(pid, 0)
+    os.write(report, NUMBER.pack(os.waitstatus_to_exitcode(status)))
+    return 0
+
+
+def call(function: str, arguments: list[Any], environment: dict[str, str]) -> int:
+    """Call a function with these variables in the environment; return the exit code that it returns."""
     os.environ.update(environment)
     tempfile.tempdir = None  # forget the cached folder: TMPDIR may have changed
     sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
@@ -137,9 +325,35 @@ def leave(function: Callable[..., int], *arguments: Any) -> NoReturn:
     try:
         code = function(*arguments)
         sys.stdout.flush()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
     except BaseException:
         traceback.print_exc()
     os._exit(code)
+
+
+def serve(requests: IO[str], answers: IO[str], files: socket.socket) -> None:
+    """Answer requests until they end; see `Lives`."""
+    for line in requests:
+        kind, *request = json.loads(line)
+        status = 0
+        if kind == "load":
+            importlib.import_module(*request)
+        elif kind == "call":
+            pid = os.fork()
+            if pid == 0:
+                leave(answer, *request)
+            _, status = os.waitpid(pid, 0)
+        else:
+            received = socket.recv_fds(files, 1, 4)[1]
+            if os.fork() == 0:
+                leave(keep, *request, received)
+            for descriptor in received:
+                os.close(descriptor)
+        with contextlib.suppress(ChildProcessError):  # end the zombies of earlier starts
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
 
 
 def main() -> None:
@@ -155,12 +369,8 @@ def main() -> None:
         }
         live(config, 0, 1)  # in the mode "fast", so that each forked life sets determinism for itself
     importlib.import_module("tests.support.forked")
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            leave(answer, *json.loads(line))
-        _, status = os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+    with socket.socket(fileno=int(sys.argv[1])) as files:
+        serve(sys.stdin, answers, files)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Write the pages of docs/ that are made from the code, ``configuration.md`` and ``map.md``: ``make docs``."""
 
 import ast
+import itertools
+import re
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from holdfast.config import RunConfig, Section
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-ROOMS = ("docs", "holdfast", "tasks", "flows", "deployments", "tests")
+ROOMS = ("docs", "holdfast", "tasks", "flows", "deployments", "infra", "tests")
 SUFFIXES = {".py", ".md", ".toml", ".yaml", ".png", ".txt"}
 # Descriptions of files that have no docstring.
 SAID = {
@@ -34,13 +36,17 @@ SAID = {
     "docs/adding-a-store.md": "Keep runs on a storage of your own, step by step.",
     "docs/concepts.md": "The words of the design, and how a run works.",
     "docs/configuration.md": "Every setting; made from holdfast/config.py.",
+    "docs/containers.md": "Images, everything in containers on one machine, and a pool whose attempts are containers.",
     "docs/keeping.md": "Keep, check, move and sign checkpoints.",
+    "docs/kubernetes.md": "Train on the spot GPUs of a Kubernetes cluster, from an empty account to a preemption.",
     "docs/map.md": "This page; made from the modules' docstrings.",
     "docs/operating.md": "Servers, work pools, lost machines, schedules, cancel.",
     "docs/performance.md": "What Holdfast costs, and what bounds each figure.",
+    "docs/storage.md": "What each storage needs: URL, credentials, rights, and how to test them.",
     "docs/attempt.png": "Picture of an attempt in Prefect's UI.",
     "docs/form.png": "Picture of the form that starts a run.",
     "docs/train.png": "Picture of a run in Prefect's UI.",
+    "docs/your-own-loop.md": "Keep a training loop that you have: several optimizers, batches of your own, any step.",
     "tests/README.md": "The map of the tests: what each folder is for, and how to run a part.",
     "tests/project": "Tests of the project itself: layers, public names, dependencies, the wheel, every page.",
     "tests/bench/peers.txt": "The packages that the benchmarks compare with.",
@@ -165,13 +171,13 @@ def name_type(annotation: Any, limits: list[Any]) -> str:
     """Return the name of a type in TOML, and append the bounds inside of it to the list."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        limits += annotation.__metadata__
+        for each in annotation.__metadata__:
+            limits += each.metadata if isinstance(each, FieldInfo) else [each]
         return name_type(arguments[0], limits)
     if origin is Literal:
         return " or ".join(f"`{to_toml(each)}`" for each in arguments)
     if origin in (Union, types.UnionType):
-        (inner,) = [each for each in arguments if each is not type(None)]
-        return name_type(inner, limits)
+        return " or ".join(name_type(each, limits) for each in arguments if each is not type(None))
     if origin is tuple:
         return f"list of {name_type(arguments[0], limits)}"
     return {bool: "boolean", int: "integer", float: "number", str: "text", dict: "table"}[origin or annotation]
@@ -198,11 +204,15 @@ def make_map() -> str:
 def list_files(room: Path) -> Iterator[Path]:
     """Yield what the map lists of a room: files, packages, and folders of tests."""
     for path in room.rglob("*"):
+        if any(part.startswith((".", "__pycache__")) for part in path.relative_to(room).parts):
+            continue  # a tool's own
         if path.is_dir():
             is_package = (path / "__init__.py").exists()
             if is_package or any(path.glob("test_*.py")):
                 yield path
-        elif path.suffix in SUFFIXES and path.name != "__init__.py" and not path.name.startswith("test_"):
+            continue
+        is_listed = path.suffix in SUFFIXES or room.name == "infra"
+        if is_listed and path.name != "__init__.py" and not path.name.startswith("test_"):
             yield path
 
 
@@ -219,11 +229,21 @@ def describe(path: Path, name: str) -> str:
         return f"Tests of {name.removeprefix('tests/')}/."
     path = path / "__init__.py" if path.is_dir() else path
     if path.suffix != ".py":
-        raise KeyError(f"{name} is new: say in SAID what it is")
+        return read_comment(path, name)
     docstring = ast.get_docstring(ast.parse(path.read_text("utf-8")))
     if not docstring:
         raise KeyError(f"{name} has no docstring")
     return clean(docstring.partition("\n\n")[0]).removesuffix("::").rstrip()
+
+
+def read_comment(path: Path, name: str) -> str:
+    """Return the first sentence of the comment with which a file begins."""
+    lines = path.read_text("utf-8").splitlines() if path.suffix not in {".md", ".png"} else []
+    comment = itertools.takewhile(lambda line: line.startswith("# "), (line for line in lines if line[:2] != "#!"))
+    text = " ".join(line[2:] for line in comment)
+    if not text:
+        raise KeyError(f"{name} is new: say in SAID what it is, or begin it with a comment")
+    return clean(re.split(r"(?<=\.)\s", text)[0])
 
 
 PAGES = {"configuration.md": make_configuration, "map.md": make_map}

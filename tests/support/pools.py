@@ -5,10 +5,10 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import psutil
@@ -17,10 +17,13 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from deployments import local
 from deployments.automations import make_automations
+from deployments.pools import Kind
+from deployments.setup import set_up
 from holdfast.journal import Journal
 from holdfast.standing import Standing, read_standing
 from holdfast.store import open_store
-from tests.conftest import is_rank, kill_tree
+from tests.conftest import count_trained, kill_tree
+from tests.support.lives import is_rank
 
 ENDS_WITHIN_S = 150.0
 # Use no proxy, and load no certificates, which takes a client 20 ms each time.
@@ -30,10 +33,18 @@ FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 @dataclass
 class Pool:
-    """A server with its work pools and workers."""
+    """A server with its work pools and workers.
+
+    Attributes:
+        environment: variables of the workers, and so of their training processes.
+        kind: what a flow run is.
+        values: defaults of variables of the job template.
+    """
 
     ledger: local.Ledger
-    environment: dict[str, str]  # of the workers, and so of the training processes
+    environment: dict[str, str]
+    kind: Kind = "process"
+    values: dict[str, Any] = field(default_factory=dict)
     url: str = ""
 
     @property
@@ -57,7 +68,7 @@ class Pool:
     # ---- workers: machines that come and go
 
     def start_worker(self, pool: str = "gpu", **environment: str) -> None:
-        local.start_worker(self.ledger, pool, self.url, self.environment | environment)
+        local.start_worker(self.ledger, pool, self.url, self.environment | environment, self.kind)
 
     def worker(self, pool: str = "gpu") -> int:
         return int(self.ledger.known[f"worker-{pool}"]["pid"])
@@ -68,14 +79,18 @@ class Pool:
         self.start_worker(**environment)
 
     def start_server(self) -> None:
-        local.start_server(self.ledger, "")
+        """Start the server, at its last port if it had one."""
+        port = 0 if "server" in self.ledger.known else local.free_port()
+        self.url = local.start_server(self.ledger, "", port)
+
+    def set_up(self) -> None:
+        """Make the work pools, the automations and the deployments on the server."""
+        with self.settings():
+            set_up(self.kind, self.values)
 
     def make_up(self) -> None:
         """Do what ``make up`` does after the server has started. Live workers stay."""
-        with self.settings():
-            local.make_pools()
-            make_automations()
-            local.deploy(self.ledger, self.url)
+        self.set_up()
         self.start_worker("stable")
         self.start_worker("gpu")
 
@@ -108,9 +123,18 @@ class Pool:
 
     def await_end(self, flow_run: str, within_s: float = ENDS_WITHIN_S) -> dict[str, Any]:
         """Wait until a flow run has ended; return it."""
+        return self._await(flow_run, lambda state: state["type"] in FINAL, "at its end", within_s)
+
+    def await_state(self, flow_run: str, name: str, within_s: float = ENDS_WITHIN_S) -> None:
+        """Wait until a flow run's state has this name."""
+        self._await(flow_run, lambda state: state["name"] == name, name, within_s)
+
+    def _await(
+        self, flow_run: str, is_reached: Callable[[dict[str, Any]], bool], wanted: str, within_s: float
+    ) -> dict[str, Any]:
         deadline = time.monotonic() + within_s
-        while (found := self.read(flow_run))["state"]["type"] not in FINAL:
-            assert time.monotonic() < deadline, f"{found['name']} is still {found['state']['name']}"
+        while not is_reached((found := self.read(flow_run))["state"]):
+            assert time.monotonic() < deadline, f"{found['name']} is still {found['state']['name']}, not {wanted}"
             time.sleep(0.5)
         return found
 
@@ -168,6 +192,9 @@ class Pool:
         return "\n".join(line["message"] for line in self.ask("POST", "/logs/filter", body))
 
 
+AnyPool = TypeVar("AnyPool", bound=Pool)
+
+
 @dataclass
 class PoolRun:
     """A run that is trained on the pool."""
@@ -192,12 +219,18 @@ class PoolRun:
     def start(self, **changes: Any) -> str:
         return self.pool.start("train/train", config=self.config(**changes))
 
+    def hurry(self) -> None:
+        """Let the toy train without its delay from now on: it has only to be alive until it was struck."""
+        hurried = self.pool.ledger.folder / "hurried" / self.name
+        hurried.parent.mkdir(exist_ok=True)
+        hurried.touch()
+
     def journal(self) -> Journal:
         return Journal(open_store(self.store), self.name)
 
-    def count_trained(self) -> int:
-        """Return how many micro-batches were trained, including lost ones that were trained again."""
-        return len((self.pool.ledger.folder / self.name).read_text())
+    def count_trained(self) -> float:
+        """Return how many steps were trained, including lost ones that were trained again."""
+        return count_trained(self.pool.ledger.folder, self.name)
 
     def standing(self) -> Standing:
         return read_standing(self.journal())
@@ -233,16 +266,23 @@ def await_true(is_so: Callable[[], bool], otherwise: str, within_s: float) -> No
 def pool_up(folder: Path, **environment: str) -> Iterator[Pool]:
     """Run everything that ``make up`` starts while the block lasts."""
     folder.mkdir(parents=True, exist_ok=True)
-    pool = Pool(local.Ledger(folder), environment | {"TOY_TRAINED": str(folder)})
+    environment |= {"TOY_TRAINED": str(folder), "TOY_HURRIED": f"{folder}/hurried"}
+    with served(Pool(local.Ledger(folder), environment)) as pool:
+        pool.make_up()
+        yield pool
+
+
+@contextlib.contextmanager
+def served(pool: AnyPool) -> Iterator[AnyPool]:
+    """Run a pool's server while the block lasts. Afterwards kill everything that the pool has started."""
     with clean_environment():
         try:
-            pool.url = local.start_server(pool.ledger, "", port=local.free_port())
-            pool.make_up()
+            pool.start_server()
             yield pool
         finally:
-            for name in ("worker-stable", "worker-gpu", "server"):
-                if pool.ledger.is_alive(name):
-                    kill_tree(pool.ledger.known[name]["pid"])
+            for process in pool.ledger.processes:
+                if process.poll() is None:
+                    kill_tree(process.pid)
             for process in pool.ledger.processes:
                 process.wait(timeout=30)
 

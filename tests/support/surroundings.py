@@ -15,7 +15,7 @@ from holdfast.rank.process import is_launchers
 
 HIDDEN = ("COLORTERM", "FORCE_COLOR", "NO_COLOR", "STORAGE_EMULATOR_HOST", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 HIDDEN_PREFIXES = ("AWS_", "AZURE_", "CLOUDSDK_", "FSSPEC_", "GCSFS_", "GOOGLE_", "HOLDFAST_", "PREFECT_", "TOY_")
-KEPT = ("HOLDFAST_EXAMPLES",)
+KEPT = ("HOLDFAST_EXAMPLES", "HOLDFAST_TERRAFORM_PLUGINS")
 
 
 def is_hidden(name: str) -> bool:
