@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,9 @@ from holdfast.memory import direct
 from holdfast.store import folders
 from holdfast.store.contract import PIECE_BYTES, TEMP_MARK, Bytes, Store, Writer, checked, temporary, translate_errors
 from holdfast.store.naming import NO_LINKS, link_once, name_once
+
+# How long a write whose file vanished waits for the folder to vanish too.
+DELETED_WITHIN_S = 2.0
 
 
 class LocalStore(Store):
@@ -140,13 +144,21 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def _writable(self, action: str) -> Iterator[None]:
-        """Translate the errors of a write as `translate_errors` does; raise `RunGone` if the whole folder is gone."""
+        """Translate the errors of a write as `translate_errors` does; raise `RunGone` if the whole folder is gone.
+
+        ``rm -rf`` deletes the files first, so a file may be missing for a moment before the folder is.
+        """
         try:
             with translate_errors(action):
                 yield
         except NameMissing:
-            if self._makes_root or self.root.is_dir():
+            if self._makes_root:
                 raise
+            deadline = time.monotonic() + DELETED_WITHIN_S
+            while self.root.is_dir():
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
             raise RunGone.of(self.url) from None
 
     def _delete(self, name: str, remove: Callable[[int, str], object]) -> None:

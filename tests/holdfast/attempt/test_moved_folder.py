@@ -1,6 +1,7 @@
 """A run's folder is moved or deleted while it is trained: training stops, and nothing is in the way of its return."""
 
 import shutil
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -77,6 +78,23 @@ def test_no_write_of_a_run_that_is_gone_makes_its_folder(tmp_path: Path) -> None
     (tmp_path / "away").rename(tmp_path / "store" / "run")
     assert line.commit(saved, "chunk").number == 2
     assert prune_run(journal) is not None
+
+
+def test_a_write_in_a_folder_that_is_being_deleted_says_so(tmp_path: Path) -> None:
+    """The files go first: for a moment the folder is there, and a write's own file is not."""
+    folder = tmp_path / "run"
+    store = LocalStore(str(folder))
+    store.replace("latest.json", b"{}")
+
+    def write_and_delete() -> None:
+        with store.existing().creating("more") as writer:
+            writer.write(b"bytes")
+            for path in folder.iterdir():
+                path.unlink()
+            threading.Timer(0.3, folder.rmdir).start()
+
+    with pytest.raises(RunGone, match="is gone: it was moved or deleted"):
+        write_and_delete()
 
 
 @pytest.fixture(params=["memory", "s3"])
