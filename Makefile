@@ -56,7 +56,12 @@ down: .venv/ready
 	@npm install --silent --no-audit --no-fund --prefix .venv azurite@3.35.0 2> /dev/null && touch $@ || \
 		echo "Azurite can't be installed with npm: the tests of az:// are skipped"
 
-test: .venv/ready .venv/azurite
+# Other people's training loops and data streams, which only tests need.
+.venv/adapters: .venv/ready
+	@$(PIP) --group adapters
+	@touch $@
+
+test: .venv/ready .venv/azurite .venv/adapters
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 check: .venv/ready
