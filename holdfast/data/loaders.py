@@ -97,6 +97,10 @@ class LoaderBatches:
         """Return whether the last batch ended a pass."""
         return self._given == len(self._indices)
 
+    def end_pass(self) -> None:
+        """Leave out the rest of the pass: the next batch begins another."""
+        self._given, self._batches = len(self._indices), None
+
     def _begin_pass(self) -> None:
         is_next, now = self._before is not None, self._capture()
         self._before = self._from_main(now)
@@ -204,6 +208,10 @@ class IterableBatches:
                 return digest_content(batch), batch
             self._batches = None
         raise RecipeError("a pass over the batches gives none")
+
+    def end_pass(self) -> None:
+        """Leave out the rest of the pass: the next batch begins another."""
+        self._batches = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, for `begin`."""

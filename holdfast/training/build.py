@@ -148,9 +148,7 @@ class Training:
         self._separate_ranks()
         self.order = self._order()
         self.own_steps_per_epoch = self._steps_per_epoch()
-        # `holdfast prove` cuts epochs, so that its few steps cross the end of one.
-        longest = int(os.environ.get(LONGEST_EPOCH_VARIABLE, "0"))
-        self.steps_per_epoch = min(self.own_steps_per_epoch, longest or self.own_steps_per_epoch)
+        self.steps_per_epoch = cut_epoch(self.own_steps_per_epoch)
         self.batches = self._batches()
         _check_anneals(self.recipe, self.own_steps_per_epoch)
         self.model: Any = self.recipe.model
@@ -330,6 +328,12 @@ class Training:
 
     def _mean(self, numbers: torch.Tensor) -> torch.Tensor:
         return self.accelerator.reduce(numbers, "mean") if self.accelerator.num_processes > 1 else numbers
+
+
+def cut_epoch(steps: int) -> int:
+    """Return the length of an epoch in force: `holdfast prove` cuts epochs, so that its few steps cross an end."""
+    longest = int(os.environ.get(LONGEST_EPOCH_VARIABLE, "0"))
+    return min(steps, longest or steps)
 
 
 def _check_anneals(recipe: Recipe, steps_per_epoch: int) -> None:

@@ -133,7 +133,8 @@ def _capture_as(training: Training, saved: Mapping[str, Any]) -> dict[str, Any]:
     if not has_names(saved["optimizer"]):
         captured["optimizer"] = training.optimizer.state_dict()
     if len(captured["extras"]) == 1:  # all ranks are equal: repeat it, to compare with each rank's saved extras
-        captured["extras"] = [copy.deepcopy(captured["extras"][0]) for _ in saved["extras"]]
+        # The first one is no copy: it may have tensors of the model, which are saved once.
+        captured["extras"] += [copy.deepcopy(captured["extras"][0]) for _ in saved["extras"][1:]]
     return captured
 
 

@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import sys
 import types
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -23,7 +23,7 @@ from holdfast.data import IterableBatches, LoaderBatches, NoBatches, Share, comb
 from holdfast.errors import RecipeError
 from holdfast.location import is_own_code
 from holdfast.probe import Limits
-from holdfast.training.build import Program, Training, Unread
+from holdfast.training.build import Program, Training, Unread, cut_epoch
 from holdfast.training.carried import Carried, find_carried
 from holdfast.training.kept import GRADIENTS, OWN_EXTRAS, Gradients, Kept, as_stateful, sort_kept
 from holdfast.training.undisturbed import snapshot
@@ -83,6 +83,8 @@ class Run:
         self._config, self._function, self._serve = config, function, serve
         self._objects: dict[str, Any] = {}
         self._fields: dict[str, Any] = {"anneals": {}}
+        self._adopted: list[Any] = []  # a framework's objects, which the search for unregistered state doesn't enter
+        self._list_adopted: Callable[[], list[tuple[str, Any]]] = list
         self._loader: Any = None  # as the loop passed it
         self._source: Any = None  # the loader inside, once it is known
         self._per_epoch: int | None = None
@@ -165,6 +167,38 @@ class Run:
         The functions get the kept module, or a ``ModuleDict`` of all kept modules by name.
         """
         self._fields |= {"evaluate": evaluate, "probe": probe, "health": dict(health or {}), "measured": measured}
+
+    # ---- for adapters
+
+    @property
+    def total_epochs(self) -> int:
+        """Return the number of epochs of the whole run."""
+        return self._config.epochs
+
+    def cut(self, per_epoch: int) -> int:
+        """Return the length of an epoch in force: ``per_epoch``, or less while `holdfast prove` cuts epochs."""
+        return cut_epoch(per_epoch)
+
+    def adopt(self, objects: Iterable[Any], list_variables: Callable[[], list[tuple[str, Any]]]) -> None:
+        """Keep the search for unregistered state out of a framework's objects.
+
+        Args:
+            list_variables: returns what the search enters instead, after its names.
+        """
+        self._adopted, self._list_adopted = [*objects], list_variables
+
+    def is_kept(self, value: Any) -> bool:
+        """Return whether a value is one of the kept objects."""
+        return any(each is value for each in self._objects.values())
+
+    def end_pass(self) -> None:
+        """Begin a new pass over the loader with the next batch."""
+        assert self._training is not None
+        self._training.batches.end_pass()
+
+    def refuse(self, message: str, hint: str = "") -> NoReturn:
+        """Raise a RecipeError that begins with the user's file and line."""
+        self._refuse(message, hint)
 
     # ---- the loop
 
@@ -341,8 +375,13 @@ class Run:
                 **(self._fields | sorted_objects),
                 function=self._function,
                 originals=[*sources, *self._objects.values()],
-                own=[self, self.accelerator, *(sorted_objects["extras"][name] for name in OWN_EXTRAS)],
-                list_variables=self._list_variables,
+                own=[
+                    self,
+                    self.accelerator,
+                    *self._adopted,
+                    *(sorted_objects["extras"][name] for name in OWN_EXTRAS),
+                ],
+                list_variables=lambda: [*self._list_variables(), *self._list_adopted()],
                 steps_per_epoch=self._per_epoch,
                 batches=self._choose_batches(),
                 carried=self._find_carried(),

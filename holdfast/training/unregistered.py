@@ -69,6 +69,8 @@ class Unregistered:
     def remedy(self) -> str:
         """Return the line for the recipe that would register the object."""
         key = re.findall(r"[^\W\d]\w*", self.name)[-1]
+        if self.kind == Attribute.__qualname__:
+            return f"run.keep({key}={self.name}) if it is a container, or register_buffer, or on_save_checkpoint"
         if self.is_generator and self.reached_by != "loop":
             return f'extras={{"{key}": ...}}, an object whose state_dict has the state of {self.name}'
         if self.reached_by == "loop":
@@ -76,6 +78,20 @@ class Unregistered:
         if self.reached_by == "model":
             return "nn.ModuleList or nn.ModuleDict in place of a plain list or dict"
         return f'extras={{"{key}": {self.name}}}'
+
+
+class Attribute:
+    """A plain value that an object of the user's has as an attribute, in the form of an object with state."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the value."""
+        return {"value": self._value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing: the search reads the value only."""
 
 
 def find_unregistered(recipe: Recipe) -> list[Unregistered]:

@@ -1,0 +1,1 @@
+"""Adapters: other frameworks' training loops as programs of a run."""

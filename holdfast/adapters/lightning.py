@@ -1,0 +1,126 @@
+"""The adapter for Lightning: a Trainer's own loop as the program of a run.
+
+``fit(run, trainer, module, ...)`` stands where ``trainer.fit(module, ...)`` stood. A step of the run is a batch of the
+train loader. Lightning asks for each batch: there the run records the step before, saves, restores and stops.
+"""
+
+from typing import Any
+
+try:
+    import lightning.pytorch as pl
+except ImportError as error:  # also of an older Lightning without this package
+    raise ImportError(
+        f"holdfast.adapters.lightning needs Lightning 2.6 ({error}): pip install 'holdfast[lightning]'"
+    ) from None
+
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+    Timer,
+)
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+from holdfast.adapters.lightning_loop import Boundary, HeldFitLoop, Outputs
+from holdfast.training.run import Run
+
+# Callbacks that can't be resumed exactly, each with the reason.
+REFUSED_CALLBACKS: tuple[tuple[type[pl.Callback], str], ...] = (
+    (Timer, "ends a run by the clock, so that no two runs are equal"),
+    (StochasticWeightAveraging, "exchanges schedulers and adds an epoch"),
+    (BaseFinetuning, "adds parameters to the optimizer while it trains"),
+    (ModelPruning, "replaces parameters while it trains"),
+    (LearningRateFinder, "trains in a loop of its own before the run's"),
+    (BatchSizeFinder, "trains in a loop of its own before the run's"),
+)
+
+
+def fit(
+    run: Run,
+    trainer: pl.Trainer,
+    model: pl.LightningModule,
+    train_dataloaders: Any = None,
+    val_dataloaders: Any = None,
+    datamodule: pl.LightningDataModule | None = None,
+    ckpt_path: Any = None,
+) -> None:
+    """Train as ``trainer.fit(model, ...)`` does, as the steps of a run.
+
+    Each batch of the train loader is a step. The run's length is the configuration's ``epochs``, in place of the
+    Trainer's ``max_epochs``. Kept are the module, optimizers, schedulers, callbacks, metrics, accumulated gradients and
+    the counters of Lightning's loops.
+
+    Args:
+        ckpt_path: only None: the run knows where it stands.
+
+    Raises:
+        RecipeError: the Trainer has a setting with which a run can't be resumed exactly, or has stopped early.
+    """
+    if not isinstance(trainer, pl.Trainer):
+        found = f"{type(trainer).__module__}.{type(trainer).__qualname__}"
+        run.refuse(f"fit: expected a lightning.pytorch.Trainer, found a {found}", hint="import lightning as L")
+    if ckpt_path is not None:
+        run.refuse(
+            f"fit(ckpt_path={ckpt_path!r}): a run begins where its last checkpoint stands",
+            hint="leave ckpt_path out; to begin with the weights of a file, load them into the module before",
+        )
+    _refuse_settings(run, trainer)
+    _refuse_devices(run, trainer)
+    _refuse_callbacks(run, trainer)
+    if is_param_in_hook_signature(model.training_step, "dataloader_iter", explicit=True):
+        run.refuse("training_step(dataloader_iter) takes batches by itself", hint="training_step(batch, batch_idx)")
+    outputs = Outputs()
+    trainer.callbacks.append(outputs)
+    trainer.fit_loop = HeldFitLoop(trainer, Boundary(run, trainer, outputs))
+    trainer.fit(model, train_dataloaders, val_dataloaders, datamodule)
+
+
+def _refuse_settings(run: Run, trainer: pl.Trainer) -> None:
+    """Raise RecipeError for a setting with which a run can't be resumed exactly."""
+    length = "the configuration's epochs say how long the run is, and limit_train_batches how long an epoch is"
+    refused = {
+        "fast_dev_run": (trainer.fast_dev_run, "holdfast prove tries the first steps"),
+        "overfit_batches": (trainer.overfit_batches, "limit_train_batches=..., and a loader without shuffle"),
+        "max_steps": (trainer.max_steps != -1, length),
+        "reload_dataloaders_every_n_epochs": (trainer.reload_dataloaders_every_n_epochs, "make the loaders once"),
+        "val_check_interval": (trainer._val_check_time_interval is not None, "a number of batches, in place of a time"),
+    }
+    for name, (is_set, hint) in refused.items():
+        if is_set:
+            run.refuse(f"Trainer({name}=...): a run with it can't be resumed exactly", hint=hint)
+    if run.accelerator.mixed_precision != "no":
+        run.refuse(
+            f"compute.mixed_precision = {run.accelerator.mixed_precision!r} has no effect on Lightning's loop",
+            hint='Trainer(precision="bf16-mixed"), and leave compute.mixed_precision out',
+        )
+
+
+def _refuse_devices(run: Run, trainer: pl.Trainer) -> None:
+    """Raise RecipeError unless the Trainer trains on the run's device, and on no other."""
+    single = "Trainer(devices=1), and compute.ranks = 1 in the configuration"
+    if run.world_size > 1:
+        run.refuse(f"Lightning's loop trains in one process, and the run has {run.world_size} ranks", hint=single)
+    if type(trainer.strategy) is not SingleDeviceStrategy:
+        name = type(trainer.strategy).__name__
+        run.refuse(f"the Trainer uses {name}, and only a single device can be resumed exactly", hint=single)
+    if _normalize(trainer.strategy.root_device) != _normalize(run.device):
+        run.refuse(
+            f"the Trainer trains on {trainer.strategy.root_device}, and the run on {run.device}",
+            hint=f"Trainer(accelerator={'gpu' if run.device.type == 'cuda' else run.device.type!r}, devices=1), or "
+            "compute.device in the configuration",
+        )
+
+
+def _normalize(device: Any) -> tuple[str, int]:
+    return device.type, device.index or 0
+
+
+def _refuse_callbacks(run: Run, trainer: pl.Trainer) -> None:
+    """Raise RecipeError for a callback that can't be resumed exactly."""
+    for callback in trainer.callbacks:
+        for kind, reason in REFUSED_CALLBACKS:
+            if isinstance(callback, kind):
+                run.refuse(f"the callback {type(callback).__name__} {reason}", hint="leave it out")

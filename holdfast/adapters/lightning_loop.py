@@ -1,0 +1,256 @@
+"""Lightning's fit loop with the boundaries of a run's steps in it.
+
+The first batch opens the run, after all ``on_train_start`` hooks. If the run resumes, that restores everything in
+place, as it was when Lightning asked for that batch: behind ``on_train_epoch_start``, which is not called again.
+
+This module and `lightning_state` name private attributes of Lightning 2.6; tests/holdfast/adapters names them all.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop
+from lightning.pytorch.trainer.connectors.data_connector import (
+    _DataLoaderSource,
+    _parse_num_batches,
+    _request_dataloader,
+)
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor
+
+from holdfast.adapters.lightning_state import Attributes, Checkpointed, Counters, TrainerState
+from holdfast.training.run import Run, Step
+
+log = logging.getLogger(__name__)
+
+
+class Outputs(pl.Callback):
+    """The last callback: it notes what each step has logged."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, Tensor] = {}
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Note the loss and the numbers that the step has logged."""
+        loss = outputs.get("loss") if isinstance(outputs, dict) else None
+        numbers = ({} if loss is None else {"loss": loss}) | trainer._results.metrics(on_step=True)["callback"]
+        self.numbers = {name: each for name, each in numbers.items() if each.numel() == 1}
+
+
+class Boundary:
+    """The boundary between two steps of a run: where Lightning asks for a batch.
+
+    Attributes:
+        run: the run.
+        length: the steps of an epoch in force, once the loader is known.
+    """
+
+    def __init__(self, run: Run, trainer: pl.Trainer, outputs: Outputs) -> None:
+        self.run, self.length = run, 0
+        self._trainer, self._outputs = trainer, outputs
+        self._counters = Counters(trainer)
+        self._steps: Iterator[Step] = iter(())
+        self._step: Step | None = None
+        self._known: dict[str, Tensor] = {}
+        self._is_open = False
+        self._is_first = False  # the step is taken, and its batch isn't
+        self._resumed: dict[str, Any] | None = None  # the counters of the step where the run resumes
+
+    def hold(self, loader: Any) -> "HeldLoader":
+        """Take a train loader for the run. Return it in the form that Lightning iterates over.
+
+        Raises:
+            RecipeError: there are several loaders, the loader has no length, or its position can't be restored.
+        """
+        if isinstance(loader, CombinedLoader | list | tuple | dict):
+            self.run.refuse(
+                "train_dataloader: several loaders can't be put back to a position",
+                hint="one DataLoader over a dataset that joins them, such as torch.utils.data.StackDataset",
+            )
+        limit = self._trainer.limit_train_batches
+        if not hasattr(loader, "__len__"):
+            self.run.refuse("train_dataloader: the loader has no length", hint="a DataLoader of a map-style dataset")
+        own = int(_parse_num_batches(RunningStage.TRAINING, len(loader), limit))
+        if not own:
+            self.run.refuse("an epoch has no batch", hint="more data, a smaller batch_size, or limit_train_batches=1.0")
+        self.length = self.run.cut(own)
+        self._steps = self.run.steps(loader, per_epoch=own)
+        return HeldLoader(loader, self)
+
+    def open(self) -> bool:
+        """Keep what the next step depends on, and take the first step. Return whether the run resumes in this call.
+
+        Raises:
+            StopIteration: the run has no further step.
+            Stopped: the run stops before its end.
+        """
+        if self._is_open:
+            return False
+        self._is_open = True
+        self._keep()
+        self._step = next(self._steps)
+        self._is_first, self._known = True, {**self._trainer._logger_connector._callback_metrics}
+        if self._step.number:
+            self._resumed = self._counters.state_dict()
+        return self._resumed is not None
+
+    def _keep(self) -> None:
+        trainer = self._trainer
+        checkpointed, state = Checkpointed(trainer), TrainerState(trainer)
+        optimizers, configs = trainer.optimizers, trainer.lr_scheduler_configs
+        self.run.keep(
+            module=trainer.lightning_module,
+            **{_number("optimizer", index, optimizers): each for index, each in enumerate(optimizers)},
+            **{_number("scheduler", index, configs): each.scheduler for index, each in enumerate(configs)},
+            precision=trainer.precision_plugin,
+            callbacks=checkpointed,
+            loops=self._counters,
+            trainer=state,
+        )
+        own = [self, checkpointed, state, self._counters, trainer, *trainer.callbacks, *trainer.loggers]
+        own += [*trainer.strategy._lightning_optimizers, *([trainer.datamodule] if trainer.datamodule else [])]
+        self.run.adopt(own, Attributes(self.run, trainer).list_variables)
+
+    def next_batch(self) -> Any:
+        """Record the step before, and return the next batch.
+
+        Raises:
+            RecipeError: Lightning has left an epoch before its end.
+            Stopped: the run stops before its end.
+        """
+        loop = self._trainer.fit_loop
+        if self._is_first:
+            self._is_first = False
+            if self._resumed is not None:  # Lightning has begun its loop over the epoch, and so reset the counters
+                self._counters.load_state_dict(self._resumed)
+                loop._data_fetcher.fetched = loop.epoch_loop.batch_progress.current.ready
+                self._resumed = None
+        else:
+            self._log()
+            self._step = next(self._steps)
+        assert self._step is not None
+        done = loop.epoch_loop.batch_progress.current.ready  # batches of this epoch
+        if done != self._step.number % self.length:
+            self.run.refuse(
+                f"an epoch of {self.length} batches was left in step {self._step.number}",
+                hint="on_train_batch_start may not return -1; limit_train_batches says how long an epoch is",
+            )
+        if not done:
+            self.run.end_pass()
+        return self.run.next_batch()
+
+    def finish(self) -> None:
+        """Record the last step, and end the run.
+
+        Raises:
+            RecipeError: Lightning has left its loop before the run's end.
+            Stopped: the run stops before its end.
+        """
+        if self._step is None:  # the run was complete
+            return
+        done, total = self._step.number + 1, self.run.total_epochs * self.length
+        if done < total:
+            self._refuse_end(done, total)
+        self._log()
+        for step in self._steps:
+            raise AssertionError(f"step {step.number} follows the last one")
+        self._step = None
+
+    def _refuse_end(self, done: int, total: int) -> None:
+        """Refuse an early stop, such as EarlyStopping's: a run is complete when it has trained all its steps."""
+        reasons = [getattr(each, "stopping_reason_message", None) for each in self._trainer.callbacks]
+        reason = next((f": {each}" for each in reasons if each), "")
+        epochs, rest = divmod(done, self.length)
+        self.run.refuse(
+            f"the Trainer stopped early, after step {done} of {total}{reason}",
+            hint="EarlyStopping(check_on_train_epoch_end=True) stops at an epoch's end, where a run can end"
+            if rest
+            else f"epochs = {epochs} in the configuration ends the run there",
+        )
+
+    def _log(self) -> None:
+        """Log the numbers of the step that has ended, and those that were logged after it, as of a validation."""
+        logged, numbers = self._trainer._logger_connector._callback_metrics, self._outputs.numbers
+        later = {
+            name: each
+            for name, each in logged.items()
+            if each is not self._known.get(name) and name not in numbers and each.numel() == 1
+        }
+        self.run.log(**numbers, **later)
+        self._known = {**logged}
+
+
+def _number(name: str, index: int, among: list[Any]) -> str:
+    return f"{name}_{index}" if len(among) > 1 else name
+
+
+class HeldLoader:
+    """A train loader as Lightning sees it. Each batch is a step of the run."""
+
+    def __init__(self, loader: Any, boundary: Boundary) -> None:
+        self._loader, self._boundary = loader, boundary
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> "HeldLoader":
+        return self
+
+    def __next__(self) -> Any:
+        return self._boundary.next_batch()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_loader", "state_dict", "load_state_dict"):  # the run keeps the position, not Lightning
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+
+class HeldFitLoop(_FitLoop):
+    """Lightning's fit loop, which gives each batch as a step of the run, and ends with the run."""
+
+    _data_source: Any
+
+    def __init__(self, trainer: pl.Trainer, boundary: Boundary) -> None:
+        given = trainer.fit_loop
+        epochs = boundary.run.total_epochs
+        super().__init__(trainer, min_epochs=given.min_epochs, max_epochs=epochs)
+        if given.max_epochs not in (None, -1, epochs):
+            log.warning("Trainer(max_epochs=%s): the configuration's epochs = %d count", given.max_epochs, epochs)
+        self.epoch_loop = given.epoch_loop
+        self._boundary = boundary
+
+    def setup_data(self) -> None:
+        """Request the train loader once, and hold it."""
+        if self._combined_loader is not None:
+            return
+        trainer, boundary = self.trainer, self._boundary
+        source = self._data_source
+        self._data_source = _DataLoaderSource(boundary.hold(_request_dataloader(source)), source.name)
+        limit, trainer.limit_train_batches = trainer.limit_train_batches, boundary.length
+        if isinstance(trainer.val_check_interval, int) and trainer.check_val_every_n_epoch is not None:
+            trainer.val_check_interval = min(trainer.val_check_interval, boundary.length)  # a proof cuts epochs
+        super().setup_data()
+        trainer.limit_train_batches = limit
+
+    def on_run_start(self) -> None:
+        """Call ``on_train_start``, with the signal handlers that were there before Lightning's.
+
+        On SIGTERM, Lightning's would end the loop with an error after the step; the run saves first.
+        """
+        self.trainer._signal_connector.teardown()
+        self.trainer._signal_connector.received_sigterm = False
+        super().on_run_start()
+
+    def on_advance_start(self) -> None:
+        """Begin an epoch; a resumed run is in one, whose beginning is over."""
+        if self._boundary.open():
+            self._restart_stage = RestartStage.RESTARTED_MID_EPOCH
+        super().on_advance_start()
+
+    def on_run_end(self) -> None:
+        """End the run before ``on_train_end``, which belongs to the code after the loop."""
+        self._boundary.finish()
+        super().on_run_end()

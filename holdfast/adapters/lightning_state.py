@@ -1,0 +1,253 @@
+"""What the next step of a Lightning loop depends on besides weights and optimizers, as states to keep.
+
+Lightning's own checkpoints leave out the numbers that are logged, metrics in mid-epoch and the state of hooks.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultCollection,
+    _ResultMetric,
+    _Sync,
+)
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torchmetrics import Metric, MetricCollection
+
+from holdfast.checkpoint import serialize
+from holdfast.errors import StateError
+from holdfast.state import to_payload
+from holdfast.training.run import Run
+from holdfast.training.unregistered import Attribute
+
+# The attributes of a metric, and of a collection of metrics, that hold state besides what `add_state` declares.
+METRIC = ("_update_count", "_computed", "_forward_cache")
+COLLECTION = ("_groups", "_groups_checked", "_state_is_copy")
+# The fields of a logged value's metadata that are plain.
+META = (
+    "fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "dataloader_idx",
+    "metric_attribute",
+)  # fmt: skip
+LOGGED = ("_progress_bar_metrics", "_logged_metrics", "_callback_metrics")
+CONNECTOR = ("_first_loop_iter", "_current_fx")
+RESTARTING = ("_restarting", "_loaded_from_state_dict", "_resuming_from_checkpoint")
+
+
+class Counters:
+    """The counters of all loops, as a state: epochs, batches, optimizer steps."""
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters."""
+        loop = self._trainer.fit_loop
+        validation = loop.epoch_loop.val_loop
+        return {
+            "progress": loop.state_dict(),
+            "has_validated": validation._has_run,
+            "validated": dict(validation._seen_batches_per_dataloader),
+            "should_stop": self._trainer.should_stop,
+            "accumulate_grad_batches": self._trainer.accumulate_grad_batches,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the counters, without what Lightning does when it restarts a loop."""
+        loop = self._trainer.fit_loop
+        training, validation = loop.epoch_loop, loop.epoch_loop.val_loop
+        loop.load_state_dict(state["progress"])
+        for each in (loop, training, training.automatic_optimization, training.manual_optimization, validation):
+            vars(each).update(dict.fromkeys(RESTARTING, False))
+        validation._has_run = state["has_validated"]
+        validation._seen_batches_per_dataloader = defaultdict(int, state["validated"])
+        self._trainer.should_stop = state["should_stop"]
+        self._trainer.accumulate_grad_batches = state["accumulate_grad_batches"]
+
+
+class TrainerState:
+    """The numbers that are logged, the metrics in mid-epoch, and which parameters are frozen, as a state."""
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        self._trainer, self._module = trainer, trainer.lightning_module
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        connector = self._trainer._logger_connector
+        return {
+            "logged": {name: [[*item] for item in getattr(connector, name).items()] for name in LOGGED},
+            "connector": {name: getattr(connector, name) for name in CONNECTOR},
+            "results": [_read_results(each) for each in self._list_results()],
+            "metrics": {name: _read_metric(each) for name, each in self._list_metrics()},
+            "frozen": [name for name, each in self._module.named_parameters() if not each.requires_grad],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state."""
+        state = move_data_to_device(state, self._trainer.strategy.root_device)
+        connector = self._trainer._logger_connector
+        for name, items in state["logged"].items():
+            setattr(connector, name, dict(items))
+        vars(connector).update(state["connector"])
+        for name, each in self._list_metrics():
+            vars(each).update(state["metrics"][name])
+        for results, saved in zip(self._list_results(), state["results"], strict=True):
+            self._write_results(results, saved)
+        for name, parameter in self._module.named_parameters():
+            parameter.requires_grad_(name not in state["frozen"])
+
+    def _list_results(self) -> list[_ResultCollection]:
+        loop = self._trainer.fit_loop.epoch_loop
+        return [loop._results, loop.val_loop._results]
+
+    def _list_metrics(self) -> list[tuple[str, Any]]:
+        modules = self._module.named_modules()
+        return [(name, each) for name, each in modules if isinstance(each, Metric | MetricCollection)]
+
+    def _write_results(self, results: _ResultCollection, saved: list[Any]) -> None:
+        """Restore the values that were logged with `self.log`, as Lightning makes them when they are logged first."""
+        results.clear()
+        for key, each in saved:
+            reduce_fx = each["reduce_fx"]
+            meta = _Metadata(**each["meta"], reduce_fx=BUILTINS.get(reduce_fx, reduce_fx))
+            meta.sync = _Sync(fn=self._trainer.strategy.reduce, **each["sync"])
+            result = _ResultMetric(meta, each["is_tensor"])
+            vars(result).update(each["values"])
+            if not result.is_tensor:
+                result.value = self._module.get_submodule(meta.metric_attribute)
+            results[key] = result
+
+
+# Reductions that are Python's own functions, not torch's of the same names.
+BUILTINS = {"builtins.sum": sum, "builtins.max": max, "builtins.min": min}
+
+
+def _read_results(results: _ResultCollection) -> list[Any]:
+    return [[key, _read_result(each)] for key, each in results.items()]
+
+
+def _read_result(result: _ResultMetric) -> dict[str, Any]:
+    meta = result.meta
+    states = ("value", "cumulated_batch_size") if result.is_tensor else ()
+    builtin = next((name for name, each in BUILTINS.items() if each is meta.reduce_fx), None)
+    return {
+        "meta": {name: getattr(meta, name) for name in META},
+        "reduce_fx": builtin or meta.reduce_fx.__name__,
+        "sync": {"_should": meta.sync.should, "rank_zero_only": meta.sync.rank_zero_only, "_op": meta.sync.op},
+        "is_tensor": result.is_tensor,
+        "values": {name: getattr(result, name) for name in (*states, *METRIC, "has_reset") if hasattr(result, name)},
+    }
+
+
+def _read_metric(metric: Metric | MetricCollection) -> dict[str, Any]:
+    names = COLLECTION if isinstance(metric, MetricCollection) else (*metric._defaults, *METRIC)
+    return {name: getattr(metric, name) for name in names}
+
+
+class Checkpointed:
+    """What the user's hooks put into Lightning's own checkpoints, as a state.
+
+    These are the states of callbacks and of the data module, and what ``on_save_checkpoint`` adds. A callback that
+    writes checkpoints is left out: its state is the names of its files.
+    """
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        self._trainer, self._module = trainer, trainer.lightning_module
+        callbacks = [each for each in trainer.callbacks if not isinstance(each, Checkpoint)]
+        self._callbacks = {each.state_key: each for each in callbacks if is_overridden("state_dict", each)}
+        self._hooks: list[Any] = [each for each in callbacks if is_overridden("on_save_checkpoint", each)]
+        self._data: Any = trainer.datamodule
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        return {
+            "callbacks": {key: each.state_dict() for key, each in self._callbacks.items()},
+            "data": self._data.state_dict() if self._data is not None else {},
+            "added": self._read_added(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state. The module has been restored before."""
+        for key, each in self._callbacks.items():
+            each.load_state_dict(state["callbacks"][key])
+        if self._data is not None:
+            self._data.load_state_dict(state["data"])
+        checkpoint = self._begin() | state["added"]
+        for each in self._hooks:
+            each.on_load_checkpoint(self._trainer, self._module, checkpoint)
+        self._module.on_load_checkpoint(checkpoint)
+
+    def _read_added(self) -> dict[str, Any]:
+        """Return what ``on_save_checkpoint`` adds to a checkpoint, or replaces in it."""
+        if not self._hooks and not is_overridden("on_save_checkpoint", self._module):
+            return {}
+        before = self._begin()
+        checkpoint = {**before}
+        for each in self._hooks:
+            each.on_save_checkpoint(self._trainer, self._module, checkpoint)
+        self._module.on_save_checkpoint(checkpoint)
+        return {name: each for name, each in checkpoint.items() if each is not before.get(name)}
+
+    def _begin(self) -> dict[str, Any]:
+        step, epoch = self._trainer.global_step, self._trainer.current_epoch
+        return {"state_dict": self._module.state_dict(), "global_step": step, "epoch": epoch}
+
+
+class Attributes:
+    """The plain attributes of the module and the callbacks that change, for the search for unregistered state."""
+
+    def __init__(self, run: Run, trainer: pl.Trainer) -> None:
+        self._run, self._trainer = run, trainer
+        self._before: dict[str, str] | None = None
+
+    def list_variables(self) -> list[tuple[str, Any]]:
+        """Return what can be reached from callbacks and data module, and the attributes that have changed.
+
+        The first call notes the attributes, and finds none that has changed.
+        """
+        found = {name: each for owner, each in self._list_plain() for name, each in _list_public(owner, each)}
+        digests = {name: _digest(each) for name, each in found.items() if not self._run.is_kept(each)}
+        before, self._before = self._before, self._before or digests
+        changed = [name for name, each in digests.items() if before is not None and each and each != before.get(name)]
+        return [*self._list_reached(), *((name, Attribute(found[name])) for name in changed)]
+
+    def _list_open(self) -> Iterator[tuple[str, Any]]:
+        """Yield the objects of the user's that save no state of their own, after their names."""
+        for each in self._trainer.callbacks:
+            has_state = is_overridden("state_dict", each) or is_overridden("on_save_checkpoint", each)
+            if not has_state and not type(each).__module__.startswith(("lightning.", "holdfast.")):
+                yield type(each).__name__, each
+
+    def _list_plain(self) -> Iterator[tuple[str, Any]]:
+        module = self._trainer.lightning_module
+        if not is_overridden("on_save_checkpoint", module):
+            for name, each in module.named_modules():
+                yield f"{type(module).__name__}{'.' if name else ''}{name}", each
+        yield from self._list_open()
+
+    def _list_reached(self) -> Iterator[tuple[str, Any]]:
+        yield from ((f"{name}.{key}", value) for name, each in self._list_open() for key, value in vars(each).items())
+        data = self._trainer.datamodule
+        if data is not None and not is_overridden("state_dict", data):
+            yield from ((f"{type(data).__name__}.{key}", value) for key, value in vars(data).items())
+
+
+def _list_public(owner: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the public attributes of an object, apart from those that `TrainerState` and torch keep."""
+    kept = {"training", *(value._defaults if isinstance(value, Metric) else ())}
+    for name, each in vars(value).items():
+        if not name.startswith("_") and name not in kept:
+            yield f"{owner}.{name}", each
+
+
+def _digest(value: Any) -> str:
+    """Return the SHA-256 of a plain value; empty for another one."""
+    try:
+        return hashlib.sha256(b"".join(map(bytes, serialize(to_payload(value))))).hexdigest()
+    except (StateError, TypeError, ValueError, RuntimeError):
+        return ""

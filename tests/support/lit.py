@@ -1,0 +1,232 @@
+"""Lightning modules, callbacks and programs as their authors write them; tests import this module only with Lightning."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.loggers.logger import Logger
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import Accuracy, F1Score, MeanMetric, MetricCollection
+
+from holdfast import Run
+from holdfast.adapters import lightning as held
+
+SAMPLES, BATCH_SIZE = 22, 4
+PER_EPOCH = 6
+# What callbacks and loggers of this process saw, in order.
+SEEN: list[Any] = []
+
+
+def quiet(**options: Any) -> dict[str, Any]:
+    """Return options of a Trainer that trains on the CPU and prints nothing."""
+    shown = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "log_every_n_steps": 1}
+    return {"accelerator": "cpu", "devices": 1, "enable_checkpointing": False, "max_epochs": 3} | shown | options
+
+
+def blobs(count: int = SAMPLES) -> TensorDataset:
+    x = torch.linspace(-1, 1, count * 4).view(count, 4)
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+
+class Data(L.LightningDataModule):
+    """Batches of points in an order that is drawn anew in every epoch."""
+
+    def setup(self, stage: str) -> None:
+        self.points = blobs()
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.points, BATCH_SIZE, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.points, 8)
+
+
+class Classifier(L.LightningModule):
+    """A classifier with dropout, metrics in the module, and numbers that are logged in all ways."""
+
+    def __init__(self, how: str = "") -> None:
+        super().__init__()
+        self.how = how
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 2))
+        self.accuracy = Accuracy(task="multiclass", num_classes=2)
+        both = {"f1": F1Score(task="multiclass", num_classes=2), "right": Accuracy(task="multiclass", num_classes=2)}
+        self.scores = MetricCollection(both)
+        self.mean = MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        out = self.net(x)
+        loss = nn.functional.cross_entropy(out, y)
+        self.accuracy(out, y)
+        self.scores.update(out, y)
+        self.mean.update(loss)
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        self.log("largest", loss, on_step=False, on_epoch=True, reduce_fx="max")
+        self.log("accuracy", self.accuracy, on_step=True, on_epoch=True)
+        if batch_idx == 1:
+            self.log("rare", loss * 2)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.log_dict(self.scores)
+        self.log("mean", self.mean)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        out = self.net(x)
+        self.scores.update(out, y)
+        self.log("val_loss", nn.functional.cross_entropy(out, y), prog_bar=True)
+        if self.how == "draws in validation":
+            self.log("noise", torch.rand(()))
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict({f"val_{name}": each for name, each in self.scores.compute().items()})
+        self.scores.reset()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        if self.how == "plateau":
+            scheduler: Any = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1.0)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}
+        if self.how == "step":
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(
+                optimizer, 0.02, total_steps=int(self.trainer.estimated_stepping_batches) + 1
+            )
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+
+class Adversaries(L.LightningModule):
+    """Two optimizers in manual optimization, and a pool of what one of them made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.maker, self.judge = nn.Linear(2, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+        self.pool: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        ours, theirs = self.optimizers()  # type: ignore[misc]
+        x, _ = batch
+        made = self.maker(torch.randn(len(x), 2))
+        self.pool.append(made.detach().mean(0))
+        del self.pool[:-3]
+        self.toggle_optimizer(theirs)
+        loss = nn.functional.softplus(self.judge(torch.stack(self.pool))).mean()
+        loss = loss + nn.functional.softplus(-self.judge(x)).mean()
+        theirs.zero_grad()
+        self.manual_backward(loss)
+        theirs.step()
+        self.untoggle_optimizer(theirs)
+        if batch_idx % 2:
+            made_loss = nn.functional.softplus(-self.judge(made)).mean()
+            ours.zero_grad()
+            self.manual_backward(made_loss)
+            ours.step()
+            self.log("made_loss", made_loss)
+        self.log("loss", loss)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.maker.parameters(), 0.01), torch.optim.Adam(self.judge.parameters(), 0.01)
+
+
+class Witness(L.Callback):
+    """A callback with state of its own, which notes what it sees."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.count = state_dict["count"]
+
+    def _note(self, hook: str, trainer: Any, *more: Any) -> None:
+        metrics = {name: float(each) for name, each in trainer.callback_metrics.items()}
+        SEEN.append((hook, trainer.current_epoch, trainer.global_step, self.count, metrics, *more))
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._note("epoch start", trainer)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._note("batch start", trainer, batch_idx, batch[0].tolist())
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.count += 1
+        loss = float(outputs["loss"]) if "loss" in outputs else None
+        self._note("batch end", trainer, batch_idx, trainer.is_last_batch, loss)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            self._note("validated", trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._note("epoch end", trainer)
+
+
+class Notes(Logger):
+    """A logger that notes what is logged."""
+
+    name, version = "notes", "0"
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        SEEN.append(("logged", step, dict(metrics)))
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+class Moves(L.Callback):
+    """A callback that keeps an average beside the model, and puts it into Lightning's checkpoints."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.average = {name: each.detach().clone() for name, each in pl_module.named_parameters()}
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
+        for name, each in pl_module.named_parameters():
+            self.average[name].lerp_(each.detach(), 0.1)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["average"] = self.average
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        self.average = dict(checkpoint["average"])
+
+
+# Each with the Trainer's options.
+HOWS: dict[str, dict[str, Any]] = {
+    "": {},
+    "accumulates": {"accumulate_grad_batches": 4, "gradient_clip_val": 0.1},
+    "step": {"val_check_interval": 2},
+    "plateau": {"num_sanity_val_steps": 0},
+    "bf16": {"precision": "bf16-mixed"},
+    "limits": {"limit_train_batches": 4, "limit_val_batches": 1},
+    "draws in validation": {"val_check_interval": 0.5},
+    "averages": {},
+    "stops": {},
+    "checkpoints": {"enable_checkpointing": True},
+}
+
+
+def automatic(run: Run, how: str = "", files: str = "") -> None:
+    L.seed_everything(7, verbose=False)
+    callbacks: list[Any] = [Witness()]
+    if how == "averages":
+        callbacks += [EMAWeightAveraging(decay=0.9), Moves()]
+    if how == "stops":
+        callbacks.append(EarlyStopping("val_loss", patience=5))
+    if how == "checkpoints":
+        callbacks.append(ModelCheckpoint(Path(files), monitor="val_loss", save_top_k=2))
+    trainer = L.Trainer(**quiet(callbacks=callbacks, **HOWS[how]) | {"logger": Notes()})
+    held.fit(run, trainer, Classifier(how), datamodule=Data())
+
+
+def manual(run: Run) -> None:
+    L.seed_everything(7, verbose=False)
+    module = Adversaries()
+    run.keep(pool=module.pool)
+    trainer = L.Trainer(**quiet(callbacks=[Witness()], logger=Notes()))
+    held.fit(run, trainer, module, DataLoader(blobs(), BATCH_SIZE, shuffle=True))
