@@ -4,7 +4,7 @@ Lightning's own checkpoints leave out the numbers that are logged, metrics in mi
 """
 
 import hashlib
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -247,6 +247,7 @@ def _list_public(owner: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _digest(value: Any) -> str:
     """Return the SHA-256 of a plain value; empty for another one."""
+    value = list(value) if isinstance(value, deque) else value
     try:
         return hashlib.sha256(b"".join(map(bytes, serialize(to_payload(value))))).hexdigest()
     except (StateError, TypeError, ValueError, RuntimeError):

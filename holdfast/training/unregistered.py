@@ -88,7 +88,7 @@ class Attribute:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the value."""
-        return {"value": self._value}
+        return {"value": list(self._value) if isinstance(self._value, deque) else self._value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Do nothing: the search reads the value only."""

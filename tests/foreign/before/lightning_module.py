@@ -1,0 +1,114 @@
+"""Train a classifier of made-up spirals with Lightning: a data module, metrics, a callback and a logger."""
+
+import json
+import os
+import tempfile
+from collections import deque
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, random_split
+from torchmetrics import Accuracy
+
+
+class SpiralData(L.LightningDataModule):
+    def __init__(self, batch_size=8):
+        super().__init__()
+        self.batch_size = batch_size
+
+    def setup(self, stage):
+        turn = torch.linspace(0.2, 3, 64)
+        arms = [torch.stack([turn * (turn + side).cos(), turn * (turn + side).sin()], 1) for side in (0.0, 3.14)]
+        dataset = TensorDataset(torch.cat(arms), torch.arange(2).repeat_interleave(64))
+        split = torch.Generator().manual_seed(42)
+        self.train_set, self.val_set = random_split(dataset, [96, 32], generator=split)
+
+    def train_dataloader(self):
+        return DataLoader(self.train_set, batch_size=self.batch_size, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.val_set, batch_size=16)
+
+
+class SpiralClassifier(L.LightningModule):
+    def __init__(self, width=16, lr=0.01):
+        super().__init__()
+        self.save_hyperparameters()
+        self.model = nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, 2))
+        self.train_acc = Accuracy(task="multiclass", num_classes=2)
+        self.val_acc = Accuracy(task="multiclass", num_classes=2)
+        self.recent = deque(maxlen=8)  # the losses of the last batches, to weigh the present one
+
+    def forward(self, x):
+        return self.model(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self(x)
+        loss = nn.functional.cross_entropy(logits, y)
+        self.recent.append(loss.item())
+        weight = min(2.0, loss.item() / (sum(self.recent) / len(self.recent)))
+        self.train_acc(logits, y)
+        self.log("loss", loss)
+        self.log("train_acc", self.train_acc, on_step=False, on_epoch=True)
+        return weight * loss
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self(x)
+        self.val_acc(logits, y)
+        self.log("val_loss", nn.functional.cross_entropy(logits, y), prog_bar=True)
+        self.log("val_acc", self.val_acc, prog_bar=True)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.lr)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class LossPrinter(L.Callback):
+    """Prints a line for each batch, with the smallest loss so far."""
+
+    def __init__(self):
+        self.batches = 0
+        self.smallest = float("inf")
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.batches += 1
+        loss = trainer.callback_metrics["loss"].item()
+        if loss < self.smallest:
+            self.smallest = loss
+            print(f"smallest loss so far: {loss:.4f} in batch {self.batches}")
+        print(json.dumps({"step": self.batches, "loss": loss}))
+
+    def state_dict(self):
+        return {"batches": self.batches, "smallest": self.smallest}
+
+    def load_state_dict(self, state_dict):
+        self.batches, self.smallest = state_dict["batches"], state_dict["smallest"]
+
+
+def main():
+    L.seed_everything(42)
+    data = SpiralData()
+    module = SpiralClassifier()
+    trainer = L.Trainer(
+        max_epochs=5,
+        accelerator="cpu",
+        accumulate_grad_batches=5,
+        gradient_clip_val=1.0,
+        log_every_n_steps=1,
+        callbacks=[LossPrinter(), LearningRateMonitor(), EarlyStopping("val_loss", patience=10)],
+        logger=CSVLogger(os.environ.get("OUTPUT") or tempfile.mkdtemp()),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(module, datamodule=data)
+    print(f"validation loss {trainer.callback_metrics['val_loss']:.4f}")
+
+
+if __name__ == "__main__":
+    main()
