@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop
 from lightning.pytorch.trainer.connectors.data_connector import (
     _DataLoaderSource,
@@ -71,9 +72,10 @@ class Boundary:
                 hint="one DataLoader over a dataset that joins them, such as torch.utils.data.StackDataset",
             )
         limit = self._trainer.limit_train_batches
-        if not hasattr(loader, "__len__"):
+        length = sized_len(loader)
+        if length is None:
             self.run.refuse("train_dataloader: the loader has no length", hint="a DataLoader of a map-style dataset")
-        own = int(_parse_num_batches(RunningStage.TRAINING, len(loader), limit))
+        own = int(_parse_num_batches(RunningStage.TRAINING, length, limit))
         if not own:
             self.run.refuse("an epoch has no batch", hint="more data, a smaller batch_size, or limit_train_batches=1.0")
         self.length = self.run.cut(own)

@@ -97,7 +97,8 @@ class Attribute:
 def find_unregistered(recipe: Recipe) -> list[Unregistered]:
     """Return each unregistered object with state that the recipe's functions can reach."""
     registered = _registered(recipe)
-    ids, tensors = _ids_of(registered) | _own_ids(recipe), _tensors_of(registered)
+    own = _own_ids(recipe)
+    ids, tensors = _ids_of(registered, own) | own, _tensors_of(registered)
     found: dict[int, tuple[str, str, Any]] = {}
     for root, start, value in _roots(recipe):
         for name, each in _walk(start, value, ids):
@@ -120,7 +121,8 @@ def find_unregistered(recipe: Recipe) -> list[Unregistered]:
 def _registered(recipe: Recipe) -> list[Any]:
     parts: list[Any] = [recipe.optimizer, recipe.schedule, *GLOBAL_GENERATORS, *torch.cuda.default_generators]
     if isinstance(recipe, Kept):
-        parts += [*recipe.originals, *parts_of(recipe.optimizer), *recipe.schedulers]
+        originals = (each for each in recipe.originals if id(each) not in _own_ids(recipe))
+        parts += [*originals, *parts_of(recipe.optimizer), *recipe.schedulers]
     for part in (recipe.model, *(extra for extra in recipe.extras.values() if id(extra) not in _own_ids(recipe))):
         parts += [part, *_modules(part)]
     if is_stream(recipe.data) and hasattr(recipe.data, "state_dict"):
@@ -137,13 +139,13 @@ def _modules(value: Any) -> Iterator[nn.Module]:
     return value.modules() if isinstance(value, nn.Module) else iter(())
 
 
-def _ids_of(parts: list[Any]) -> set[int]:
-    """Return the ids of the parts and of all objects with state inside them."""
+def _ids_of(parts: list[Any], own: set[int]) -> set[int]:
+    """Return the ids of the parts and of all objects with state inside them, but not inside objects of ``own``."""
     ids = {id(part) for part in parts}
     for part in parts:
         # For a module `_modules` has listed its submodules. A module in a plain list is not saved with its owner.
         if not isinstance(part, nn.Module):
-            inside = (each for _, each in _walk("", part, set(), is_inside=True) if _has_state(each))
+            inside = (each for _, each in _walk("", part, own, is_inside=True) if _has_state(each))
             # A scheduler saves no optimizer.
             is_scheduler = isinstance(part, SCHEDULERS)
             ids |= {id(each) for each in inside if not (is_scheduler and isinstance(each, torch.optim.Optimizer))}

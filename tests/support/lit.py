@@ -1,14 +1,14 @@
-"""Lightning modules, callbacks and programs as their authors write them; tests import this module only with Lightning."""
+"""Lightning modules, callbacks and programs as their authors write them, some of them wrong."""
 
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, Timer
 from lightning.pytorch.loggers.logger import Logger
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics import Accuracy, F1Score, MeanMetric, MetricCollection
 
 from holdfast import Run
@@ -211,7 +211,8 @@ HOWS: dict[str, dict[str, Any]] = {
 }
 
 
-def automatic(run: Run, how: str = "", files: str = "") -> None:
+def build(how: str = "", files: str = "") -> tuple[L.Trainer, L.LightningModule, L.LightningDataModule]:
+    """Return a Trainer, a module and its data, as a script makes them."""
     L.seed_everything(7, verbose=False)
     callbacks: list[Any] = [Witness()]
     if how == "averages":
@@ -220,13 +221,92 @@ def automatic(run: Run, how: str = "", files: str = "") -> None:
         callbacks.append(EarlyStopping("val_loss", patience=5))
     if how == "checkpoints":
         callbacks.append(ModelCheckpoint(Path(files), monitor="val_loss", save_top_k=2))
-    trainer = L.Trainer(**quiet(callbacks=callbacks, **HOWS[how]) | {"logger": Notes()})
-    held.fit(run, trainer, Classifier(how), datamodule=Data())
+    return L.Trainer(**quiet(callbacks=callbacks, **HOWS[how]) | {"logger": Notes()}), Classifier(how), Data()
+
+
+def automatic(run: Run, how: str = "", files: str = "") -> None:
+    trainer, module, data = build(how, files)
+    held.fit(run, trainer, module, datamodule=data)
+
+
+def build_adversaries() -> tuple[L.Trainer, "Adversaries", Any]:
+    L.seed_everything(7, verbose=False)
+    trainer = L.Trainer(**quiet(callbacks=[Witness()]) | {"logger": Notes()})
+    return trainer, Adversaries(), DataLoader(blobs(), BATCH_SIZE, shuffle=True)
 
 
 def manual(run: Run) -> None:
-    L.seed_everything(7, verbose=False)
-    module = Adversaries()
+    trainer, module, loader = build_adversaries()
     run.keep(pool=module.pool)
-    trainer = L.Trainer(**quiet(callbacks=[Witness()], logger=Notes()))
-    held.fit(run, trainer, module, DataLoader(blobs(), BATCH_SIZE, shuffle=True))
+    held.fit(run, trainer, module, loader)
+
+
+class Forgetful(Classifier):
+    """A module that a step changes in plain attributes, which nobody keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.seen, self.names = 1.0, 0, ["a", "b"]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.scale *= 0.9
+        self.seen += len(batch[0])
+        return super().training_step(batch, batch_idx) * self.scale
+
+
+class Averages(L.Callback):
+    """A callback with an average of the weights that it puts into no checkpoint."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.average = torch.optim.swa_utils.AveragedModel(pl_module.net)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
+        self.steps += 1
+        self.average.update_parameters(pl_module.net)
+
+
+def forgets(run: Run) -> None:
+    trainer = L.Trainer(**quiet(callbacks=[Averages()]))
+    held.fit(run, trainer, Forgetful(), datamodule=Data())
+
+
+def with_options(run: Run, options: dict[str, Any]) -> None:
+    """Train with options of a Trainer."""
+    held.fit(run, L.Trainer(**quiet(**options)), Classifier(), datamodule=Data())
+
+
+def stopping(run: Run, interval: float = 1.0) -> None:
+    """Stop early, at the first validation after the first."""
+    stop = EarlyStopping("val_loss", patience=1, min_delta=10.0)
+    trainer = L.Trainer(**quiet(callbacks=[stop], val_check_interval=interval))
+    held.fit(run, trainer, Classifier(), datamodule=Data())
+
+
+def wrong(run: Run, how: str) -> None:
+    """Fit in a way that is refused."""
+    trainer = L.Trainer(**quiet(callbacks=[Timer()] if how == "timer" else []))
+    module: Any = Classifier()
+    loader: Any = DataLoader(blobs(), BATCH_SIZE)
+    if how == "checkpoint":
+        held.fit(run, trainer, module, loader, ckpt_path="last")
+    if how == "several loaders":
+        held.fit(run, trainer, module, [loader, loader])
+    if how == "stream":
+        held.fit(run, trainer, module, DataLoader(Endless(), BATCH_SIZE))
+    if how == "no trainer":
+        held.fit(run, module, module, loader)
+    if how == "twice":
+        held.fit(run, trainer, module, loader)
+        held.fit(run, L.Trainer(**quiet()), module, loader)
+    if how == "skips":
+        module.on_train_batch_start = lambda batch, batch_idx: -1 if batch_idx == 3 else None
+    held.fit(run, trainer, module, loader)
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        while True:
+            yield torch.randn(4), torch.tensor(1)
