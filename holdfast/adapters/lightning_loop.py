@@ -142,7 +142,7 @@ class Boundary:
             )
         if not done:
             self.run.end_pass()
-        return self.run.next_batch()
+        return self.run.next_batch(is_moved=False)  # Lightning moves it, with its hooks
 
     def finish(self) -> None:
         """Record the last step, and end the run.

@@ -256,14 +256,14 @@ class Training:
         step = self.progress.step
         return bool(self.batches.begin(step, max(self.total_steps, step), saved, watch))
 
-    def next_batch(self) -> tuple[str, Any]:
-        """Return this rank's next micro-batch, on its device, after the name of its samples."""
+    def next_batch(self, *, is_moved: bool = True) -> tuple[str, Any]:
+        """Return this rank's next micro-batch, on its device unless ``is_moved`` is False, after its samples' name."""
         if not self._has_begun:
             self.begin_data()
         samples, batch = next(self.batches)
         if self.order is None and self.progress.step == 0:
             self.first.keep(batch, self.gather)
-        return samples, send_to_device(batch, self.accelerator.device)
+        return samples, send_to_device(batch, self.accelerator.device) if is_moved else batch
 
     @property
     def has_probe_batch(self) -> bool:

@@ -285,13 +285,13 @@ class Run:
                     self._refuse(f"run.log({name}=...): expected a number, found a {type(value).__name__}{shape}")
             self._numbers[name] = number
 
-    def next_batch(self) -> Any:
-        """Return the next batch of the loop's data, on the run's device."""
+    def next_batch(self, *, is_moved: bool = True) -> Any:
+        """Return the next batch of the loop's data, on the run's device unless ``is_moved`` is False."""
         if self._training is None or self._step is None:
             self._refuse("a batch was taken outside the loop", hint="take it in a step")
         if isinstance(self._training.batches, NoBatches):
             self._refuse("step.batch: run.steps(...) has no data", hint="for step in run.steps(loader)")
-        name, batch = self._training.next_batch()
+        name, batch = self._training.next_batch(is_moved=is_moved)
         self._names.append(name)
         if isinstance(self._loader, DataLoaderStateMixin):  # accelerate ends an accumulation with its loader's pass
             self._loader.end_of_dataloader = self._training.batches.is_at_end

@@ -4,6 +4,7 @@
 of JSON for each step.
 """
 
+import csv
 import difflib
 import json
 import os
@@ -119,6 +120,18 @@ class Script:
     def journal(self) -> Journal:
         return Journal(open_store(str(self._folder)), self.name)
 
+    def read_logged(self) -> set[frozenset[tuple[str, str]]]:
+        """Return the rows that the script's CSVLogger has written in all its processes, without empty fields.
+
+        A kill may have cut the last line of a file.
+        """
+        rows = set()
+        for file in self.output.rglob("metrics.csv"):
+            whole = [line for line in file.read_text("utf-8").splitlines(keepends=True) if line.endswith("\n")]
+            rows |= {frozenset((key, value) for key, value in row.items() if value) for row in csv.DictReader(whole)}
+        assert bool(rows) == (self.name in NEEDED)
+        return rows
+
     def read_losses(self) -> list[dict[str, float]]:
         """Return the numbers that each step logged, from the trail of all commits."""
         lines = []
@@ -154,6 +167,8 @@ def test_killed_and_stopped_it_ends_on_the_same_bytes(tmp_path: Path, ready: Liv
             assert newest.why == "preempted" or newest.step % (STEPS // EPOCHS[name]) % 7 == 0
     assert killed.finish() == content_id
     assert killed.journal.attempts() > 1, "no kill came before the end"
+    # What the script's own logger wrote: steps that were lost and trained again are there twice, and equal.
+    assert killed.read_logged() == straight.read_logged()
 
 
 def await_trained(script: Script, process: Command, begun: int) -> None:
