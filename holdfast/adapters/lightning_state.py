@@ -221,20 +221,21 @@ class Attributes:
         for each in self._trainer.callbacks:
             has_state = is_overridden("state_dict", each) or is_overridden("on_save_checkpoint", each)
             if not has_state and not type(each).__module__.startswith(("lightning.", "holdfast.")):
-                yield type(each).__name__, each
+                yield self._run.find_name(each), each
 
     def _list_plain(self) -> Iterator[tuple[str, Any]]:
         module = self._trainer.lightning_module
         if not is_overridden("on_save_checkpoint", module):
             for name, each in module.named_modules():
-                yield f"{type(module).__name__}{'.' if name else ''}{name}", each
+                yield f"{self._run.find_name(module)}{'.' if name else ''}{name}", each
         yield from self._list_open()
 
     def _list_reached(self) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}.{key}", value) for name, each in self._list_open() for key, value in vars(each).items())
         data = self._trainer.datamodule
         if data is not None and not is_overridden("state_dict", data):
-            yield from ((f"{type(data).__name__}.{key}", value) for key, value in vars(data).items())
+            name = self._run.find_name(data)
+            yield from ((f"{name}.{key}", value) for key, value in vars(data).items())
 
 
 def _list_public(owner: str, value: Any) -> Iterator[tuple[str, Any]]:

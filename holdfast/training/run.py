@@ -191,6 +191,10 @@ class Run:
         """Return whether a value is one of the kept objects."""
         return any(each is value for each in self._objects.values())
 
+    def find_name(self, value: Any) -> str:
+        """Return the name of the variable that holds a value in the loop's functions; its class's if none does."""
+        return next((name for name, each in self._list_variables() if each is value), type(value).__name__)
+
     def end_pass(self) -> None:
         """Begin a new pass over the loader with the next batch."""
         assert self._training is not None

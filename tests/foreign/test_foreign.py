@@ -244,8 +244,8 @@ FORGOTTEN = [
     Forgotten("moco", "model", "model (MoCo"),
     Forgotten("ppo", "envs", "extras.next_obs"),
     Forgotten("ppo", "next_obs", "extras.envs"),
-    Forgotten("lightning_module", "recent", "SpiralClassifier.recent (Attribute"),
-    Forgotten("lightning_gan", "pool", "GAN.pool (Attribute"),
+    Forgotten("lightning_module", "recent", "module.recent (Attribute"),
+    Forgotten("lightning_gan", "pool", "gan.pool (Attribute"),
 ]
 
 

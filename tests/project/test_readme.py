@@ -65,7 +65,8 @@ def run(command: list[str], folder: Path, api: dict[str, str], nursery: Lives | 
 def test_every_page_with_commands_is_run() -> None:
     """No page has commands that the tests below don't run."""
     with_commands = {page for page in PAGES if commands(page)}
-    assert with_commands == {*PAGES_OF_ONE_MODEL, "adding-a-recipe.md", "adding-a-store.md", "your-own-loop.md"}
+    others = {"adding-a-recipe.md", "adding-a-store.md", "lightning.md", "your-own-loop.md"}
+    assert with_commands == {*PAGES_OF_ONE_MODEL, *others}
 
 
 def test_make_targets_exist() -> None:
@@ -158,6 +159,18 @@ def test_the_forgetful_loop_is_told_what_it_forgets(tmp_path: Path, nursery: Liv
     said = run(command, tmp_path, {}, nursery)
     (shown,) = [block for block in blocks("your-own-loop.md", "") if "but  " in block]
     assert shown.strip().removeprefix("but").strip() in said.replace(f"{tmp_path}/", "")
+
+
+@pytest.mark.slow
+def test_the_lightning_module_step_by_step(tmp_path: Path, nursery: Lives) -> None:
+    pytest.importorskip("lightning")
+    nursery.load("lightning")
+    (module,), (config,) = blocks("lightning.md", "python"), blocks("lightning.md", "toml")
+    (tmp_path / "my_module.py").write_text(module)
+    (tmp_path / "my_module.toml").write_text(config)
+    for command in commands("lightning.md"):
+        said = run(command, tmp_path, {}, nursery)
+        assert "prove" not in command or said.startswith("proved: 20 steps of my_module.py:train")
 
 
 @pytest.mark.slow

@@ -269,8 +269,8 @@ class Averages(L.Callback):
 
 
 def forgets(run: Run) -> None:
-    trainer = L.Trainer(**quiet(callbacks=[Averages()]))
-    held.fit(run, trainer, Forgetful(), datamodule=Data())
+    trainer, module = L.Trainer(**quiet(callbacks=[Averages()])), Forgetful()
+    held.fit(run, trainer, module, datamodule=Data())
 
 
 def with_options(run: Run, options: dict[str, Any]) -> None:

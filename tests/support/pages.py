@@ -39,6 +39,7 @@ SAID = {
     "docs/containers.md": "Images, everything in containers on one machine, and a pool whose attempts are containers.",
     "docs/keeping.md": "Keep, check, move and sign checkpoints.",
     "docs/kubernetes.md": "Train on the spot GPUs of a Kubernetes cluster, from an empty account to a preemption.",
+    "docs/lightning.md": "Keep Lightning's Trainer: what to change, what is kept, what is refused.",
     "docs/map.md": "This page; made from the modules' docstrings.",
     "docs/operating.md": "Servers, work pools, lost machines, schedules, cancel.",
     "docs/performance.md": "What Holdfast costs, and what bounds each figure.",

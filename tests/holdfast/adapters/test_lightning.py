@@ -130,10 +130,10 @@ def find_lost(config: RunConfig) -> dict[str, str]:
 def test_what_a_module_and_a_callback_forget_is_found(tmp_path: Path) -> None:
     lost = find_lost(make_config(tmp_path, "forgets"))
     assert lost.keys() == {
-        "Forgetful.scale (Attribute", "Forgetful.seen (Attribute", "Averages.steps (Attribute",
+        "module.scale (Attribute", "module.seen (Attribute", "Averages.steps (Attribute",
         "Averages.average (AveragedModel",
     }  # fmt: skip
-    assert "register_buffer" in lost["Forgetful.scale (Attribute"]
+    assert "register_buffer" in lost["module.scale (Attribute"]
 
 
 @pytest.mark.parametrize(("program", "how"), [("automatic", ""), ("automatic", "averages"), ("manual", "")])
