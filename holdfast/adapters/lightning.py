@@ -8,10 +8,12 @@ from typing import Any
 
 try:
     import lightning.pytorch as pl
-except ImportError as error:  # also of an older Lightning without this package
-    raise ImportError(
-        f"holdfast.adapters.lightning needs Lightning 2.6 ({error}): pip install 'holdfast[lightning]'"
-    ) from None
+
+    if not pl.__version__.startswith("2.6."):  # the adapter names private attributes of its loops
+        raise ImportError(f"found {pl.__version__}")
+except ImportError as error:
+    message = f"holdfast.adapters.lightning needs Lightning 2.6: {error}; pip install 'holdfast[lightning]'"
+    raise ImportError(message) from None
 
 from lightning.pytorch.callbacks import (
     BaseFinetuning,

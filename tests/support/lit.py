@@ -1,15 +1,21 @@
-"""Lightning modules, callbacks and programs as their authors write them, some of them wrong."""
+"""Lightning modules, callbacks and programs as their authors write them."""
 
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+)
 from lightning.pytorch.loggers.logger import Logger
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
-from torchmetrics import Accuracy, F1Score, MeanMetric, MetricCollection
+from torch.utils.data import DataLoader, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchmetrics import Accuracy, F1Score, MeanMetric, MeanSquaredError, MetricCollection
 
 from holdfast import Run
 from holdfast.adapters import lightning as held
@@ -54,6 +60,7 @@ class Classifier(L.LightningModule):
         self.accuracy = Accuracy(task="multiclass", num_classes=2)
         both = {"f1": F1Score(task="multiclass", num_classes=2), "right": Accuracy(task="multiclass", num_classes=2)}
         self.scores = MetricCollection(both)
+        self.errors = MetricCollection({"mse": MeanSquaredError(), "rmse": MeanSquaredError(squared=False)})
         self.mean = MeanMetric()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -62,6 +69,7 @@ class Classifier(L.LightningModule):
         loss = nn.functional.cross_entropy(out, y)
         self.accuracy(out, y)
         self.scores.update(out, y)
+        self.errors.update(out[:, 1].float(), y.float())
         self.mean.update(loss)
         self.log("train_loss", loss, on_step=True, on_epoch=True)
         self.log("largest", loss, on_step=False, on_epoch=True, reduce_fx="max")
@@ -72,6 +80,7 @@ class Classifier(L.LightningModule):
 
     def on_train_epoch_end(self) -> None:
         self.log_dict(self.scores)
+        self.log_dict(self.errors)
         self.log("mean", self.mean)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -207,6 +216,7 @@ HOWS: dict[str, dict[str, Any]] = {
     "draws in validation": {"val_check_interval": 0.5},
     "averages": {},
     "stops": {},
+    "schedules accumulation": {},
     "checkpoints": {"enable_checkpointing": True},
 }
 
@@ -217,6 +227,8 @@ def build(how: str = "", files: str = "") -> tuple[L.Trainer, L.LightningModule,
     callbacks: list[Any] = [Witness()]
     if how == "averages":
         callbacks += [EMAWeightAveraging(decay=0.9), Moves()]
+    if how == "schedules accumulation":
+        callbacks.append(GradientAccumulationScheduler({1: 4}))
     if how == "stops":
         callbacks.append(EarlyStopping("val_loss", patience=5))
     if how == "checkpoints":
@@ -241,72 +253,7 @@ def manual(run: Run) -> None:
     held.fit(run, trainer, module, loader)
 
 
-class Forgetful(Classifier):
-    """A module that a step changes in plain attributes, which nobody keeps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.seen, self.names = 1.0, 0, ["a", "b"]
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.scale *= 0.9
-        self.seen += len(batch[0])
-        return super().training_step(batch, batch_idx) * self.scale
-
-
-class Averages(L.Callback):
-    """A callback with an average of the weights that it puts into no checkpoint."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.average = torch.optim.swa_utils.AveragedModel(pl_module.net)
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
-        self.steps += 1
-        self.average.update_parameters(pl_module.net)
-
-
-def forgets(run: Run) -> None:
-    trainer, module = L.Trainer(**quiet(callbacks=[Averages()])), Forgetful()
-    held.fit(run, trainer, module, datamodule=Data())
-
-
-def with_options(run: Run, options: dict[str, Any]) -> None:
-    """Train with options of a Trainer."""
-    held.fit(run, L.Trainer(**quiet(**options)), Classifier(), datamodule=Data())
-
-
-def stopping(run: Run, interval: float = 1.0) -> None:
-    """Stop early, at the first validation after the first."""
-    stop = EarlyStopping("val_loss", patience=1, min_delta=10.0)
-    trainer = L.Trainer(**quiet(callbacks=[stop], val_check_interval=interval))
-    held.fit(run, trainer, Classifier(), datamodule=Data())
-
-
-def wrong(run: Run, how: str) -> None:
-    """Fit in a way that is refused."""
-    trainer = L.Trainer(**quiet(callbacks=[Timer()] if how == "timer" else []))
-    module: Any = Classifier()
-    loader: Any = DataLoader(blobs(), BATCH_SIZE)
-    if how == "checkpoint":
-        held.fit(run, trainer, module, loader, ckpt_path="last")
-    if how == "several loaders":
-        held.fit(run, trainer, module, [loader, loader])
-    if how == "stream":
-        held.fit(run, trainer, module, DataLoader(Endless(), BATCH_SIZE))
-    if how == "no trainer":
-        held.fit(run, module, module, loader)
-    if how == "twice":
-        held.fit(run, trainer, module, loader)
-        held.fit(run, L.Trainer(**quiet()), module, loader)
-    if how == "skips":
-        module.on_train_batch_start = lambda batch, batch_idx: -1 if batch_idx == 3 else None
-    held.fit(run, trainer, module, loader)
-
-
-class Endless(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        while True:
-            yield torch.randn(4), torch.tensor(1)
+def stateful(run: Run) -> None:
+    """Take batches from a loader that keeps its own position, in epochs that end before its passes."""
+    trainer = L.Trainer(**quiet(callbacks=[Witness()], limit_train_batches=4))
+    held.fit(run, trainer, Classifier(), StatefulDataLoader(blobs(), BATCH_SIZE, shuffle=True))

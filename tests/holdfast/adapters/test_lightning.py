@@ -1,8 +1,10 @@
 """Lightning's own loop as a run, in this process: stopped and resumed anywhere it ends on the same bytes."""
 
 import dataclasses
+import importlib
 import inspect
 import signal
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,18 @@ import torch
 
 pytest.importorskip("lightning")
 
+import lightning.pytorch
+from accelerate.state import AcceleratorState
 from lightning.pytorch.loops.fit_loop import RestartStage
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
 from torchmetrics import Accuracy, MetricCollection
 
 from holdfast.adapters import lightning_state
-from holdfast.config import Determinism, RunConfig
+from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import RecipeError
 from holdfast.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.training import Gate, Training, find_unregistered, resume, run_program, steps
-from tests.support import lit
+from tests.support import lit, lit_wrong
 from tests.support.trainings import Saved, save_state
 
 # Lightning warns of few workers, of a missing logger and the like.
@@ -31,7 +35,7 @@ EPOCHS = 3
 
 def make_config(folder: Path, program: str, **settings: Any) -> RunConfig:
     return RunConfig(
-        recipe=f"tests.support.lit:{program}", run="r", store=str(folder), epochs=EPOCHS, settings=settings,
+        recipe=f"tests.support.{program}", run="r", store=str(folder), epochs=EPOCHS, settings=settings,
         determinism=Determinism(mode="fast"),
     )  # fmt: skip
 
@@ -66,10 +70,10 @@ def make_settings(folder: Path, program: str, how: str) -> dict[str, Any]:
     return {"how": how, "files": str(folder / "files")} if program == "automatic" else {}
 
 
-@pytest.mark.parametrize(("program", "how"), PROGRAMS, ids=lambda value: value)
+@pytest.mark.parametrize(("program", "how"), [*PROGRAMS, ("stateful", "")], ids=lambda value: value)
 def test_cut_at_many_steps_it_ends_on_the_same_bytes(tmp_path: Path, program: str, how: str) -> None:
     """What callbacks and loggers see is the same, too."""
-    config = make_config(tmp_path, program, **make_settings(tmp_path, program, how))
+    config = make_config(tmp_path, f"lit:{program}", **make_settings(tmp_path, program, how))
     straight, training = live(config)
     seen = [*lit.SEEN]
     lit.SEEN.clear()
@@ -92,7 +96,7 @@ def test_it_trains_as_lightning_alone(tmp_path: Path, program: str, how: str) ->
         trainer.fit(module, loader)
     seen = [*lit.SEEN]
     lit.SEEN.clear()
-    _, training = live(make_config(tmp_path, program, **make_settings(tmp_path, program, how)))
+    _, training = live(make_config(tmp_path, f"lit:{program}", **make_settings(tmp_path, program, how)))
     assert seen == lit.SEEN
     trained = training.model.state_dict()
     for name, each in module.state_dict().items():
@@ -106,7 +110,7 @@ def test_numbers_that_are_logged_are_in_the_trail(tmp_path: Path) -> None:
         yield from steps(training, lit.PER_EPOCH, lambda: False)
         lines.extend(training.read_metrics())
 
-    run_program(make_config(tmp_path, "automatic"), serve)
+    run_program(make_config(tmp_path, "lit:automatic"), serve)
     first, *_, last = lines
     assert first["loss"] == first["logged"]["train_loss"] == first["logged"]["train_loss_step"]
     assert {"val_loss", "val_f1", "train_loss_epoch", "f1", "mean", "largest"} <= last["logged"].keys()
@@ -128,7 +132,7 @@ def find_lost(config: RunConfig) -> dict[str, str]:
 
 
 def test_what_a_module_and_a_callback_forget_is_found(tmp_path: Path) -> None:
-    lost = find_lost(make_config(tmp_path, "forgets"))
+    lost = find_lost(make_config(tmp_path, "lit_wrong:forgets"))
     assert lost.keys() == {
         "module.scale (Attribute", "module.seen (Attribute", "Averages.steps (Attribute",
         "Averages.average (AveragedModel",
@@ -138,7 +142,7 @@ def test_what_a_module_and_a_callback_forget_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("program", "how"), [("automatic", ""), ("automatic", "averages"), ("manual", "")])
 def test_a_program_that_keeps_all_has_nothing_unregistered(tmp_path: Path, program: str, how: str) -> None:
-    assert not find_lost(make_config(tmp_path, program, **make_settings(tmp_path, program, how)))
+    assert not find_lost(make_config(tmp_path, f"lit:{program}", **make_settings(tmp_path, program, how)))
 
 
 @pytest.mark.parametrize(
@@ -157,8 +161,8 @@ def test_a_program_that_keeps_all_has_nothing_unregistered(tmp_path: Path, progr
 )
 def test_a_setting_that_cannot_be_exact_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message) as refused:
-        live(make_config(tmp_path, "with_options", options=options))
-    assert refused.value.message.startswith(line_of(lit.with_options, "held.fit"))
+        live(make_config(tmp_path, "lit_wrong:with_options", options=options))
+    assert refused.value.message.startswith(line_of(lit_wrong.with_options, "held.fit"))
     assert refused.value.hint
 
 
@@ -176,20 +180,41 @@ def test_a_setting_that_cannot_be_exact_is_refused(tmp_path: Path, options: dict
 )
 def test_a_mistake_is_one_line_with_the_users_file_and_line(tmp_path: Path, how: str, at: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message) as refused:
-        live(make_config(tmp_path, "wrong", how=how))
-    assert refused.value.message.startswith(line_of(lit.wrong, at))
+        live(make_config(tmp_path, "lit_wrong:wrong", how=how))
+    assert refused.value.message.startswith(line_of(lit_wrong.wrong, at))
     assert refused.value.hint
+
+
+def test_mixed_precision_of_the_configuration_is_refused(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "lit:automatic").model_copy(update={"compute": Compute(mixed_precision="bf16")})
+    AcceleratorState._reset_state(reset_partial_state=True)  # accelerate has one precision for each process
+    try:
+        with pytest.raises(RecipeError, match=r"compute\.mixed_precision = 'bf16' has no effect on Lightning's loop"):
+            live(config)
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_another_or_no_lightning_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "holdfast.adapters.lightning"
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(lightning.pytorch, "__version__", "2.7.0")
+    with pytest.raises(ImportError, match=r"needs Lightning 2\.6: found 2\.7\.0"):
+        importlib.import_module(name)
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
+    with pytest.raises(ImportError, match=r"needs Lightning 2\.6: .*pip install 'holdfast\[lightning\]'"):
+        importlib.import_module(name)
 
 
 def line_of(function: Any, text: str) -> str:
     """Return the file and line of the last statement of a function that has this text."""
     lines, first = inspect.getsourcelines(function)
     number = max(number for number, line in enumerate(lines, first) if text in line)
-    return f"{lit.__file__}:{number}: "
+    return f"{lit_wrong.__file__}:{number}: "
 
 
 def test_an_early_stop_says_how_to_end_the_run_there(tmp_path: Path) -> None:
-    config = make_config(tmp_path, "stopping")
+    config = make_config(tmp_path, "lit_wrong:stopping")
     with pytest.raises(
         RecipeError, match="the Trainer stopped early, after step 12 of 18: Monitored metric"
     ) as refused:
@@ -200,18 +225,18 @@ def test_an_early_stop_says_how_to_end_the_run_there(tmp_path: Path) -> None:
 
 def test_an_early_stop_in_an_epoch_says_how_to_stop_at_its_end(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="the Trainer stopped early, after step 4 of 18") as refused:
-        live(make_config(tmp_path, "stopping", interval=0.34))
+        live(make_config(tmp_path, "lit_wrong:stopping", interval=0.34))
     assert "check_on_train_epoch_end=True" in refused.value.hint
 
 
 def test_the_configuration_says_how_many_epochs(tmp_path: Path) -> None:
-    config = make_config(tmp_path, "automatic").model_copy(update={"epochs": 4})
+    config = make_config(tmp_path, "lit:automatic").model_copy(update={"epochs": 4})
     assert live(config)[1].progress.step == 4 * lit.PER_EPOCH
 
 
 def test_a_proof_may_cut_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LONGEST_EPOCH_VARIABLE, "4")
-    config = make_config(tmp_path, "automatic", how="step")
+    config = make_config(tmp_path, "lit:automatic", how="step")
     straight, training = live(config)
     assert training.progress.step == EPOCHS * 4
     assert content_id(live(config, 0, live(config, 5)[0])[0]) == content_id(straight)
@@ -229,7 +254,7 @@ def test_a_signal_does_not_end_lightnings_loop(tmp_path: Path) -> None:
             yield
 
     try:
-        run_program(make_config(tmp_path, "automatic"), serve)
+        run_program(make_config(tmp_path, "lit:automatic"), serve)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert received == [signal.SIGTERM]
