@@ -292,6 +292,13 @@ class Log(Section):
         description="Name of the project, or of MLflow's experiment, that the sinks show the run in.",
     )
 
+    @field_validator("sinks")
+    @classmethod
+    def _are_distinct(cls, sinks: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(sinks)) < len(sinks):
+            raise ValueError("a sink is named twice")
+        return sinks
+
 
 class RunConfig(Section):
     """One training run: what to train, how long, and where it lies."""

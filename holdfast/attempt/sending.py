@@ -91,8 +91,10 @@ class SinkProcess:
 
     def start(self, config: RunConfig, attempt: int) -> None:
         """Start the process, or start it again if it has died."""
-        if self._process is not None and (self._process.poll() is None or self._starts > RESTARTS):
-            return
+        if self._process is not None:
+            if self._process.poll() is None or self._starts > RESTARTS:
+                return
+            self._process.stdin.close()
         self._starts += 1
         path = Path(config.log.folder).absolute() / config.run / f"sink-{self._name}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +125,8 @@ class SinkProcess:
 
 
 def _log_lines(process: Process, name: str, path: Path) -> None:
-    for line in process.stdout:
-        log.warning("%s", line.rstrip())
+    with process.stdout:
+        for line in process.stdout:
+            log.warning("%s", line.rstrip())
     if code := process.wait():
         log.warning("the sink %s died with exit code %d; the run goes on, and %s has its output", name, code, path)

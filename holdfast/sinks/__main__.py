@@ -110,7 +110,7 @@ def _work(sender: Sender, orders: "queue.SimpleQueue[Order]", lock: Path) -> Non
 def _locked(path: Path) -> Iterator[None]:
     """Hold a lock for the block, so that the sink of a dead attempt ends before the next one's begins."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -98,6 +98,6 @@ class Wandb(Sink):
 def _read_last_step(path: Path) -> int:
     """Return the last step in a file of W&B's, read with W&B's own reader; 0 for none."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=READ_WITHIN_S, check=False)
+    found = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=READ_WITHIN_S, check=False)
     lines = [line for line in found.stdout.splitlines() if '"type":"history"' in line]
     return int(json.loads(lines[-1])["history"]["item"]["_step"]) if lines else 0
