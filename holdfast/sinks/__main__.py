@@ -39,17 +39,17 @@ class Sender:
         self._say = say
         self._sink: Sink | None = None
         self._has_failed = False
-        self.is_over = threading.Event()
+        self._is_superseded = False
 
     def obey(self, order: Order) -> None:
         """Send what is committed; if this is the last order, make it last in the sink."""
         try:
-            if not self.is_over.is_set():
+            if not self._is_superseded:
                 self._deliver()
             if order.is_end and self._sink is not None:
                 self._sink.close(order.is_complete)
         except Superseded:
-            self.is_over.set()
+            self._is_superseded = True
         except Exception as error:  # whatever a library raises
             self._fail(error)
 
@@ -58,7 +58,7 @@ class Sender:
             journal = Journal(open_store(self._config.store), self._config.run)
             self._sink = make_sink(self._name, Facts.read(journal, self._config, self._attempt))
             self._sink.open()
-        deliver(self._sink, self.is_over.is_set)
+        deliver(self._sink)
 
     def _fail(self, error: Exception) -> None:
         sink, self._sink = self._sink, None
@@ -88,7 +88,6 @@ def main() -> None:
         orders.put(order)
     if not order.is_end:
         order = DEAD
-        sender.is_over.set()
         orders.put(order)
     worker.join(order.within_s)
     if worker.is_alive() and order is not DEAD:

@@ -1,25 +1,18 @@
 """What a sink still lacks of a run, found by the journal, and sent."""
 
-from collections.abc import Callable
-
 from holdfast.journal import Commit
 from holdfast.sinks.points import read_points
 from holdfast.sinks.sink import Sink
 
 
-def deliver(sink: Sink, is_over: Callable[[], bool] = lambda: False) -> None:
+def deliver(sink: Sink) -> None:
     """Draw every commit that counts and that the sink lacks, the oldest first.
-
-    Args:
-        is_over: asked before each commit; True ends the delivery early.
 
     Raises:
         Superseded: a later attempt owns the run, and sends in this one's place.
     """
     facts = sink.facts
     for commit in find_undrawn(sink):
-        if is_over():
-            return
         facts.journal.check_fence(facts.attempt)
         points = [point for point in read_points(facts.journal, commit) if point.step > sink.step]
         if points:

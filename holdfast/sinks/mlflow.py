@@ -6,8 +6,10 @@ one of several equal metrics, so that a batch which is sent twice draws nothing 
 
 import base64
 import json
+import math
 import os
 import re
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -54,7 +56,12 @@ class MLflow(Sink):
 
     def _create(self, experiment: str) -> dict[str, Any]:
         tags = [{"key": RUN_TAG, "value": self.facts.id}]
-        fields = {"experiment_id": experiment, "run_name": self.facts.run, "tags": tags}
+        fields = {
+            "experiment_id": experiment,
+            "run_name": self.facts.run,
+            "tags": tags,
+            "start_time": _to_ms(time.time()),
+        }
         created: dict[str, Any] = _call("runs/create", fields)["run"]
         params = [
             {"key": _UNFIT.sub("_", name), "value": str(value)[:MAX_PARAM_CHARS]}
@@ -65,7 +72,12 @@ class MLflow(Sink):
 
     def write(self, commit: Commit, points: Sequence[Point]) -> None:
         metrics = [
-            {"key": _UNFIT.sub("_", name), "value": value, "timestamp": round(point.time * 1000), "step": point.step}
+            {
+                "key": _UNFIT.sub("_", name),
+                "value": _spell(value),
+                "timestamp": _to_ms(point.time),
+                "step": point.step,
+            }
             for point in points
             for name, value in point.values.items()
         ]
@@ -76,7 +88,19 @@ class MLflow(Sink):
         _call("runs/log-batch", {"run_id": self._id, "tags": tags})
 
     def close(self, is_complete: bool) -> None:
-        _call("runs/update", {"run_id": self._id, "status": "FINISHED" if is_complete else "RUNNING"})
+        status = {"status": "FINISHED", "end_time": _to_ms(time.time())} if is_complete else {"status": "RUNNING"}
+        _call("runs/update", {"run_id": self._id, **status})
+
+
+def _to_ms(time_s: float) -> int:
+    return round(time_s * 1000)
+
+
+def _spell(value: float) -> float | str:
+    """Return a number in MLflow's JSON, whose server ignores all metrics of a request with a bare NaN or infinity."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
 
 
 def _call(path: str, fields: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -22,5 +22,5 @@ class Order(BaseModel):
     within_s: float = 0.0
 
 
-# What the process of a sink takes for an order if its attempt dies without one.
+# The last order, for a process whose attempt has died without one: it sends what is committed, and ends.
 DEAD = Order(is_end=True, within_s=20.0)

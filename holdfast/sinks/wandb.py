@@ -21,7 +21,6 @@ from holdfast.sinks.points import Point
 from holdfast.sinks.sink import Facts, Sink
 
 NOTE = "sinks/wandb.json"
-READ_WITHIN_S = 120
 OFFLINE = ("offline", "dryrun")
 
 
@@ -46,7 +45,7 @@ class Wandb(Sink):
 
     def open(self) -> None:
         if self._is_offline:  # W&B's own folder is begun with the first step: many attempts have none to write
-            self.step = max(self._read_note(), *map(_read_last_step, self._find_files()), 0)
+            self.step = max(self._read_note(), self._read_folders())
             return
         self._begin()
         self.step = self._run.step - 1 if self._run.resumed else 0
@@ -91,13 +90,22 @@ class Wandb(Sink):
             return position.step if position.id == self.facts.id else 0
         return 0
 
-    def _find_files(self) -> list[Path]:
-        return sorted(self.facts.folder.glob(f"wandb/*run-*-{self.facts.id}/run-{self.facts.id}.wandb"))
+    def _read_folders(self) -> int:
+        """Return the last step in the newest folder on this machine that has any; 0 if none has."""
+        paths = self.facts.folder.glob(f"wandb/*run-*-{self.facts.id}/run-{self.facts.id}.wandb")
+        newest_first = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
+        return next(filter(None, map(_read_last_step, newest_first)), 0)
 
 
 def _read_last_step(path: Path) -> int:
-    """Return the last step in a file of W&B's, read with W&B's own reader; 0 for none."""
+    """Return the last step in a file of W&B's, read with W&B's own reader; 0 for none.
+
+    A file that W&B couldn't finish is read up to its end. Its summary may be one step ahead of its steps.
+    """
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
-    found = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=READ_WITHIN_S, check=False)
-    lines = [line for line in found.stdout.splitlines() if '"type":"history"' in line]
-    return int(json.loads(lines[-1])["history"]["item"]["_step"]) if lines else 0
+    last = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8") as reader:
+        assert reader.stdout is not None
+        for line in reader.stdout:
+            last = line if '"type":"history"' in line else last
+    return int(json.loads(last)["history"]["item"]["_step"]) if last else 0

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from holdfast.attempt.sending import SinkProcess
@@ -25,12 +24,9 @@ def make_config(folder: Path, sink: str) -> RunConfig:
     return RunConfig(recipe="m:f", run="run", store=str(folder), log=log)
 
 
-def child_pid() -> int:
-    """Return the id of the one process of a sink that this process has started and that has not ended."""
-    (child,) = [
-        each for each in psutil.Process().children() if each.status() != "zombie" and "holdfast.sinks" in each.cmdline()
-    ]
-    return child.pid
+def kill(process: SinkProcess, number: int) -> None:
+    assert process._process is not None
+    os.kill(process._process.pid, number)
 
 
 def test_a_sink_whose_process_was_killed_is_started_again_and_has_no_hole(tmp_path: Path) -> None:
@@ -43,7 +39,7 @@ def test_a_sink_whose_process_was_killed_is_started_again_and_has_no_hole(tmp_pa
         process.start(config, 1)
         process.tell(Order())
         await_equal(lambda number=number: len([*drawn.glob("events*")]), number)
-    os.kill(child_pid(), signal.SIGKILL)
+    kill(process, signal.SIGKILL)
     process.await_end(60)
     train(line)
     train(line)
@@ -56,13 +52,12 @@ def test_a_sink_whose_process_was_killed_is_started_again_and_has_no_hole(tmp_pa
 def test_a_process_that_reads_nothing_stops_no_attempt(tmp_path: Path) -> None:
     process = SinkProcess("mlflow")
     process.start(make_config(tmp_path, "mlflow"), 1)
-    pid = child_pid()
-    os.kill(pid, signal.SIGSTOP)
+    kill(process, signal.SIGSTOP)
     for _ in range(5000):  # more than the pipe holds
         process.tell(Order())
     process.tell(Order(is_end=True))
     process.await_end(0)
-    os.kill(pid, signal.SIGKILL)
+    kill(process, signal.SIGKILL)
     process.await_end(60)
 
 
