@@ -1,6 +1,7 @@
 """The processes of sinks: killed, stopped and failing, while a run trains."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import socket
@@ -32,13 +33,12 @@ def kill(process: SinkProcess, number: int) -> None:
 def test_a_sink_whose_process_was_killed_is_started_again_and_has_no_hole(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     config, line = make_config(tmp_path, "tensorboard"), make_line(open_store(str(tmp_path)))
-    drawn = tmp_path / "logs" / "tensorboard" / "run"
     process = SinkProcess("tensorboard")
     for number in (1, 2):
         train(line)
         process.start(config, 1)
         process.tell(Order())
-        await_equal(lambda number=number: len([*drawn.glob("events*")]), number)
+        await_equal(lambda number=number: len(drawn(tmp_path)), number)
     kill(process, signal.SIGKILL)
     process.await_end(60)
     train(line)
@@ -46,7 +46,7 @@ def test_a_sink_whose_process_was_killed_is_started_again_and_has_no_hole(tmp_pa
     process.start(config, 1)
     process.tell(Order(is_end=True, is_complete=True, within_s=60))
     process.await_end(60)
-    assert sorted(int(path.name.split(".")[3]) for path in drawn.iterdir()) == [1, 2, 3, 4]
+    assert drawn(tmp_path) == [1, 2, 3, 4]
 
 
 def test_a_process_that_reads_nothing_stops_no_attempt(tmp_path: Path) -> None:
@@ -61,13 +61,49 @@ def test_a_process_that_reads_nothing_stops_no_attempt(tmp_path: Path) -> None:
     process.await_end(60)
 
 
-def test_a_sink_ends_by_itself_when_its_attempt_dies(tmp_path: Path) -> None:
-    process = SinkProcess("mlflow")
-    process.start(make_config(tmp_path, "mlflow"), 1)
+def test_what_a_dead_attempt_has_committed_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    config, line = make_config(tmp_path, "tensorboard"), make_line(open_store(str(tmp_path)))
+    train(line)
+    train(line)
+    process = SinkProcess("tensorboard")
+    process.start(config, 1)
     assert process._process is not None
-    process._process.stdin.close()
+    process._process.stdin.close()  # as the system does when it dies
     process.await_end(60)
     assert process._process.poll() == 0
+    assert drawn(tmp_path) == [1, 2]
+
+
+def test_a_sink_waits_until_that_of_the_attempt_before_has_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("tensorboard")
+    config, line = make_config(tmp_path, "tensorboard"), make_line(open_store(str(tmp_path)))
+    train(line)
+    lock = tmp_path / "logs" / "run" / "sink-tensorboard.lock"
+    lock.parent.mkdir(parents=True)
+    with lock.open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        send_all(config, within_s=2)
+        assert drawn(tmp_path) == []
+    assert [record.message for record in caplog.records] == [
+        "the sink tensorboard has not taken everything in 2 s; the same command sends the rest"
+    ]
+    send_all(config, within_s=60)
+    assert drawn(tmp_path) == [1]
+
+
+def send_all(config: RunConfig, within_s: float) -> None:
+    process = SinkProcess("tensorboard")
+    process.start(config, 1)
+    process.tell(Order(is_end=True, is_complete=True, within_s=within_s))
+    process.await_end(60)
+
+
+def drawn(folder: Path) -> list[int]:
+    """Return the numbers of the commits that TensorBoard has files of."""
+    return sorted(int(path.name.split(".")[3]) for path in (folder / "logs" / "tensorboard" / "run").glob("events*"))
 
 
 @pytest.fixture
