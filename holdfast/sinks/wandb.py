@@ -14,7 +14,7 @@ from typing import Any
 
 import wandb
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import Commit, now
 from holdfast.journal.records import Record, Time, read_record
 from holdfast.sinks.points import Point
@@ -85,7 +85,7 @@ class Wandb(Sink):
         facts.journal.store.replace(NOTE, position.to_bytes())
 
     def _read_note(self) -> int:
-        with contextlib.suppress(HoldfastError):  # there is none, or it is damaged: steps may then be sent twice
+        with contextlib.suppress(NameMissing, RecordDamaged):  # if it is damaged, steps may be sent twice
             position = read_record(self.facts.journal.store, Position, NOTE)
             return position.step if position.id == self.facts.id else 0
         return 0
