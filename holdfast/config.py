@@ -283,6 +283,21 @@ class Log(Section):
 
     every: Count = Field(10, ge=1, description="Steps between two progress lines.")
     folder: str = Field("logs", description="Folder for the ranks' own output, one file an attempt.")
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = Field(
+        (), description="Where metrics are shown, beside the run's folder: tensorboard, wandb, trackio, mlflow."
+    )
+    project: str = Field(
+        "holdfast",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="Name of the project, or of MLflow's experiment, that the sinks show the run in.",
+    )
+
+    @field_validator("sinks")
+    @classmethod
+    def _are_distinct(cls, sinks: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(sinks)) < len(sinks):
+            raise ValueError("a sink is named twice")
+        return sinks
 
 
 class RunConfig(Section):

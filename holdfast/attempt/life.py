@@ -8,6 +8,7 @@ from holdfast.attempt.attempt import Attempt
 from holdfast.attempt.commits import Publish, publish_commit
 from holdfast.attempt.observers import Observer
 from holdfast.attempt.pipeline import Chunk
+from holdfast.attempt.sending import Sending
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
 from holdfast.endings import TOLD_BY_A_SIGNAL, Ending, ending_of
@@ -60,7 +61,8 @@ def live(
     """Train a run, from where its journal says that it stands, until it is complete or this process is told to end.
 
     A notice tells it to end, or a signal whose handler raises an exception that is no `Exception`, such as SystemExit.
-    It then saves and commits what is trained. However it ends, its ending is on record, and no rank is left.
+    It then saves and commits what is trained. However it ends, its ending is on record, and no rank is left. The run's
+    metric sinks, ``log.sinks``, are told of each commit.
 
     Args:
         number: the attempt's number; the next free one if None.
@@ -73,7 +75,7 @@ def live(
     """
     ending, attempt = TOLD_BY_A_SIGNAL, None  # a second signal may come before `find_ending` returns
     try:
-        attempt = Attempt(config, number, observers, acts.publish)
+        attempt = Attempt(config, number, [*observers, Sending(config)], acts.publish)
         _train(attempt, acts, sources)
         ending = find_ending(attempt.notice)
         return _describe(attempt)

@@ -23,9 +23,12 @@ EXTRA_MODULES = {
     "gcs": ["store/gcs.py"],
     "lightning": ["adapters/lightning.py", "adapters/lightning_loop.py", "adapters/lightning_state.py"],
     "testing": ["testing/stores.py"],
+    "tensorboard": ["sinks/tensorboard.py"],
+    "trackio": ["sinks/trackio.py"],
+    "wandb": ["sinks/wandb.py"],
 }
-# Extras that make test installs, and make check doesn't, with a module of each.
-INSTALLED_LATE = {"lightning": "lightning"}
+# Extras that only make test installs, in the dependency group `adapters`.
+LATER = {"lightning", "tensorboard", "trackio", "transformers", "wandb"}
 # Extras also name packages that fsspec loads by URL, and bounds on what Prefect itself requires.
 NOT_IMPORTED = {"s3": {"s3fs"}, "azure": {"adlfs"}, "gcs": {"gcsfs"}, "prefect": {"fastapi", "sqlalchemy"}}
 
@@ -73,8 +76,8 @@ def test_the_core_dependencies_are_what_the_engine_imports() -> None:
 
 @pytest.mark.parametrize("extra", EXTRA_MODULES)
 def test_an_extra_is_what_its_modules_import(extra: str) -> None:
-    if extra in INSTALLED_LATE:
-        pytest.importorskip(INSTALLED_LATE[extra])
+    if extra in LATER:
+        pytest.importorskip(extra)
     imported = find_distributions([ROOT / "holdfast" / name for name in EXTRA_MODULES[extra]])
     assert imported - CORE == EXTRAS[extra] - NOT_IMPORTED.get(extra, set())
 

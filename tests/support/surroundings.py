@@ -14,7 +14,10 @@ from hypothesis import HealthCheck, settings
 from holdfast.rank.process import is_launchers
 
 HIDDEN = ("COLORTERM", "FORCE_COLOR", "NO_COLOR", "STORAGE_EMULATOR_HOST", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
-HIDDEN_PREFIXES = ("AWS_", "AZURE_", "CLOUDSDK_", "FSSPEC_", "GCSFS_", "GOOGLE_", "HOLDFAST_", "PREFECT_", "TOY_")
+HIDDEN_PREFIXES = (
+    "AWS_", "AZURE_", "CLOUDSDK_", "FSSPEC_", "GCSFS_", "GOOGLE_", "HOLDFAST_", "MLFLOW_", "PREFECT_", "TOY_",
+    "TRACKIO_", "WANDB_",
+)  # fmt: skip
 KEPT = ("HOLDFAST_EXAMPLES", "HOLDFAST_TERRAFORM_PLUGINS")
 
 

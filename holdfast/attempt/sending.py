@@ -1,0 +1,132 @@
+"""The processes that send a run's numbers to its metric sinks: one for each sink, told of each commit."""
+
+import contextlib
+import contextvars
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.attempt.observers import Observer
+from holdfast.config import RunConfig
+from holdfast.journal import Commit
+from holdfast.rank.process import Process, start_process
+from holdfast.sinks import check_usable
+from holdfast.sinks.orders import CONFIG_VARIABLE, Order
+
+if TYPE_CHECKING:
+    from holdfast.attempt.attempt import Attempt
+
+log = logging.getLogger(__name__)
+
+# A complete run waits so long for its sinks. An attempt that has to end waits less: the next one sends what is missing.
+COMPLETE_WITHIN_S = 60.0
+STOPPED_WITHIN_S = 3.0
+# A sink's process ends by itself after so many seconds, if nothing else ends it.
+LINGER_S = 20.0
+# How often a process that has died is started again.
+RESTARTS = 3
+
+
+class Sending(Observer):
+    """An observer that starts the process of each of a run's sinks, and tells it of each commit.
+
+    Nothing here waits while the run trains. The processes read the commits themselves.
+
+    Raises:
+        ConfigError: a sink can't be used on this machine.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        check_usable(config.log.sinks)
+        self._processes = [SinkProcess(name) for name in config.log.sinks]
+
+    def opened(self, attempt: "Attempt") -> None:
+        self._tell(attempt, Order())
+
+    def committed(self, attempt: "Attempt", commit: Commit) -> None:
+        if any(each.is_started for each in self._processes):  # before that, a commit is adopted and not yet verified
+            self._tell(attempt, Order())
+
+    def _tell(self, attempt: "Attempt", order: Order) -> None:
+        for each in self._processes:
+            each.start(attempt.config, attempt.number)
+            each.tell(order)
+
+    def ended(self, attempt: "Attempt") -> None:
+        started = [each for each in self._processes if each.is_started]
+        is_complete = bool(started) and attempt.is_complete
+        within_s = COMPLETE_WITHIN_S if is_complete else STOPPED_WITHIN_S
+        for each in started:
+            each.tell(Order(is_end=True, is_complete=is_complete, within_s=within_s if is_complete else LINGER_S))
+        _await(started, within_s + 1)
+
+
+def _await(processes: Iterable["SinkProcess"], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    for each in processes:
+        each.await_end(max(0.0, deadline - time.monotonic()))
+
+
+class SinkProcess:
+    """The process of one sink, ``python -m holdfast.sinks NAME``, in a session of its own.
+
+    The end of its standard input tells it that the attempt has died.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._process: Process | None = None
+        self._reader = threading.Thread()
+        self._starts = 0
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the process was ever started."""
+        return self._process is not None
+
+    def start(self, config: RunConfig, attempt: int) -> None:
+        """Start the process, or start it again if it has died."""
+        if self._process is not None:
+            if self._process.poll() is None or self._starts > RESTARTS:
+                return
+            self._process.stdin.close()
+        self._starts += 1
+        path = Path(config.log.folder).absolute() / config.run / f"sink-{self._name}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "holdfast.sinks", self._name, str(attempt)]
+        with path.open("ab") as output:
+            process = start_process(command, os.environ | {CONFIG_VARIABLE: config.model_dump_json()}, output)
+        os.set_blocking(process.stdin.fileno(), False)  # training must not wait for a process that reads nothing
+        self._process = process
+        # In this thread's context, so that Prefect shows a warning with the attempt's flow run.
+        context = contextvars.copy_context()
+        self._reader = threading.Thread(target=context.run, args=(_log_lines, process, self._name, path), daemon=True)
+        self._reader.start()
+
+    def tell(self, order: Order) -> None:
+        """Send an order; the last one also closes the pipe."""
+        if self._process is None:
+            return
+        with contextlib.suppress(OSError, ValueError):  # it has died, or reads nothing
+            os.write(self._process.stdin.fileno(), f"{order.model_dump_json()}\n".encode())
+        if order.is_end:
+            self._process.stdin.close()
+
+    def await_end(self, within_s: float) -> None:
+        """Wait until the process has ended, at most for some seconds. It is never killed: it ends by itself."""
+        self._reader.join(within_s)
+        if self._process is not None and not self._reader.is_alive():
+            self._process.wait()
+
+
+def _log_lines(process: Process, name: str, path: Path) -> None:
+    with process.stdout:
+        for line in process.stdout:
+            log.warning("%s", line.rstrip())
+    if code := process.wait():
+        log.warning("the sink %s died with exit code %d; the run goes on, and %s has its output", name, code, path)

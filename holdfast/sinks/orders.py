@@ -1,0 +1,26 @@
+"""The lines that an attempt writes to the process of a sink."""
+
+from pydantic import BaseModel, ConfigDict
+
+# The environment variable with the run's configuration.
+CONFIG_VARIABLE = "HOLDFAST_CONFIG"
+
+
+class Order(BaseModel):
+    """Send what is committed.
+
+    Attributes:
+        is_end: whether this order is the last.
+        is_complete: whether the run is complete.
+        within_s: seconds after which the process ends, whatever it has not sent.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    is_end: bool = False
+    is_complete: bool = False
+    within_s: float = 0.0
+
+
+# The last order, for a process whose attempt has died without one: it sends what is committed, and ends.
+DEAD = Order(is_end=True, within_s=20.0)

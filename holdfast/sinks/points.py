@@ -1,0 +1,84 @@
+"""The names and values that sinks show, made from the trails of commits."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from holdfast.checkpoint import METRICS
+from holdfast.errors import NameMissing
+from holdfast.journal import Commit, Journal, metrics_name
+
+
+@dataclass(frozen=True)
+class Point:
+    """One step in a sink.
+
+    Attributes:
+        time: about when the step ended, in seconds since 1970. It follows from the commit, as all else does.
+        values: numbers by name.
+        note: how the attempt began that has trained this step, if the step is its first.
+    """
+
+    step: int
+    time: float
+    values: Mapping[str, float]
+    note: str = ""
+
+
+def read_points(journal: Journal, commit: Commit) -> list[Point]:
+    """Return the steps of a commit; none if its trail is lost."""
+    lines = _read_lines(journal, commit)
+    ended, each_s = datetime.fromisoformat(commit.created_at).timestamp(), commit.train_s / max(1, len(lines))
+    points = []
+    for number, line in enumerate(lines, start=1):
+        is_last = number == len(lines)
+        values = read_values(line) | ({"run/attempt": float(commit.attempt)} if is_last else {})
+        note = _describe_beginning(journal, commit) if number == 1 else ""
+        points.append(Point(line["step"], ended - (len(lines) - number) * each_s, values, note))
+    return points
+
+
+def _read_lines(journal: Journal, commit: Commit) -> list[dict[str, Any]]:
+    """Return a commit's trail: the copy that outlives the checkpoint, or the checkpoint's own."""
+    for name in (metrics_name(commit.number), f"{commit.path}/{METRICS}"):
+        with contextlib.suppress(NameMissing):
+            return [json.loads(line) for line in journal.store.read(name).splitlines()]
+    return []
+
+
+def read_values(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers in a line of a trail by the names that sinks show; docs/metrics.md lists them."""
+    return {name: float(value) for name, value in _name_values(line) if value is not None}
+
+
+def _name_values(line: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in line.get("logged", {}).items():
+        yield _in_group("train", name), value
+    for group, field in (("eval", "metrics"), ("eval", "measured"), ("anneal", "anneals")):
+        for name, value in line.get(field, {}).items():
+            yield _in_group(group, name), value
+    rates = line.get("lrs", [])
+    for number, rate in enumerate(rates):
+        yield f"train/lr/{number}" if len(rates) > 1 else "train/lr", rate
+    for name in ("loss", "grad_norm"):
+        yield f"train/{name}", line.get(name)
+
+
+def _in_group(group: str, name: str) -> str:
+    """Return a name in its group; a name with a slash has chosen its own group."""
+    return name if "/" in name else f"{group}/{name}"
+
+
+def _describe_beginning(journal: Journal, commit: Commit) -> str:
+    """Return how the attempt began that has made a commit; empty if the commit before is its own, too."""
+    parent = journal.find_commit(commit.parent)
+    if parent is None:
+        return f"attempt {commit.attempt} begins the run" if not commit.parent else ""
+    if parent.attempt == commit.attempt:
+        return ""
+    ending = journal.read_ending(parent.attempt)
+    before = f", after attempt {parent.attempt} ({ending.reason})" if ending else ""
+    return f"attempt {commit.attempt} continues from step {parent.step}{before}"
