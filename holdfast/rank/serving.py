@@ -21,7 +21,7 @@ from holdfast.errors import CheckpointDamaged, GateTripped, HoldfastError, OutOf
 from holdfast.fingerprint import to_plain
 from holdfast.function import default_settings
 from holdfast.journal import Commit
-from holdfast.location import describe_error
+from holdfast.location import describe_error, find_hint
 from holdfast.rank.events import Events
 from holdfast.rank.messages import (
     Begin,
@@ -298,4 +298,4 @@ def _describe_failure(training: Training | None, error: Exception) -> RecipeFail
     where = f"step {step}{rank}: {describe_error(error)}"
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or CPU_OUT_OF_MEMORY in str(error):
         return OutOfMemory(f"out of memory in {where}", hint="a smaller batch_size with more grad_accum", step=step)
-    return RecipeFailed(f"training failed in {where}", step=step)
+    return RecipeFailed(f"training failed in {where}", hint=find_hint(error), step=step)
