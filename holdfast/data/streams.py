@@ -60,7 +60,7 @@ def _list_parts(data: Any) -> list[Any]:
     parts = [data]
     for each in parts:
         inner = getattr(each, "dataset", None)
-        if inner is not None and inner not in parts:
+        if inner is not None and all(inner is not part for part in parts):  # an array has no single == of its own
             parts.append(inner)
     return parts
 
