@@ -25,6 +25,8 @@ from torch import nn
 
 from holdfast.fingerprint import canonical_json, to_plain
 from holdfast.imports import SITE_FOLDERS, STDLIB
+from holdfast.training.optimizers import parts_of
+from holdfast.training.schedulers import name_schedules
 
 if TYPE_CHECKING:
     from holdfast.training import Training
@@ -57,14 +59,16 @@ def describe_built(training: "Training") -> dict[str, Any]:
         name: to_plain(getattr(recipe, name)) for name in ("batch_size", "grad_accum", "clip_norm")
     } | {"steps_per_epoch": training.steps_per_epoch}
     # The optimizer, modules and extras have names of their own below: skip them among a function's captured values.
-    seen = {id(each) for each in (recipe.optimizer, *recipe.model.modules(), *recipe.extras.values())}
-    for name in ("loss", "after_step", "collate"):
+    parts = (recipe.optimizer, *parts_of(recipe.optimizer), *recipe.model.modules(), *recipe.extras.values())
+    seen = {id(each) for each in parts}
+    for name in ("loss", "after_step", "collate", *(["step"] if recipe.step is not None else [])):
         found |= _walk(name, getattr(recipe, name), seen)
     if training.kept is not None:
         found |= _describe_function("loop", training.kept.function, seen)
     found |= _describe_optimizer(recipe.optimizer)
-    if dataclasses.is_dataclass(recipe.schedule):
-        found |= _walk("schedule", recipe.schedule, seen)
+    for name, schedule in name_schedules(recipe).items():
+        if dataclasses.is_dataclass(schedule):
+            found |= _walk(f"schedule.{name}" if name else "schedule", schedule, seen)
     for number, scheduler in enumerate(training.schedulers):
         found |= _describe_object(f"scheduler.{number}", scheduler, seen)
     found |= _describe_model("model", recipe.model, seen)
@@ -78,7 +82,7 @@ def describe_built(training: "Training") -> dict[str, Any]:
     return found
 
 
-def _describe_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _describe_optimizer(optimizer: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"optimizer": type(optimizer).__qualname__}
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():

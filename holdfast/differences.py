@@ -14,13 +14,14 @@ from holdfast.config import RunConfig
 from holdfast.drift import check_drift, is_accepted, is_harmless
 from holdfast.errors import ConfigDrift, ConfigError, NameMissing, RecordDamaged, WrongUse
 from holdfast.fingerprint import fingerprint
+from holdfast.function import default_settings, find_program, split_recipe
 from holdfast.gpus import settle_ranks
 from holdfast.imports import find_file
 from holdfast.journal import AttemptRecord, Commit, ConfigRecord, Journal
 from holdfast.opened import describe_file
 from holdfast.packages import describe_holdfast, find_versions
-from holdfast.recipe import default_settings, find_program, resolve_settings, split_recipe
 from holdfast.recorded import compare_records, compare_sources
+from holdfast.settings import resolve_settings
 from holdfast.sources import hash_sources
 from holdfast.store import open_store
 

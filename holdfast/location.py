@@ -1,4 +1,4 @@
-"""The location of an error: the line of the user's own code that led to it."""
+"""The location of an error, the line of the user's own code that led to it, and hints for errors of other libraries."""
 
 import re
 import sysconfig
@@ -13,6 +13,17 @@ _LINE = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
 MAX_LETTERS = 400
 # torch puts a loader worker's traceback into the message of the error, after this line.
 _WORKER = "Original Traceback (most recent call last):"
+
+# Texts in errors of other libraries, each with what to do about them in a run.
+HINTS = {
+    "initialize the default process group twice": "leave out init_process_group and destroy_process_group: the ranks "
+    "have a process group; run.rank, run.world_size and run.accelerator.prepare(model) take the place of DDP's lines",
+}
+
+
+def find_hint(error: BaseException) -> str:
+    """Return what to do about a known error of another library; empty for all others."""
+    return next((hint for text, hint in HINTS.items() if text in str(error)), "")
 
 
 def is_own_code(filename: str) -> bool:

@@ -1,14 +1,13 @@
 """The data of a step: its samples, and the random numbers in them, as functions of the step's number."""
 
 from holdfast.data.content import combine, digest_content
-from holdfast.data.loaders import IterableBatches, LoaderBatches, NoBatches, take_apart
-from holdfast.data.loading import Batches, Share, is_stream
+from holdfast.data.loaders import NoBatches, make_batches, take_apart
+from holdfast.data.loading import Batches, is_stream
 from holdfast.data.order import Order, digest, permute
+from holdfast.data.sharing import Share
 
 __all__ = [
     "Batches",
-    "IterableBatches",
-    "LoaderBatches",
     "NoBatches",
     "Order",
     "Share",
@@ -16,6 +15,7 @@ __all__ = [
     "digest",
     "digest_content",
     "is_stream",
+    "make_batches",
     "permute",
     "take_apart",
 ]

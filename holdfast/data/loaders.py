@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast.data.content import digest_content
-from holdfast.data.loading import Indices, Samples, Share, Watch, make_loader
+from holdfast.data.loading import Indices, Samples, Watch, make_loader
+from holdfast.data.sharing import Share
+from holdfast.data.streams import begin_pass, describe_flaw, has_state, read_position, restart_never
 from holdfast.errors import RecipeError
 from holdfast.state import capture_rng, restore_rng
+
+Gather = Callable[[Any], list[Any]]
 
 
 class NoBatches:
@@ -47,16 +50,14 @@ class LoaderBatches:
 
     Args:
         loader: the loader. Its workers are replaced by those of the configuration.
-        from_main: returns the value that the main rank passes; all ranks call it together.
+        gather: returns the values that all ranks pass, by rank; all ranks call it together.
     """
 
     has_state = True
 
-    def __init__(
-        self, loader: "DataLoader[Any]", share: Share, seed: int, workers: int, from_main: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, loader: "DataLoader[Any]", share: Share, seed: int, workers: int, gather: Gather) -> None:
         self._loader, self._share, self._seed, self._workers = loader, share, seed, workers
-        self._from_main = from_main
+        self._gather = gather
         from accelerate.data_loader import BatchSamplerShard  # not above: loader processes import this module, too
 
         is_sharded = isinstance(loader.batch_sampler, BatchSamplerShard)
@@ -103,7 +104,7 @@ class LoaderBatches:
 
     def _begin_pass(self) -> None:
         is_next, now = self._before is not None, self._capture()
-        self._before = self._from_main(now)
+        self._before = self._gather(now)[0]
         if self._share.rank:
             self._restore(self._before)
         self._list_indices()
@@ -180,22 +181,28 @@ def _collate_single(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
 class IterableBatches:
     """The batches that an iterable with a ``state_dict`` gives, such as torchdata's ``StatefulDataLoader`` of a stream.
 
-    It is iterated again at the end of each pass.
+    It is iterated again at the end of each pass; see `streams.begin_pass`.
     """
 
     has_state = True
     is_at_end = False  # unknown
 
-    def __init__(self, batches: Any) -> None:
-        self._given = batches
+    def __init__(self, batches: Any, gather: Gather) -> None:
+        """
+        Args:
+            gather: returns the values that all ranks pass, by rank; all ranks call it together.
+        """
+        self._given, self._gather = batches, gather
         self._batches: Iterator[Any] | None = None
-        if hasattr(batches, "restart_on_stop_iteration"):
-            # torchdata's Loader restarts at a pass's end; after a resume exactly there, its state then never changes.
-            batches.restart_on_stop_iteration = False
+        self._pass = -1
+        self._is_shared: bool | None = None  # whether the ranks get other batches; None until the first one
+        restart_never(batches)
 
     def begin(self, step: int, stop: int, saved: Any = None, watch: Watch | None = None) -> bool:
         """Begin after ``step`` steps; see `Batches.begin`."""
         if saved is not None:
+            self._pass = saved["pass"]
+            begin_pass(self._given, self._pass)
             self._given.load_state_dict(saved["iterable"])
             self._batches = iter(self._given)
         return False
@@ -203,9 +210,13 @@ class IterableBatches:
     def __next__(self) -> tuple[str, Any]:
         for _ in range(2):  # the second time after the end of a pass
             if self._batches is None:
+                self._pass += 1
+                begin_pass(self._given, self._pass)
                 self._batches = iter(self._given)
             for batch in self._batches:
-                return digest_content(batch), batch
+                name = digest_content(batch)
+                self._check_share(name)
+                return name, batch
             self._batches = None
         raise RecipeError("a pass over the batches gives none")
 
@@ -213,33 +224,64 @@ class IterableBatches:
         """Leave out the rest of the pass: the next batch begins another."""
         self._batches = None
 
+    def _check_share(self, name: str) -> None:
+        """Raise RecipeError if all of several ranks get the same first batch: each would train on all the data."""
+        if self._is_shared is None:
+            names = self._gather(name)
+            self._is_shared = len(names) == 1 or len(set(names)) > 1
+        if not self._is_shared:
+            raise RecipeError(
+                "all ranks get the same batches from a stream that nobody shares out",
+                hint="give each rank a part of its own, by run.rank and run.world_size or torch.distributed.get_rank()",
+            )
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position, for `begin`."""
-        return {"iterable": self._given.state_dict()}
+        return {"pass": self._pass, "iterable": read_position(self._given)}
 
     def describe(self) -> dict[str, int]:
         """Return the fingerprint's part about the data's size: nothing is known."""
         return {}
 
 
-def take_apart(loader: Any) -> "DataLoader[Any] | Any":
+def make_batches(source: Any, rank: int, ranks: int, seed: int, workers: int, gather: Gather) -> Any:
+    """Return the batches of a source of batches, or of a loop that makes its own.
+
+    Args:
+        source: what `take_apart` has returned; None if the loop makes its own batches.
+        workers: the number of loader processes.
+        gather: returns the values that all ranks pass, by rank.
+    """
+    if source is None:
+        return NoBatches()
+    if not isinstance(source, DataLoader) or hasattr(source, "state_dict"):
+        return IterableBatches(source, gather)
+    return LoaderBatches(source, Share(source.batch_size or 1, rank, ranks), seed, workers, gather)
+
+
+def take_apart(loader: Any, instead: str) -> "DataLoader[Any] | Any":
     """Return the ``DataLoader`` inside a loader that accelerate has prepared, or the loader itself.
+
+    Args:
+        instead: the code that makes exact batches of a dataset, for hints.
 
     Raises:
         RecipeError: its position can't be restored.
     """
     inner = getattr(loader, "base_dataloader", loader)
-    if isinstance(inner, DataLoader):
-        is_stream = isinstance(inner.dataset, IterableDataset)
-        if not is_stream or isinstance(inner, StatefulDataLoader):
-            return inner
-        raise RecipeError(
-            "a DataLoader over a stream can't be put back to a position",
-            hint="run.batches(dataset, batch_size=...) makes its batches, or use torchdata's StatefulDataLoader",
-        )
-    if callable(getattr(inner, "state_dict", None)) and callable(getattr(inner, "load_state_dict", None)):
+    if isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset) and not has_state(inner):
         return inner
-    raise RecipeError(
-        f"a {type(inner).__qualname__} can't be put back to a position in its batches",
-        hint="give a DataLoader, or an iterable with state_dict and load_state_dict",
-    )
+    hint = f"{instead} makes its batches"
+    if not has_state(inner):
+        what = "DataLoader over a stream" if isinstance(inner, DataLoader) else type(inner).__qualname__
+        raise RecipeError(
+            f"a {what} can't be put back to a position in its batches",
+            hint=f"{hint}; or use a DataLoader over a map-style dataset, or an iterable with state_dict and "
+            "load_state_dict, such as torchdata's StatefulDataLoader",
+        )
+    if flaw := describe_flaw(inner):
+        raise RecipeError(
+            f"a {type(inner).__qualname__} can't be put back to its exact position: {flaw}",
+            hint=f"{hint} and resumes exactly, with compute.loader_workers processes",
+        )
+    return inner

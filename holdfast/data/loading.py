@@ -5,12 +5,9 @@ on the process that draws them, and leave the training process's generators unch
 workers nor an interruption changes a sample.
 """
 
-import contextlib
 import hashlib
-import itertools
 import multiprocessing.util
 import os
-import random
 import signal
 import tempfile
 import time
@@ -20,17 +17,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, default_collate, get_worker_info
+from torch.utils.data import IterableDataset, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast.data.content import digest_content
 from holdfast.data.order import Order, digest
+from holdfast.data.repeating import Repeating
+from holdfast.data.sharing import Share, seeded
+from holdfast.data.streams import has_exact_state, restart_never
 from holdfast.errors import RecipeError, StateError
 
 REPORT_EVERY_S = 5.0
 # Source: unix(7): a socket's path has at most 107 bytes. multiprocessing adds /pymp-12345678/listener-12345678 to it.
 SOCKET_FOLDER_BYTES = 107 - 32
 SHORT_FOLDER = "/tmp"
+
+# The key of a stream's state that has no position: a digest of what was read.
+READ = "read"
 
 Collate = Callable[[list[Any]], Any]
 Watch = Callable[[int, int], None]
@@ -39,29 +42,6 @@ Watch = Callable[[int, int], None]
 def is_stream(data: Any) -> bool:
     """Return whether the data is a stream: iterable, not map-style."""
     return isinstance(data, IterableDataset) or not hasattr(data, "__getitem__")
-
-
-@dataclass(frozen=True)
-class Share:
-    """A rank's part of each micro-batch: an equal, contiguous slice."""
-
-    batch_size: int
-    rank: int = 0
-    ranks: int = 1
-
-    def of(self, items: Any) -> Any:
-        """Return the rank's slice of the micro-batch's samples or indices.
-
-        Raises:
-            RecipeError: the ranks can't share them out evenly.
-        """
-        size, rest = divmod(len(items), self.ranks)
-        if rest:
-            raise RecipeError(
-                f"a batch of {len(items)} samples can't be shared out evenly to {self.ranks} ranks",
-                hint="drop_last=True, or another batch_size",
-            )
-        return items[self.rank * size : (self.rank + 1) * size]
 
 
 class Batches:
@@ -80,11 +60,14 @@ class Batches:
         self._grad_accum, self._seed, self._workers = grad_accum, seed, workers
         self._loader: Any = None
         self._batches: Iterator[tuple[str, Any]] | None = None
+        self._is_reread = order is None and not has_exact_state(data)
+        self._read = ""  # a digest of all that was read of a stream that has to be read again
+        restart_never(data)
 
     @property
     def has_state(self) -> bool:
         """Return whether the data is a stream with a saved position of its own, beyond the step."""
-        return self._order is None and hasattr(self._data, "state_dict") and hasattr(self._data, "load_state_dict")
+        return self._order is None and not self._is_reread
 
     def begin(self, step: int, stop: int, saved: Any = None, watch: Watch = lambda done, total: None) -> bool:
         """Start loading after ``step`` completed steps. This draws no random number.
@@ -98,7 +81,12 @@ class Batches:
 
         Raises:
             StateError: a position was saved, but the data has no ``load_state_dict``.
+            RecipeError: a stream that was read again gives other samples than before.
         """
+        self._read = ""
+        read = saved.get(READ) if isinstance(saved, dict) else None
+        if read is not None:
+            saved = None
         if saved is not None and not self.has_state:
             raise StateError(
                 "the checkpoint has a position in the data, and the data has no load_state_dict",
@@ -107,8 +95,16 @@ class Batches:
         if self._order is not None:
             self._start(Samples(self._data, self._collate, self._seed, self._share.rank), step, stop)
             return False
-        self._start(_Stream(self._data, self._collate, self._share, self._seed), step, stop, saved)
-        return saved is None and step > 0 and self._skip(step * self._grad_accum, watch)
+        self._start(Repeating(self._data, self._collate, self._share, self._seed), step, stop, saved)
+        if saved is not None or step == 0:
+            return False
+        self._skip(step * self._grad_accum, watch)
+        if read not in (None, self._read):
+            raise RecipeError(
+                f"the stream ({type(self._data).__qualname__}) gives other samples when it is read again",
+                hint="seed its shuffles, or give it state_dict and load_state_dict",
+            )
+        return True
 
     def _start(self, data: Any, step: int, stop: int, saved: Any = None) -> None:
         sampler = None
@@ -119,19 +115,21 @@ class Batches:
             self._loader.load_state_dict(saved)
         self._batches = iter(self._loader)
 
-    def _skip(self, number: int, watch: Watch) -> bool:
+    def _skip(self, number: int, watch: Watch) -> None:
         reported = time.monotonic()
         for done in range(number):
             next(self)
             if time.monotonic() - reported > REPORT_EVERY_S:
                 watch(done, number)
                 reported = time.monotonic()
-        return True
 
     def __next__(self) -> tuple[str, Any]:
         """Return the next micro-batch's name (``indices-content``, or ``content`` for a stream) and the batch."""
         assert self._batches is not None
-        return next(self._batches)
+        name, batch = next(self._batches)
+        if self._is_reread:
+            self._read = hashlib.sha256(f"{self._read}{name}".encode()).hexdigest()
+        return name, batch
 
     def first(self) -> Any:
         """Return the main rank's part of the first micro-batch of map-style data."""
@@ -141,8 +139,13 @@ class Batches:
         return Samples(self._data, self._collate, self._seed, 0).__getitems__(Indices(0, indices))[1]
 
     def state_dict(self) -> Any:
-        """Return the position of a stream that keeps its own; None for other data, whose position is the step."""
-        return self._loader.state_dict() if self.has_state and self._loader is not None else None
+        """Return the position of a stream that keeps its own, or a digest of what was read of another stream.
+
+        None for other data, whose position is the step.
+        """
+        if self._order is not None or self._loader is None:
+            return None
+        return self._loader.state_dict() if self.has_state else {READ: self._read}
 
 
 def make_loader(data: Any, requests: Any, workers: int, seed: int) -> Any:
@@ -207,74 +210,6 @@ class Samples:
             samples = fetch(asked.indices) if fetch else [self._data[index] for index in asked.indices]
             batch = self._collate(samples)
         return f"{digest(np.array(asked.indices, dtype=np.int64))}-{digest_content(batch)}", batch
-
-
-class _Stream(IterableDataset[tuple[str, Any]]):
-    """An endless iterable dataset of micro-batches. It repeats the data and drops the rest of each pass."""
-
-    def __init__(self, data: Any, collate: Collate, share: Share, seed: int) -> None:
-        self._data, self._collate, self._share, self._seed = data, collate, share, seed
-        self._pass = 0
-        self._given = 0  # micro-batches, over all passes
-        self._is_resumed = False
-
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        worker = get_worker_info()
-        place = worker.id if worker else 0
-        while True:
-            before = self._given
-            # Every rank reads the same stream, so all draw the same random numbers until each takes its own part.
-            with seeded(self._seed, self._given, 0, place):
-                samples = self._begin_pass()
-            while (batch := self._take(samples, place)) is not None:
-                yield batch
-            if self._given == before and not self._is_resumed:
-                raise RecipeError(
-                    f"a pass over the data gives less than one micro-batch of {self._share.batch_size} samples",
-                    hint="lower the batch size, or give the data more samples",
-                )
-            self._pass, self._is_resumed = self._pass + 1, False
-
-    def _begin_pass(self) -> Iterator[Any]:
-        if not self._is_resumed and hasattr(self._data, "set_epoch"):
-            self._data.set_epoch(self._pass)
-        return iter(self._data)
-
-    def _take(self, samples: Iterator[Any], place: int) -> tuple[str, Any] | None:
-        with seeded(self._seed, self._given, 0, place):
-            group = list(itertools.islice(samples, self._share.batch_size))
-        if len(group) < self._share.batch_size:
-            return None
-        with seeded(self._seed, self._given, self._share.rank, place):
-            batch = self._collate(self._share.of(group))
-        self._given += 1
-        return digest_content(batch), batch
-
-    def state_dict(self) -> dict[str, Any]:
-        inner = self._data.state_dict() if hasattr(self._data, "state_dict") else None
-        return {"pass": self._pass, "given": self._given, "data": inner}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self._pass, self._given, self._is_resumed = saved["pass"], saved["given"], True
-        if hasattr(self._data, "set_epoch"):
-            self._data.set_epoch(self._pass)
-        self._data.load_state_dict(saved["data"])
-
-
-@contextlib.contextmanager
-def seeded(*numbers: int) -> Iterator[None]:
-    """Seed the CPU's generators from the numbers for the block, and restore their states afterwards."""
-    seed = int.from_bytes(hashlib.sha256("/".join(map(str, numbers)).encode()).digest()[:8], "little")
-    python, numpy, cpu = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs' generators too
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
 
 
 def shorten_socket_paths() -> None:

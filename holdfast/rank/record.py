@@ -8,10 +8,10 @@ from typing import Any
 
 from holdfast.built import describe_built
 from holdfast.errors import ConfigDrift
+from holdfast.function import split_recipe
 from holdfast.imports import find_code, find_file, read_module
 from holdfast.opened import Opened, describe_files
 from holdfast.packages import describe_holdfast, find_packages, find_versions
-from holdfast.recipe import split_recipe
 from holdfast.sources import find_listed, hash_source, read_source
 from holdfast.training import Training
 

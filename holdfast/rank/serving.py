@@ -19,8 +19,9 @@ from holdfast.checkpoint import Metadata, Payload
 from holdfast.environment import describe_environment
 from holdfast.errors import CheckpointDamaged, GateTripped, HoldfastError, OutOfMemory, RankDied, RecipeFailed
 from holdfast.fingerprint import to_plain
+from holdfast.function import default_settings
 from holdfast.journal import Commit
-from holdfast.location import describe_error
+from holdfast.location import describe_error, find_hint
 from holdfast.rank.events import Events
 from holdfast.rank.messages import (
     Begin,
@@ -42,7 +43,6 @@ from holdfast.rank.messages import (
 from holdfast.rank.orders import Orders
 from holdfast.rank.prefetch import Prefetch
 from holdfast.rank.record import Record
-from holdfast.recipe import default_settings
 from holdfast.store import Store, open_store
 from holdfast.training import (
     Training,
@@ -232,7 +232,7 @@ def describe(training: Training, record: Record | None) -> Ready:
         defaults={name: to_plain(value) for name, value in default_settings(training.config.recipe).items()},
         data=describe_data(training),
         steps_per_epoch=training.steps_per_epoch,
-        samples_per_step=training.recipe.batch_size * training.recipe.grad_accum,
+        samples_per_step=training.samples_per_step,
         sample_size=training.recipe.sample_size,
         unit=training.recipe.unit,
         model_params=count_params(training),
@@ -246,8 +246,8 @@ def describe_data(training: Training) -> dict[str, Any]:
     """Return the fingerprint's part about the data: its content, and what decides how ranks and workers share it."""
     if training.order is not None:
         size = {"samples": training.order.samples}
-    elif training.kept is not None and training.kept.batches is not None:
-        size = training.kept.batches.describe()
+    elif training.recipe.batch_size is None:
+        size = training.batches.describe()
     else:
         size = {"loader_workers": training.config.compute.loader_workers}  # each worker reads a part of a stream
     content = {"content": dict(training.recipe.content)} if training.recipe.content else {}
@@ -298,4 +298,4 @@ def _describe_failure(training: Training | None, error: Exception) -> RecipeFail
     where = f"step {step}{rank}: {describe_error(error)}"
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or CPU_OUT_OF_MEMORY in str(error):
         return OutOfMemory(f"out of memory in {where}", hint="a smaller batch_size with more grad_accum", step=step)
-    return RecipeFailed(f"training failed in {where}", step=step)
+    return RecipeFailed(f"training failed in {where}", hint=find_hint(error), step=step)

@@ -2,11 +2,12 @@
 
 from holdfast.probe import Gate
 from holdfast.training.beginning import begin_from
-from holdfast.training.build import Progress, Training
+from holdfast.training.build import Training
 from holdfast.training.horizon import list_events
 from holdfast.training.loop import Report, evaluate, steps, train
 from holdfast.training.probing import measure
 from holdfast.training.program import run_program
+from holdfast.training.progress import Progress
 from holdfast.training.resuming import Resumed, resume
 from holdfast.training.saving import begin_save, count_params, describe_state
 from holdfast.training.unregistered import Unregistered, find_unregistered

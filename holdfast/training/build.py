@@ -1,88 +1,34 @@
 """A recipe that is built and ready to train in this process, with its progress."""
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sized
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from holdfast import determinism, state
 from holdfast.checkpoint import Saver
 from holdfast.config import RunConfig
-from holdfast.data import Batches, Order, Share, is_stream
+from holdfast.data import Batches, Order, Share, is_stream, make_batches, take_apart
 from holdfast.errors import ConfigError, RecipeError
+from holdfast.function import build_recipe
 from holdfast.memory.pinning import pinning
 from holdfast.probe import Probe
 from holdfast.processes import LONGEST_EPOCH_VARIABLE
-from holdfast.recipe import Recipe, build_recipe
-from holdfast.schedule import Schedule
+from holdfast.recipe import Recipe
 from holdfast.state import capture_rng, digest_rng
 from holdfast.training.capturing import describe_built
 from holdfast.training.checksums import choose_every, describe_components
 from holdfast.training.devices import prepare
 from holdfast.training.first_batch import FirstBatch
-from holdfast.training.kept import Kept
-from holdfast.training.optimizers import read_rates
-
-# The probe's "loss_window" is the mean loss of this many last steps.
-WINDOW_STEPS = 20
-
-
-@dataclass
-class Progress:
-    """The progress of a run. It is part of the state: equal runs have equal progress, whatever their chunks."""
-
-    step: int = 0
-    epoch_loss_sum: float = 0.0
-    epoch_loss_steps: int = 0
-    recent_losses: list[float] = field(default_factory=list)
-    # If the run began with another run's weights: the steps that anneals count as done before step 0.
-    anneal_offset: int = 0
-    # One entry per completed epoch: avg_loss, lrs (of its last step, one per parameter group), metrics, and the anneals
-    # of the step after it.
-    history: list[dict[str, Any]] = field(default_factory=list)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**vars(self)}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        vars(self).update({name: saved[name] for name in vars(self)})
-
-    def add_loss(self, loss: float) -> None:
-        """Add the loss of one more step."""
-        self.epoch_loss_sum += loss
-        self.epoch_loss_steps += 1
-        self.recent_losses = [*self.recent_losses[1 - WINDOW_STEPS :], loss]
-
-    @property
-    def avg_loss(self) -> float | None:
-        """Return the mean loss of this epoch so far, or of the last epoch if this one has no step yet."""
-        if self.epoch_loss_steps:
-            return self.epoch_loss_sum / self.epoch_loss_steps
-        return self.history[-1]["avg_loss"] if self.history else None
-
-
-# The numbers of a step that have fields of their own in a trail's line; all others are in its field ``logged``.
-OWN_FIELDS = ("loss", "grad_norm")
-
-
-@dataclass
-class Unread:
-    """A finished step whose numbers, such as its loss, are still on the device.
-
-    Attributes:
-        numbers: scalar float32 tensors by name, on the training's device.
-    """
-
-    step: int
-    numbers: dict[str, torch.Tensor]
-    lrs: list[float]
-    anneals: dict[str, float]
-    samples: str
+from holdfast.training.kept import GRADIENTS, Gradients, Kept
+from holdfast.training.optimizers import Optimizers, read_rates
+from holdfast.training.progress import OWN_FIELDS, Progress, Unread
+from holdfast.training.schedulers import Schedulers
+from holdfast.training.synchronizing import Synchronized
 
 
 @dataclass(frozen=True)
@@ -106,7 +52,7 @@ def build_program(config: RunConfig) -> Program:
         ConfigError: the recipe doesn't fit the configuration.
     """
     accelerator = prepare(config)
-    return Program(accelerator, *build_recipe(config.recipe, config.settings))
+    return Program(accelerator, *build_recipe(config.recipe, config.settings, accelerator.device))
 
 
 class Training:
@@ -117,7 +63,9 @@ class Training:
         own_steps_per_epoch: the recipe's own length of an epoch.
         steps_per_epoch: the length of an epoch in force, which a proof may cut.
         order: the order of map-style data; None for a stream.
-        schedulers: torch schedulers over the optimizer.
+        schedulers: torch schedulers over the optimizers.
+        synchronized: the modules that several ranks train together without DDP.
+        gradients: the gradients that a step of the user's own leaves for the next one; None for the engine's.
         generators: the states of the random generators that training draws from.
         flags: torch's settings after the recipe was built; see `determinism.read_flags`.
         built: the hyperparameters as the recipe built them.
@@ -147,19 +95,19 @@ class Training:
         self.flags = determinism.read_flags()
         self._separate_ranks()
         self.order = self._order()
+        self.batches = self._batches()
         self.own_steps_per_epoch = self._steps_per_epoch()
         self.steps_per_epoch = cut_epoch(self.own_steps_per_epoch)
-        self.batches = self._batches()
         _check_anneals(self.recipe, self.own_steps_per_epoch)
         self.model: Any = self.recipe.model
         self.optimizer: Any = self.recipe.optimizer
         if self.kept is None:
-            self.accelerator.gradient_accumulation_steps = self.recipe.grad_accum
-            self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
-        schedule = self.recipe.schedule
-        self.schedulers = _build_schedulers(self.recipe, self.steps_per_epoch)
-        names = [type(scheduler).__name__ for scheduler in self.schedulers]
-        self.scheduler_type = schedule.name if isinstance(schedule, Schedule) else "+".join(names) or "NoneType"
+            self._prepare()
+        self.synchronized = Synchronized(self.recipe, self.accelerator)
+        gradients = self.recipe.extras.get(GRADIENTS)
+        self.gradients = gradients if isinstance(gradients, Gradients) else None
+        self.schedulers = Schedulers(self.recipe, self.steps_per_epoch)
+        self.scheduler_type = "+".join(self.schedulers.names) or "NoneType"
         self.built = describe_built(self)
         self.progress = Progress()
         self.first = FirstBatch()
@@ -182,6 +130,34 @@ class Training:
         self._checksum_every = choose_every(self)
         self.generators = state.Generators()
 
+    def _prepare(self) -> None:
+        """Move the recipe's modules to the device, and let accelerate wrap what the engine's step takes."""
+        recipe, accelerator = self.recipe, self.accelerator
+        if isinstance(recipe.optimizer, Mapping):
+            recipe.optimizer = Optimizers(recipe.optimizer)  # type: ignore[assignment]
+        for extra in recipe.extras.values():
+            if isinstance(extra, torch.nn.Module):
+                extra.to(accelerator.device)
+        optimizer: Any = recipe.optimizer
+        if accelerator.scaler is not None and (recipe.step is not None or isinstance(optimizer, Optimizers)):
+            raise ConfigError(
+                'compute.mixed_precision = "fp16": one GradScaler can\'t serve several optimizers or a step of its own',
+                hint='mixed_precision = "bf16", or a loop of your own with run.accelerator',
+            )
+        if recipe.step is not None:
+            if GRADIENTS in recipe.extras:
+                raise RecipeError(f"extras: the name {GRADIENTS!r} is taken", hint="give the extra another name")
+            recipe.model.to(accelerator.device)
+            recipe.extras = {**recipe.extras, GRADIENTS: Gradients(recipe.model, optimizer)}
+            self.optimizer = optimizer
+            return
+        accelerator.gradient_accumulation_steps = recipe.grad_accum
+        self.model = accelerator.prepare(recipe.model)
+        if isinstance(optimizer, Optimizers):
+            self.optimizer = Optimizers({name: accelerator.prepare(part) for name, part in optimizer.parts.items()})
+        else:
+            self.optimizer = accelerator.prepare(optimizer)
+
     def _separate_ranks(self) -> None:
         """Give each rank random numbers of its own, after all have built the same model from the same seed.
 
@@ -196,7 +172,7 @@ class Training:
 
     def _order(self) -> Order | None:
         recipe: Recipe = self.recipe
-        if self.kept is not None and self.kept.batches is not None:
+        if recipe.batch_size is None:
             return None
         ranks = self.accelerator.num_processes
         if recipe.batch_size % ranks:
@@ -213,6 +189,8 @@ class Training:
 
     def _steps_per_epoch(self) -> int:
         steps = self.recipe.steps_per_epoch or (self.order.steps_per_pass if self.order else 0)
+        if not steps and self.recipe.batch_size is None and isinstance(self.recipe.data, Sized):
+            steps = len(self.recipe.data) // self.recipe.grad_accum
         if not steps:
             raise RecipeError(
                 "the data is iterable, so that its length isn't known", hint="set Recipe(steps_per_epoch=...)"
@@ -220,12 +198,20 @@ class Training:
         return steps
 
     def _batches(self) -> Any:
-        if self.kept is not None and self.kept.batches is not None:
-            return self.kept.batches
-        share = Share(self.recipe.batch_size, self.accelerator.process_index, self.accelerator.num_processes)
-        workers = self.config.compute.loader_workers
-        recipe = self.recipe
-        return Batches(recipe.data, recipe.collate, self.order, share, recipe.grad_accum, self.config.seed, workers)
+        recipe, seed, workers = self.recipe, self.config.seed, self.config.compute.loader_workers
+        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        if recipe.batch_size is None:
+            if self.kept is None:
+                recipe.data = take_apart(recipe.data, "Recipe(data=dataset, batch_size=...)")
+            return make_batches(recipe.data, rank, ranks, seed, workers, self.gather)
+        share = Share(recipe.batch_size, rank, ranks)
+        return Batches(recipe.data, recipe.collate, self.order, share, recipe.grad_accum, seed, workers)
+
+    @property
+    def samples_per_step(self) -> int:
+        """Return the number of samples of a step over all ranks; of batches whose size isn't known, of batches."""
+        size = self.recipe.batch_size or (getattr(self.recipe.data, "batch_size", None) if self.kept is None else None)
+        return (size or 1) * self.recipe.grad_accum
 
     @property
     def total_steps(self) -> int:
@@ -235,16 +221,6 @@ class Training:
     def lrs(self) -> list[float]:
         """Return the learning rate of each parameter group for the next step."""
         return read_rates(self.optimizer)
-
-    def describe_schedulers(self) -> list[str]:
-        """Return each scheduler's name and its count of steps or epochs, such as ``linear at step 40``."""
-        names = [type(scheduler).__name__ for scheduler in self.schedulers]
-        if isinstance(self.recipe.schedule, Schedule):
-            names = [self.recipe.schedule.name]
-        units = ["epoch" if waits_for_plateau(scheduler) else "step" for scheduler in self.schedulers]
-        counts = [getattr(scheduler, "last_epoch", None) for scheduler in self.schedulers]  # a count of step() calls
-        described = zip(names, units, counts, strict=True)
-        return [name if count is None else f"{name} at {unit} {count}" for name, unit, count in described]
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values that all ranks pass, by rank."""
@@ -316,12 +292,12 @@ class Training:
 
     def _read_numbers(self) -> Iterator[float]:
         """Return the numbers of all unread steps, one after the other; of several ranks, their means."""
-        if self.kept is not None and self.accelerator.num_processes > 1:
+        if self.recipe.loss is None and self.accelerator.num_processes > 1:
             names = self.gather([[*each.numbers] for each, _ in self._unread])
             if any(each != names[0] for each in names):
                 raise RecipeError(
                     "the ranks have logged different numbers, whose means can't be taken",
-                    hint="call run.log in all ranks alike",
+                    hint="call run.log in all ranks alike" if self.kept else "return the same numbers in all ranks",
                 )
         found = [number for each, _ in self._unread for number in each.numbers.values()]
         return iter(self._mean(torch.stack(found)).tolist() if found else [])
@@ -341,19 +317,3 @@ def _check_anneals(recipe: Recipe, steps_per_epoch: int) -> None:
         start, end = anneal.bounds(steps_per_epoch)
         if end < start:
             raise ConfigError(f"anneal {name!r} ends at step {end:g}, before it begins at step {start:g}")
-
-
-def _build_schedulers(recipe: Recipe, steps_per_epoch: int) -> list[Any]:
-    schedule = recipe.schedule
-    if isinstance(recipe, Kept):
-        return list(recipe.schedulers)
-    if schedule is None:
-        return []
-    if isinstance(schedule, Schedule):
-        return [schedule.build(recipe.optimizer, steps_per_epoch)]
-    return list(schedule) if isinstance(schedule, Sequence) else [schedule]
-
-
-def waits_for_plateau(scheduler: Any) -> bool:
-    """Return whether the scheduler is stepped at the end of an epoch, with the epoch's loss."""
-    return isinstance(scheduler, ReduceLROnPlateau)

@@ -1,7 +1,6 @@
 """The state that the next step depends on: capture it from a training, and restore it in the right order."""
 
 import copy
-import dataclasses
 import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,9 +9,9 @@ from torch import nn
 
 from holdfast.checkpoint import Payload, serialize
 from holdfast.errors import StateError
-from holdfast.schedule import Schedule
 from holdfast.state import from_payload, to_payload
 from holdfast.training.naming import numbered_state, optimizer_state
+from holdfast.training.schedulers import describe_schedules
 
 if TYPE_CHECKING:
     from holdfast.training.build import Training
@@ -164,12 +163,11 @@ def _unfit(name: str, reason: str) -> StateError:
 
 def describe_built(training: "Training") -> dict[str, Any]:
     """Return the hyperparameters as the recipe built them, before any step. `merging.take_over` compares them."""
-    schedule = training.recipe.schedule
     return copy.deepcopy(
         {
             "optimizer": [without_params(group) for group in training.optimizer.param_groups],
             "schedulers": [scheduler.state_dict() for scheduler in training.schedulers],
-            "schedule": dataclasses.asdict(schedule) if isinstance(schedule, Schedule) else None,
+            "schedule": describe_schedules(training.recipe),
         }
     )
 

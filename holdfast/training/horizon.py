@@ -5,6 +5,7 @@ from typing import Any
 
 from holdfast.schedule import Schedule
 from holdfast.training.build import Training
+from holdfast.training.schedulers import name_schedules
 
 # The attributes of torch's schedulers that hold the steps at which a schedule ends or changes.
 MILESTONES = ("milestones", "_milestones", "step_size", "T_max", "T_0", "total_iters", "total_steps", "step_size_up")
@@ -18,10 +19,11 @@ def list_events(training: Training) -> dict[str, float]:
         events["the data's second pass"] = training.order.steps_per_pass + 1
     for name, anneal in recipe.anneals.items():
         events[f"the end of anneal {name!r}"] = anneal.bounds(epoch)[1]
-    schedule = recipe.schedule
-    if isinstance(schedule, Schedule) and schedule.name != "constant":
-        length = schedule.step_size if schedule.name == "step" else schedule.epochs
-        events[f"the {schedule.name} schedule's {'first step' if schedule.name == 'step' else 'end'}"] = length * epoch
+    for name, schedule in name_schedules(recipe).items():
+        if isinstance(schedule, Schedule) and schedule.name != "constant":
+            length = schedule.step_size if schedule.name == "step" else schedule.epochs
+            end = f"the {schedule.name} schedule's {'first step' if schedule.name == 'step' else 'end'}"
+            events[f"{end} for {name!r}" if name else end] = length * epoch
     for scheduler in training.schedulers:
         events |= _milestones(scheduler)
     return events

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -35,12 +35,13 @@ class Kept(Recipe):
         list_variables: returns the variables of the loop's functions, after their names, for `find_unregistered`.
         carried: the variables that the loop carries from step to step and doesn't keep.
         schedulers: the schedulers, which the loop steps itself.
-        batches: the loop's batches (see `holdfast.data.loaders`); None if they are made from ``data``.
+
+    ``data`` is a loader or an iterable of batches, or None if the loop makes its own; with ``batch_size``, a dataset.
     """
 
+    has_own_loop: ClassVar[bool] = True
     data: Any = None
-    loss: Any = None
-    batch_size: int = 1
+    batch_size: int | None = None
     unit: str = "steps"
     function: Callable[..., object]
     originals: list[Any]
@@ -48,7 +49,6 @@ class Kept(Recipe):
     list_variables: Callable[[], list[tuple[str, Any]]]
     carried: list[Carried] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
-    batches: Any = None
 
 
 def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str, Any]:
@@ -78,26 +78,12 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
             extras[name] = as_stateful(name, each)
     model = next(iter(modules.values())) if len(modules) == 1 else nn.ModuleDict(modules)
     optimizer: Any = next(iter(optimizers.values())) if len(optimizers) == 1 else Optimizers(optimizers)
-    _refuse_shared(optimizers)
     own = {
         MODES: Modes(model),
         GRADIENTS: Gradients(model, optimizer),
         ACCUMULATION: Attributes(accelerator, ["step"]),
     }
     return {"model": model, "optimizer": optimizer, "schedulers": list(schedulers.values()), "extras": extras | own}
-
-
-def _refuse_shared(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
-    """Raise RecipeError if two optimizers step the same parameter, because a state is saved by parameter."""
-    owners: dict[int, str] = {}
-    for name, optimizer in optimizers.items():
-        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
-            if owners.setdefault(id(parameter), name) != name:
-                raise RecipeError(
-                    f"run.keep: the optimizers {owners[id(parameter)]!r} and {name!r} step the same parameter of shape "
-                    f"{tuple(parameter.shape)}",
-                    hint="give each parameter to one optimizer",
-                )
 
 
 # ---- the state of objects that have no state_dict

@@ -2,13 +2,16 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
 from holdfast import determinism
 from holdfast.data import combine
-from holdfast.training.build import Training, Unread, waits_for_plateau
+from holdfast.errors import RecipeError
+from holdfast.training.build import Training
+from holdfast.training.progress import Unread, read_number
+from holdfast.training.schedulers import waits_for_plateau
 from holdfast.training.undisturbed import undisturbed
 
 # Called with the finished step, its loss (None if a loop logs none), and the steps per second since `train` began.
@@ -45,34 +48,60 @@ def steps(
 
 
 def train_step(training: Training) -> Unread:
-    """Train one optimizer step. Return the mean loss of its micro-batches and the gradient's norm, on the device."""
-    accelerator, recipe = training.accelerator, training.recipe
-    model, optimizer = training.model, training.optimizer
-    model.train()
+    """Train one optimizer step of a recipe. Return its numbers, on the device."""
+    recipe = training.recipe
+    training.model.train()
     lrs, anneals = training.lrs, training.anneals
+    training.synchronized.share_buffers()
+    numbers, names = _learn(training) if recipe.step is None else _take_own_step(training)
+    training.schedulers.step()
+    if recipe.after_step is not None:
+        recipe.after_step()
+    return Unread(training.progress.step + 1, numbers, lrs, anneals, combine(names))
+
+
+def _learn(training: Training) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Step along the gradient of the recipe's loss.
+
+    Returns: the mean loss of the micro-batches and the gradient's norm, and the names of the micro-batches.
+    """
+    accelerator, recipe = training.accelerator, training.recipe
+    assert recipe.loss is not None
     loss_sum = torch.zeros((), device=accelerator.device)
     grad_norm = torch.zeros((), device=accelerator.device)
     names = []
     for _ in range(recipe.grad_accum):
         name, batch = training.next_batch()
         names.append(name)
-        with accelerator.accumulate(model):
+        with accelerator.accumulate(training.model):
             with accelerator.autocast():
-                loss = recipe.loss(model, batch)
+                loss = recipe.loss(training.model, batch)
             accelerator.backward(loss)
             if accelerator.sync_gradients:
                 grad_norm = clip(training)
-            optimizer.step()
-            optimizer.zero_grad()
+            training.optimizer.step()
+            training.optimizer.zero_grad()
         loss_sum += loss.detach().float()
-    for scheduler in training.schedulers:
-        if not waits_for_plateau(scheduler):
-            scheduler.step()
-    if recipe.after_step is not None:
-        recipe.after_step()
-    mean_loss = loss_sum / recipe.grad_accum
-    numbers = {"loss": mean_loss, "grad_norm": grad_norm.float()}
-    return Unread(training.progress.step + 1, numbers, lrs, anneals, combine(names))
+    return {"loss": loss_sum / recipe.grad_accum, "grad_norm": grad_norm.float()}, names
+
+
+def _take_own_step(training: Training) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Call the recipe's own step with the next batch.
+
+    Returns: the numbers that it returned, and the name of the batch.
+    """
+    accelerator, step = training.accelerator, training.recipe.step
+    assert step is not None
+    name, batch = training.next_batch()
+    with accelerator.autocast():
+        found = step(batch)
+    if found is None:
+        raise RecipeError("the recipe's step returned None", hint="return the loss, or numbers to record by name")
+    numbers = found if isinstance(found, Mapping) else {"loss": found}
+    if training.gradients is not None:
+        training.gradients.end_step()
+    device = accelerator.device
+    return {key: read_number(f"the step's {key}", value, device) for key, value in numbers.items()}, [name]
 
 
 def clip(training: Training) -> torch.Tensor:

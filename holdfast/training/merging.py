@@ -33,19 +33,20 @@ def take_over(training: Training, saved_built: dict[str, Any]) -> list[str]:
     """
     built = from_payload(to_payload(training.built))  # in the form in which it is saved: a Counter becomes a dict
     changed = []
-    rates = _rates(training)
+    rates = [_rates(scheduler) for scheduler in training.schedulers]
     for number, group in enumerate(training.optimizer.param_groups):
         old, new = saved_built["optimizer"][number], built["optimizer"][number]
         changed += [f"optimizer.{number}.{name}" for name in _merge_group(group, old, new)]
     for number, scheduler in enumerate(training.schedulers):
         old, new = saved_built["schedulers"][number], built["schedulers"][number]
-        base = [group.get("initial_lr", group["lr"]) for group in training.optimizer.param_groups]
+        base = [group.get("initial_lr", group["lr"]) for group in _groups_of(scheduler)]
         changed += [f"schedulers.{number}.{name}" for name in _merge_scheduler(scheduler, old, new, base)]
     if saved_built["schedule"] != built["schedule"]:
         changed.append("schedule")
     if changed:
         _recompute(training)
-        _scale_last_rates(training.schedulers, rates, _rates(training))
+        for scheduler, was in zip(training.schedulers, rates, strict=True):
+            _scale_last_rates([scheduler], was, _rates(scheduler))
     return changed
 
 
@@ -81,14 +82,21 @@ def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 def _recompute(training: Training) -> None:
     """Set rates that are a function of the step to the new function's values for the next step."""
-    if len(training.schedulers) == 1 and isinstance(scheduler := training.schedulers[0], LambdaLR):
-        groups = training.optimizer.param_groups
-        for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
-            group["lr"] = base * factor(scheduler.last_epoch)
+    for scheduler in training.schedulers:
+        is_alone = [each.optimizer for each in training.schedulers].count(scheduler.optimizer) == 1
+        if is_alone and isinstance(scheduler, LambdaLR):
+            groups = _groups_of(scheduler)
+            for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+                group["lr"] = base * factor(scheduler.last_epoch)
 
 
-def _rates(training: Training) -> list[Any]:
-    return copy.deepcopy([group["lr"] for group in training.optimizer.param_groups])
+def _groups_of(scheduler: Any) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = scheduler.optimizer.param_groups
+    return groups
+
+
+def _rates(scheduler: Any) -> list[Any]:
+    return copy.deepcopy([group["lr"] for group in _groups_of(scheduler)])
 
 
 def _scale_last_rates(schedulers: Iterable[Any], old: list[Any], new: list[Any]) -> None:

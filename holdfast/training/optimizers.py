@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from holdfast.errors import RecipeError
+
 # The keys of an optimizer's ``state_dict`` that torch fills.
 STATE, GROUPS = "state", "param_groups"
 
@@ -20,7 +22,20 @@ class Optimizers:
     """
 
     def __init__(self, parts: Mapping[str, torch.optim.Optimizer]) -> None:
+        """
+        Raises:
+            RecipeError: two optimizers step the same parameter, because a state is saved by parameter.
+        """
         self.parts = dict(sorted(parts.items()))
+        owners: dict[int, str] = {}
+        for name, optimizer in self.parts.items():
+            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+                if owners.setdefault(id(parameter), name) != name:
+                    raise RecipeError(
+                        f"the optimizers {owners[id(parameter)]!r} and {name!r} step the same parameter of shape "
+                        f"{tuple(parameter.shape)}",
+                        hint="give each parameter to one optimizer",
+                    )
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -48,6 +63,16 @@ class Optimizers:
                 for group in itertools.islice(groups, len(part.param_groups))
             ]
             part.load_state_dict({STATE: state, GROUPS: own})
+
+    def step(self) -> None:
+        """Step each optimizer."""
+        for part in self.parts.values():
+            part.step()
+
+    def zero_grad(self) -> None:
+        """Clear the gradients of all parameters."""
+        for part in self.parts.values():
+            part.zero_grad()
 
     def _firsts(self) -> list[int]:
         """Return the number of each optimizer's first parameter."""

@@ -18,6 +18,7 @@ from holdfast.errors import RecipeError
 from holdfast.probe import Probe
 from holdfast.state.checksum import checksum_together
 from holdfast.training.naming import name_parameters
+from holdfast.training.synchronizing import share_buffers
 from holdfast.training.undisturbed import undisturbed
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def measure(training: "Training") -> Probe:
     """
     training.set_anneals()
     takes_gradient = training.config.resume.training_probe
-    can_probe = training.kept is None and training.has_probe_batch
+    can_probe = training.recipe.loss is not None and training.has_probe_batch
     needs_batch = can_probe and (takes_gradient or training.recipe.probe is None)
     batch = training.probe_batch() if needs_batch else None
     outputs = training.recipe.probe or _default_probe(training, batch)
@@ -64,7 +65,7 @@ def _take_outputs(training: "Training", outputs: Outputs) -> dict[str, Any]:
     """
     model: nn.Module = training.accelerator.unwrap_model(training.model)
     with undisturbed(model, training.optimizer) as kept:
-        share_buffers(training, model)
+        _share_buffers(training, model)
         try:
             with training.generators.borrowed(training.config.seed), torch.no_grad():
                 return dict(outputs(model))
@@ -72,17 +73,15 @@ def _take_outputs(training: "Training", outputs: Outputs) -> dict[str, Any]:
             if "require grad" not in str(error):
                 raise
         kept.put_back()
-        share_buffers(training, model)
+        _share_buffers(training, model)
         with training.generators.borrowed(training.config.seed), torch.enable_grad():
             found = outputs(model.eval())
             return {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
 
 
-def share_buffers(training: "Training", model: nn.Module) -> None:
-    """Give all ranks the main rank's buffers, as DDP does before each step. A checkpoint has the main rank's, too."""
+def _share_buffers(training: "Training", model: nn.Module) -> None:
     if training.accelerator.num_processes > 1:
-        for buffer in model.buffers():
-            torch.distributed.broadcast(buffer, 0)
+        share_buffers(model)
 
 
 def _default_probe(training: "Training", batch: Any) -> Outputs | None:
@@ -106,7 +105,7 @@ def _default_probe(training: "Training", batch: Any) -> Outputs | None:
 def _take_loss(training: "Training", model: nn.Module, batch: Any) -> Tensor:
     """Return the loss on a copy of the batch, because a loss may change its batch."""
     with training.accelerator.autocast():
-        return training.recipe.loss(model, copy.deepcopy(batch))
+        return training.recipe.loss(model, copy.deepcopy(batch))  # type: ignore[misc]  # the caller has checked it
 
 
 @contextlib.contextmanager
@@ -133,7 +132,7 @@ def _take_gradient(training: "Training", batch: Any) -> str:
     # Sorted by name, because the order in which an optimizer gets its parameters may differ between processes.
     parameters = [each for _, each in sorted(named, key=lambda pair: pair[0]) if each.requires_grad]
     with undisturbed(model, training.optimizer) as kept, _kept_extras(training), torch.enable_grad():
-        share_buffers(training, model)
+        _share_buffers(training, model)
         try:
             with training.generators.borrowed(training.config.seed):
                 loss = _take_loss(training, model.train(), batch)
@@ -142,7 +141,7 @@ def _take_gradient(training: "Training", batch: Any) -> str:
             if "use_reentrant" not in str(error):
                 raise
             kept.put_back()  # reentrant checkpointing supports backward(), not autograd.grad
-            share_buffers(training, model)
+            _share_buffers(training, model)
             with training.generators.borrowed(training.config.seed):
                 loss = _take_loss(training, model.train(), batch)
                 loss.backward()  # type: ignore[no-untyped-call]

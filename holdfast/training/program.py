@@ -3,9 +3,11 @@
 import contextlib
 from collections.abc import Callable, Generator
 
+from holdfast.annotations import takes_run
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.recipe import find_program, make_build_error, resolve_settings, takes_run
+from holdfast.function import find_program, make_build_error
+from holdfast.settings import make_arguments, resolve_settings
 from holdfast.training.build import Training
 from holdfast.training.devices import prepare
 from holdfast.training.loop import train_step
@@ -32,9 +34,10 @@ def run_program(config: RunConfig, serve: Serve) -> None:
             for _ in steps:
                 training.trained = train_step(training)
         return
-    arguments = resolve_settings(program, config.settings)
+    settings = resolve_settings(program, config.settings)
     accelerator = prepare(config)
-    run = Run(config, accelerator, program, dict(config.settings) | arguments, serve)
+    arguments = make_arguments(program, config.settings, accelerator.device)
+    run = Run(config, accelerator, program, settings, serve)
     try:
         run_loop(program, run, arguments)
     except HoldfastError:

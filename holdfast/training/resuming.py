@@ -83,7 +83,7 @@ def summarize(training: Training) -> str:
     """Return a line about the rates, schedulers and anneals now in force, for a person; equal rates appear once."""
     rates = list(dict.fromkeys(f"{rate:.6g}" for rate in training.lrs))
     more = f" and {len(rates) - SHOWN_NAMES} more" if len(rates) > SHOWN_NAMES else ""
-    schedulers = f"scheduler {', '.join(training.describe_schedulers())}" if training.schedulers else "no scheduler"
+    schedulers = f"scheduler {', '.join(training.schedulers.describe())}" if training.schedulers else "no scheduler"
     offset = training.progress.anneal_offset
     return f"lr {', '.join(rates[:SHOWN_NAMES])}{more}, {schedulers}, anneal offset {offset}"
 

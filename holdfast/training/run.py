@@ -14,18 +14,18 @@ from typing import Any, NoReturn
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from holdfast.anneal import Anneal
 from holdfast.config import RunConfig
-from holdfast.data import IterableBatches, LoaderBatches, NoBatches, Share, combine, take_apart
+from holdfast.data import NoBatches, combine, take_apart
 from holdfast.errors import RecipeError
 from holdfast.location import is_own_code
 from holdfast.probe import Limits
-from holdfast.training.build import Program, Training, Unread, cut_epoch
+from holdfast.training.build import Program, Training, cut_epoch
 from holdfast.training.carried import Carried, find_carried
 from holdfast.training.kept import GRADIENTS, OWN_EXTRAS, Gradients, Kept, as_stateful, sort_kept
+from holdfast.training.progress import Unread, read_number
 from holdfast.training.undisturbed import snapshot
 
 # Gives the loop its steps: yields before each one, as `holdfast.training.steps` does.
@@ -279,14 +279,8 @@ class Run:
         if self._step is None:
             self._refuse("run.log(...) was called outside the loop", hint="call it in a step")
         for name, value in numbers.items():
-            if isinstance(value, Tensor) and value.numel() == 1:
-                number = value.detach().reshape(()).to(self.device, torch.float32, copy=True)
-            else:
-                try:
-                    number = torch.tensor(float(value), device=self.device)
-                except (TypeError, ValueError):
-                    shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
-                    self._refuse(f"run.log({name}=...): expected a number, found a {type(value).__name__}{shape}")
+            with self._located():
+                number = read_number(f"run.log({name}=...)", value, self.device)
             self._numbers[name] = number
 
     def next_batch(self, *, is_moved: bool = True) -> Any:
@@ -309,7 +303,7 @@ class Run:
             if "data" in self._fields:
                 self._refuse("run.steps(loader) and run.batches(dataset) both have data", hint="use one of them")
             with self._located():
-                self._loader, self._source = loader, take_apart(loader)
+                self._loader, self._source = loader, take_apart(loader, "run.batches(dataset, batch_size=...)")
             if per_epoch is None and hasattr(loader, "__len__"):
                 self._per_epoch = len(loader)
 
@@ -376,7 +370,7 @@ class Run:
             sources = [self._loader, self._source] if self._source is not None else []
             sorted_objects = sort_kept(self._objects, self.accelerator)
             kept = Kept(
-                **(self._fields | sorted_objects),
+                **({"data": self._source} | self._fields | sorted_objects),
                 function=self._function,
                 originals=[*sources, *self._objects.values()],
                 own=[
@@ -387,7 +381,6 @@ class Run:
                 ],
                 list_variables=lambda: [*self._list_variables(), *self._list_adopted()],
                 steps_per_epoch=self._per_epoch,
-                batches=self._choose_batches(),
                 carried=self._find_carried(),
             )
             gradients = kept.extras[GRADIENTS]
@@ -398,21 +391,6 @@ class Run:
             self.accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = True
             self._loader.begin()
         self._served = self._serve(self._training)
-
-    def _choose_batches(self) -> Any:
-        if "data" in self._fields:
-            return None
-        if self._source is None:
-            return NoBatches()
-        if not isinstance(self._source, torch.utils.data.DataLoader) or hasattr(self._source, "state_dict"):
-            return IterableBatches(self._source)
-        share = Share(self._source.batch_size or 1, self.rank, self.world_size)
-        seed, workers = self._config.seed, self._config.compute.loader_workers
-        return LoaderBatches(self._source, share, seed, workers, self._from_main)
-
-    def _from_main(self, value: Any) -> Any:
-        """Return the value that the main rank passes. All ranks call it together."""
-        return gather_object([value])[0] if self.world_size > 1 else value
 
     def _next(self) -> Step | None:
         """Record the step before, and obey orders until one asks for another step. Return it; None at the run's end.
@@ -438,7 +416,7 @@ class Run:
         training = self._training
         assert training is not None
         accum = training.recipe.grad_accum
-        if training.kept is not None and training.kept.batches is None and len(self._names) != accum:
+        if training.recipe.batch_size is not None and len(self._names) != accum:
             self._refuse(
                 f"step {step.number + 1} took {len(self._names)} batches, expected {accum}: their number is the "
                 "position in the data",

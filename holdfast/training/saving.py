@@ -51,7 +51,7 @@ def begin_save(
     rank_probes = training.gather(probe) if training.accelerator.num_processes > 1 else []
     if all(each == probe for each in rank_probes):
         rank_probes = rank_probes[:1]
-    if training.kept is not None:
+    if training.recipe.loss is None:
         _refuse_different_ranks(training)
     captured = capture(training)
     if training.accelerator.is_main_process:
@@ -77,7 +77,7 @@ def begin_save(
 
 
 def _refuse_different_ranks(training: Training) -> None:
-    """Raise RecipeError if the ranks of a loop have other weights: a checkpoint has only the main rank's."""
+    """Raise RecipeError if the ranks have other weights: a checkpoint has only the main rank's."""
     if training.accelerator.num_processes == 1:
         return
     sums = training.gather(describe_components(training, in_detail=False))
@@ -86,7 +86,9 @@ def _refuse_different_ranks(training: Training) -> None:
         if any(each != found[0] for each in found):
             raise RecipeError(
                 f"after step {training.progress.step} the ranks have other values of the {name}: each trains its own",
-                hint="model, optimizer = run.accelerator.prepare(model, optimizer) lets them train one together",
+                hint="model, optimizer = run.accelerator.prepare(model, optimizer) lets them train one together"
+                if training.kept is not None
+                else "step the recipe's optimizers only, whose gradients are averaged over the ranks",
             )
 
 

@@ -37,7 +37,7 @@ from holdfast.training.optimizers import parts_of
 MAX_OBJECTS = 20_000
 MAX_ITEMS = 256
 
-FUNCTIONS = ("loss", "after_step", "evaluate", "probe", "collate")
+FUNCTIONS = ("loss", "step", "after_step", "evaluate", "probe", "collate")
 # A checkpoint has the states of these generators already.
 GLOBAL_GENERATORS = (random._inst, np.random.mtrand._rand, torch.default_generator)
 SCHEDULERS = (LRScheduler, ReduceLROnPlateau, AcceleratedScheduler)
@@ -119,13 +119,14 @@ def find_unregistered(recipe: Recipe) -> list[Unregistered]:
 
 
 def _registered(recipe: Recipe) -> list[Any]:
-    parts: list[Any] = [recipe.optimizer, recipe.schedule, *GLOBAL_GENERATORS, *torch.cuda.default_generators]
+    parts: list[Any] = [recipe.optimizer, *parts_of(recipe.optimizer), recipe.schedule]
+    parts += [*GLOBAL_GENERATORS, *torch.cuda.default_generators]
     if isinstance(recipe, Kept):
         originals = (each for each in recipe.originals if id(each) not in _own_ids(recipe))
-        parts += [*originals, *parts_of(recipe.optimizer), *recipe.schedulers]
+        parts += [*originals, *recipe.schedulers]
     for part in (recipe.model, *(extra for extra in recipe.extras.values() if id(extra) not in _own_ids(recipe))):
         parts += [part, *_modules(part)]
-    if is_stream(recipe.data) and hasattr(recipe.data, "state_dict"):
+    if recipe.batch_size is None or (is_stream(recipe.data) and hasattr(recipe.data, "state_dict")):
         parts.append(recipe.data)
     return parts
 

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from holdfast.config import ChunkLength, Log, RunConfig
+from holdfast.config import ChunkLength, Compute, Log, RunConfig
 from holdfast.journal import Journal
 from holdfast.proof import Proof
 from holdfast.store import open_store
@@ -267,3 +267,16 @@ def test_resume_md_has_a_row_for_each() -> None:
     table = (ROOT / "holdfast" / "RESUME.md").read_text("utf-8")
     for row in FORGOTTEN:
         assert f"| {row.name} | `{row.argument}` | `{row.named}` |" in table
+
+
+@pytest.mark.slow
+def test_a_script_that_makes_its_own_process_group_is_told_what_to_do(tmp_path: Path, nursery: Lives) -> None:
+    config = make_config(tmp_path, "nanogpt", compute=Compute(ranks=2, device="cpu"))
+    done = nursery.call("tests.support.forked:train_chunks", config.model_dump(mode="json"), 1)
+    error = json.loads(done.stdout.splitlines()[-1])
+    line = next(
+        number for number, text in enumerate((HERE / "after" / "nanogpt.py").read_text("utf-8").splitlines(), 1)
+        if text.lstrip().startswith("init_process_group(")
+    )  # fmt: skip
+    assert f"after/nanogpt.py:{line}: " in error["message"]
+    assert "run.accelerator.prepare(model)" in error["hint"]

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from holdfast.config import ChunkLength, RunConfig, _known_keys, load_config, parse_config
 from holdfast.errors import ConfigError
+from holdfast.function import default_settings
 from holdfast.hints import MEANT, RESUMES
-from holdfast.recipe import default_settings
 
 MINIMAL = 'recipe = "module:function"\nrun = "a"\n'
 

@@ -12,8 +12,8 @@ import pytest
 
 from holdfast import Recipe
 from holdfast.errors import ConfigError, RecipeError
+from holdfast.function import build_recipe, find_program, returns_recipe
 from holdfast.permission import RECIPES, STORES, check_recipe
-from holdfast.recipe import build_recipe, find_program, returns_recipe
 from holdfast.store import open_store
 
 if TYPE_CHECKING:

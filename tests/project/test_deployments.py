@@ -11,7 +11,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from deployments import automations
 from deployments.automations import describe_automations, make_automations
 from holdfast.config import load_config, parse_config
-from holdfast.recipe import default_settings
+from holdfast.function import default_settings
 from tasks.heartbeat import EVENT, LAST_EVENT
 from tests.conftest import ROOT
 

@@ -115,18 +115,23 @@ def test_the_readmes_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_recipe_step_by_step(tmp_path: Path, prefect_api: dict[str, str], nursery: Lives) -> None:
-    (recipe, tests), (config,) = blocks("adding-a-recipe.md", "python"), blocks("adding-a-recipe.md", "toml")
+    (recipe, points, tests), (config,) = blocks("adding-a-recipe.md", "python"), blocks("adding-a-recipe.md", "toml")
     (tmp_path / "my_average.py").write_text(recipe)
     (tmp_path / "test_my_average.py").write_text(tests)
     (tmp_path / "my_average.toml").write_text(config)
     for command in commands("adding-a-recipe.md"):
         said = run(command, tmp_path, prefect_api, nursery)
         assert "prove" not in command or said.startswith("proved: 12 steps of my_average:waves")
+    (tmp_path / "my_points.py").write_text(points)
+    (tmp_path / "my_points.toml").write_text(config.replace("my_average:waves", "my_points:points"))
+    prove = [".venv/bin/holdfast", "prove", "my_points.toml", "--steps", "9", "--seed", "7"]
+    said = run(prove, tmp_path, prefect_api, nursery)
+    assert said.startswith("proved: 9 steps of my_points:points")
 
 
 @pytest.mark.slow
 def test_the_forgetful_recipe_is_told_what_it_forgets(tmp_path: Path, nursery: Lives) -> None:
-    (recipe, _), (config,) = blocks("adding-a-recipe.md", "python"), blocks("adding-a-recipe.md", "toml")
+    (recipe, _, _), (config,) = blocks("adding-a-recipe.md", "python"), blocks("adding-a-recipe.md", "toml")
     (forgetful, count) = re.subn(r"^ *extras=.*\n", "", recipe, flags=re.M)
     assert count == 1
     (tmp_path / "my_average.py").write_text(forgetful)

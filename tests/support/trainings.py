@@ -1,5 +1,6 @@
 """Trainings in the tests' own process, which lacks a rank's environment."""
 
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ from holdfast import RunConfig, checkpoint
 from holdfast.checkpoint import Metadata, Payload
 from holdfast.config import DEFAULT_SEED, Determinism
 from holdfast.store.local import LocalStore
-from holdfast.training import Training, begin_save, train
+from holdfast.training import Gate, Training, begin_save, resume, run_program, steps, train
 
 Saved = tuple[Payload, Metadata]
 
@@ -38,3 +39,30 @@ def save_state(training: Training, folder: Path) -> Saved:
     store = LocalStore(str(folder / "run"))
     saved = save_step(training, store)
     return checkpoint.read_saved(store, saved), saved.metadata
+
+
+def live(config: RunConfig, stop: int, saved: Saved | None = None) -> tuple[Saved, Training]:
+    """Train a program from a checkpoint, or from its beginning, to a step. Return the checkpoint there."""
+    found: list[tuple[Saved, Training]] = []
+
+    def serve(training: Training) -> Generator[None, None, None]:
+        if saved is not None:
+            resume(training, *saved, Gate("exact"), lambda *skipped: None)
+        yield from steps(training, stop, lambda: False)
+        found.append((save_state(training, Path(config.store)), training))
+
+    run_program(config, serve)
+    return found[0]
+
+
+def live_in_chunks(config: RunConfig, stop: int, steps: int) -> str:
+    """Train a program to a step with a new training after every chunk of so many steps. Return the content id."""
+    saved = None
+    for each in range(steps, stop + steps, steps):
+        saved, _ = live(config, min(each, stop), saved)
+    assert saved is not None
+    return content_id(saved)
+
+
+def content_id(saved: Saved) -> str:
+    return saved[1].checkpoint_sha256

@@ -15,9 +15,10 @@ from holdfast.changes import Change, find_defaults, to_lineage
 from holdfast.cli import app, run_app
 from holdfast.config import load_config
 from holdfast.errors import ConfigDrift, ConfigError
+from holdfast.function import default_settings, find_program
 from holdfast.journal import Journal
 from holdfast.opened import describe_file
-from holdfast.recipe import default_settings, find_program, resolve_settings
+from holdfast.settings import resolve_settings
 from holdfast.sources import hash_sources
 from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S

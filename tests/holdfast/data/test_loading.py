@@ -266,11 +266,27 @@ def test_a_stream_without_a_position_is_read_again_from_its_beginning(step: int)
     first = of_stream(Forgetful(), collate=list)
     first.begin(0, STEPS)
     take(first, step * GRAD_ACCUM)
-    assert first.state_dict() is None
+    saved = first.state_dict()
     expected = take(first, 7)
     for batches in (of_stream(Forgetful(), collate=list), first):
-        assert batches.begin(step, STEPS, None) is True
-        assert take(batches, 7) == expected
+        for position in (saved, None):  # earlier versions have saved None
+            assert batches.begin(step, STEPS, position) is True
+            assert take(batches, 7) == expected
+
+
+def test_a_stream_that_gives_other_samples_when_it_is_read_again_is_refused() -> None:
+    class Changing(IterableDataset[int]):
+        reads = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.reads += 1
+            return iter(range(self.reads, 100))
+
+    batches = of_stream(Changing(), collate=list)
+    batches.begin(0, STEPS)
+    take(batches, 2 * GRAD_ACCUM)
+    with pytest.raises(RecipeError, match=r"the stream \(.*Changing\) gives other samples when it is read again"):
+        batches.begin(2, STEPS, batches.state_dict())
 
 
 def test_a_stream_at_step_zero_is_not_read_again() -> None:

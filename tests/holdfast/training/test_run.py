@@ -11,10 +11,10 @@ import pytest
 from holdfast.config import Determinism, RunConfig
 from holdfast.errors import RecipeError
 from holdfast.store.local import LocalStore
-from holdfast.training import Gate, Training, find_unregistered, resume, run_program, steps
+from holdfast.training import Training, find_unregistered, run_program, steps
 from tests.support import loops
 from tests.support.loops import LOOPS, PER_EPOCH
-from tests.support.trainings import Saved, save_state, save_step
+from tests.support.trainings import content_id, live, save_step
 
 EPOCHS = 3
 TOTAL = EPOCHS * PER_EPOCH
@@ -25,24 +25,6 @@ def make_config(folder: Path, loop: str, **settings: Any) -> RunConfig:
         recipe=f"tests.support.loops:{loop}", run="r", store=str(folder), epochs=EPOCHS, settings=settings,
         determinism=Determinism(mode="fast"),
     )  # fmt: skip
-
-
-def live(config: RunConfig, stop: int, saved: Saved | None = None) -> tuple[Saved, Training]:
-    """Train a loop from a checkpoint, or from its beginning, to a step. Return the checkpoint there."""
-    found: list[tuple[Saved, Training]] = []
-
-    def serve(training: Training) -> Generator[None, None, None]:
-        if saved is not None:
-            resume(training, *saved, Gate("exact"), lambda *skipped: None)
-        yield from steps(training, stop, lambda: False)
-        found.append((save_state(training, Path(config.store)), training))
-
-    run_program(config, serve)
-    return found[0]
-
-
-def content_id(saved: Saved) -> str:
-    return saved[1].checkpoint_sha256
 
 
 @pytest.mark.parametrize("loop", LOOPS)

@@ -1,0 +1,56 @@
+"""The annotations of a run's function: which of its parameters Holdfast fills itself."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+Function = Callable[..., Any]
+# Classes whose parameters Holdfast fills itself; their modules import torch.
+RUN, DEVICE = "Run", "device"
+OWN = (("holdfast.training.run", RUN), ("torch", DEVICE))
+
+
+def takes_run(function: Function) -> bool:
+    """Return whether a callable has a parameter that is annotated as a `Run`."""
+    return RUN in own_parameters(function).values()
+
+
+def own_parameters(function: Function) -> dict[str, str]:
+    """Return `RUN` or `DEVICE` by the name of the parameter that is annotated so. These are no settings."""
+    if isinstance(function, type):
+        return {}
+    inner = find_inner(function)
+    annotations: dict[str, Any] = getattr(inner, "__annotations__", {})
+    own = {}
+    for name, annotation in annotations.items():
+        found = resolve(annotation, inner)
+        for module, kind in OWN if name != "return" else ():
+            is_class = isinstance(found, type) and (found.__module__, found.__name__) == (module, kind)
+            if is_class or (isinstance(found, str) and is_last_part(found, kind)):
+                own[name] = kind
+    return own
+
+
+def find_inner(function: Any) -> Any:
+    """Return the function inside a `functools.partial`, a decorated function or an object with ``__call__``."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
+def resolve(annotation: Any, function: Any) -> Any:
+    """Return what an annotation stands for; the annotation itself if only a type checker can resolve it."""
+    found = annotation
+    try:
+        for _ in range(2):  # twice, for quotes in a module with postponed annotations
+            if isinstance(found, str):
+                found = eval(found, getattr(function, "__globals__", {}))
+    except Exception:
+        return str(found)
+    return found
+
+
+def is_last_part(annotation: str, name: str) -> bool:
+    return annotation.strip("'\"").rpartition(".")[2] == name

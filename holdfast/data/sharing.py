@@ -1,0 +1,52 @@
+"""A rank's share of a micro-batch, and the random numbers that are drawn for it."""
+
+import contextlib
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.errors import RecipeError
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's part of each micro-batch: an equal, contiguous slice."""
+
+    batch_size: int
+    rank: int = 0
+    ranks: int = 1
+
+    def of(self, items: Any) -> Any:
+        """Return the rank's slice of the micro-batch's samples or indices.
+
+        Raises:
+            RecipeError: the ranks can't share them out evenly.
+        """
+        size, rest = divmod(len(items), self.ranks)
+        if rest:
+            raise RecipeError(
+                f"a batch of {len(items)} samples can't be shared out evenly to {self.ranks} ranks",
+                hint="drop_last=True, or another batch_size",
+            )
+        return items[self.rank * size : (self.rank + 1) * size]
+
+
+@contextlib.contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """Seed the CPU's generators from the numbers for the block, and restore their states afterwards."""
+    seed = int.from_bytes(hashlib.sha256("/".join(map(str, numbers)).encode()).digest()[:8], "little")
+    python, numpy, cpu = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs' generators too
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)

@@ -1,0 +1,106 @@
+"""Streams of other people's: whether their saved state is their whole position, and their passes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import Sampler
+
+# The part of Hugging Face's streams that shuffles in a buffer. Source: the comment in its load_state_dict: "The shuffle
+# buffer will be refilled before starting to yield new examples."
+BUFFER = "BufferShuffledExamplesIterable"
+# The key of its source's state in the state of such a part.
+SOURCE = "examples_iterable"
+
+
+def has_exact_state(data: Any) -> bool:
+    """Return whether a stream has a state that puts it back to its exact position."""
+    return has_state(data) and not describe_flaw(data)
+
+
+def has_state(data: Any) -> bool:
+    """Return whether an object has ``state_dict`` and ``load_state_dict``."""
+    return callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None))
+
+
+def read_position(data: Any) -> Any:
+    """Return a stream's state, the same whether the stream was resumed before or not.
+
+    A Hugging Face stream that groups samples reads from its ``previous_state`` on when it resumes. The state of its
+    source, which then has no effect, is as far as the stream has read: it depends on where the stream was resumed.
+    """
+    return _without_effect(data.state_dict())
+
+
+def _without_effect(state: Any) -> Any:
+    if not isinstance(state, dict):
+        return state
+    state = {key: _without_effect(value) for key, value in state.items()}
+    previous = state.get("previous_state")
+    return state if previous is None or SOURCE not in state else state | {SOURCE: previous}
+
+
+def describe_flaw(data: Any) -> str:
+    """Return what a stream's state leaves out; empty if nothing is known to be left out.
+
+    Of a loader, the dataset inside counts.
+    """
+    for each in _list_parts(data):
+        if has_state(each) and getattr(each, "num_workers", None):
+            return "its own workers draw other random numbers after a resume"
+        if any(type(part).__name__ == BUFFER for part in _walk_examples(getattr(each, "_ex_iterable", None))):
+            return "its state leaves out the shuffle buffer"
+        samplers = [sampler for node in _walk_nodes(each) for sampler in vars(node).values() if _is_random(sampler)]
+        if samplers:
+            return f"its {type(samplers[0]).__name__} draws another order after a resume"
+    return ""
+
+
+def _list_parts(data: Any) -> list[Any]:
+    """Return a stream and the datasets inside its loader."""
+    parts = [data]
+    for each in parts:
+        inner = getattr(each, "dataset", None)
+        if inner is not None and all(inner is not part for part in parts):  # an array has no single == of its own
+            parts.append(inner)
+    return parts
+
+
+def _walk_examples(examples: Any) -> Iterator[Any]:
+    """Yield the parts that a Hugging Face stream is composed of."""
+    if examples is not None:
+        yield examples
+        for inner in [getattr(examples, "ex_iterable", None), *getattr(examples, "ex_iterables", [])]:
+            yield from _walk_examples(inner)
+
+
+def _walk_nodes(node: Any) -> Iterator[Any]:
+    """Yield the nodes of a graph of torchdata's nodes, from its loader on."""
+    if type(node).__module__.startswith("torchdata.nodes"):
+        yield node
+        for inner in vars(node).values():
+            yield from _walk_nodes(inner)
+
+
+def _is_random(sampler: Any) -> bool:
+    """Return whether a sampler's order depends on a generator and not on the number of the pass."""
+    return isinstance(sampler, Sampler) and hasattr(sampler, "generator") and not hasattr(sampler, "set_epoch")
+
+
+def begin_pass(data: Any, number: int) -> None:
+    """Tell a stream, and the dataset inside a loader, the number of the pass that begins.
+
+    Streams shuffle each pass anew by it. A Hugging Face stream also needs it to begin a pass at the beginning: it goes
+    on from the state that it has loaded as long as the number is the same.
+    """
+    for each in _list_parts(data):
+        if hasattr(each, "set_epoch"):
+            each.set_epoch(number)
+
+
+def restart_never(data: Any) -> None:
+    """Keep torchdata's ``Loader`` of nodes from restarting at the end of a pass.
+
+    It would begin the next pass before anybody asks; after a resume exactly there, its state then never changes.
+    """
+    if hasattr(data, "restart_on_stop_iteration"):
+        data.restart_on_stop_iteration = False

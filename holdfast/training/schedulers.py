@@ -1,0 +1,88 @@
+"""The schedulers of a recipe or a loop: torch's own, and Holdfast's `Schedule` for one optimizer or by name."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from holdfast.config import did_you_mean
+from holdfast.errors import RecipeError
+from holdfast.recipe import Recipe
+from holdfast.schedule import Schedule
+from holdfast.training.kept import Kept
+from holdfast.training.optimizers import Optimizers
+
+
+class Schedulers(list[Any]):
+    """The torch schedulers of a training, in the order in which a checkpoint has them.
+
+    Attributes:
+        names: the name of each, such as ``linear`` for a `Schedule`.
+    """
+
+    def __init__(self, recipe: Recipe, steps_per_epoch: int) -> None:
+        """
+        Raises:
+            RecipeError: a schedule names no optimizer, or a `Schedule` doesn't say which of several optimizers it is
+                for.
+        """
+        pairs = list(_list_schedules(recipe))
+        self.names = [each.name if isinstance(each, Schedule) else type(each).__name__ for each, _ in pairs]
+        super().__init__(
+            each.build(optimizer, steps_per_epoch) if isinstance(each, Schedule) else each for each, optimizer in pairs
+        )
+
+    def describe(self) -> list[str]:
+        """Return each scheduler's name and its count of steps or epochs, such as ``linear at step 40``."""
+        units = ["epoch" if waits_for_plateau(scheduler) else "step" for scheduler in self]
+        counts = [getattr(scheduler, "last_epoch", None) for scheduler in self]  # a count of step() calls
+        described = zip(self.names, units, counts, strict=True)
+        return [name if count is None else f"{name} at {unit} {count}" for name, unit, count in described]
+
+    def step(self) -> None:
+        """Step the schedulers that follow the step."""
+        for scheduler in self:
+            if not waits_for_plateau(scheduler):
+                scheduler.step()
+
+
+def _list_schedules(recipe: Recipe) -> Iterator[tuple[Any, Any]]:
+    """Yield each `Schedule` or torch scheduler, after which comes the optimizer that a `Schedule` is for."""
+    if isinstance(recipe, Kept):
+        yield from ((each, None) for each in recipe.schedulers)
+        return
+    optimizer: Any = recipe.optimizer
+    for name, schedules in name_schedules(recipe).items():
+        if name and (not isinstance(optimizer, Optimizers) or name not in optimizer.parts):
+            known = optimizer.parts if isinstance(optimizer, Optimizers) else {}
+            raise RecipeError(f"schedule: there is no optimizer {name!r}", hint=did_you_mean(name, known))
+        own = optimizer.parts[name] if name else optimizer
+        for each in schedules if isinstance(schedules, Sequence) else [schedules]:
+            if isinstance(each, Schedule) and isinstance(own, Optimizers):
+                raise RecipeError(
+                    "schedule: a Schedule doesn't say which of the optimizers it is for",
+                    hint=f'schedule={{"{next(iter(own.parts))}": Schedule(...), ...}}',
+                )
+            yield each, own
+
+
+def name_schedules(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe's schedules by the name of their optimizer; "" if they have none."""
+    schedule = recipe.schedule
+    if isinstance(schedule, Mapping):
+        return dict(sorted(schedule.items()))
+    return {} if schedule is None else {"": schedule}
+
+
+def describe_schedules(recipe: Recipe) -> Any:
+    """Return the arguments of the recipe's `Schedule`; by name if there are several; None if there is none."""
+    found = {
+        name: dataclasses.asdict(each) for name, each in name_schedules(recipe).items() if isinstance(each, Schedule)
+    }
+    return found.get("", found or None)
+
+
+def waits_for_plateau(scheduler: Any) -> bool:
+    """Return whether the scheduler is stepped at the end of an epoch, with the epoch's loss."""
+    return isinstance(scheduler, ReduceLROnPlateau)

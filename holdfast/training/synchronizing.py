@@ -1,0 +1,84 @@
+"""One state in all ranks for modules that no DDP wraps: the model of ``Recipe(step=...)``, and extras.
+
+Gradients are averaged before an optimizer steps, and buffers are the main rank's in each step, as DDP does it.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from holdfast.errors import RecipeError
+from holdfast.recipe import Recipe
+from holdfast.training.optimizers import parts_of
+
+
+class Synchronized:
+    """The modules that several ranks train together without DDP. With one rank this does nothing.
+
+    Attributes:
+        modules: the modules.
+    """
+
+    def __init__(self, recipe: Recipe, accelerator: Accelerator) -> None:
+        """
+        Raises:
+            RecipeError: an extra of ``synchronized`` is no module, or an optimizer of the recipe steps a module among
+                the extras that isn't synchronized.
+        """
+        extras = {name: each for name, each in recipe.extras.items() if isinstance(each, nn.Module)}
+        for name in recipe.synchronized:
+            if name not in extras:
+                raise RecipeError(f"synchronized: there is no module {name!r} among the extras")
+        self.modules: list[nn.Module] = [extras[name] for name in recipe.synchronized]
+        if recipe.step is not None:
+            self.modules.append(recipe.model)
+        self._accelerator = accelerator
+        if accelerator.num_processes == 1:
+            return
+        self._own = {id(each) for module in self.modules for each in module.parameters()}
+        stepped = {id(each) for each in _list_parameters(parts_of(recipe.optimizer))}
+        for name, module in extras.items():
+            if name not in recipe.synchronized and any(id(each) in stepped for each in module.parameters()):
+                raise RecipeError(
+                    f"the recipe's optimizer steps the extra {name!r}, which each rank would train on its own",
+                    hint=f'Recipe(synchronized=["{name}"]) averages its gradients over the ranks',
+                )
+        others = [each for each in recipe.extras.values() if isinstance(each, torch.optim.Optimizer)]
+        for optimizer in (*parts_of(recipe.optimizer), *others):
+            optimizer.register_step_pre_hook(self._average)
+
+    def share_buffers(self) -> None:
+        """Give all ranks the main rank's buffers. All ranks call it together."""
+        if self._accelerator.num_processes > 1:
+            for module in self.modules:
+                share_buffers(module)
+
+    def _average(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Replace the gradients that an optimizer is about to take by their means over the ranks."""
+        own = [each for each in _list_parameters([optimizer]) if id(each) in self._own and each.requires_grad]
+        for kind in dict.fromkeys((each.dtype, each.device) for each in own):
+            self._average_alike([each for each in own if (each.dtype, each.device) == kind])
+
+    def _average_alike(self, parameters: list[nn.Parameter]) -> None:
+        # A parameter may have a gradient in some of the ranks only: the last numbers say in how many.
+        has = torch.tensor([each.grad is not None for each in parameters], device=parameters[0].device)
+        grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+        flat = torch.cat([*(each.flatten() for each in grads), has.to(grads[0].dtype)])
+        flat = self._accelerator.reduce(flat, "mean")
+        means = flat.split([*(each.numel() for each in grads), len(parameters)])
+        for parameter, mean, share in zip(parameters, means[:-1], means[-1].tolist(), strict=True):
+            if share:
+                parameter.grad = mean.view_as(parameter).clone()
+
+
+def _list_parameters(optimizers: Iterable[Any]) -> list[nn.Parameter]:
+    return [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
+
+
+def share_buffers(module: nn.Module) -> None:
+    """Give all ranks the main rank's buffers, as DDP does before each step. A checkpoint has the main rank's, too."""
+    for buffer in module.buffers():
+        torch.distributed.broadcast(buffer, 0)

@@ -1,0 +1,151 @@
+"""The data streams of other libraries: each resumes exactly, or is refused with the reason."""
+
+import gc
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from holdfast.config import Compute, Determinism, Log, RunConfig
+from holdfast.data import take_apart
+from holdfast.errors import RecipeError
+from holdfast.proof import Proof
+from tests.support.lives import Lives
+from tests.support.streams import PER_EPOCH
+from tests.support.trainings import live, live_in_chunks
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+
+EPOCHS = 2
+TOTAL = EPOCHS * PER_EPOCH
+# Each program of tests.support.streams with each stream that resumes exactly.
+EXACT = [
+    ("recipe", "node"),
+    ("recipe", "node_of_a_stream"),
+    ("recipe", "node_of_a_random_sampler"),
+    ("recipe", "hf_map"),
+    ("recipe", "hf_map_as_torch"),
+    ("recipe", "hf_map_transformed"),
+    ("recipe", "hf_stream"),
+    ("recipe", "hf_stream_shuffled"),
+    ("recipe", "web"),
+    ("recipe", "web_shuffled"),
+    ("batches", "node_of_batches"),
+    ("batches", "hf_stream_of_batches_as_torch"),
+    ("loop", "node_of_batches"),
+    ("loop", "stateful_loader"),
+    ("loop", "hf_map_in_a_loader"),
+    ("loop", "hf_stream_of_batches"),
+    ("loop", "hf_stream_in_a_stateful_loader"),
+    ("loop_over_samples", "hf_map_transformed"),
+    ("loop_over_samples", "hf_stream_shuffled"),
+    ("loop_over_samples", "web_shuffled"),
+]
+# Those that are killed, too: one for each way of finding the position.
+KILLED = [
+    ("recipe", "node"),
+    ("recipe", "hf_stream"),
+    ("recipe", "hf_stream_shuffled"),
+    ("recipe", "web_shuffled"),
+    ("batches", "node_of_batches"),
+    ("loop", "stateful_loader"),
+    ("loop", "hf_map_in_a_loader"),
+    ("loop", "hf_stream_of_batches"),
+]
+# The others, with the reason and a part of the hint.
+REFUSED = [
+    ("loop", "hf_stream_in_a_loader", "a DataLoader over a stream can't be put back to a position", "run.batches"),
+    ("loop", "hf_stream_shuffled", "can't be put back .*: its state leaves out the shuffle buffer", "run.batches"),
+    ("loop", "hf_shuffled_stream_in_a_stateful_loader", "its state leaves out the shuffle buffer", "run.batches"),
+    ("loop", "node_of_a_random_sampler", "its RandomSampler draws another order after a resume", "run.batches"),
+    ("loop", "stateful_loader_with_workers", "its own workers draw other random numbers", "loader_workers"),
+    ("loop", "web_loader", "a WebLoader can't be put back to a position in its batches", "run.batches"),
+    ("batches", "web_loader", "a WebLoader can't be put back to a position", r"Recipe\(data=dataset, batch_size="),
+]
+CHANGING = ["hf_stream_shuffled_without_a_seed", "web_shuffled_without_a_seed"]
+
+
+@pytest.fixture(autouse=True)
+def has_the_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Skip the test if its stream's library isn't installed; keep that library's caches out of the home folder."""
+    stream = request.node.callspec.params["stream"] if hasattr(request.node, "callspec") else ""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    for prefix, library in (("hf", "datasets"), ("web", "webdataset")):
+        if stream.startswith(prefix):
+            pytest.importorskip(library)
+    yield
+    gc.collect()  # WebDataset leaves the shards of an abandoned pass open; see pytestmark
+
+
+def make_config(folder: Path, program: str, stream: str, **changes: Any) -> RunConfig:
+    settings: dict[str, Any] = {"stream": stream, "folder": str(folder / "shards")}
+    if program == "batches":
+        settings["gives_batches"] = True
+    values: dict[str, Any] = {
+        "recipe": f"tests.support.streams:{'recipe' if program == 'batches' else program}", "run": "r",
+        "store": str(folder), "epochs": EPOCHS, "settings": settings, "determinism": Determinism(mode="fast"),
+    }  # fmt: skip
+    return RunConfig.model_validate(values | changes)
+
+
+@pytest.mark.parametrize(("program", "stream"), EXACT)
+def test_cut_at_every_step_it_ends_on_the_same_bytes(tmp_path: Path, program: str, stream: str) -> None:
+    config = make_config(tmp_path, program, stream)
+    straight = live_in_chunks(config, TOTAL, TOTAL)
+    assert live_in_chunks(config, TOTAL, 1) == straight
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "stream"), KILLED)
+def test_killed_it_is_proved(tmp_path: Path, nursery: Lives, program: str, stream: str) -> None:
+    proof = prove(nursery, make_config(tmp_path, program, stream))
+    assert proof.is_proved, str(proof)
+
+
+def prove(nursery: Lives, config: RunConfig) -> Proof:
+    config = config.model_copy(update={"log": Log(every=1, folder=f"{config.store}/logs")})
+    done = nursery.call("tests.support.forked:prove_mutated", "", config.model_dump(mode="json"), 9, 1, 5)
+    assert done.stdout.startswith("{"), done.stdout + done.stderr
+    return Proof.model_validate_json(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(("program", "stream", "reason", "hint"), REFUSED)
+def test_others_are_refused_with_the_reason(tmp_path: Path, program: str, stream: str, reason: str, hint: str) -> None:
+    with pytest.raises(RecipeError, match=reason) as refused:
+        live(make_config(tmp_path, program, stream), 1)
+    assert re.search(hint, refused.value.hint), refused.value.hint
+
+
+@pytest.mark.parametrize("stream", CHANGING)
+def test_a_stream_that_nobody_seeds_is_refused_on_resume(tmp_path: Path, stream: str) -> None:
+    config = make_config(tmp_path, "recipe", stream)
+    saved, _ = live(config, 4)
+    with pytest.raises(RecipeError, match="gives other samples when it is read again") as refused:
+        live(config, TOTAL, saved)
+    assert "seed its shuffles" in refused.value.hint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", ["hf_batches_that_drew"])
+def test_a_proof_finds_numbers_that_a_stream_draws_again(tmp_path: Path, nursery: Lives, stream: str) -> None:
+    proof = prove(nursery, make_config(tmp_path, "loop", stream))
+    assert not proof.is_proved
+    assert "samples" in proof.first_differs_in
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", ["node_of_batches"])
+def test_ranks_that_all_get_the_same_batches_are_refused(tmp_path: Path, nursery: Lives, stream: str) -> None:
+    log, compute = Log(every=1, folder=str(tmp_path / "logs")), Compute(ranks=2, device="cpu")
+    config = make_config(tmp_path, "loop", stream, log=log, compute=compute)
+    done = nursery.call("tests.support.forked:train_chunks", config.model_dump(mode="json"), 1)
+    assert "all ranks get the same batches from a stream that nobody shares out" in done.stdout
+
+
+def test_a_loader_over_an_array_has_a_known_position() -> None:
+    loader = StatefulDataLoader(np.arange(6), 2)  # type: ignore[arg-type]
+    assert take_apart(loader, "") is loader
