@@ -9,6 +9,7 @@ from holdfast.checkpoint.format import (
     deserialize,
     is_part,
     serialize,
+    serialize_tensors,
 )
 from holdfast.checkpoint.metadata import (
     METADATA,
@@ -65,6 +66,7 @@ __all__ = [
     "read_saved",
     "save",
     "serialize",
+    "serialize_tensors",
     "shorten",
     "step_of",
     "verify",

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,16 +71,28 @@ def cut(payload: Payload, part_bytes: int | None = PART_BYTES) -> list[Part]:
         part_bytes: the largest number of bytes of tensors in a part (a single larger row still fits); None for one
             file of any size.
     """
-    tensors = payload.tensors
-    layouts = _lay_out(tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()), part_bytes)
     parts = []
+    layouts = _lay_out(_describe(payload.tensors), part_bytes)
     for number, layout in enumerate(layouts, start=1):
-        metadata = _member(HEADER_METADATA, {METADATA_KEY: dump_json(payload.tree).decode()}) if number == 1 else ""
-        text = f"{{{','.join(filter(None, (layout.before, metadata, layout.after)))}}}".encode()
-        text += b" " * (-len(text) % 8)
-        pieces = (piece for rows in layout.rows for piece in rows.pieces_of(tensors[rows.name]))
-        parts.append(Part(part_name(number, len(layouts)), (struct.pack("<Q", len(text)) + text, *pieces)))
+        metadata = {METADATA_KEY: dump_json(payload.tree).decode()} if number == 1 else None
+        pieces = _make_pieces(layout, payload.tensors, metadata)
+        parts.append(Part(part_name(number, len(layouts)), pieces))
     return parts
+
+
+def _describe(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    return tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
+
+
+def _make_pieces(
+    layout: "_Layout", tensors: Mapping[str, Tensor], metadata: dict[str, str] | None
+) -> tuple[Piece, ...]:
+    """Return the bytes of one safetensors file: its header, and its tensors' rows."""
+    member = _member(HEADER_METADATA, metadata) if metadata else ""
+    text = f"{{{','.join(filter(None, (layout.before, member, layout.after)))}}}".encode()
+    text += b" " * (-len(text) % 8)
+    pieces = (piece for rows in layout.rows for piece in rows.pieces_of(tensors[rows.name]))
+    return struct.pack("<Q", len(text)) + text, *pieces
 
 
 def part_name(number: int, parts: int) -> str:
@@ -97,6 +109,12 @@ def serialize(payload: Payload) -> Iterator[Bytes]:
     """Return the bytes of a payload as one file, in pieces. Equal payloads give equal bytes on every machine."""
     (part,) = cut(payload, None)
     return map(in_memory, part.pieces)
+
+
+def serialize_tensors(tensors: Mapping[str, Tensor]) -> Iterator[Bytes]:
+    """Return the bytes of a safetensors file of tensors alone, in pieces; other tools take it for a file of torch's."""
+    (layout,) = _lay_out(_describe(tensors), None)
+    return map(in_memory, _make_pieces(layout, tensors, {"format": "pt"}))
 
 
 @dataclass(frozen=True)

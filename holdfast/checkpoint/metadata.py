@@ -53,6 +53,10 @@ class Metadata(Record):
     replayed: dict[str, float] | None = None
     first_batch: str = ""
     model_params: int
+    model_configs: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="the configuration files of the model's parts that have one, as transformers writes them, by part",
+    )
     checkpoint_sha256: str
     checkpoint_size_bytes: int
     parts: list[FileRecord] = Field(default_factory=list)

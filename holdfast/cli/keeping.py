@@ -1,4 +1,4 @@
-"""Commands that keep checkpoints: prune, pin, unpin, quarantine, pack, unpack, and keygen for signatures."""
+"""Commands that keep checkpoints: prune, pin, unpin, quarantine, pack, unpack, export, and keygen for signatures."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.errors import ConfigError, HoldfastError, NameTaken, WrongUse
+from holdfast.export import Form, export
 from holdfast.journal import Commit, Journal, PruneReport
 from holdfast.journal.finding import find_commit, open_journal
 from holdfast.pack import pack as pack_checkpoint
@@ -101,9 +102,7 @@ def pack(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT.tar")])
         run: <store>/<run>.
         what: The commit (its number or its folder; by default the newest) and the file to make.
     """
-    if not 1 <= len(what) <= 2:
-        raise WrongUse("expected [COMMIT] OUT.tar after the run", hint="holdfast pack runs/language best.tar")
-    *commit, out = what
+    *commit, out = _split_out(what, "OUT.tar", "holdfast pack runs/language best.tar")
     journal = open_journal(run)
     journal.read_run()
     found = find_commit(journal, *commit)
@@ -136,6 +135,34 @@ def unpack(tar: Path, store: str, /) -> None:
         raise ConfigError(f"{tar} can't be read: {error.strerror}") from None
     found = find_commit(journal)
     print(f"run {journal.run} is in {store}: commit {found.number}, step {found.step}, {found.checkpoint_sha256}")
+
+
+@app.command(name="export", usage="Usage: holdfast export RUN [COMMIT] OUT [--form FORM] [--part PART]")
+def export_weights(
+    run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT")], form: Form = "safetensors", part: str = ""
+) -> None:
+    """Write a checkpoint's weights, verified, for other tools. Equal weights give equal files, on every machine.
+
+    Args:
+        run: <store>/<run>.
+        what: The commit (its number or its folder; by default the newest) and the file to make; transformers makes a
+            folder for from_pretrained.
+        form: safetensors, transformers, or torch for torch.load.
+        part: Only this part of the model, such as the name that a loop keeps it by, or extras.NAME.
+    """
+    *commit, out = _split_out(what, "OUT", "holdfast export runs/language language.safetensors")
+    journal = open_journal(run)
+    journal.read_run()
+    found = find_commit(journal, *commit)
+    names = export(journal, found, Path(out).absolute(), form, part)
+    print(f"{out}: {len(names)} tensors")
+    print(f"commit {found.number} of run {journal.run}: step {found.step}, {found.checkpoint_sha256}")
+
+
+def _split_out(what: tuple[str, ...], out: str, example: str) -> tuple[str, ...]:
+    if not 1 <= len(what) <= 2:
+        raise WrongUse(f"expected [COMMIT] {out} after the run", hint=example)
+    return what
 
 
 @app.command

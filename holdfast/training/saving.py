@@ -6,6 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import torch
+
 from holdfast import checkpoint, state
 from holdfast.canonical import spell_floats
 from holdfast.errors import RecipeError, Unhealthy
@@ -129,9 +131,31 @@ def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
         "replayed": training.replayed,
         "first_batch": training.first.text,
         "model_params": count_params(training),
+        "model_configs": describe_configs(training.recipe.model),
     }
 
 
 def count_params(training: Training) -> int:
     """Return the number of the model's parameters, in scalars; tied ones count once."""
     return sum(parameter.numel() for parameter in training.model.parameters())
+
+
+def describe_configs(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
+    """Return the configuration files of each part of a model that is one of transformers' models.
+
+    Returns:
+        By the part's dotted name, "" for the whole model: what its ``save_pretrained`` writes, by file name.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, module in model.named_modules():
+        config: Any = getattr(module, "config", None)
+        is_inside = any(name.startswith(f"{outer}.") or not outer for outer in found)
+        if is_inside or not hasattr(config, "model_type") or not hasattr(config, "to_json_string"):
+            continue
+        own = {"architectures": [type(module).__name__]}
+        dtype = next((str(each.dtype).removeprefix("torch.") for each in module.parameters()), None)
+        found[name] = {"config.json": json.loads(config.to_json_string()) | own | ({"dtype": dtype} if dtype else {})}
+        generation: Any = getattr(module, "generation_config", None)
+        if hasattr(generation, "to_json_string"):
+            found[name]["generation_config.json"] = json.loads(generation.to_json_string())
+    return found

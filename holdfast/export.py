@@ -1,0 +1,141 @@
+"""`holdfast export`: the weights of a verified checkpoint, in the files that other tools read.
+
+Equal weights give equal bytes, on every machine and in every run.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, cast
+
+from holdfast.checkpoint import Payload, Tensor, read_metadata, read_payload, serialize_tensors
+from holdfast.errors import ConfigError, NameTaken
+from holdfast.journal import Commit, Journal
+from holdfast.store import Bytes, Writer
+from holdfast.store.local import LocalStore
+
+Form = Literal["safetensors", "transformers", "torch"]
+
+EXTRAS = "extras"
+
+
+def export(journal: Journal, commit: Commit, out: Path, form: Form, part: str = "") -> list[str]:
+    """Write the weights of a checkpoint to a new file, or to a new folder for transformers; return their names, sorted.
+
+    Args:
+        part: dotted name of a part of the model, ``extras.NAME`` for one of the extras, or "" for the whole model.
+
+    Raises:
+        CheckpointDamaged: a file is missing or differs from its commit.
+        ConfigError: there is no such part, the form can't hold it, or ``out`` exists.
+    """
+    if out.exists():  # refuse before reading the whole checkpoint
+        raise _taken(out)
+    files = _find_configs(journal, commit, part) if form == "transformers" else {}
+    payload = read_payload(journal.store, commit)
+    weights = find_weights(payload, part)
+    try:
+        if form == "transformers":
+            _write_folder(out, weights, files)
+        else:
+            with LocalStore(str(out.parent)).creating(out.name) as writer:
+                _write_torch(payload, weights, writer) if form == "torch" else _write_pieces(weights, writer)
+    except NameTaken:
+        raise _taken(out) from None
+    return sorted(weights)
+
+
+def find_weights(payload: Payload, part: str = "") -> dict[str, Tensor]:
+    """Return the tensors of the model, or of a part of it, under the names of their ``state_dict``.
+
+    Raises:
+        ConfigError: no tensor belongs to the part.
+    """
+    tree = payload.tree
+    extras = tree.get(EXTRAS) or [{}]
+    known = dict(_list_tensors(tree["model"])) | {
+        f"{EXTRAS}.{name}": tensor for name, tensor in _list_tensors(extras[0] if isinstance(extras, list) else extras)
+    }
+    if part:
+        chosen = {name.removeprefix(f"{part}."): each for name, each in known.items() if name.startswith(f"{part}.")}
+    else:
+        chosen = {name: each for name, each in known.items() if not name.startswith(f"{EXTRAS}.")}
+    if not chosen:
+        found = sorted({_name_part(name) for name in known})
+        raise ConfigError(
+            f"the checkpoint has no weights named {part}" if part else "the checkpoint has no weights",
+            hint=f"--part names one of: {', '.join(found)}" if found else "",
+        )
+    return {name: payload.tensors[tensor] for name, tensor in chosen.items()}
+
+
+def _list_tensors(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted names of the tensors in a state's tree, each with its name in the payload."""
+    if isinstance(value, dict):
+        if set(value) == {"$tensor"}:
+            yield name, value["$tensor"]
+        for key, inner in value.items():
+            yield from _list_tensors(inner, f"{name}.{key}" if name else key)
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _list_tensors(inner, f"{name}.{number}" if name else str(number))
+
+
+def _name_part(name: str) -> str:
+    first, _, rest = name.partition(".")
+    return f"{first}.{rest.partition('.')[0]}" if first == EXTRAS else first
+
+
+def _find_configs(journal: Journal, commit: Commit, part: str) -> dict[str, Any]:
+    metadata = read_metadata(journal.store, commit.path)
+    configs = metadata.model_configs if metadata else {}
+    if part in configs:
+        return configs[part]
+    known = ", ".join(sorted(filter(None, configs)))
+    raise ConfigError(
+        f"{part or 'the model'} is none of transformers' models, or its checkpoint is of an earlier version",
+        hint=f"--part {known}" if known else "--form safetensors holds any model",
+    )
+
+
+def _write_pieces(weights: Mapping[str, Tensor], writer: Writer) -> None:
+    for piece in serialize_tensors(weights):
+        writer.write(piece)
+
+
+def _write_folder(out: Path, weights: Mapping[str, Tensor], files: Mapping[str, Any]) -> None:
+    """Write what ``from_pretrained`` reads; its configuration last, without which a folder is no model."""
+    folder = LocalStore(str(out))
+    with folder.creating("model.safetensors") as writer:
+        _write_pieces(weights, writer)
+    for name, content in sorted(files.items(), reverse=True):
+        folder.create(name, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _write_torch(payload: Payload, weights: Mapping[str, Tensor], writer: Writer) -> None:
+    import torch  # takes seconds, and the other forms don't need it
+
+    from holdfast.state import from_payload
+
+    names = {name: {"$tensor": name} for name in weights}
+    state = from_payload(Payload(weights, names))
+    torch.save(state, cast(BinaryIO, _File(writer)))
+
+
+@dataclass
+class _File:
+    """The methods of a file that ``torch.save`` uses."""
+
+    writer: Writer
+
+    def write(self, data: Bytes) -> int:
+        self.writer.write(data)
+        return len(memoryview(data).cast("B"))
+
+    def flush(self) -> None:
+        pass
+
+
+def _taken(out: Path) -> ConfigError:
+    return ConfigError(f"{out} exists", hint="give another name, or remove it")

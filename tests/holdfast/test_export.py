@@ -1,0 +1,155 @@
+"""Tests of the weights that leave a checkpoint: verified, byte-stable, and readable by other tools."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from holdfast.checkpoint import save
+from holdfast.cli import app, run_app
+from holdfast.state import to_payload
+from holdfast.store import open_store
+from holdfast.training.saving import describe_configs
+from tests.support.makers import METADATA_FIELDS, make_line, train
+
+
+class Pair(nn.Module):
+    """Two tied layers and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.register_buffer("count", torch.tensor(7))
+
+
+class Config:
+    """What export needs of a configuration of transformers."""
+
+    model_type = "pair"
+
+    def to_json_string(self) -> str:
+        return json.dumps({"model_type": "pair", "width": 3})
+
+
+@pytest.fixture
+def weights() -> dict[str, Any]:
+    torch.manual_seed(0)
+    return Pair().state_dict()
+
+
+@pytest.fixture
+def run(tmp_path: Path, weights: dict[str, Any]) -> str:
+    """Return a run whose model has a pair, and whose extras have an average of it."""
+    average = {name: value.float() / 2 for name, value in weights.items()}
+    state = {
+        "model": {f"pair.{name}": value for name, value in weights.items()},
+        "optimizer": {"state": {"pair.first.weight": {"exp_avg": torch.ones(3, 3)}}},
+        "extras": [{"average": average}],
+    }
+    line = make_line(open_store(str(tmp_path)))
+    parent = train(line)
+    fields = METADATA_FIELDS | {
+        "optimizer_steps_total": 20, "epoch": 2, "previous_checkpoint_sha256": parent.checkpoint_sha256,
+        "config_fingerprint": parent.config_fingerprint,
+        "model_configs": {"pair": {"config.json": {"model_type": "pair"}, "generation_config.json": {}}},
+    }  # fmt: skip
+    trail = "".join(f'{{"step": {step}}}\n' for step in range(11, 21))
+    line.commit(save(line.journal.store, to_payload(state), fields, trail), "chunk")
+    return f"{tmp_path}/run"
+
+
+def export(run: str, out: Path, *options: str) -> bytes:
+    assert run_app(app, ["export", run, str(out), *options]) == 0
+    return out.read_bytes()
+
+
+def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value), name
+
+
+def test_safetensors_have_the_weights_of_the_model_alone(run: str, tmp_path: Path, weights: dict[str, Any]) -> None:
+    export(run, tmp_path / "all.safetensors")
+    assert_equal(load_file(tmp_path / "all.safetensors"), {f"pair.{name}": value for name, value in weights.items()})
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torch"])
+def test_a_parts_weights_load_into_its_module(run: str, tmp_path: Path, weights: dict[str, Any], form: str) -> None:
+    out = tmp_path / "pair"
+    export(run, out, "--part", "pair", "--form", form)
+    found = load_file(out) if form == "safetensors" else torch.load(out, weights_only=True)
+    assert_equal(found, weights)
+    Pair().load_state_dict(found)
+
+
+def test_an_extras_weights_are_a_part(run: str, tmp_path: Path, weights: dict[str, Any]) -> None:
+    export(run, tmp_path / "out", "--part", "extras.average")
+    assert_equal(load_file(tmp_path / "out"), {name: value.float() / 2 for name, value in weights.items()})
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torch"])
+def test_equal_weights_give_equal_bytes(run: str, tmp_path: Path, form: str) -> None:
+    (tmp_path / "other").mkdir()
+    once = export(run, tmp_path / "one", "--form", form)
+    assert once == export(run, tmp_path / "other" / "two", "--form", form)
+
+
+def test_a_folder_for_transformers(run: str, tmp_path: Path, weights: dict[str, Any]) -> None:
+    out = tmp_path / "out"
+    assert run_app(app, ["export", run, str(out), "--form", "transformers", "--part", "pair"]) == 0
+    assert {path.name for path in out.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+    assert json.loads((out / "config.json").read_text()) == {"model_type": "pair"}
+    assert_equal(load_file(out / "model.safetensors"), weights)
+
+
+def test_configurations_are_found_in_the_model() -> None:
+    inner = Pair()
+    inner.config = Config()  # type: ignore[assignment]
+    expected = {
+        "config.json": {"model_type": "pair", "width": 3, "architectures": ["Pair"], "dtype": "float32"},
+    }
+    assert describe_configs(inner) == {"": expected}
+    assert describe_configs(nn.ModuleDict({"pair": inner, "other": nn.Linear(1, 1)})) == {"pair": expected}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--part", "nothing"], "the checkpoint has no weights named nothing"),
+        (["--form", "transformers"], "the model is none of transformers' models"),
+        (["again"], "expected [COMMIT] OUT after the run"),
+    ],
+)
+def test_wrong_use_leaves_nothing(
+    run: str, tmp_path: Path, options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run_app(app, ["export", run, "2", str(out), *options]) == 1
+    assert expected in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_what_exists_is_not_overwritten(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    out.write_text("mine")
+    assert run_app(app, ["export", run, str(out)]) == 1
+    assert "exists" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+
+
+def test_a_damaged_checkpoint_is_not_exported(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = Path(run, "epoch-0002").glob("checkpoint*.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+    assert run_app(app, ["export", run, str(tmp_path / "out")]) == 2
+    assert "is damaged" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
