@@ -146,8 +146,15 @@ class LoaderBatches:
                 sampler.epoch = epoch
 
     def _list_generators(self) -> list[torch.Generator]:
-        """Return the generators of the loader and of its samplers."""
-        found = [getattr(each, "generator", None) for each in self._list_samplers()]
+        """Return the generators of the loader and of its samplers.
+
+        accelerate's ``SeedableRandomSampler`` makes its generator when it is first used, and seeds it for each pass
+        from its epoch, which is saved.
+        """
+        from accelerate.data_loader import SeedableRandomSampler  # not above: see `__init__`
+
+        samplers = (each for each in self._list_samplers() if not isinstance(each, SeedableRandomSampler))
+        found = [getattr(each, "generator", None) for each in samplers]
         return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
 
     def _list_samplers(self) -> list[Any]:

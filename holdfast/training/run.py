@@ -99,6 +99,11 @@ class Run:
     # ---- the process
 
     @property
+    def config(self) -> RunConfig:
+        """Return the run's configuration."""
+        return self._config
+
+    @property
     def device(self) -> torch.device:
         """Return the device to train on."""
         return torch.device(self.accelerator.device)
@@ -132,7 +137,7 @@ class Run:
             if name in self._objects or name in OWN_EXTRAS:
                 self._refuse(f"run.keep({name}=...): the name is taken", hint="give it another name")
             if not isinstance(each, torch.nn.Module | torch.optim.Optimizer):
-                with self._located():
+                with self.located():
                     as_stateful(name, each)
             self._objects[name] = each
 
@@ -263,6 +268,20 @@ class Run:
             self._loader.end_of_dataloader = self._training.batches.is_at_end
         return batch
 
+    def snapshot(self) -> Callable[[], None]:
+        """Copy the kept state of a run that resumes, apart from weights and moments. Return a function that restores it.
+
+        An adapter calls it after the first step was given, for code that ran before the checkpoint and now runs again.
+        """
+        assert self._training is not None
+        put_back = snapshot(self._training)
+
+        def undo() -> None:
+            with self.located():
+                put_back()
+
+        return undo
+
     # ---- inside
 
     def _note_data(self, loader: Any, per_epoch: int | None) -> None:
@@ -270,7 +289,7 @@ class Run:
         if loader is not None:
             if "data" in self._fields:
                 self._refuse("run.steps(loader) and run.batches(dataset) both have data", hint="use one of them")
-            with self._located():
+            with self.located():
                 self._loader, self._source = loader, take_apart(loader)
             if per_epoch is None and hasattr(loader, "__len__"):
                 self._per_epoch = len(loader)
@@ -285,8 +304,7 @@ class Run:
         step = self._next()
         if step is not None and step.number:
             # The code at this epoch's beginning ran before the checkpoint, and now runs again: undo it.
-            assert self._training is not None
-            self._undo = snapshot(self._training)
+            self._undo = self.snapshot()
             # A run that stands at an epoch's end has saved before the code at that end: run it first.
             if step.number % self._length == 0:
                 self._is_at_end = True
@@ -305,8 +323,7 @@ class Run:
         """Give the present step and those that follow it in its epoch."""
         if self._undo is not None:
             undo, self._undo = self._undo, None
-            with self._located():
-                undo()
+            undo()
         step = self._step
         if step is None or self._is_at_end:
             return
@@ -334,7 +351,7 @@ class Run:
         if self._per_epoch is None and "data" not in self._fields:
             self._refuse("an epoch has no length", hint="run.steps(per_epoch=1000)")
         self._frames = _find_frames(self._function)
-        with self._located():
+        with self.located():
             sources = [self._loader, self._source] if self._source is not None else []
             sorted_objects = sort_kept(self._objects, self.accelerator)
             kept = Kept(
@@ -450,7 +467,7 @@ class Run:
         return [each for each in found if each.name not in kept]
 
     @contextlib.contextmanager
-    def _located(self) -> Iterator[None]:
+    def located(self) -> Iterator[None]:
         """Add the user's file and line to the message of an error."""
         try:
             yield
