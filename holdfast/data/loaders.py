@@ -134,18 +134,18 @@ class LoaderBatches:
 
     def _capture_own(self) -> dict[str, Any]:
         """Return the states of the samplers' own generators, and the epochs that samplers were told."""
-        own = [each.get_state() for each in self._list_generators()]
+        own = [each.get_state() for each in self.list_generators()]
         return {"own": own, "epochs": [getattr(each, "epoch", None) for each in self._list_samplers()]}
 
     def _restore(self, states: dict[str, Any]) -> None:
         restore_rng(states["global"] | {"cuda": []})
-        for generator, state in zip(self._list_generators(), states["own"], strict=True):
+        for generator, state in zip(self.list_generators(), states["own"], strict=True):
             generator.set_state(state)
         for sampler, epoch in zip(self._list_samplers(), states["epochs"], strict=True):
             if epoch is not None:
                 sampler.epoch = epoch
 
-    def _list_generators(self) -> list[torch.Generator]:
+    def list_generators(self) -> list[torch.Generator]:
         """Return the generators of the loader and of its samplers.
 
         accelerate's ``SeedableRandomSampler`` makes its generator when it is first used, and seeds it for each pass

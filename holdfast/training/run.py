@@ -352,16 +352,21 @@ class Run:
             self._refuse("an epoch has no length", hint="run.steps(per_epoch=1000)")
         self._frames = _find_frames(self._function)
         with self.located():
+            batches = self._choose_batches()
             sources = [self._loader, self._source] if self._source is not None else []
+            # An iterable saves everything inside it. Of a torch loader only the generators are saved.
+            inside, outside = (sources, []) if isinstance(batches, IterableBatches) else ([], sources)
+            if isinstance(batches, LoaderBatches):
+                inside = batches.list_generators()
             sorted_objects = sort_kept(self._objects, self.accelerator)
             kept = Kept(
                 **(self._fields | sorted_objects),
                 function=self._function,
-                originals=[*sources, *self._objects.values()],
-                own=[self, self.accelerator, *(sorted_objects["extras"][name] for name in OWN_EXTRAS)],
+                originals=[*inside, *self._objects.values()],
+                own=[self, self.accelerator, *outside, *(sorted_objects["extras"][name] for name in OWN_EXTRAS)],
                 list_variables=self._list_variables,
                 steps_per_epoch=self._per_epoch,
-                batches=self._choose_batches(),
+                batches=batches,
                 carried=self._find_carried(),
             )
             gradients = kept.extras[GRADIENTS]
@@ -453,8 +458,10 @@ class Run:
         return self._training is not None
 
     def _list_variables(self) -> list[tuple[str, Any]]:
-        """Return the variables of the loop's functions, and the globals that they name, after their names."""
-        return [pair for frame in self._frames for pair in frame.f_locals.items()]
+        """Return the variables of the loop's functions, and a loader's data and function, after their names."""
+        found = [pair for frame in self._frames for pair in frame.f_locals.items()]
+        parts = ("dataset", "collate_fn") if isinstance(self._source, torch.utils.data.DataLoader) else ()
+        return found + [(f"loader.{name}", getattr(self._source, name)) for name in parts]
 
     def _find_carried(self) -> list[Carried]:
         """Return the variables that the loop carries, apart from those that hold a kept object."""

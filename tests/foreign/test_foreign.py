@@ -5,10 +5,12 @@ of JSON for each step.
 """
 
 import difflib
+import importlib.util
 import json
 import os
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,19 +24,46 @@ from holdfast.journal import Journal
 from holdfast.proof import Proof
 from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S, ROOT
-from tests.support.lives import Command, Lives, ranks_of
+from tests.support.lives import Command, Lives, lives, ranks_of
 
 HERE = Path(__file__).parent
 MOST_CHANGED_LINES = 8
 STEPS = 60
 KILLS = 3
 # Steps of an epoch, where the script says it and not its loader.
-EPOCHS = {"nanogpt": 1, "dcgan": 10, "ppo": 1, "diffusion": 6, "distillation": 5, "moco": 5, "accelerate_script": 4}
+EPOCHS = {
+    "nanogpt": 1, "dcgan": 10, "ppo": 1, "diffusion": 6, "distillation": 5, "moco": 5, "accelerate_script": 4,
+    "trainer_script": 5, "sft_script": 1,
+}  # fmt: skip
+# Scripts of frameworks, which only `make test` installs, and modules that they import late.
+FRAMEWORKS = {"trainer_script": "transformers", "sft_script": "trl"}
+LATE = {
+    "transformers": ["transformers.trainer", "transformers.models.bert.modeling_bert"],
+    "trl": ["trl.trainer.sft_trainer", "transformers.models.llama.modeling_llama"],
+}
+IS_INSTALLED = {name: importlib.util.find_spec(name) is not None for name in FRAMEWORKS.values()}
 # Scripts whose samples draw from the global generators: Holdfast seeds each batch by its number instead, so that
 # neither loader workers nor a death change a sample.
 DRAWS_IN_SAMPLES = {"moco"}
 # Seconds for a whole script by itself, on a machine that is busy.
 WITHIN_S = 300.0
+
+
+def params(names: Any) -> list[Any]:
+    """Return the names of scripts as parameters; those whose framework isn't installed are skipped."""
+    missing = {name: not IS_INSTALLED[each] for name, each in FRAMEWORKS.items()}
+    skip = pytest.mark.skipif(True, reason="its framework isn't installed")
+    return [pytest.param(name, marks=skip if missing.get(name) else ()) for name in names]
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Lives]:
+    """Yield a process with the frameworks imported, from which tests fork others without that cost."""
+    with lives() as started:
+        for framework, is_installed in IS_INSTALLED.items():
+            for module in LATE[framework] if is_installed else ():
+                started.load(module)
+        yield started
 
 
 def read_lines(path: Path) -> list[str]:
@@ -110,7 +139,7 @@ class Script:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EPOCHS)
+@pytest.mark.parametrize("name", params(EPOCHS))
 def test_killed_and_stopped_it_ends_on_the_same_bytes(tmp_path: Path, nursery: Lives, name: str) -> None:
     """Three times SIGKILL of the command and its ranks, then a SIGTERM in a chunk."""
     straight = Script(nursery, tmp_path / "straight", name)
@@ -148,16 +177,26 @@ def await_trained(script: Script, process: Command, begun: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(EPOCHS.keys() - DRAWS_IN_SAMPLES))
+@pytest.mark.parametrize("name", params(sorted(EPOCHS.keys() - DRAWS_IN_SAMPLES)))
 def test_its_losses_are_those_of_the_script_alone(tmp_path: Path, nursery: Lives, name: str) -> None:
     done = nursery.call("tests.support.forked:run_script", str(HERE / "before" / f"{name}.py"))
     assert done.returncode == 0, done.stderr
-    alone = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    alone = read_printed(done.stdout)
     assert [line.pop("step") for line in alone] == [*range(1, STEPS + 1)]
     script = Script(nursery, tmp_path / "held", name)
     script.finish()
     # The trail has float32, as the tensors that the script printed.
     assert script.read_losses() == [{key: float32(value) for key, value in line.items()} for line in alone]
+
+
+def read_printed(text: str) -> list[dict[str, float]]:
+    """Return the numbers that a script has printed as JSON, together for each step."""
+    steps: dict[int, dict[str, float]] = {}
+    for line in text.splitlines():
+        if line.startswith('{"step"'):
+            numbers = json.loads(line)
+            steps.setdefault(numbers["step"], {}).update(numbers)
+    return list(steps.values())
 
 
 def float32(value: float) -> float:
@@ -172,7 +211,7 @@ def prove(nursery: Lives, config: RunConfig) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EPOCHS)
+@pytest.mark.parametrize("name", params(EPOCHS))
 def test_it_is_proved(tmp_path: Path, nursery: Lives, name: str) -> None:
     proof = Proof.model_validate_json(prove(nursery, make_config(tmp_path, name)))
     assert proof.is_proved, str(proof)
@@ -189,6 +228,9 @@ class Forgotten:
     argument: str
     named: str
 
+    def __str__(self) -> str:
+        return f"{self.name}-{self.argument}"
+
 
 FORGOTTEN = [
     Forgotten("nanogpt", "optimizer", "optimizer (AdamW"),
@@ -204,11 +246,14 @@ FORGOTTEN = [
     Forgotten("moco", "model", "model (MoCo"),
     Forgotten("ppo", "envs", "extras.next_obs"),
     Forgotten("ppo", "next_obs", "extras.envs"),
+    Forgotten("trainer_script", "collator", "collator.random (Random"),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", FORGOTTEN, ids=lambda row: f"{row.name}-{row.argument}")
+@pytest.mark.parametrize(
+    "row", [row for row in FORGOTTEN if IS_INSTALLED.get(FRAMEWORKS.get(row.name, ""), True)], ids=str
+)
 def test_what_is_left_out_is_found(tmp_path: Path, nursery: Lives, row: Forgotten) -> None:
     text = (HERE / "after" / f"{row.name}.py").read_text("utf-8")
     changed, count = re.subn(rf"(run\.keep\(.*?)\b{row.argument}=[\w.]+(\(\w+\))?(, )?", r"\1", text)

@@ -135,8 +135,12 @@ class Lives:
         self, module: str, arguments: Sequence[str], environment: dict[str, str], folder: Path | None = None
     ) -> Command:
         """Start ``python -m`` with a module of flows/; see `start_command`."""
-        self._ask("load", FLOWS)
+        self.load(FLOWS)
         return self.start_command(f"{FLOWS}:run", module, arguments, environment=environment, folder=folder)
+
+    def load(self, module: str) -> None:
+        """Import a module in the server, so that no process has to that is forked from now on."""
+        self._ask("load", module)
 
     def _start(
         self,
