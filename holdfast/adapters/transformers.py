@@ -9,6 +9,8 @@ import os
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import torch
+
 from holdfast.adapters.attributes import Attributes
 from holdfast.errors import RecipeError
 from holdfast.processes import LONGEST_EPOCH_VARIABLE
@@ -91,6 +93,11 @@ def check(run: Run, trainer: Any, options: dict[str, Any]) -> None:
     ):  # fmt: skip
         if is_set:
             raise RecipeError(f"TrainingArguments({name}=...) can't be resumed exactly", hint=hint)
+    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    if args.world_size != ranks:
+        raise RecipeError(
+            f"compute.ranks = {ranks}, and the Trainer sees {args.world_size}", hint="TrainingArguments(use_cpu=True)"
+        )
     if args.n_gpu > 1:
         raise RecipeError(f"the Trainer uses {args.n_gpu} GPUs in one process", hint="compute.ranks = the GPUs")
     if any(isinstance(each, transformers.EarlyStoppingCallback) for each in trainer.callback_handler.callbacks):
