@@ -43,7 +43,9 @@ class Attributes:
         """Restore attributes. Those that have changed and are not in the state become again what they were."""
         own = self._find()
         unchanged = {name: self._built[name] for name in self._list_changed() if name in self._built.keys() - state}
-        state = state | as_stateful("attributes", {n: self._copy(v) for n, v in unchanged.items()}).state_dict()["value"]
+        state = (
+            state | as_stateful("attributes", {n: self._copy(v) for n, v in unchanged.items()}).state_dict()["value"]
+        )
         restored = {name: getattr(own, name, None) for name in state}
         as_stateful("attributes", restored).load_state_dict({"value": state})
         for name, value in restored.items():

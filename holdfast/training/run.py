@@ -269,7 +269,7 @@ class Run:
         return batch
 
     def snapshot(self) -> Callable[[], None]:
-        """Copy the kept state of a run that resumes, apart from weights and moments. Return a function that restores it.
+        """Copy the kept state, apart from weights and moments, of a run that resumes. Return a function to restore it.
 
         An adapter calls it after the first step was given, for code that ran before the checkpoint and now runs again.
         """

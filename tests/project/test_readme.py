@@ -1,5 +1,6 @@
 """Tests of the README and docs/: run each command that a page shows, in the page's order."""
 
+import importlib.util
 import os
 import re
 import shlex
@@ -65,7 +66,8 @@ def run(command: list[str], folder: Path, api: dict[str, str], nursery: Lives | 
 def test_every_page_with_commands_is_run() -> None:
     """No page has commands that the tests below don't run."""
     with_commands = {page for page in PAGES if commands(page)}
-    assert with_commands == {*PAGES_OF_ONE_MODEL, "adding-a-recipe.md", "adding-a-store.md", "your-own-loop.md"}
+    others = {"adding-a-recipe.md", "adding-a-store.md", "trainer.md", "your-own-loop.md"}
+    assert with_commands == {*PAGES_OF_ONE_MODEL, *others}
 
 
 def test_make_targets_exist() -> None:
@@ -158,6 +160,17 @@ def test_the_forgetful_loop_is_told_what_it_forgets(tmp_path: Path, nursery: Liv
     said = run(command, tmp_path, {}, nursery)
     (shown,) = [block for block in blocks("your-own-loop.md", "") if "but  " in block]
     assert shown.strip().removeprefix("but").strip() in said.replace(f"{tmp_path}/", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers isn't installed")
+def test_the_trainer_step_by_step(tmp_path: Path, nursery: Lives) -> None:
+    (script,), (config,) = blocks("trainer.md", "python"), blocks("trainer.md", "toml")
+    (tmp_path / "my_trainer.py").write_text(script)
+    (tmp_path / "my_trainer.toml").write_text(config)
+    for command in commands("trainer.md"):
+        said = run(command, tmp_path, {}, nursery)
+        assert "prove" not in command or said.startswith("proved: 20 steps of my_trainer.py:train")
 
 
 @pytest.mark.slow

@@ -40,7 +40,6 @@ class Thing:
         return self.random.random()
 
 
-
 def passed_on(state: dict[str, Any]) -> dict[str, Any]:
     """Return a state as a checkpoint gives it back."""
     return from_payload(to_payload({"state": state}))["state"]  # type: ignore[no-any-return]
