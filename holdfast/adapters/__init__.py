@@ -1,1 +1,1 @@
-"""Adapters: other frameworks' training loops as programs of a run."""
+"""Adapters that let other frameworks' training loops run under Holdfast. Importing this imports no framework."""

@@ -1,7 +1,7 @@
 """The data of a step: its samples, and the random numbers in them, as functions of the step's number."""
 
 from holdfast.data.content import combine, digest_content
-from holdfast.data.loaders import NoBatches, make_batches, take_apart
+from holdfast.data.loaders import NoBatches, is_torch_loader, list_saved, make_batches, take_apart
 from holdfast.data.loading import Batches, is_stream
 from holdfast.data.order import Order, digest, permute
 from holdfast.data.sharing import Share
@@ -15,6 +15,8 @@ __all__ = [
     "digest",
     "digest_content",
     "is_stream",
+    "is_torch_loader",
+    "list_saved",
     "make_batches",
     "permute",
     "take_apart",

@@ -139,29 +139,16 @@ class LoaderBatches:
 
     def _capture_own(self) -> dict[str, Any]:
         """Return the states of the samplers' own generators, and the epochs that samplers were told."""
-        own = [each.get_state() for each in self._list_generators()]
-        return {"own": own, "epochs": [getattr(each, "epoch", None) for each in self._list_samplers()]}
+        own = [each.get_state() for each in _list_generators(self._loader)]
+        return {"own": own, "epochs": [getattr(each, "epoch", None) for each in _list_samplers(self._loader)]}
 
     def _restore(self, states: dict[str, Any]) -> None:
         restore_rng(states["global"] | {"cuda": []})
-        for generator, state in zip(self._list_generators(), states["own"], strict=True):
+        for generator, state in zip(_list_generators(self._loader), states["own"], strict=True):
             generator.set_state(state)
-        for sampler, epoch in zip(self._list_samplers(), states["epochs"], strict=True):
+        for sampler, epoch in zip(_list_samplers(self._loader), states["epochs"], strict=True):
             if epoch is not None:
                 sampler.epoch = epoch
-
-    def _list_generators(self) -> list[torch.Generator]:
-        """Return the generators of the loader and of its samplers."""
-        found = [getattr(each, "generator", None) for each in self._list_samplers()]
-        return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
-
-    def _list_samplers(self) -> list[Any]:
-        """Return the loader, its samplers, and the samplers inside them."""
-        found: list[Any] = [self._loader]
-        for each in found:
-            inner = [getattr(each, name, None) for name in ("batch_sampler", "sampler")]
-            found += [one for one in inner if one is not None and one not in found]
-        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, for `begin`."""
@@ -171,6 +158,45 @@ class LoaderBatches:
     def describe(self) -> dict[str, int]:
         """Return the fingerprint's part about the data's size."""
         return {"samples": len(self._loader.dataset)}  # type: ignore[arg-type]
+
+
+def list_saved(source: Any) -> list[Any]:
+    """Return the objects inside a source of batches whose state a checkpoint has.
+
+    Args:
+        source: what `take_apart` has returned: everything inside an iterable is saved, and of a torch loader its
+            generators alone. None if a loop makes its own batches.
+    """
+    if source is None:
+        return []
+    return [*_list_generators(source)] if is_torch_loader(source) else [source]
+
+
+def is_torch_loader(source: Any) -> bool:
+    """Return whether a source of batches is a loader over a map-style dataset, without a state of its own."""
+    return isinstance(source, DataLoader) and not has_state(source)
+
+
+def _list_generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
+    """Return the generators of the loader and of its samplers.
+
+    accelerate's ``SeedableRandomSampler`` makes its generator when it is first used, and seeds it for each pass
+    from its epoch, which is saved.
+    """
+    from accelerate.data_loader import SeedableRandomSampler  # not above: see `LoaderBatches.__init__`
+
+    samplers = (each for each in _list_samplers(loader) if not isinstance(each, SeedableRandomSampler))
+    found = [getattr(each, "generator", None) for each in samplers]
+    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+
+
+def _list_samplers(loader: "DataLoader[Any]") -> list[Any]:
+    """Return the loader, its samplers, and the samplers inside them."""
+    found: list[Any] = [loader]
+    for each in found:
+        inner = [getattr(each, name, None) for name in ("batch_sampler", "sampler")]
+        found += [one for one in inner if one is not None and not any(one is known for known in found)]
+    return found
 
 
 def _collate_single(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
@@ -254,7 +280,7 @@ def make_batches(source: Any, rank: int, ranks: int, seed: int, workers: int, ga
     """
     if source is None:
         return NoBatches()
-    if not isinstance(source, DataLoader) or hasattr(source, "state_dict"):
+    if not is_torch_loader(source):
         return IterableBatches(source, gather)
     return LoaderBatches(source, Share(source.batch_size or 1, rank, ranks), seed, workers, gather)
 

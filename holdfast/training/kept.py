@@ -178,6 +178,8 @@ def _write(value: Any, saved: Any) -> Any:
     if _is_stateful(value):
         as_stateful("item", value).load_state_dict(saved)
         return value
+    if isinstance(value, Tensor) and isinstance(saved, Tensor):
+        return saved.to(value.device)
     if not isinstance(saved, dict):
         return saved
     inner = saved.get("value")  # a container that was not there when the run resumed

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from holdfast.anneal import Anneal
 from holdfast.config import RunConfig
-from holdfast.data import NoBatches, combine, take_apart
+from holdfast.data import NoBatches, combine, is_torch_loader, take_apart
 from holdfast.errors import RecipeError
 from holdfast.location import is_own_code
 from holdfast.probe import Limits
@@ -101,6 +101,11 @@ class Run:
     # ---- the process
 
     @property
+    def config(self) -> RunConfig:
+        """Return the run's configuration."""
+        return self._config
+
+    @property
     def device(self) -> torch.device:
         """Return the device to train on."""
         return torch.device(self.accelerator.device)
@@ -134,7 +139,7 @@ class Run:
             if name in self._objects or name in OWN_EXTRAS:
                 self._refuse(f"run.keep({name}=...): the name is taken", hint="give it another name")
             if not isinstance(each, torch.nn.Module | torch.optim.Optimizer):
-                with self._located():
+                with self.located():
                     as_stateful(name, each)
             self._objects[name] = each
 
@@ -279,7 +284,7 @@ class Run:
         if self._step is None:
             self._refuse("run.log(...) was called outside the loop", hint="call it in a step")
         for name, value in numbers.items():
-            with self._located():
+            with self.located():
                 number = read_number(f"run.log({name}=...)", value, self.device)
             self._numbers[name] = number
 
@@ -295,6 +300,20 @@ class Run:
             self._loader.end_of_dataloader = self._training.batches.is_at_end
         return batch
 
+    def snapshot(self) -> Callable[[], None]:
+        """Copy the kept state, apart from weights and moments, of a run that resumes. Return a function to restore it.
+
+        An adapter calls it after the first step was given, for code that ran before the checkpoint and now runs again.
+        """
+        assert self._training is not None
+        put_back = snapshot(self._training)
+
+        def undo() -> None:
+            with self.located():
+                put_back()
+
+        return undo
+
     # ---- inside
 
     def _note_data(self, loader: Any, per_epoch: int | None) -> None:
@@ -302,7 +321,7 @@ class Run:
         if loader is not None:
             if "data" in self._fields:
                 self._refuse("run.steps(loader) and run.batches(dataset) both have data", hint="use one of them")
-            with self._located():
+            with self.located():
                 self._loader, self._source = loader, take_apart(loader, "run.batches(dataset, batch_size=...)")
             if per_epoch is None and hasattr(loader, "__len__"):
                 self._per_epoch = len(loader)
@@ -317,8 +336,7 @@ class Run:
         step = self._next()
         if step is not None and step.number:
             # The code at this epoch's beginning ran before the checkpoint, and now runs again: undo it.
-            assert self._training is not None
-            self._undo = snapshot(self._training)
+            self._undo = self.snapshot()
             # A run that stands at an epoch's end has saved before the code at that end: run it first.
             if step.number % self._length == 0:
                 self._is_at_end = True
@@ -337,8 +355,7 @@ class Run:
         """Give the present step and those that follow it in its epoch."""
         if self._undo is not None:
             undo, self._undo = self._undo, None
-            with self._located():
-                undo()
+            undo()
         step = self._step
         if step is None or self._is_at_end:
             return
@@ -366,17 +383,19 @@ class Run:
         if self._per_epoch is None and "data" not in self._fields:
             self._refuse("an epoch has no length", hint="run.steps(per_epoch=1000)")
         self._frames = _find_frames(self._function)
-        with self._located():
+        with self.located():
             sources = [self._loader, self._source] if self._source is not None else []
+            is_loader = is_torch_loader(self._source)
             sorted_objects = sort_kept(self._objects, self.accelerator)
             kept = Kept(
                 **({"data": self._source} | self._fields | sorted_objects),
                 function=self._function,
-                originals=[*sources, *self._objects.values()],
+                originals=[*([] if is_loader else sources), *self._objects.values()],
                 own=[
                     self,
                     self.accelerator,
                     *self._adopted,
+                    *(sources if is_loader else []),
                     *(sorted_objects["extras"][name] for name in OWN_EXTRAS),
                 ],
                 list_variables=lambda: [*self._list_variables(), *self._list_adopted()],
@@ -457,8 +476,10 @@ class Run:
         return self._training is not None
 
     def _list_variables(self) -> list[tuple[str, Any]]:
-        """Return the variables of the loop's functions, and the globals that they name, after their names."""
-        return [pair for frame in self._frames for pair in frame.f_locals.items()]
+        """Return the variables of the loop's functions, and a loader's data and function, after their names."""
+        found = [pair for frame in self._frames for pair in frame.f_locals.items()]
+        parts = ("dataset", "collate_fn") if isinstance(self._source, torch.utils.data.DataLoader) else ()
+        return found + [(f"loader.{name}", getattr(self._source, name)) for name in parts]
 
     def _find_carried(self) -> list[Carried]:
         """Return the variables that the loop carries, apart from those that hold a kept object."""
@@ -471,7 +492,7 @@ class Run:
         return [each for each in found if each.name not in kept]
 
     @contextlib.contextmanager
-    def _located(self) -> Iterator[None]:
+    def located(self) -> Iterator[None]:
         """Add the user's file and line to the message of an error."""
         try:
             yield

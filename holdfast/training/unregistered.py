@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from holdfast import state
 from holdfast.checkpoint import Payload, serialize
-from holdfast.data import is_stream
+from holdfast.data import is_stream, list_saved
 from holdfast.location import is_own_code
 from holdfast.recipe import Recipe
 from holdfast.training.kept import Kept
@@ -126,7 +126,9 @@ def _registered(recipe: Recipe) -> list[Any]:
         parts += [*originals, *recipe.schedulers]
     for part in (recipe.model, *(extra for extra in recipe.extras.values() if id(extra) not in _own_ids(recipe))):
         parts += [part, *_modules(part)]
-    if recipe.batch_size is None or (is_stream(recipe.data) and hasattr(recipe.data, "state_dict")):
+    if recipe.batch_size is None:
+        parts += list_saved(recipe.data)
+    elif is_stream(recipe.data) and hasattr(recipe.data, "state_dict"):
         parts.append(recipe.data)
     return parts
 

@@ -32,10 +32,18 @@ KILLS = 3
 # Steps of an epoch, where the script says it and not its loader.
 EPOCHS = {
     "nanogpt": 1, "dcgan": 10, "ppo": 1, "diffusion": 6, "distillation": 5, "moco": 5, "accelerate_script": 4,
-    "lightning_module": 5, "lightning_gan": 6,
+    "lightning_module": 5, "lightning_gan": 6, "trainer_script": 5, "sft_script": 1,
 }  # fmt: skip
-# Packages that only the tests of adapters install, by the script that needs one.
-NEEDED = {"lightning_module": "lightning", "lightning_gan": "lightning"}
+# Packages that only `make test` installs, by the script that needs one, and modules that the packages import late.
+NEEDED = {
+    "lightning_module": "lightning", "lightning_gan": "lightning",
+    "trainer_script": "transformers", "sft_script": "trl",
+}  # fmt: skip
+LATE = {
+    "lightning": ["lightning"],
+    "transformers": ["transformers.trainer", "transformers.models.bert.modeling_bert"],
+    "trl": ["trl.trainer.sft_trainer", "transformers.models.llama.modeling_llama"],
+}
 # Scripts whose framework logs more than they print: learning rates, validation, means of epochs.
 LOGS_MORE = {"lightning_module"}
 # Scripts whose samples draw from the global generators: Holdfast seeds each batch by its number instead, so that
@@ -52,7 +60,8 @@ def ready(request: pytest.FixtureRequest, nursery: Lives) -> Lives:
     needed = NEEDED.get(parameters.get("name") or parameters["row"].name)
     if needed:
         pytest.importorskip(needed)
-        nursery.load(needed)
+        for module in LATE[needed]:
+            nursery.load(module)
     return nursery
 
 
@@ -188,7 +197,7 @@ def test_its_losses_are_those_of_the_script_alone(tmp_path: Path, ready: Lives, 
     output = {"OUTPUT": str(tmp_path / "output")}
     done = ready.call("tests.support.forked:run_script", str(HERE / "before" / f"{name}.py"), **output)
     assert done.returncode == 0, done.stderr
-    alone = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    alone = read_printed(done.stdout)
     assert [line.pop("step") for line in alone] == [*range(1, STEPS + 1)]
     script = Script(ready, tmp_path / "held", name)
     script.finish()
@@ -197,6 +206,16 @@ def test_its_losses_are_those_of_the_script_alone(tmp_path: Path, ready: Lives, 
         losses = [{key: line[key] for key in printed} for line, printed in zip(losses, alone, strict=True)]
     # The trail has float32, as the tensors that the script printed.
     assert losses == [{key: float32(value) for key, value in line.items()} for line in alone]
+
+
+def read_printed(text: str) -> list[dict[str, float]]:
+    """Return the numbers that a script has printed as JSON, together for each step."""
+    steps: dict[int, dict[str, float]] = {}
+    for line in text.splitlines():
+        if line.startswith('{"step"'):
+            numbers = json.loads(line)
+            steps.setdefault(numbers["step"], {}).update(numbers)
+    return list(steps.values())
 
 
 def float32(value: float) -> float:
@@ -229,6 +248,9 @@ class Forgotten:
     argument: str
     named: str
 
+    def __str__(self) -> str:
+        return f"{self.name}-{self.argument}"
+
 
 FORGOTTEN = [
     Forgotten("nanogpt", "optimizer", "optimizer (AdamW"),
@@ -246,6 +268,7 @@ FORGOTTEN = [
     Forgotten("ppo", "next_obs", "extras.envs"),
     Forgotten("lightning_module", "recent", "module.recent (Attribute"),
     Forgotten("lightning_gan", "pool", "gan.pool (Attribute"),
+    Forgotten("trainer_script", "collator", "collator.random (Random"),
 ]
 
 

@@ -25,6 +25,7 @@ EXTRA_MODULES = {
     "testing": ["testing/stores.py"],
     "tensorboard": ["sinks/tensorboard.py"],
     "trackio": ["sinks/trackio.py"],
+    "transformers": ["adapters/trainer_arguments.py", "adapters/transformers.py"],
     "wandb": ["sinks/wandb.py"],
 }
 # Extras that only make test installs, in the dependency group `adapters`.

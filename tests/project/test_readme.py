@@ -65,7 +65,7 @@ def run(command: list[str], folder: Path, api: dict[str, str], nursery: Lives | 
 def test_every_page_with_commands_is_run() -> None:
     """No page has commands that the tests below don't run."""
     with_commands = {page for page in PAGES if commands(page)}
-    others = {"adding-a-recipe.md", "adding-a-store.md", "lightning.md", "your-own-loop.md"}
+    others = {"adding-a-recipe.md", "adding-a-store.md", "lightning.md", "trainer.md", "your-own-loop.md"}
     assert with_commands == {*PAGES_OF_ONE_MODEL, *others}
 
 
@@ -176,6 +176,17 @@ def test_the_lightning_module_step_by_step(tmp_path: Path, nursery: Lives) -> No
     for command in commands("lightning.md"):
         said = run(command, tmp_path, {}, nursery)
         assert "prove" not in command or said.startswith("proved: 20 steps of my_module.py:train")
+
+
+@pytest.mark.slow
+def test_the_trainer_step_by_step(tmp_path: Path, nursery: Lives) -> None:
+    pytest.importorskip("transformers")
+    (script,), (config,) = blocks("trainer.md", "python"), blocks("trainer.md", "toml")
+    (tmp_path / "my_trainer.py").write_text(script)
+    (tmp_path / "my_trainer.toml").write_text(config)
+    for command in commands("trainer.md"):
+        said = run(command, tmp_path, {}, nursery)
+        assert "prove" not in command or said.startswith("proved: 20 steps of my_trainer.py:train")
 
 
 @pytest.mark.slow

@@ -131,16 +131,16 @@ class Lives:
             files = (null.fileno() if stdin is None else stdin, out.fileno(), err.fileno())
             return Command(self._start(function, arguments, environment, files, folder or Path.cwd()), output)
 
-    def load(self, module: str) -> None:
-        """Import a module in the server, so that the processes that it starts have it already."""
-        self._ask("load", module)
-
     def start_flow(
         self, module: str, arguments: Sequence[str], environment: dict[str, str], folder: Path | None = None
     ) -> Command:
         """Start ``python -m`` with a module of flows/; see `start_command`."""
         self.load(FLOWS)
         return self.start_command(f"{FLOWS}:run", module, arguments, environment=environment, folder=folder)
+
+    def load(self, module: str) -> None:
+        """Import a module in the server, so that no process has to that is forked from now on."""
+        self._ask("load", module)
 
     def _start(
         self,

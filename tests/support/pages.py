@@ -48,6 +48,7 @@ SAID = {
     "docs/attempt.png": "Picture of an attempt in Prefect's UI.",
     "docs/form.png": "Picture of the form that starts a run.",
     "docs/train.png": "Picture of a run in Prefect's UI.",
+    "docs/trainer.md": "Keep a Hugging Face Trainer, or an SFTTrainer: what to change, what is kept, what is refused.",
     "docs/your-own-loop.md": "Keep a training loop that you have: several optimizers, batches of your own, any step.",
     "tests/README.md": "The map of the tests: what each folder is for, and how to run a part.",
     "tests/project": "Tests of the project itself: layers, public names, dependencies, the wheel, every page.",

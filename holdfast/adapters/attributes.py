@@ -1,0 +1,125 @@
+"""The state of an object that keeps it in plain attributes: what they have become since the object was built."""
+
+import copy
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.state import is_generator
+from holdfast.training.kept import as_stateful
+
+SCALARS = (bool, int, float, str, bytes, type(None))
+KEYS = (str, int, float, bool)
+# Stands for the state of a generator when its object was built: it is always saved.
+UNKNOWN = object()
+
+
+class Attributes:
+    """The plain attributes of an object that differ from those it was built with, as its state.
+
+    Plain are numbers, strings, tensors, arrays, generators of random numbers, and lists, deques, tuples and dicts of
+    such. Other attributes (files, bars, models) are left alone, and so are settings, which don't change: a run that
+    resumes with other settings has the new ones. Containers are restored in place.
+
+    Args:
+        find: returns the object, which may be replaced by another one.
+        is_measured: whether a name, of an attribute or of a dict's item, stands for a value that differs each time,
+            such as a time. It is left out.
+    """
+
+    def __init__(self, find: Callable[[], Any], is_measured: Callable[[str], bool]) -> None:
+        self._find, self._is_measured = find, is_measured
+        self._built = {name: self._copy(value) for name, value in self._list_plain().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the attributes that are new or have changed, by name."""
+        changed = {name: self._strip(value) for name, value in self._list_changed().items()}
+        return as_stateful("attributes", changed).state_dict()["value"]  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore attributes. Those that have changed and are not in the state become again what they were."""
+        own = self._find()
+        unchanged = {name: self._built[name] for name in self._list_changed() if name in self._built.keys() - state}
+        state = (
+            state | as_stateful("attributes", {n: self._copy(v) for n, v in unchanged.items()}).state_dict()["value"]
+        )
+        restored = {name: getattr(own, name, None) for name in state}
+        as_stateful("attributes", restored).load_state_dict({"value": state})
+        for name, value in restored.items():
+            setattr(own, name, value)
+
+    def _list_plain(self) -> dict[str, Any]:
+        found = vars(self._find()).items()
+        return {name: value for name, value in found if is_plain(value) and not self._is_measured(name)}
+
+    def _list_changed(self) -> dict[str, Any]:
+        """Return the plain attributes that are new or have changed."""
+        return {
+            name: value
+            for name, value in self._list_plain().items()
+            if name not in self._built or not _is_same(self._strip(value), self._built[name])
+        }
+
+    def _strip(self, value: Any) -> Any:
+        """Return a value without the items of dicts that are measured. Tensors and generators are the same objects."""
+        if isinstance(value, dict):
+            kept = (key for key in value if not (isinstance(key, str) and self._is_measured(key)))
+            return {key: self._strip(value[key]) for key in kept}
+        if isinstance(value, list | deque):
+            return [self._strip(each) for each in value]
+        return tuple(map(self._strip, value)) if isinstance(value, tuple) else value
+
+    def _copy(self, value: Any) -> Any:
+        """Return a copy of a value without what is measured, and with `UNKNOWN` in place of each generator."""
+        return _copy_leaves(self._strip(value))
+
+
+def is_plain(value: Any, within: Collection[int] = ()) -> bool:
+    """Return whether a value can be saved and restored by itself.
+
+    Args:
+        within: the ids of the containers around it; a value that contains itself is not plain.
+    """
+    if type(value) in SCALARS or isinstance(value, np.generic | np.ndarray | torch.Tensor):
+        return not isinstance(value, np.ndarray) or value.dtype != object
+    if id(value) in within:
+        return False
+    inside = {*within, id(value)}
+    if isinstance(value, dict):
+        return all(type(key) in KEYS for key in value) and all(is_plain(each, inside) for each in value.values())
+    if type(value) is tuple:
+        return all(is_plain(each, inside) and not _is_restored_in_place(each) for each in value)
+    if isinstance(value, list | deque):
+        return all(is_plain(each, inside) for each in value)
+    return is_generator(value)
+
+
+def _is_restored_in_place(value: Any) -> bool:
+    return is_generator(value) or isinstance(value, dict | list | deque)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_is_same(each, other[key]) for key, each in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return bool(one == other)
+
+
+def _copy_leaves(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy_leaves(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_copy_leaves(each) for each in value]
+    if is_generator(value):
+        return UNKNOWN
+    return copy.deepcopy(value.detach() if isinstance(value, torch.Tensor) else value)

@@ -1,0 +1,91 @@
+"""The arguments of a Hugging Face Trainer that can't be resumed exactly, or that don't agree with a configuration."""
+
+import os
+from typing import Any
+
+import torch
+
+from holdfast.errors import RecipeError
+from holdfast.processes import LONGEST_EPOCH_VARIABLE
+from holdfast.training.devices import choose_cuda
+from holdfast.training.run import Run
+
+try:
+    import transformers
+    import transformers.trainer
+except ImportError as error:
+    raise RecipeError(
+        "holdfast.adapters.transformers needs transformers, which isn't installed here",
+        hint='pip install "holdfast[transformers]"',
+    ) from error
+
+__all__ = ["check", "choose_length", "transformers"]
+
+
+def check(run: Run, trainer: Any, options: dict[str, Any]) -> None:
+    """Raise RecipeError if a Trainer's arguments can't be resumed exactly, or don't agree with the configuration."""
+    if not isinstance(trainer, transformers.Trainer):
+        raise RecipeError(f"train(run, trainer): expected a transformers.Trainer, found a {type(trainer).__name__}")
+    args = trainer.args
+    for name, is_set, hint in (
+        ("resume_from_checkpoint", args.resume_from_checkpoint or options.get("resume_from_checkpoint"),
+         "leave it out: the run resumes from its own checkpoints"),
+        ("enable_jit_checkpoint", args.enable_jit_checkpoint,
+         "leave it out: the run saves on SIGTERM by itself"),
+        ("deepspeed", args.deepspeed, "train without it"),
+        ("fsdp", args.fsdp, "train without it"),
+        ("auto_find_batch_size", args.auto_find_batch_size, "set per_device_train_batch_size"),
+        ("ignore_data_skip", args.ignore_data_skip, "leave it out: no batch is read again"),
+    ):  # fmt: skip
+        if is_set:
+            raise RecipeError(f"TrainingArguments({name}=...) can't be resumed exactly", hint=hint)
+    if any(isinstance(each, transformers.EarlyStoppingCallback) for each in trainer.callback_handler.callbacks):
+        raise RecipeError(
+            "EarlyStoppingCallback ends a run at a step that nobody knows before", hint="train to the run's last step"
+        )
+    _check_machine(run, trainer)
+
+
+def _check_machine(run: Run, trainer: Any) -> None:
+    """Raise RecipeError unless the Trainer has the configuration's ranks, device and precision."""
+    args, compute = trainer.args, run.config.compute
+    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    if args.world_size != ranks:
+        raise RecipeError(
+            f"compute.ranks = {ranks}, and the Trainer sees {args.world_size}", hint="TrainingArguments(use_cpu=True)"
+        )
+    if args.n_gpu > 1:
+        raise RecipeError(f"the Trainer uses {args.n_gpu} GPUs in one process", hint="compute.ranks = the GPUs")
+    if trainer.accelerator.mixed_precision != compute.mixed_precision:
+        raise RecipeError(
+            f"the Trainer trains in {trainer.accelerator.mixed_precision!r}, and compute.mixed_precision = "
+            f'"{compute.mixed_precision}"',
+            hint=f'compute.mixed_precision = "{trainer.accelerator.mixed_precision}", as in TrainingArguments',
+        )
+    if choose_cuda(compute) != (args.device.type == "cuda"):
+        raise RecipeError(
+            f'the Trainer trains on {args.device}, and compute.device = "{compute.device}"',
+            hint='TrainingArguments(use_cpu=True) and compute.device = "cpu", or neither',
+        )
+
+
+def choose_length(run: Run, updates: int, total: int) -> int:
+    """Return the steps of the run's epochs.
+
+    Args:
+        updates: the steps of the Trainer's epoch.
+        total: the steps of the Trainer.
+
+    Raises:
+        RecipeError: the Trainer trains to another step than the run.
+    """
+    epochs = run.config.epochs
+    is_proof = os.environ.get(LONGEST_EPOCH_VARIABLE, "0") != "0"  # it trains as many steps as it was asked for
+    if is_proof or epochs * updates == total:
+        return updates
+    if total % epochs == 0 and epochs == 1:
+        return total
+    raise RecipeError(
+        f"the Trainer trains {total} steps, {updates} in an epoch, and the run has epochs = {epochs}",
+        hint=f"epochs = {total // updates}" if total % updates == 0 else "epochs = 1, an epoch of all steps",
+    )

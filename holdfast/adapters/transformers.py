@@ -1,0 +1,278 @@
+"""Hugging Face's `Trainer`, and TRL's trainers that inherit its loop: train under a `Run` with their own loop.
+
+The Trainer keeps its loop. ``get_batch_samples`` is the boundary between two steps: what the last step has logged and
+evaluated is complete then, and nothing of the next one is fetched.
+"""
+
+import contextlib
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from holdfast.adapters.attributes import Attributes
+from holdfast.adapters.trainer_arguments import check, choose_length, transformers
+from holdfast.errors import RecipeError
+from holdfast.training.run import Run, Step, Stopped
+
+# The Trainer's own times and speeds, by the ends of their names.
+MEASURED = ("_runtime", "_per_second")
+# Numbers of the Trainer's logs that a run records by itself, or that follow from the step.
+RECORDED = {"loss", "grad_norm", "learning_rate", "epoch", "step", "total_flos"}
+# Callbacks whose attributes belong to the process: a bar on the terminal, a connection.
+STATELESS = (transformers.ProgressCallback, transformers.PrinterCallback, transformers.DefaultFlowCallback)
+STATELESS_MODULES = ("transformers.integrations.", "transformers.utils.notebook")
+
+
+def train(run: Run, trainer: Any, *, measured: Collection[str] = (), **options: Any) -> Any:
+    """Train a Trainer to the run's end, in place of ``trainer.train()``.
+
+    The run keeps the model, the optimizer, the scheduler, the Trainer's state, the numbers of the Trainer and its
+    callbacks (see `Attributes`), and the position in the data. Keep everything else that a step depends on before the
+    call: ``run.keep(name=...)``.
+
+    Args:
+        trainer: a `transformers.Trainer` whose ``train`` was not called.
+        measured: names of attributes, and of items of their dicts, that differ each time, such as times and paths.
+        options: further arguments of ``trainer.train``.
+
+    Returns: what ``trainer.train`` returns.
+
+    Raises:
+        RecipeError: something in the Trainer's arguments can't be resumed exactly.
+        Stopped: the run stops before its end.
+    """
+    with run.located():
+        check(run, trainer, options)
+    held = _Held(run, trainer, lambda name: name.endswith(MEASURED) or name in measured)
+    reporter = _Reporter(held)
+    own_class = type(trainer)
+    names = {name: getattr(own_class, name) for name in ("__module__", "__qualname__", "__doc__")}
+    trainer.__class__ = type(own_class.__name__, (_HeldTrainer, own_class), names)
+    trainer._held = held
+    trainer.add_callback(reporter)
+    try:
+        with _skipping():
+            return trainer.train(**options)
+    except _Complete:
+        return transformers.trainer_utils.TrainOutput(trainer.state.global_step, 0.0, {})
+    finally:
+        trainer.remove_callback(reporter)
+        del trainer._held
+        trainer.__class__ = own_class
+
+
+# ---- the boundary
+
+
+class _Complete(Exception):
+    """Ends a Trainer's loop before its first step, because the run is complete."""
+
+
+class _Held:
+    """What a run knows of its Trainer, and the boundary between two of its steps."""
+
+    def __init__(self, run: Run, trainer: Any, is_measured: Any) -> None:
+        self.run, self._trainer, self._is_measured = run, trainer, is_measured
+        self._steps: Iterator[Step] = iter(())
+        self._step: Step | None = None
+        self._undo: Any = None
+        self._extras = {"trainer": Attributes(lambda: trainer, is_measured), "callbacks": self._describe_callbacks()}
+        self.loader: Any = None
+        self.prepared: Any = None
+        self._loss: Any = None
+        self._has_begun = False
+
+    @property
+    def is_in_step(self) -> bool:
+        """Return whether there is a step, which may record numbers."""
+        return self._step is not None
+
+    def is_recorded(self, name: str) -> bool:
+        """Return whether a number of a log is recorded with its step."""
+        return name not in RECORDED and not self._is_measured(name)
+
+    def _describe_callbacks(self) -> dict[str, Attributes]:
+        found: dict[str, Attributes] = {}
+        for each in self._trainer.callback_handler.callbacks:
+            kind = type(each)
+            if kind in STATELESS or kind.__module__.startswith(STATELESS_MODULES):
+                continue
+            name = kind.__name__ if kind.__name__ not in found else f"{kind.__name__} {len(found)}"
+            found[name] = Attributes(lambda each=each: each, self._is_measured)  # type: ignore[misc]
+        return found
+
+    def begin(self, updates: int, total: int) -> int:
+        """Restore the run's state into the Trainer and its callbacks. Return the steps that are completed.
+
+        Raises:
+            _Complete: all are.
+        """
+        trainer, scaler = self._trainer, self._trainer.accelerator.scaler
+        state = Attributes(lambda: trainer.state, self._is_measured)
+        extras = self._extras | {"trainer_state": state} | ({"grad_scaler": scaler} if scaler else {})
+        self.run.keep(model=trainer.model, optimizer=trainer.optimizer, lr_scheduler=trainer.lr_scheduler, **extras)
+        with self.run.located():
+            length = choose_length(self.run, updates, total)
+        self._steps = self.run.steps(self.loader.shard, per_epoch=length)
+        self._step = next(self._steps, None)
+        if self._step is None:
+            raise _Complete
+        if self._step.number:
+            self._undo = self.run.snapshot()
+        return self._step.number
+
+    @property
+    def has_resumed(self) -> bool:
+        """Return whether the code before the first step runs again, to be undone."""
+        return self._undo is not None
+
+    def await_step(self) -> None:
+        """Record the step before, and wait for the run to give the next one; before the first, undo what ran again."""
+        if not self._has_begun:
+            self._has_begun = True
+            undo, self._undo = self._undo, None
+            if undo is not None:
+                undo()
+            return
+        self._record_loss()
+        self._step = next(self._steps, None)
+        if self._step is None:
+            raise Stopped  # a proof ends before the Trainer does
+
+    def end(self) -> None:
+        """Record the last step.
+
+        Raises:
+            RecipeError: it is not the run's last.
+        """
+        self._record_loss()
+        self._step = next(self._steps, None)
+        if self._step is not None:
+            with self.run.located():
+                raise RecipeError(
+                    f"the Trainer ended after step {self._step.number}, before the run's last one",
+                    hint="a callback that sets control.should_training_stop can't end a run",
+                )
+
+    def _record_loss(self) -> None:
+        if self._loss is not None:
+            self.run.log(loss=self._loss)
+        self._loss = None
+
+    def add_loss(self, loss: Any) -> None:
+        """Add the loss of a micro-batch to the step's, as the Trainer does."""
+        self._loss = loss.float() if self._loss is None else self._loss + loss.float()
+
+    def batches(self) -> Iterator[Any]:
+        """Give the run's next batches, without end."""
+        while True:
+            yield self.run.next_batch()
+
+
+class _Loader:
+    """The Trainer's loader as it sees it. Its batches come from the run.
+
+    Attributes:
+        shard: the loader that the Trainer has made, and accelerate has prepared.
+    """
+
+    def __init__(self, held: _Held, shard: Any) -> None:
+        self._held, self.shard = held, shard
+        self.is_inside = False  # whether the run has resumed inside an epoch, whose order is drawn already
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.shard, name)
+
+    def __len__(self) -> int:
+        return len(self.shard)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._held.batches()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the sampler the epoch, unless the order of its pass is drawn already."""
+        if self.is_inside:
+            self.is_inside = False
+        else:
+            self.shard.set_epoch(epoch)
+
+
+@contextlib.contextmanager
+def _skipping() -> Iterator[None]:
+    """Let the Trainer skip no batch for the block: the run's batches begin where it stands."""
+    usual = transformers.trainer.skip_first_batches
+    transformers.trainer.skip_first_batches = lambda loader, *others, **options: loader
+    try:
+        yield
+    finally:
+        transformers.trainer.skip_first_batches = usual
+
+
+class _HeldTrainer:
+    """The methods of a Trainer that a run replaces while it trains. Each calls the Trainer's own."""
+
+    _held: _Held
+
+    def get_train_dataloader(self) -> Any:
+        self._held.loader = _Loader(self._held, super().get_train_dataloader())  # type: ignore[misc]
+        return self._held.loader
+
+    def _init_training_state(
+        self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, *others: Any, **options: Any
+    ) -> tuple[int, int]:
+        # The optimizer and the scheduler are made here, before the loop's first step is known: they are restored, too.
+        trainer: Any = super()
+        trainer._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, None, None)
+        held = self._held
+        held.prepared = trainer._prepare_for_training(max_steps, held.loader, None)
+        done = held.begin(num_update_steps_per_epoch, max_steps)
+        epoch, within = divmod(done, num_update_steps_per_epoch)
+        held.loader.is_inside = within > 0
+        return epoch, within * self.args.gradient_accumulation_steps  # type: ignore[attr-defined]
+
+    def _prepare_for_training(self, *arguments: Any, **options: Any) -> Any:
+        prepared, self._held.prepared = self._held.prepared, None
+        return prepared
+
+    def _run_epoch(self, **arguments: Any) -> Any:
+        if self._held.has_resumed:
+            arguments["resume_from_checkpoint"] = "the run's own checkpoint"
+        return super()._run_epoch(**arguments)  # type: ignore[misc]
+
+    def _load_rng_state(self, checkpoint: Any) -> None:
+        """Do nothing: the run restores the generators."""
+
+    def _evaluate(self, *arguments: Any, **options: Any) -> Any:
+        if self._held.has_resumed:  # args.eval_on_start
+            return {}
+        return super()._evaluate(*arguments, **options)  # type: ignore[misc]
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, *others: Any) -> Any:
+        self._held.await_step()
+        return super().get_batch_samples(self._held.batches(), num_batches, *others)  # type: ignore[misc]
+
+    def training_step(self, *arguments: Any, **options: Any) -> Any:
+        loss = super().training_step(*arguments, **options)  # type: ignore[misc]
+        self._held.add_loss(loss)
+        return loss
+
+    def _get_grad_norm(self, *arguments: Any, **options: Any) -> Any:
+        norm = super()._get_grad_norm(*arguments, **options)  # type: ignore[misc]
+        if norm is not None:
+            self._held.run.log(grad_norm=norm)
+        return norm
+
+    def _finalize_training(self, *arguments: Any, **options: Any) -> Any:
+        self._held.end()
+        return super()._finalize_training(*arguments, **options)  # type: ignore[misc]
+
+
+class _Reporter(transformers.TrainerCallback):
+    """Records the numbers of the Trainer's logs with the step of the run."""
+
+    def __init__(self, held: _Held) -> None:
+        self._held = held
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
+        if self._held.is_in_step:
+            numbers = {name: each for name, each in logs.items() if isinstance(each, int | float)}
+            self._held.run.log(**{name: each for name, each in numbers.items() if self._held.is_recorded(name)})
