@@ -171,7 +171,7 @@ def test_killed_and_stopped_it_ends_on_the_same_bytes(tmp_path: Path, ready: Liv
             process.communicate(COMMAND_WITHIN_S)
             newest = killed.journal.newest()
             assert newest is not None
-            assert killed.journal.endings()[-1].step == newest.step
+            assert killed.journal.endings()[-1].step == newest.step, killed.journal.endings()
             # In the middle of a chunk it saves; it may have come to the end of one just then.
             assert newest.why == "preempted" or newest.step % (STEPS // EPOCHS[name]) % 7 == 0
     assert killed.finish() == content_id
