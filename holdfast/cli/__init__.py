@@ -1,6 +1,6 @@
 """The command line ``holdfast``: train runs, look at them, check them and keep them."""
 
-from holdfast.cli import differences, keeping, looking, machine, planning, proving, stores, training
+from holdfast.cli import differences, keeping, looking, machine, planning, proving, starting, stores, training
 from holdfast.cli.app import app, main
 from holdfast.command import EXIT_CODES, run_app
 
@@ -15,6 +15,7 @@ __all__ = [
     "planning",
     "proving",
     "run_app",
+    "starting",
     "stores",
     "training",
 ]

@@ -231,7 +231,7 @@ def describe(path: Path, name: str) -> str:
     if path.is_dir() and any(path.glob("test_*.py")):
         return f"Tests of {name.removeprefix('tests/')}/."
     path = path / "__init__.py" if path.is_dir() else path
-    if path.suffix != ".py":
+    if path.suffix != ".py" and not path.name.endswith(".py.txt"):
         return read_comment(path, name)
     docstring = ast.get_docstring(ast.parse(path.read_text("utf-8")))
     if not docstring:

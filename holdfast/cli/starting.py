@@ -1,0 +1,101 @@
+"""The command `new`: a starting point for a run, which trains, is proved and resumes as it stands."""
+
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from holdfast.cli.app import Flag, app
+from holdfast.errors import ConfigError, NameTaken, WrongUse
+from holdfast.store.local import LocalStore
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Template:
+    """A starting point.
+
+    Attributes:
+        function: the function in it that the configuration names.
+        needs: the extra that it needs besides the engine; empty if none.
+        settings: values of the function's parameters, as lines of TOML.
+    """
+
+    function: str
+    epochs: int
+    chunk_steps: int
+    settings: str
+    needs: str = ""
+
+
+TEMPLATES = {
+    "recipe": Template("spirals", epochs=20, chunk_steps=310, settings="lr = 0.02"),
+    "loop": Template("train", epochs=3, chunk_steps=40, settings="lr = 2e-3"),
+    "trainer": Template("train", epochs=3, chunk_steps=15, settings="lr = 5e-3", needs="transformers"),
+    "lightning": Template("train", epochs=4, chunk_steps=40, settings="lr = 0.01", needs="lightning"),
+}
+CONFIGURATION = """\
+# The function to train: a file and a name in it, or module:function.
+recipe = "{name}.py:{function}"
+# The run's name, and its folder on the store. The same name continues the run.
+run = "{name}"
+# Raise it later to train further.
+epochs = {epochs}
+# Runs lie in runs/ here; a bucket outlives the machine.
+# store = "s3://my-bucket/runs"
+
+[chunk]
+# Steps between two checkpoints. A machine that vanishes loses at most these.
+steps = {chunk_steps}
+
+[settings]
+# Parameters of the function.
+{settings}
+"""
+
+
+@app.command
+def new(
+    name: str, /, *, recipe: Flag = False, loop: Flag = False, trainer: Flag = False, lightning: Flag = False
+) -> None:
+    """Write a starting point, NAME.py and NAME.toml, into this folder. It trains, is proved and resumes as it stands.
+
+    Args:
+        name: The name of the run and of both files.
+        recipe: A function that returns model, data, optimizer and loss; Holdfast has the loop. This is the default.
+        loop: A training loop of your own.
+        trainer: A Hugging Face Trainer.
+        lightning: A Lightning module.
+    """
+    chosen = [kind for kind, is_chosen in zip(TEMPLATES, (recipe, loop, trainer, lightning), strict=True) if is_chosen]
+    if len(chosen) > 1:
+        raise WrongUse(f"expected one of --{', --'.join(TEMPLATES)}; found --{' and --'.join(chosen)}")
+    if not NAME.fullmatch(name):
+        raise WrongUse(f"{name!r} can't name a run and a file", hint="letters, digits, - and _, as in my_model")
+    kind = chosen[0] if chosen else "recipe"
+    write(name, kind, Path.cwd())
+    print(f"{name}.py      what to train")
+    print(f"{name}.toml    how long, and where it is saved")
+    if needs := TEMPLATES[kind].needs:
+        print(f"it needs       pip install 'holdfast[{needs}]'")
+    print(f"train it with  holdfast train {name}.toml")
+    print(f"prove it with  holdfast prove {name}.toml")
+
+
+def write(name: str, kind: str, folder: Path) -> None:
+    """Write a template's code and configuration.
+
+    Raises:
+        ConfigError: a file of either name exists; then nothing is written.
+    """
+    template = TEMPLATES[kind]
+    code = files("holdfast").joinpath("templates", f"{kind}.py.txt").read_bytes()
+    contents = {f"{name}.py": code, f"{name}.toml": CONFIGURATION.format(name=name, **vars(template)).encode()}
+    if taken := [each for each in contents if (folder / each).exists()]:
+        raise ConfigError(f"{taken[0]} exists", hint="give another name, or remove it")
+    for file, content in contents.items():
+        try:
+            LocalStore(str(folder)).create(file, content)
+        except NameTaken:
+            raise ConfigError(f"{file} exists", hint="give another name, or remove it") from None
