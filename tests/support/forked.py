@@ -62,6 +62,8 @@ class Rank:
             os.environ.clear()
             os.environ.update(env)
             separate_threads()
+            # The server's first training was a single rank's, without autocast.
+            AcceleratorState._reset_state(reset_partial_state=True)
             leave(self.main if count == 1 else functools.partial(launch, self.main, count))
         os.close(orders)
         os.close(events_in)
@@ -91,7 +93,6 @@ def launch(main: Callable[[], int], count: int) -> int:
         if pid == 0:
             os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(count), MASTER_PORT=port)
             os.environ.update(LOCAL_WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1")
-            AcceleratorState._reset_state(reset_partial_state=True)  # the server's first training was a single rank's
             leave(main)
         ranks.add(pid)
     while ranks:

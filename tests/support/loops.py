@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint_sequential
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 from torchdata.nodes import Batcher, IterableWrapper
@@ -268,3 +269,38 @@ def wrong(run: Run, how: str) -> None:
     if how == "second loop":
         for _ in run.steps(per_epoch=PER_EPOCH):
             pass
+
+
+class Block(nn.Module):
+    """A block of a larger network."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(width), nn.Linear(width, width)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(nn.functional.gelu(self.inner(self.norm(x))))  # type: ignore[no-any-return]
+
+
+def tuned(run: Run, compiles: bool = False, recomputes: bool = False) -> None:
+    """Train with autocast and a fused optimizer; each block may be compiled, and activations recomputed."""
+    torch.manual_seed(4)
+    blocks = [Block(16) for _ in range(2)]
+    for block in blocks if compiles else ():
+        block.compile()
+    model: Any = nn.Sequential(nn.Linear(4, 16), *blocks, nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(per_epoch=PER_EPOCH):
+        x, y = draw()
+        with run.accelerator.autocast():
+            if recomputes:
+                predicted = checkpoint_sequential(model, 2, x.requires_grad_(), use_reentrant=False)
+            else:
+                predicted = model(x)
+            loss = nn.functional.mse_loss(predicted.float(), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        step.log(loss=loss)
