@@ -1,5 +1,6 @@
 """Tests of the README and docs/: run each command that a page shows, in the page's order."""
 
+import json
 import os
 import re
 import shlex
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from holdfast.cli import EXIT_CODES
 from holdfast.config import load_config
@@ -187,6 +190,11 @@ def test_the_trainer_step_by_step(tmp_path: Path, nursery: Lives) -> None:
     for command in commands("trainer.md"):
         said = run(command, tmp_path, {}, nursery)
         assert "prove" not in command or said.startswith("proved: 20 steps of my_trainer.py:train")
+    exported, saved = (load_file(tmp_path / folder / "model.safetensors") for folder in ("counts", "out"))
+    assert exported.keys() == saved.keys()
+    assert all(torch.equal(exported[name], value) for name, value in saved.items())
+    config = json.loads((tmp_path / "counts" / "config.json").read_text())
+    assert config["architectures"] == ["BertForSequenceClassification"]
 
 
 @pytest.mark.slow
