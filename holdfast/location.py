@@ -1,8 +1,11 @@
 """The location of an error, the line of the user's own code that led to it, and hints for errors of other libraries."""
 
 import re
+import sys
 import sysconfig
 import traceback
+import types
+from collections.abc import Callable
 from pathlib import Path
 
 _HERE = Path(__file__).parent
@@ -53,3 +56,24 @@ def describe_error(error: BaseException) -> str:
     where = "{}:{}: ".format(*(own or frames)[-1]) if frames else ""
     text = " ".join(text.split())  # some of torch's messages have a hundred lines; the traceback is in the log
     return f"{where}{kind}{text if len(text) <= MAX_LETTERS else text[:MAX_LETTERS] + '...'}"
+
+
+def find_frames(function: Callable[..., object]) -> list[types.FrameType]:
+    """Return the frames of the user's own code on the stack up to this function's, innermost first."""
+    frames = []
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_own_code(frame.f_code.co_filename):
+            frames.append(frame)
+        if frame.f_code is getattr(function, "__code__", None):
+            break
+        frame = frame.f_back
+    return frames
+
+
+def find_place() -> str:
+    """Return the file and line of the user's code that called, with a colon; empty if there is none."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and not is_own_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}: "

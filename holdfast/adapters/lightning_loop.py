@@ -23,6 +23,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
 from holdfast.adapters.lightning_state import Attributes, Checkpointed, Counters, TrainerState
+from holdfast.training.build import cut_epoch
 from holdfast.training.run import Run, Step
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class Boundary:
         own = int(_parse_num_batches(RunningStage.TRAINING, length, limit))
         if not own:
             self.run.refuse("an epoch has no batch", hint="more data, a smaller batch_size, or limit_train_batches=1.0")
-        self.length = self.run.cut(own)
+        self.length = cut_epoch(own)
         self._steps = self.run.steps(loader, per_epoch=own)
         return HeldLoader(loader, self)
 
@@ -153,7 +154,7 @@ class Boundary:
         """
         if self._step is None:  # the run was complete
             return
-        done, total = self._step.number + 1, self.run.total_epochs * self.length
+        done, total = self._step.number + 1, self.run.config.epochs * self.length
         if done < total:
             self._refuse_end(done, total)
         self._log()
@@ -217,7 +218,7 @@ class HeldFitLoop(_FitLoop):
 
     def __init__(self, trainer: pl.Trainer, boundary: Boundary) -> None:
         given = trainer.fit_loop
-        epochs = boundary.run.total_epochs
+        epochs = boundary.run.config.epochs
         super().__init__(trainer, min_epochs=given.min_epochs, max_epochs=epochs)
         if given.max_epochs not in (None, -1, epochs):
             log.warning("Trainer(max_epochs=%s): the configuration's epochs = %d count", given.max_epochs, epochs)

@@ -1,7 +1,8 @@
 """The program of a run in one process: the engine's loop over a recipe, or a loop of the user's own."""
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
 
 from holdfast.annotations import takes_run
 from holdfast.config import RunConfig
@@ -11,7 +12,7 @@ from holdfast.settings import make_arguments, resolve_settings
 from holdfast.training.build import Training
 from holdfast.training.devices import prepare
 from holdfast.training.loop import train_step
-from holdfast.training.run import Run, run_loop
+from holdfast.training.run import Run, Stopped
 
 # Gives a program its steps: yields before each one, as `holdfast.training.steps` does.
 Serve = Callable[[Training], Generator[None, None, None]]
@@ -39,10 +40,28 @@ def run_program(config: RunConfig, serve: Serve) -> None:
     arguments = make_arguments(program, config.settings, accelerator.device)
     run = Run(config, accelerator, program, settings, serve)
     try:
-        run_loop(program, run, arguments)
+        _run_loop(program, run, arguments)
     except HoldfastError:
         raise
     except Exception as error:
         if run.has_begun:
             raise
         raise make_build_error(config.recipe, error) from error
+
+
+def _run_loop(function: Callable[..., object], run: Run, arguments: Mapping[str, Any]) -> None:
+    """Call a training function until the run ends or stops.
+
+    Args:
+        arguments: the function's other parameters.
+
+    Raises:
+        RecipeError: the function has left its loop early.
+    """
+    try:
+        function(run, **arguments)
+        run.check_end()
+    except Stopped:
+        pass
+    finally:
+        run.close()

@@ -6,7 +6,6 @@ kept objects; between two steps it records the step, obeys the attempt's orders 
 
 import contextlib
 import hashlib
-import sys
 import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -20,9 +19,9 @@ from holdfast.anneal import Anneal
 from holdfast.config import RunConfig
 from holdfast.data import NoBatches, combine, is_torch_loader, take_apart
 from holdfast.errors import RecipeError
-from holdfast.location import is_own_code
+from holdfast.location import find_frames, find_place
 from holdfast.probe import Limits
-from holdfast.training.build import Program, Training, cut_epoch
+from holdfast.training.build import Program, Training
 from holdfast.training.carried import Carried, find_carried
 from holdfast.training.kept import GRADIENTS, OWN_EXTRAS, Gradients, Kept, as_stateful, sort_kept
 from holdfast.training.progress import Unread, read_number
@@ -65,6 +64,7 @@ class Run:
     """A run, as its training function sees it.
 
     Attributes:
+        config: the whole configuration.
         settings: the configuration's ``[settings]``, with the function's own defaults.
         accelerator: accelerate's accelerator for the configuration's device, precision and ranks.
     """
@@ -80,7 +80,8 @@ class Run:
         """
         self.settings = settings
         self.accelerator = accelerator
-        self._config, self._function, self._serve = config, function, serve
+        self.config = config
+        self._function, self._serve = function, serve
         self._objects: dict[str, Any] = {}
         self._fields: dict[str, Any] = {"anneals": {}}
         self._adopted: list[Any] = []  # a framework's objects, which the search for unregistered state doesn't enter
@@ -99,11 +100,6 @@ class Run:
         self._undo: Callable[[], None] | None = None  # puts the state back that the run resumed with
 
     # ---- the process
-
-    @property
-    def config(self) -> RunConfig:
-        """Return the run's configuration."""
-        return self._config
 
     @property
     def device(self) -> torch.device:
@@ -134,10 +130,10 @@ class Run:
             RecipeError: an object can't be restored in place, its name is taken, or the loop has begun.
         """
         if self._training is not None:
-            self._refuse("run.keep(...) was called after the first step", hint="call it before the loop")
+            self.refuse("run.keep(...) was called after the first step", hint="call it before the loop")
         for name, each in objects.items():
             if name in self._objects or name in OWN_EXTRAS:
-                self._refuse(f"run.keep({name}=...): the name is taken", hint="give it another name")
+                self.refuse(f"run.keep({name}=...): the name is taken", hint="give it another name")
             if not isinstance(each, torch.nn.Module | torch.optim.Optimizer):
                 with self.located():
                     as_stateful(name, each)
@@ -148,7 +144,7 @@ class Run:
 
         Its seed follows from the run's seed, the name and the rank.
         """
-        text = f"{self._config.seed}/{name}/{self.rank}"
+        text = f"{self.config.seed}/{name}/{self.rank}"
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
         generator = torch.Generator(device).manual_seed(seed)
         self.keep(**{name: generator})
@@ -175,15 +171,6 @@ class Run:
 
     # ---- for adapters
 
-    @property
-    def total_epochs(self) -> int:
-        """Return the number of epochs of the whole run."""
-        return self._config.epochs
-
-    def cut(self, per_epoch: int) -> int:
-        """Return the length of an epoch in force: ``per_epoch``, or less while `holdfast prove` cuts epochs."""
-        return cut_epoch(per_epoch)
-
     def adopt(self, objects: Iterable[Any], list_variables: Callable[[], list[tuple[str, Any]]]) -> None:
         """Keep the search for unregistered state out of a framework's objects.
 
@@ -205,9 +192,31 @@ class Run:
         assert self._training is not None
         self._training.batches.end_pass()
 
+    def snapshot(self) -> Callable[[], None]:
+        """Copy the kept state, apart from weights and moments, of a run that resumes. Return a function to restore it.
+
+        An adapter calls it after the first step was given, for code that ran before the checkpoint and now runs again.
+        """
+        assert self._training is not None
+        put_back = snapshot(self._training)
+
+        def undo() -> None:
+            with self.located():
+                put_back()
+
+        return undo
+
+    @contextlib.contextmanager
+    def located(self) -> Iterator[None]:
+        """Add the user's file and line to the message of an error."""
+        try:
+            yield
+        except RecipeError as error:
+            self.refuse(error.message, error.hint)
+
     def refuse(self, message: str, hint: str = "") -> NoReturn:
         """Raise a RecipeError that begins with the user's file and line."""
-        self._refuse(message, hint)
+        raise RecipeError(f"{find_place()}{message}", hint=hint)
 
     # ---- the loop
 
@@ -229,7 +238,7 @@ class Run:
         if self._has_epochs:
             return self._steps_of_epoch()
         if self._has_steps:
-            self._refuse(
+            self.refuse(
                 "run.steps(...) was called twice: a run has one loop",
                 hint="for epoch in run.epochs(loader): around it makes loops of one epoch each",
             )
@@ -246,7 +255,7 @@ class Run:
             loader, per_epoch: see `steps`.
         """
         if self._has_steps or self._has_epochs:
-            self._refuse("run.epochs(...) was called twice: a run has one loop", hint="put both loops into one")
+            self.refuse("run.epochs(...) was called twice: a run has one loop", hint="put both loops into one")
         self._has_epochs = True
         self._note_data(loader, per_epoch)
         return self._all_epochs()
@@ -262,7 +271,7 @@ class Run:
         if self._has_epochs:
             return (self.next_batch() for _ in self._steps_of_epoch())
         if data is None or batch_size is None:
-            self._refuse(
+            self.refuse(
                 "run.batches(): expected a dataset and batch_size=...",
                 hint="inside `for epoch in run.epochs(loader)` it needs neither",
             )
@@ -282,7 +291,7 @@ class Run:
             RecipeError: a value is no scalar, or there is no step.
         """
         if self._step is None:
-            self._refuse("run.log(...) was called outside the loop", hint="call it in a step")
+            self.refuse("run.log(...) was called outside the loop", hint="call it in a step")
         for name, value in numbers.items():
             with self.located():
                 number = read_number(f"run.log({name}=...)", value, self.device)
@@ -291,28 +300,14 @@ class Run:
     def next_batch(self, *, is_moved: bool = True) -> Any:
         """Return the next batch of the loop's data, on the run's device unless ``is_moved`` is False."""
         if self._training is None or self._step is None:
-            self._refuse("a batch was taken outside the loop", hint="take it in a step")
+            self.refuse("a batch was taken outside the loop", hint="take it in a step")
         if isinstance(self._training.batches, NoBatches):
-            self._refuse("step.batch: run.steps(...) has no data", hint="for step in run.steps(loader)")
+            self.refuse("step.batch: run.steps(...) has no data", hint="for step in run.steps(loader)")
         name, batch = self._training.next_batch(is_moved=is_moved)
         self._names.append(name)
         if isinstance(self._loader, DataLoaderStateMixin):  # accelerate ends an accumulation with its loader's pass
             self._loader.end_of_dataloader = self._training.batches.is_at_end
         return batch
-
-    def snapshot(self) -> Callable[[], None]:
-        """Copy the kept state, apart from weights and moments, of a run that resumes. Return a function to restore it.
-
-        An adapter calls it after the first step was given, for code that ran before the checkpoint and now runs again.
-        """
-        assert self._training is not None
-        put_back = snapshot(self._training)
-
-        def undo() -> None:
-            with self.located():
-                put_back()
-
-        return undo
 
     # ---- inside
 
@@ -320,7 +315,7 @@ class Run:
         self._per_epoch = per_epoch
         if loader is not None:
             if "data" in self._fields:
-                self._refuse("run.steps(loader) and run.batches(dataset) both have data", hint="use one of them")
+                self.refuse("run.steps(loader) and run.batches(dataset) both have data", hint="use one of them")
             with self.located():
                 self._loader, self._source = loader, take_apart(loader, "run.batches(dataset, batch_size=...)")
             if per_epoch is None and hasattr(loader, "__len__"):
@@ -346,7 +341,7 @@ class Run:
             epoch = self._step.epoch
             yield epoch
             if self._step is not None and self._step.epoch == epoch:
-                self._refuse(
+                self.refuse(
                     f"the inner loop was left in step {self._step.number + 1}, before the end of epoch {epoch + 1}",
                     hint="run.epochs(per_epoch=...) says how long an epoch is",
                 )
@@ -376,13 +371,13 @@ class Run:
     def _open(self) -> None:
         """Build the training from what is kept, and begin to obey the attempt's orders."""
         if not self._objects:
-            self._refuse(
+            self.refuse(
                 "the loop begins, and nothing is kept: no checkpoint could restore it",
                 hint="run.keep(model=model, optimizer=optimizer, ...) before it",
             )
         if self._per_epoch is None and "data" not in self._fields:
-            self._refuse("an epoch has no length", hint="run.steps(per_epoch=1000)")
-        self._frames = _find_frames(self._function)
+            self.refuse("an epoch has no length", hint="run.steps(per_epoch=1000)")
+        self._frames = find_frames(self._function)
         with self.located():
             sources = [self._loader, self._source] if self._source is not None else []
             is_loader = is_torch_loader(self._source)
@@ -405,7 +400,7 @@ class Run:
             gradients = kept.extras[GRADIENTS]
             assert isinstance(gradients, Gradients)
             self._gradients = gradients
-            self._training = Training(self._config, Program(self.accelerator, kept, self.settings))
+            self._training = Training(self.config, Program(self.accelerator, kept, self.settings))
         if isinstance(self._loader, DataLoaderStateMixin):
             self.accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = True
             self._loader.begin()
@@ -436,7 +431,7 @@ class Run:
         assert training is not None
         accum = training.recipe.grad_accum
         if training.recipe.batch_size is not None and len(self._names) != accum:
-            self._refuse(
+            self.refuse(
                 f"step {step.number + 1} took {len(self._names)} batches, expected {accum}: their number is the "
                 "position in the data",
                 hint=f"run.batches(dataset, ..., grad_accum={len(self._names) or 1}), the same in every step",
@@ -490,54 +485,3 @@ class Run:
             functions.setdefault(frame.f_code.co_filename, []).append(frame.f_code.co_name)
         found = (each for file, names in functions.items() for each in find_carried(file, names))
         return [each for each in found if each.name not in kept]
-
-    @contextlib.contextmanager
-    def located(self) -> Iterator[None]:
-        """Add the user's file and line to the message of an error."""
-        try:
-            yield
-        except RecipeError as error:
-            self._refuse(error.message, error.hint)
-
-    def _refuse(self, message: str, hint: str = "") -> NoReturn:
-        """Raise a RecipeError that begins with the user's file and line."""
-        raise RecipeError(f"{_find_place()}{message}", hint=hint)
-
-
-def run_loop(function: Callable[..., object], run: Run, arguments: Mapping[str, Any]) -> None:
-    """Call a training function until the run ends or stops.
-
-    Args:
-        arguments: the function's other parameters.
-
-    Raises:
-        RecipeError: the function has left its loop early.
-    """
-    try:
-        function(run, **arguments)
-        run.check_end()
-    except Stopped:
-        pass
-    finally:
-        run.close()
-
-
-def _find_frames(function: Callable[..., object]) -> list[types.FrameType]:
-    """Return the frames of the user's own functions on the stack, innermost first."""
-    frames = []
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_own_code(frame.f_code.co_filename):
-            frames.append(frame)
-        if frame.f_code is getattr(function, "__code__", None):
-            break
-        frame = frame.f_back
-    return frames
-
-
-def _find_place() -> str:
-    """Return the file and line of the user's code that called, with a colon; empty if there is none."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and not is_own_code(frame.f_code.co_filename):
-        frame = frame.f_back
-    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}: "
