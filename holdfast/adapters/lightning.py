@@ -13,7 +13,7 @@ try:
         raise ImportError(f"found {pl.__version__}")
 except ImportError as error:
     message = f"holdfast.adapters.lightning needs Lightning 2.6: {error}; pip install 'holdfast[lightning]'"
-    raise ImportError(message) from None
+    raise ImportError(message, name="lightning") from None
 
 from lightning.pytorch.callbacks import (
     BaseFinetuning,

@@ -14,10 +14,8 @@ try:
     import transformers
     import transformers.trainer
 except ImportError as error:
-    raise RecipeError(
-        "holdfast.adapters.transformers needs transformers, which isn't installed here",
-        hint='pip install "holdfast[transformers]"',
-    ) from error
+    message = f"holdfast.adapters.transformers needs transformers: {error}; pip install 'holdfast[transformers]'"
+    raise ImportError(message, name="transformers") from None
 
 __all__ = ["check", "choose_length", "transformers"]
 

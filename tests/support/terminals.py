@@ -5,6 +5,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import subprocess
 import termios
 import time
@@ -17,6 +18,12 @@ BEGINS_WITHIN_S = 300.0
 ENDS_WITHIN_S = 60.0
 
 
+def _control() -> None:
+    """Make the terminal of standard input this process's own."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, around the tests, would be inherited
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 class Terminal:
     """A command in its own pseudo-terminal, with the text on its screen."""
 
@@ -24,7 +31,7 @@ class Terminal:
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
             command, env=os.environ | environment, cwd=ROOT, stdin=slave, stdout=slave, stderr=slave,
-            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            start_new_session=True, preexec_fn=_control,
         )  # fmt: skip
         os.close(slave)
         self.screen = ""
