@@ -47,6 +47,9 @@ from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
 
+# The code after a loop may save a large model, or evaluate for long. A hang must not keep a machine for ever.
+FINISH_WITHIN_S = 3600.0
+
 
 class Attempt:
     """One attempt at a run. `open` starts its ranks and claims the run; `close` or `end` ends the ranks.
@@ -378,13 +381,30 @@ class Attempt:
         self.ranks.end()
         self._pipeline.forget_orders()
 
+    def _finish(self) -> None:
+        """Wait while the ranks of a complete run execute the code after a loop of the user's own."""
+        ranks = self.ranks.running
+        if ranks is None or self.is_stopping or not self.is_complete:
+            return
+        try:
+            ranks.finish(FINISH_WITHIN_S)
+        except HoldfastError as error:
+            log.warning("the run is complete, but not the code after its loop: %s", error)
+
     def end(self, ending: Ending) -> None:
         """End the ranks, and record how the attempt ended, if it had claimed the run."""
-        self.close()
-        if self._is_claimed:
-            step = self.head.step if self.head else 0
-            try:
-                self.journal.end_attempt(self.number, Ending(ending.reason, ending.message, step))
-            except HoldfastError as error:
-                log.warning("how the attempt ended is not on record: %s", error)
-        self._observers.tell("ended", self)
+        try:
+            self._finish()
+        finally:  # a signal may end the wait
+            self.close()
+            self._record_ending(ending)
+            self._observers.tell("ended", self)
+
+    def _record_ending(self, ending: Ending) -> None:
+        if not self._is_claimed:
+            return
+        step = self.head.step if self.head else 0
+        try:
+            self.journal.end_attempt(self.number, Ending(ending.reason, ending.message, step))
+        except HoldfastError as error:
+            log.warning("how the attempt ended is not on record: %s", error)

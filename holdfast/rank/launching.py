@@ -31,6 +31,7 @@ from holdfast.rank.messages import (
     Examine,
     Examined,
     Failed,
+    Finished,
     Order,
     Problem,
     Restore,
@@ -233,6 +234,17 @@ class Ranks:
 
     def __exit__(self, *error: object) -> None:
         self.end()
+
+    def finish(self, within_s: float) -> None:
+        """Order the ranks of a complete run to end, and wait for the code after a loop of the user's own.
+
+        Raises:
+            HoldfastError: the code raised this error.
+            RankDied: the ranks ended without a report, or the code still runs after ``within_s`` seconds.
+        """
+        self._order(End())
+        while not isinstance(self.next_event(within_s), Finished):
+            pass
 
     def end(self, within_s: float = END_WITHIN_S) -> None:
         """End every process of the ranks: send an `End`, then SIGTERM, then SIGKILL.

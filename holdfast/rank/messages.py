@@ -254,6 +254,10 @@ class Failed(Problem):
     """A rank ends because of this error."""
 
 
+class Finished(Message):
+    """The program of a complete run has returned, after the code that follows its loop."""
+
+
 class Woken(Message):
     """An event that no rank sends: `Ranks.wake` queues it to interrupt a caller that waits for an event."""
 
@@ -261,7 +265,19 @@ class Woken(Message):
 Order = Restore | Begin | Train | Save | Stop | Evaluate | Examine | End
 # `Saved` (a checkpoint is durable) is a class of `holdfast.checkpoint`.
 Event = (
-    Ready | Restored | Skipped | Begun | Progress | Saved | Evaluated | Examined | Damaged | Tripped | Failed | Woken
+    Ready
+    | Restored
+    | Skipped
+    | Begun
+    | Progress
+    | Saved
+    | Evaluated
+    | Examined
+    | Damaged
+    | Tripped
+    | Failed
+    | Finished
+    | Woken
 )
 
 

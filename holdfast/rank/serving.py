@@ -31,6 +31,7 @@ from holdfast.rank.messages import (
     Evaluated,
     Examine,
     Examined,
+    Finished,
     Found,
     Progress,
     Ready,
@@ -274,6 +275,8 @@ def main(prefetch: Prefetch | None = None) -> int:
 
     try:
         run_program(prefetch.config, begin)
+        if built and built[0].progress.step >= built[0].total_steps:
+            events.send(Finished())
     except HoldfastError as error:
         traceback.print_exc()
         events.send_error(error)

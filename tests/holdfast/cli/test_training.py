@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.endings import Ending
 from holdfast.journal import Journal
+from holdfast.rank.launching import END_WITHIN_S
 from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S, count_trained
 from tests.support.lives import Command, Lives
@@ -39,6 +40,72 @@ def config(tmp_path: Path) -> Path:
     path = tmp_path / "toy.toml"
     path.write_text('recipe = "tests.support.toy:toy"\nrun = "toy"\nepochs = 3\n[chunk]\nsteps = 4\n[log]\nevery = 1\n')
     return path
+
+
+LONG = """
+import pathlib
+import time
+import torch
+import holdfast
+
+HERE = pathlib.Path(__file__).parent
+
+def train(run: holdfast.Run, fails: bool = False) -> None:
+    weight = torch.zeros(1)
+    run.keep(weight=weight)
+    for step in run.steps(per_epoch=2):
+        weight += 1
+    (HERE / "begun").touch()
+    while not (HERE / "go").exists():
+        time.sleep(0.01)
+    if fails:
+        raise OSError("the disk is full")
+    (HERE / "saved").write_text(str(weight.item()))
+"""
+
+
+def await_begun(config: Path, process: Command) -> None:
+    """Wait until the code after the loop of `LONG` runs."""
+    deadline = time.monotonic() + COMMAND_WITHIN_S
+    while not (config.parent / "begun").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def long(config: Path) -> Path:
+    (config.parent / "long.py").write_text(LONG)
+    config.write_text('recipe = "long.py:train"\nrun = "toy"\nepochs = 2\n[settings]\nfails = false\n')
+    return config
+
+
+def test_the_code_after_a_loop_may_take_long(start: Start, long: Path) -> None:
+    process = start()
+    await_begun(long, process)
+    time.sleep(END_WITHIN_S + 0.5)  # ranks that were told to end have so long
+    (long.parent / "go").touch()
+    _, err = process.communicate(timeout=COMMAND_WITHIN_S)
+    assert process.returncode == 0, err
+    assert (long.parent / "saved").read_text() == "4.0"
+
+
+def test_code_after_a_loop_that_fails_is_told_of_a_complete_run(start: Start, long: Path) -> None:
+    (long.parent / "go").touch()
+    out, err = start("--set", "settings.fails=true").communicate(timeout=COMMAND_WITHIN_S)
+    assert "is complete" in out
+    assert "the run is complete, but not the code after its loop" in err
+    assert "long.py:18: OSError: the disk is full" in err
+
+
+def test_a_signal_ends_the_code_after_a_loop(start: Start, long: Path) -> None:
+    process = start()
+    await_begun(long, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=COMMAND_WITHIN_S)
+    assert process.returncode == 143
+    assert not (long.parent / "saved").exists()
+    assert journal_of(long).endings() == [Ending("completed", "", 4)]
 
 
 def journal_of(config: Path) -> Journal:

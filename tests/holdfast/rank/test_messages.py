@@ -22,6 +22,7 @@ from holdfast.rank.messages import (
     Examine,
     Examined,
     Failed,
+    Finished,
     Found,
     Order,
     Progress,
@@ -76,7 +77,7 @@ def events(saved: Saved) -> list[Event]:
         ),
         Examined(unregistered=[found], events={"the end of anneal 'beta'": 100.0}, own_steps_per_epoch=5),
         Damaged.of(CheckpointDamaged(LONG, hint="verify")), Tripped.of(GateTripped("differs", different=["model.w"])),
-        Failed.of(RankDied("lost", is_effect=True)), Woken(),
+        Failed.of(RankDied("lost", is_effect=True)), Finished(), Woken(),
     ]  # fmt: skip
 
 
