@@ -1,6 +1,17 @@
 """The command line ``holdfast``: train runs, look at them, check them and keep them."""
 
-from holdfast.cli import differences, keeping, looking, machine, planning, proving, starting, stores, training
+from holdfast.cli import (
+    differences,
+    keeping,
+    looking,
+    machine,
+    planning,
+    proving,
+    reporting,
+    starting,
+    stores,
+    training,
+)
 from holdfast.cli.app import app, main
 from holdfast.command import EXIT_CODES, run_app
 
@@ -14,6 +25,7 @@ __all__ = [
     "main",
     "planning",
     "proving",
+    "reporting",
     "run_app",
     "starting",
     "stores",

@@ -5,6 +5,7 @@ from holdfast.journal.links import broken_links
 from holdfast.journal.records import (
     FOLDER,
     MAX_RECORD_BYTES,
+    REPORT,
     AttemptRecord,
     Commit,
     ConfigRecord,
@@ -28,6 +29,7 @@ from holdfast.journal.records import (
 __all__ = [
     "FOLDER",
     "MAX_RECORD_BYTES",
+    "REPORT",
     "AttemptRecord",
     "Commit",
     "ConfigRecord",

@@ -35,7 +35,7 @@ def _describe(history: History, commit: Commit, kept: str) -> list[Any]:
         *(float(f"{each:.3g}") for each in (commit.train_s, commit.stall_s, commit.save_s)),
         commit.metrics.get("avg_loss"),
         state,
-        note or (f"kept: {kept}" if kept and state == "counts" else ""),
+        note or (f"by {kept}" if kept and state == "kept" else ""),
         commit.number in history.pinned,
         commit.number in history.signed,
     ]
@@ -48,8 +48,8 @@ def find_state(history: History, commit: Commit) -> tuple[str, str]:
     if commit.number not in history.line:
         return "rolled back", "the run continued from an earlier commit"
     if commit.number in history.deleted:
-        return "deleted", "retention deleted its checkpoint; its record and its trail stay"
-    return "counts", ""
+        return "deleted", ""
+    return "kept", ""
 
 
 def count_states(history: History) -> dict[str, int]:

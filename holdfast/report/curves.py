@@ -41,7 +41,8 @@ def make_curves(histories: Sequence[History]) -> dict[str, Any]:
 
 
 def _rank(name: str) -> tuple[int, str]:
-    return (FIRST.index(name) if name in FIRST else len(FIRST), name)
+    place = (number for number, first in enumerate(FIRST) if name == first or name.startswith(f"{first}/"))
+    return next(place, len(FIRST)), name
 
 
 def _add_speed(history: History) -> dict[str, Curve]:

@@ -43,11 +43,16 @@ def table(heads: Sequence[object], rows: Iterable[Sequence[object]], caption: st
         rows: the cells of each row; the first one is the row's heading.
         caption: the table's name for a screen reader.
     """
-    head = element("tr", *(element("th", each, scope="col") for each in heads))
     body = [
         element("tr", element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:])) for row in rows
     ]
-    inner = element("table", element("caption", caption), element("thead", head), element("tbody", *body))
+    return table_of(heads, element("tbody", *body), caption, class_)
+
+
+def table_of(heads: Sequence[object], body: Markup, caption: str, class_: str = "") -> Markup:
+    """Return a table whose body is markup already; see `table`."""
+    head = element("tr", *(element("th", each, scope="col") for each in heads))
+    inner = element("table", element("caption", caption), element("thead", head), body)
     return element("div", inner, class_=f"scroll {class_}".strip(), tabindex=0, role="region", aria_label=caption)
 
 

@@ -28,7 +28,7 @@ from holdfast.report.sections import (
 from holdfast.report.timeline import make_timeline
 
 STYLES = ("vendor/uPlot.min.css", "page.css")
-SCRIPTS = ("vendor/uPlot.iife.min.js", "page.js", "curves.js", "tables.js")
+SCRIPTS = ("vendor/uPlot.iife.min.js", "page.js", "curves.js", "tables.js", "parallel.js")
 # In JSON inside of HTML these begin tags, or end lines.
 UNSAFE = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 
@@ -43,7 +43,7 @@ def make_page(history: History, now: float | None = None) -> str:
     lives = list_lives(history, now)
     body = join(
         make_overview(history, lives),
-        _make_curves_section(),
+        make_curves_section(),
         make_attempts(lives, make_timeline(lives) if lives else Markup()),
         section("Commits", "commits", element("div", id="commit-table")),
         make_changes(history),
@@ -61,7 +61,8 @@ def make_page(history: History, now: float | None = None) -> str:
     return wrap(f"run {history.run}", history.url, body, data, now)
 
 
-def _make_curves_section() -> Markup:
+def make_curves_section() -> Markup:
+    """Return the section that the page's script draws the curves into."""
     empty = element("p", "The curves need JavaScript.", class_="empty")
     return section("Curves", "curves", element("div", empty, id="curve-grid"))
 

@@ -1,7 +1,7 @@
 """The sections of a run's page that are plain HTML: what it is, its attempts, changes, probe, machine and settings."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from holdfast.changes import from_lineage
@@ -21,8 +21,9 @@ LONG = ("sources", "source_bytes", "packages", "files", "built", "holdfast")
 
 def make_overview(history: History, lives: list[Life]) -> Markup:
     """Return the facts that a reader looks for first."""
-    facts = element("dl", *(element("div", element("dt", k), element("dd", v)) for k, v in _list_facts(history, lives)))
-    return join(facts, _show_problems(history))
+    facts = [*_list_facts(history, lives), *_list_names(history)]
+    listed = element("dl", *(element("div", element("dt", name), element("dd", value)) for name, value in facts))
+    return join(show_all_problems(history.problems, f"holdfast verify {history.url}"), listed)
 
 
 def _list_facts(history: History, lives: list[Life]) -> Iterator[tuple[str, object]]:
@@ -35,17 +36,22 @@ def _list_facts(history: History, lives: list[Life]) -> Iterator[tuple[str, obje
     for name, value in (("loss", metadata.avg_loss), *metadata.metrics.items()) if metadata else ():
         yield name, "not finite" if value is None else show_number(value)
     if newest is not None:
-        yield "content id", element("code", newest.checkpoint_sha256)
-        yield "lies in", element("code", f"{history.url}/{newest.path}")
         yield "checkpoint", show_bytes(newest.size_bytes)
     if metadata is not None:
         yield "parameters", f"{metadata.model_params:,}"
     if history.record is not None:
-        yield "recipe", element("code", history.record.recipe)
         yield "began", f"{show_time(history.record.created_at)} UTC"
     yield "attempts", len(history.attempts)
     states = count_states(history)
     yield "commits", ", ".join(f"{number:,} {state}" for state, number in sorted(states.items())) or "none yet"
+
+
+def _list_names(history: History) -> Iterator[tuple[str, object]]:
+    if history.record is not None:
+        yield "recipe", element("code", history.record.recipe)
+    if history.newest is not None:
+        yield "content id", element("code", history.newest.checkpoint_sha256)
+        yield "lies in", element("code", f"{history.url}/{history.newest.path}")
 
 
 def describe_state(history: History, lives: list[Life]) -> str:
@@ -60,12 +66,13 @@ def describe_state(history: History, lives: list[Life]) -> str:
     return f"attempt {last.record.number} ended: {last.reason.replace('_', ' ')}"
 
 
-def _show_problems(history: History) -> Markup:
-    if not history.problems:
+def show_all_problems(problems: Sequence[str], command: str) -> Markup:
+    """Return a box with the problems, and the command that reads everything back; nothing if there are none."""
+    if not problems:
         return Markup()
-    title = f"{counted(len(history.problems), 'problem')}: this page shows what is left"
-    lines = element("ul", *(element("li", each) for each in history.problems))
-    hint = element("p", "To read everything back: ", element("code", f"holdfast verify {history.url}"))
+    title = f"{counted(len(problems), 'problem')}: this page shows what is left"
+    lines = element("ul", *(element("li", each) for each in problems))
+    hint = element("p", "To read everything back: ", element("code", command))
     return element("div", element("h2", title), lines, hint, class_="problems", role="alert")
 
 

@@ -3,7 +3,7 @@
 (() => {
   const { data, make, number, bytes, copy } = holdfast;
   const PAGE = 50;
-  const LOOKS = { counts: "good", deleted: "calm", quarantined: "bad", "rolled back": "warn" };
+  const LOOKS = { kept: "good", deleted: "calm", quarantined: "bad", "rolled back": "warn" };
   const HEADS = ["commit", "steps", "content id", "state", "loss", "size", "trained", "save", "paused", "attempt", "committed (UTC)", "note"];
 
   function showTable(place, { rows, left_out }) {
@@ -41,7 +41,7 @@
       make("div", { class: "tools" }, kind, search),
       make("div", { class: "scroll rows", tabindex: 0, role: "region", "aria-label": "Commits" }, table),
       make("div", { class: "pages" }, back, on, status),
-      make("p", { class: "note" }, "This page read records, not checkpoints: holdfast verify compares every byte with these content ids."),
+      make("p", { class: "note" }, "Retention deletes checkpoints; their records and trails stay. This page read records: holdfast verify compares every byte of the checkpoints with these content ids."),
     );
     if (left_out) place.append(make("p", { class: "note" }, `${number(left_out, 15)} older commits are not listed.`));
     show();

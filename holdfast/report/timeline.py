@@ -50,7 +50,7 @@ def _make_bar(life: Life, start: float, span: float) -> Markup:
     bar = element(
         "rect", title, x=f"{left:.2f}%", y=0, width=f"{drawn:.2f}%", height=26, rx=2, class_=f"bar {life.look}"
     )
-    if width < 5:
+    if width < 2.5:
         return bar
     middle = f"{left + drawn / 2:.2f}%"
     return join(bar, element("text", life.record.number, x=middle, y=17, text_anchor="middle", class_=life.look))
