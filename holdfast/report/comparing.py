@@ -29,7 +29,7 @@ def make_comparison(histories: Sequence[History], now: float | None = None) -> s
         show_all_problems(problems, "holdfast verify RUN"),
         make_curves_section(),
         _make_table(names, histories, settings, results, now),
-        section("Settings and results", "parallel", element("div", id="parallel-plot")) if len(axes) > 1 else Markup(),
+        section("Settings and results", "parallel", element("div", id="parallel-plot")) if settings else Markup(),
     )
     data = {
         "runs": [{"name": name, "marks": []} for name in names],

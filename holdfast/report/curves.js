@@ -93,6 +93,7 @@
 
   function summarize(drawn) {
     return drawn.map(each => {
+      if (!isSingle && !each.odd_count && !each.rolled_count) return "";
       const finite = each.y.filter(y => y !== null), parts = isSingle ? [] : [`${data.runs[each.run].name}: `];
       if (!finite.length) parts.push("no finite value");
       else {
@@ -103,7 +104,7 @@
       if (each.rolled_count) parts.push(`; ${each.rolled_count} rolled back`);
       if (each.of) parts.push(`; extremes of ${number(each.of, 15)} values`);
       return parts.join("");
-    }).join(" · ");
+    }).filter(Boolean).join(" · ");
   }
 
   function tell(u, drawn) {
@@ -122,7 +123,7 @@
       width: Math.max(200, box.clientWidth), height: isFirst ? FIRST_HEIGHT : HEIGHT, padding: [10, 14, 0, 0],
       legend: { show: false },
       cursor: { drag: { x: true, y: false }, points: { size: 7 } },
-      scales: { x: { time: false }, y: { distr: isLog(drawn) ? 3 : 1, range: (u, low, high) => fitRange(u, low, high, drawn) } },
+      scales: { x: { time: false, range: (u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: { distr: isLog(drawn) ? 3 : 1, range: (u, low, high) => fitRange(u, low, high, drawn) } },
       axes: [
         { ...axis, values: write, space: 70, size: 34 },
         { ...axis, values: write, size: (u, shown) => 18 + 7 * Math.max(3, ...(shown || []).map(each => each.length)) },

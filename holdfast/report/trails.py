@@ -11,6 +11,9 @@ from holdfast.journal import Commit, metrics_name
 from holdfast.sinks.points import read_values
 from holdfast.store import Store
 
+# No run has more steps, and JavaScript's numbers are exact up to here.
+MOST_STEPS = 2**53
+
 Columns = dict[str, tuple["array[int]", "array[float]"]]
 
 
@@ -51,8 +54,10 @@ def _read_lines(folder: Store, name: str) -> Iterator[bytes]:
 def _add(columns: Columns, line: bytes) -> bool:
     """Add a line's numbers to the columns; return False if it is no line of a trail."""
     try:
-        fields = json.loads(line)
-        step, values = array("q", [fields["step"]])[0], read_values(fields)
+        fields = json.loads(line.decode())  # of bytes, json would find out the encoding
+        step, values = fields["step"], read_values(fields)
+        if type(step) is not int or abs(step) > MOST_STEPS:
+            return False
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return False
     for name, value in values.items():
