@@ -1,6 +1,7 @@
 """The command line ``holdfast``: train runs, look at them, check them and keep them."""
 
 from holdfast.cli import (
+    accounting,
     differences,
     keeping,
     looking,
@@ -17,6 +18,7 @@ from holdfast.command import EXIT_CODES, run_app
 
 __all__ = [
     "EXIT_CODES",
+    "accounting",
     "app",
     "differences",
     "keeping",
