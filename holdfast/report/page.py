@@ -15,6 +15,7 @@ from holdfast.report.commands import make_commands
 from holdfast.report.commits import describe_commits
 from holdfast.report.curves import make_curves
 from holdfast.report.gathering import History
+from holdfast.report.ledger import make_goodput
 from holdfast.report.lives import list_lives
 from holdfast.report.markup import Markup, element, join, section
 from holdfast.report.sections import (
@@ -45,6 +46,7 @@ def make_page(history: History, now: float | None = None) -> str:
         make_overview(history, lives),
         make_curves_section(),
         make_attempts(lives, make_timeline(lives) if lives else Markup()),
+        make_goodput(history, now),
         section("Commits", "commits", element("div", id="commit-table")),
         make_changes(history),
         make_health(history),
