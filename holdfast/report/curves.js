@@ -183,8 +183,10 @@
     else return;
     event.preventDefault();
     const at = u.data.slice(1).map(each => each[index]).find(each => each !== null && each !== undefined);
-    u.setCursor({ left: u.valToPos(steps[index], "x"), top: at === undefined ? 0 : u.valToPos(at, "y") });
-    say(plot.said.textContent);
+    setTimeout(() => { // when uPlot has set the new scale
+      u.setCursor({ left: u.valToPos(steps[index], "x"), top: at === undefined ? 0 : u.valToPos(at, "y") });
+      say(plot.said.textContent);
+    });
   }
 
   function reset() {

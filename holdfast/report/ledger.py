@@ -60,7 +60,7 @@ def _make_tables(ledger: Ledger) -> Iterator[Markup]:
         [_make_key(name), _show(each), _share(each, ledger), MEANINGS[name]] for name, each in spent
     ]
     rows.append(["in all", show_seconds(ledger.wall_s), "", ""])
-    yield table(("bucket", "time", "share", "meaning"), rows, "Where the time went")
+    yield table(("bucket", "time", "share", "meaning"), rows, "Where the time went", "rows")
     heads = ("attempt", "ended", "steps lost", *BUCKETS)
     attempts = [_make_row(each) for each in ledger.attempts[-MOST_ATTEMPTS:][::-1]]
     yield table(heads, attempts, "Where the time of each attempt went, the newest first", "numbers")

@@ -32,7 +32,7 @@ def _list_facts(history: History, lives: list[Life]) -> Iterator[tuple[str, obje
     if newest is not None:
         yield "step", f"{newest.step:,} of {total:,}" if total else f"{newest.step:,}"
         epochs = history.snapshot.config.get("epochs") if history.snapshot else None
-        yield "epoch", f"{newest.epoch} of {epochs}" if epochs else newest.epoch
+        yield "epoch", f"{newest.epoch:,} of {epochs:,}" if isinstance(epochs, int) else f"{newest.epoch:,}"
     for name, value in (("loss", metadata.avg_loss), *metadata.metrics.items()) if metadata else ():
         yield name, "not finite" if value is None else show_number(value)
     if newest is not None:
@@ -186,7 +186,7 @@ def make_machine(history: History) -> Markup:
         for name, value in environment.items()
         if name not in LONG
     ]
-    heads = ("", f"attempt {newest.number}", "bits depend on it because", f"in attempt {first.number}, if it differed")
+    heads = ("property", f"attempt {newest.number}", "bits depend on it because", f"in attempt {first.number}, if it differed")
     packages = environment.get("packages", {})
     listed = [[name, _to_cell(value)] for name, value in packages.items()] if isinstance(packages, dict) else []
     versions = table(("package", "version"), listed, "Versions of packages that the code imports") if listed else ""

@@ -48,7 +48,7 @@
   }
 
   function makeRow(commit) {
-    const id = make("button", { type: "button", class: "id", title: commit.sha256, "aria-label": `Copy content id ${commit.sha256}` });
+    const id = make("button", { type: "button", class: "id", title: commit.sha256, "aria-label": `${commit.sha256.slice(0, 12)}: copy the content id` });
     id.append(make("code", {}, commit.sha256.slice(0, 12)));
     id.addEventListener("click", () => copy(commit.sha256, id));
     const marks = [commit.pinned && "pinned", commit.signed && "signed", commit.why !== "chunk" && commit.why, commit.note].filter(Boolean);
