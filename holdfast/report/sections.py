@@ -186,7 +186,12 @@ def make_machine(history: History) -> Markup:
         for name, value in environment.items()
         if name not in LONG
     ]
-    heads = ("property", f"attempt {newest.number}", "bits depend on it because", f"in attempt {first.number}, if it differed")
+    heads = (
+        "property",
+        f"attempt {newest.number}",
+        "bits depend on it because",
+        f"in attempt {first.number}, if it differed",
+    )
     packages = environment.get("packages", {})
     listed = [[name, _to_cell(value)] for name, value in packages.items()] if isinstance(packages, dict) else []
     versions = table(("package", "version"), listed, "Versions of packages that the code imports") if listed else ""

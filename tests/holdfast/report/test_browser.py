@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -110,7 +109,9 @@ def test_commits_are_found_page_by_page(page: Page, pages: dict[str, str]) -> No
     page.open(pages["rolled"])
     rows = "[...document.querySelectorAll('#commit-table tbody tr th')].map(each => each.textContent)"
     assert page.ask(rows) == [str(number) for number in range(20, 0, -1)]
-    page.ask("(s => { s.value = 'quarantined'; s.dispatchEvent(new Event('change')); })(document.querySelector('select'))")
+    page.ask(
+        "(s => { s.value = 'quarantined'; s.dispatchEvent(new Event('change')); })(document.querySelector('select'))"
+    )
     assert page.ask(rows) == ["12", "11", "10"]
 
 

@@ -41,7 +41,9 @@ def test_a_damaged_record_hides_only_itself(rolled: LongRun) -> None:
     (rolled.folder / "metrics/00000008.jsonl").unlink()
     history = Gatherer(rolled.journal).gather()
     said = "\n".join(history.problems)
-    for name in ("commits/00000005", "attempts/00000002", "metrics/00000007", "run.json", "commits/00000006", "metrics/00000008"):  # fmt: skip
+    numbers = {"commits": (5, 6), "attempts": (2,), "metrics": (7, 8)}
+    named = [f"{folder}/{number:08d}" for folder, each in numbers.items() for number in each]
+    for name in [*named, "run.json"]:
         assert name in said, name
     assert len(history.commits) == 18
     (loss,) = make_curves([history])["curves"]["train/loss"]

@@ -65,9 +65,16 @@ def plant(folder: Path) -> Journal:
     """Make a run that has a script in every field that can hold a text."""
     journal = Journal(open_store(str(folder)), "evil <script>planted()</script>")
     journal.begin(EVIL)
-    journal.claim_attempt(1, EVIL, EVIL, 1, {"device": "cpu", EVIL: EVIL, "packages": {EVIL: EVIL}}, {"drift": EVIL, "ancestor": {EVIL: EVIL}, "environment": {"promise": EVIL, "reasons": [EVIL]}, "continues": {"commit": EVIL, "checkpoint_sha256": EVIL}})  # fmt: skip
+    lineage = {
+        "drift": EVIL, "ancestor": {EVIL: EVIL}, "environment": {"promise": EVIL, "reasons": [EVIL]},
+        "continues": {"commit": EVIL, "checkpoint_sha256": EVIL},
+    }  # fmt: skip
+    environment = {"device": "cpu", EVIL: EVIL, "packages": {EVIL: EVIL}}
+    journal.claim_attempt(1, EVIL, EVIL, 1, environment, lineage)
     journal.end_attempt(1, Ending(EVIL, EVIL, 3))
-    journal.record_config(SETTINGS, IDENTITY, {"recipe": EVIL, "epochs": EVIL, "settings": {EVIL: EVIL, "list": [EVIL]}})
+    journal.record_config(
+        SETTINGS, IDENTITY, {"recipe": EVIL, "epochs": EVIL, "settings": {EVIL: EVIL, "list": [EVIL]}}
+    )
     commit = Commit(
         number=1, parent=0, attempt=1, step=3, epoch=0, path="epoch-0001", files=[], metrics={EVIL: 1.0},
         checkpoint_sha256="0" * 64, previous_checkpoint_sha256="", previous_record_sha256="",
@@ -168,7 +175,7 @@ def test_runs_are_laid_over_each_other(tmp_path: Path) -> None:
     data = read_data(page)
     assert [run["name"] for run in data["runs"]] == ["a", "b"]
     assert [(each["run"], len(each["x"])) for each in data["curves"]["train/loss"]] == [(0, 40), (1, 60)]
-    assert [axis["name"] for axis in data["axes"]][0] == "epochs"
+    assert data["axes"][0]["name"] == "epochs"
     assert data["axes"][0]["values"] == [4, 6]
 
 
