@@ -1,6 +1,6 @@
-"""Pictures of a run in Prefect's UI, for the README: ``make screenshots``.
+"""Pictures of a run in Prefect's UI, for the README, and of its report: ``make screenshots``.
 
-A headless Chromium shows a real run on a real pool, with one preempted attempt.
+A headless Chromium shows a real run on a real pool, with one preempted attempt, and the reports of real runs.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 from tests.support.chromium import Page, browser
+from tests.support.pictured import draw_reports
 from tests.support.pools import Pool, PoolRun, pool_up, strike
 
 FOLDER = ROOT / "docs"
@@ -56,6 +57,7 @@ def main() -> None:
         ui, auth = pool.url.removesuffix("/api"), ":".join(pool.auth)
         deployment = pool.ask("GET", "/deployments/name/train/train")["id"]
         take(chromium, f"{ui}/deployments/deployment/{deployment}/run", auth, FOLDER / "form.png", 1280, 1500)
+        draw_reports(chromium, Path(scratch), FOLDER)
         train, attempt = train_and_preempt(pool, Path(scratch))
         take(chromium, f"{ui}/runs/flow-run/{train}", auth, FOLDER / "train.png", 1280, 800)
         take(chromium, f"{ui}/runs/flow-run/{attempt}", auth, FOLDER / "attempt.png", 1280, 800)
