@@ -5,7 +5,7 @@ bucket          seconds
 ==============  =====================================================================================
 ``productive``  in steps that the run still stands on
 ``lost``        in steps that died with their attempt, or that a quarantine took back, until the loss was noticed
-``stall``       in which training stood still for a save
+``stall``       that saves took from training, which stood still and then ran more slowly beside them
 ``restart``     from the start of an attempt's ranks, or of ranks that replace dead ones, until they trained
 ``save``        in which ranks waited for a save or a commit beside no training, such as the last one of a run
 ``drain``       from the last step until the end of an attempt that was told to end and has saved
@@ -222,7 +222,7 @@ class _Account:
             else:
                 self._spend(each.began, "productive" if each.is_after_gap else "save")
             restart_s = each.restart_s or restart_s
-            self._spend(each.ended, "productive" if each.is_kept else "lost")
+            self._spend(each.ended - each.slow_s, "productive" if each.is_kept else "lost")
             self._lost_steps += 0 if each.is_kept else each.steps
             self._spend(each.ended + each.stall_s, "stall")
 

@@ -28,6 +28,7 @@ class Trained:
         commit: the commit's number.
         began: when its first step began.
         ended: when its last step ended.
+        slow_s: seconds before `ended` by which the save before slowed its steps.
         stall_s: seconds after `ended` until training could continue.
         save_s: seconds from the copy of its state until it was durable; 0 if unknown.
         restart_s: seconds until its ranks began to train; 0 if unknown.
@@ -40,6 +41,7 @@ class Trained:
     commit: int
     began: float
     ended: float
+    slow_s: float
     stall_s: float
     save_s: float
     restart_s: float
@@ -191,6 +193,7 @@ def _place(commit: Commit, records: Records) -> Trained:
         commit=commit.number,
         began=ended - commit.train_s,
         ended=ended,
+        slow_s=min(commit.slow_s, commit.train_s),
         stall_s=commit.stall_s,
         save_s=commit.save_s,
         restart_s=commit.restart_s,
