@@ -231,7 +231,7 @@ class _Account:
 
         All commits of the same ranks have one restart. An adopted commit has none, because its ranks had no attempt.
         """
-        if each.why == "adopted" and each.began - self.at > ORDERED_WITHIN_S:
+        if each.reason == "adopted" and each.began - self.at > ORDERED_WITHIN_S:
             return self._usual.restart_s
         return each.restart_s if each.restart_s != before_s else 0.0
 
@@ -270,7 +270,7 @@ class _Account:
         """Return the bucket of the time after the last save of an attempt that recorded its own ending."""
         if self._reason == "completed":
             return "save"
-        is_saved = not self._life.trained or self._life.trained[-1].why == "preempted"
+        is_saved = not self._life.trained or self._life.trained[-1].reason == "preempted"
         return "drain" if self._reason in TOLD_TO_END and is_saved else "lost"
 
     def to_ledger(self) -> AttemptLedger:

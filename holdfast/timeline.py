@@ -33,7 +33,7 @@ class Trained:
         save_s: seconds from the copy of its state until it was durable; 0 if unknown.
         restart_s: seconds until its ranks began to train; 0 if unknown.
         steps: the number of its steps; 0 if unknown.
-        why: ``chunk``, ``preempted`` or ``adopted``.
+        reason: ``chunk``, ``preempted`` or ``adopted``.
         is_kept: whether the run still stands on these steps: False if the commit is quarantined.
         is_after_gap: whether the commit before it in the run can't be read.
     """
@@ -46,7 +46,7 @@ class Trained:
     save_s: float
     restart_s: float
     steps: int
-    why: str
+    reason: str
     is_kept: bool
     is_after_gap: bool
 
@@ -198,7 +198,7 @@ def _place(commit: Commit, records: Records) -> Trained:
         save_s=commit.save_s,
         restart_s=commit.restart_s,
         steps=max(steps, 0),
-        why=commit.why,
+        reason=commit.why,
         is_kept=commit.number not in records.quarantined,
         is_after_gap=commit.parent > 0 and parent is None,
     )

@@ -1,4 +1,4 @@
-"""Preemption traces: when a job of several machines was up. A few recorded ones come with Holdfast; see LICENSES.md.
+"""Preemption traces: when a job of several machines was up. A few recorded ones come with Holdfast; see LICENSES.txt.
 
 A trace is a JSON file with the keys of `Trace`. Between two intervals of ``up`` the job had no capacity. The end of an
 interval is a preemption; that of the last one only if ``last_up_is_censored`` is false.

@@ -31,7 +31,7 @@ SAID = {
     "deployments/prefect.yaml": "All deployments, with their schedules.",
     "holdfast/FORMAT.md": "What is on disk, as a promise.",
     "holdfast/RESUME.md": "What a resume promises, and what catches a resume that is wrong.",
-    "holdfast/traces/LICENSES.md": "The sources of the traces that come with Holdfast, and their licences.",
+    "holdfast/traces/LICENSES.txt": "The sources of the traces that come with Holdfast, and their licences.",
     "holdfast/recipes/language.toml": "The settings of `make train`: about two minutes on two cores.",
     "docs/adding-a-recipe.md": "Train a model of your own, step by step.",
     "docs/adding-a-store.md": "Keep runs on a storage of your own, step by step.",
