@@ -5,7 +5,7 @@ bucket          seconds
 ==============  =====================================================================================
 ``productive``  in steps that the run still stands on
 ``lost``        in steps that died with their attempt, or that a quarantine took back, until the loss was noticed
-``stall``       in which training stood still for a save
+``stall``       that saves took from training, which stood still and then ran more slowly beside them
 ``restart``     from the start of an attempt's ranks, or of ranks that replace dead ones, until they trained
 ``save``        in which ranks waited for a save or a commit beside no training, such as the last one of a run
 ``drain``       from the last step until the end of an attempt that was told to end and has saved
@@ -227,7 +227,7 @@ class _Account:
             else:
                 self._spend(each.began, "productive" if each.is_after_gap else "save")
             restart_s = each.restart_s or restart_s
-            self._spend(each.ended, "productive" if each.is_kept else "lost")
+            self._spend(each.ended - each.slow_s, "productive" if each.is_kept else "lost")
             self._lost_steps += 0 if each.is_kept else each.steps
             self._spend(each.ended + each.stall_s, "stall")
 
@@ -236,7 +236,7 @@ class _Account:
 
         All commits of the same ranks have one restart. An adopted commit has none, because its ranks had no attempt.
         """
-        if each.why == "adopted" and each.began - self.at > ORDERED_WITHIN_S:
+        if each.reason == "adopted" and each.began - self.at > ORDERED_WITHIN_S:
             return self._usual.restart_s
         return each.restart_s if each.restart_s != before_s else 0.0
 
@@ -275,7 +275,7 @@ class _Account:
         """Return the bucket of the time after the last save of an attempt that recorded its own ending."""
         if self._reason == "completed":
             return "save"
-        is_saved = not self._life.trained or self._life.trained[-1].why == "preempted"
+        is_saved = not self._life.trained or self._life.trained[-1].reason == "preempted"
         return "drain" if self._reason in TOLD_TO_END and is_saved else "lost"
 
     def to_ledger(self) -> AttemptLedger:

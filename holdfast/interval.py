@@ -1,9 +1,11 @@
 """The best length of a chunk, computed from the cost of saves and the rate at which machines are lost.
 
-A save stalls training for ``c`` seconds. A loss costs the training since the last save: half an interval ``T`` on
-average. With ``M`` seconds between losses, the share ``c/T + T/2M`` of the time is lost, which is least at
-``T = sqrt(2cM)``. A save that is durable ``d`` seconds later and a restart of ``R`` seconds add ``(R + d)/M``, whatever
-the interval. Source: J. W. Young, A first order approximation to the optimum checkpoint interval, 1974.
+A save costs training ``c`` seconds: training pauses while the state is copied, and the steps beside the save take
+longer, because hashing and writing take cores and bandwidth (0.07 to 0.28 s/GB in all). A loss costs the training since
+the last save: half an interval ``T`` on average. With ``M`` seconds between losses, the share ``c/T + T/2M`` of the
+time is lost, which is least at ``T = sqrt(2cM)``. A save that is durable ``d`` seconds later and a restart of ``R``
+seconds add ``(R + d)/M``, whatever the interval. Source: J. W. Young, A first order approximation to the optimum
+checkpoint interval, 1974.
 
 Announced losses don't count, because an attempt that is told to end saves first. Failures of the recipe don't count
 either: a recipe that raises, runs out of memory or becomes unhealthy does so again, however often the run saves. So an
@@ -16,15 +18,13 @@ The journal's newest records suffice: this module reads a few dozen, however lon
 
 # Over 300 lines: the model of costs and losses, and the functions that read both from the journal.
 
-# This file has over 300 lines, of which 16 explain the formula. Costs and losses are measured for this one decision.
-
 import contextlib
 import logging
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, TypeVar
 
@@ -59,12 +59,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds that one commit's save and steps took."""
+    """Seconds that one commit's save and steps took.
+
+    Attributes:
+        step_s: one step, with no save beside it.
+        stall_s: the pause of training for the save.
+        save_s: from the copy of the state until it was durable.
+        restart_s: until the ranks began to train; 0 if unknown.
+        slow_s: by which a save slowed the steps beside it.
+    """
 
     step_s: float
     stall_s: float
     save_s: float
     restart_s: float
+    slow_s: float = field(default=0.0, kw_only=True)
+
+    @property
+    def cost_s(self) -> float:
+        """Return the training time that a save costs: the pause, and what it takes from the steps beside it."""
+        return self.stall_s + self.slow_s
 
 
 @dataclass(frozen=True)
@@ -83,7 +97,8 @@ def cost_of(timed: Commit | Saved, steps: int) -> Cost | None:
     """Return the cost of a checkpoint that was saved after `steps` steps; None if its record has no times."""
     if not timed.train_s or steps < 1:
         return None
-    return Cost(timed.train_s / steps, timed.stall_s, timed.save_s, timed.restart_s)
+    step_s = (timed.train_s - timed.slow_s) / steps
+    return Cost(step_s, timed.stall_s, timed.save_s, timed.restart_s, slow_s=timed.slow_s)
 
 
 def measure(costs: Sequence[Cost]) -> Measured | None:
@@ -105,6 +120,7 @@ def measure(costs: Sequence[Cost]) -> Measured | None:
         stall_s=median(lambda cost: cost.stall_s),
         save_s=median(lambda cost: cost.save_s),
         restart_s=statistics.median(restarts) if restarts else 0.0,
+        slow_s=median(lambda cost: cost.slow_s),
         count=len(newest),
     )
 
@@ -178,7 +194,7 @@ class Interval:
 def choose_interval(measured: Measured, losses: Losses) -> Interval:
     """Return the interval with the least expected loss, in whole steps."""
     bounds: list[tuple[float, Bound]] = [
-        (math.sqrt(2 * measured.stall_s * losses.mean_s), "least lost"),
+        (math.sqrt(2 * measured.cost_s * losses.mean_s), "least lost"),
         (SAVES * measured.save_s, "a save's length"),
         (FLOOR_S, "floor"),
     ]
@@ -193,7 +209,7 @@ class Expected:
     Attributes:
         restarts: the time in which attempts start.
         saves: training that is lost because the last save was not durable yet.
-        stalls: the time in which training waits for a save.
+        stalls: the time that saves take from training, which waits for them and then runs more slowly.
         redone: training since the last save, which is lost and done again.
     """
 
@@ -213,7 +229,7 @@ def expect(measured: Measured, losses: Losses, interval_s: float) -> Expected:
     return Expected(
         restarts=measured.restart_s / mean_s,
         saves=measured.save_s / mean_s,
-        stalls=measured.stall_s / interval_s,
+        stalls=measured.cost_s / interval_s,
         redone=interval_s / (2 * mean_s),
     )
 

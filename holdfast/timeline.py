@@ -28,11 +28,12 @@ class Trained:
         commit: the commit's number.
         began: when its first step began.
         ended: when its last step ended.
+        slow_s: seconds before `ended` by which the save before slowed its steps.
         stall_s: seconds after `ended` until training could continue.
         save_s: seconds from the copy of its state until it was durable; 0 if unknown.
         restart_s: seconds until its ranks began to train; 0 if unknown.
         steps: the number of its steps; 0 if unknown.
-        why: ``chunk``, ``preempted`` or ``adopted``.
+        reason: ``chunk``, ``preempted`` or ``adopted``.
         is_kept: whether the run still stands on these steps: False if the commit is quarantined.
         is_after_gap: whether the commit before it in the run can't be read.
     """
@@ -40,11 +41,12 @@ class Trained:
     commit: int
     began: float
     ended: float
+    slow_s: float
     stall_s: float
     save_s: float
     restart_s: float
     steps: int
-    why: str
+    reason: str
     is_kept: bool
     is_after_gap: bool
 
@@ -191,11 +193,12 @@ def _place(commit: Commit, records: Records) -> Trained:
         commit=commit.number,
         began=ended - commit.train_s,
         ended=ended,
+        slow_s=min(commit.slow_s, commit.train_s),
         stall_s=commit.stall_s,
         save_s=commit.save_s,
         restart_s=commit.restart_s,
         steps=max(steps, 0),
-        why=commit.why,
+        reason=commit.why,
         is_kept=commit.number not in records.quarantined,
         is_after_gap=commit.parent > 0 and parent is None,
     )

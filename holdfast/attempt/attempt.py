@@ -27,6 +27,7 @@ from holdfast.attempt.stopping import Stopping
 from holdfast.attempt.upkeep import LEFT_UPKEEP, Upkeep
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
+from holdfast.durations import LEAST_MARGIN_S, MARGIN_S, Durations
 from holdfast.endings import Ending
 from holdfast.errors import (
     ConfigDrift,
@@ -87,6 +88,7 @@ class Attempt:
         self._is_claimed = False
         self._takes_all_gpus = config.compute.ranks == "all"
         self._failures = Failures()
+        self._commits = Durations(unknown_s=MARGIN_S, least_s=LEAST_MARGIN_S)
         self._history: History | None = None  # of an automatic chunk length
         self._line: Line | None = None
 
@@ -312,7 +314,9 @@ class Attempt:
 
     def _commit(self, proposal: Proposal) -> None:
         """Make a commit and tell the observers. Every commit takes this path: a chunk's, a stop's, an adoption's."""
+        began = time.monotonic()
         commit = self._publish(self, proposal)
+        self._commits.add(time.monotonic() - began)
         self._observers.tell("committed", self, commit)
 
     def _commit_adopted(self, saved: Saved) -> None:
@@ -344,7 +348,8 @@ class Attempt:
 
     def _pass_on_notice(self) -> None:
         if self.notice is not None and not self.is_stopping:
-            self.ranks.own.stop(None if self.notice.is_at_once else self.notice.left_s())
+            left_s = max(self.notice.left_s() - self._commits.bound_s, 0.0)
+            self.ranks.own.stop(None if self.notice.is_at_once else left_s)
             self._stopping = Stopping.TOLD
 
     def _forget_order_to_stop(self) -> None:

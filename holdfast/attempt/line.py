@@ -176,7 +176,7 @@ class Line:
             why=reason,
             created_at=now(),
             trained_at=metadata.trained_at,
-            **saved.model_dump(include={"train_s", "stall_s", "save_s", "restart_s"}),
+            **saved.model_dump(include={"train_s", "slow_s", "stall_s", "save_s", "restart_s"}),
         )
 
     def follow(self) -> Commit:

@@ -99,6 +99,7 @@ class Saved(Record):
 
     Attributes:
         train_s: seconds that its steps took since the previous save.
+        slow_s: seconds of `train_s` by which the save before has slowed the steps beside it.
         stall_s: seconds from the end of its last step until training could continue, including a wait for the previous
             save.
         save_s: seconds from the start of the copy of its state until it was durable.
@@ -110,6 +111,7 @@ class Saved(Record):
     files: list[FileRecord]
     metadata: Metadata
     train_s: float = 0.0
+    slow_s: float = 0.0
     stall_s: float = 0.0
     save_s: float = 0.0
     restart_s: float = 0.0

@@ -205,6 +205,9 @@ class Commit(Record):
     created_at: Time
     trained_at: LaterTime = Field("", description="when its last step ended; empty, as in older records, if unknown")
     train_s: float = Field(0.0, ge=0, description="seconds in its steps; 0, as in the others, if unknown")
+    slow_s: float = Field(
+        0.0, ge=0, description="seconds of train_s by which the save before slowed the steps beside it"
+    )
     stall_s: float = Field(0.0, ge=0, description="seconds that training paused for its save")
     save_s: float = Field(0.0, ge=0, description="seconds from the copy of its state until it was durable")
     restart_s: float = Field(0.0, ge=0, description="seconds until its ranks, or their attempt, began to train")

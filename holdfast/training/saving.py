@@ -29,6 +29,7 @@ def begin_save(
     *,
     is_urgent: bool = True,
     train_s: float = 0.0,
+    slow_s: float = 0.0,
 ) -> None:
     """Copy the state and begin to write a checkpoint of it, with the trail of the steps since the last save.
 
@@ -41,6 +42,7 @@ def begin_save(
         then: called with the checkpoint once it is durable; see `checkpoint.Saver.begin`.
         is_urgent: see `checkpoint.Saver.begin`.
         train_s: seconds that the steps since the last save took.
+        slow_s: seconds of `train_s` by which the save before has slowed the steps beside it.
 
     Raises:
         Unhealthy: the model is unhealthy; nothing was saved.
@@ -62,7 +64,7 @@ def begin_save(
 
         def note(saved: checkpoint.Saved) -> None:
             training.parent = saved.metadata.checkpoint_sha256
-            then(saved.model_copy(update={"train_s": train_s, "stall_s": stall_s.result()}))
+            then(saved.model_copy(update={"train_s": train_s, "slow_s": slow_s, "stall_s": stall_s.result()}))
 
         text = "".join(json.dumps(spell_floats(line), sort_keys=True) + "\n" for line in lines)
         described = describe_state(training, probe) | {
