@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from holdfast.journal import Journal
@@ -16,7 +17,6 @@ from holdfast.report import Gatherer, make_comparison, make_index, make_page, re
 from holdfast.store import open_store
 from tests.conftest import ROOT, kill_tree
 from tests.support.chromium import Page, browser
-from tests.support.waiting import await_equal
 
 SMALL = {
     "determinism.threads": 1, "settings.layers": 2, "settings.width": 48, "settings.heads": 2, "settings.context": 64,
@@ -40,7 +40,8 @@ def train_interrupted(folder: Path) -> Journal:
 
     def begin(commits: int) -> "subprocess.Popen[bytes]":
         process = start(folder, "language", **options)
-        await_equal(lambda: len(journal.numbers("commits")) >= commits, True)
+        while process.poll() is None and len(journal.numbers("commits")) < commits:
+            time.sleep(0.1)
         return process
 
     with begin(2) as process:
