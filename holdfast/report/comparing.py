@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.report.curves import make_curves
 from holdfast.report.gathering import History
-from holdfast.report.lives import find_total, list_lives
+from holdfast.report.lives import find_total, list_lives, make_ledger
 from holdfast.report.markup import Markup, element, join, section, table
 from holdfast.report.numbers import show_number
 from holdfast.report.page import make_curves_section, wrap
@@ -74,7 +74,7 @@ def _make_table(
             *(_to_text(values[number]) for values in settings.values()),
             *(show_number(results[number].get(each)) for each in measured),
             f"{step:,} of {total:,}" if total else f"{step:,}",
-            describe_state(history, list_lives(history, now)),
+            describe_state(history, list_lives(history, make_ledger(history, now)[0])),
             element("code", history.newest.checkpoint_sha256[:12] if history.newest else ""),
         ])  # fmt: skip
     heads = ("run", *settings, *measured, "step", "state", "content id")

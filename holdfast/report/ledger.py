@@ -1,13 +1,10 @@
 """The goodput ledger on a page: one stacked bar, and the same as tables."""
 
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
 
-from holdfast.goodput import BUCKETS, AttemptLedger, Ledger, account
-from holdfast.report.gathering import History
+from holdfast.goodput import BUCKETS, AttemptLedger, Ledger
 from holdfast.report.markup import Markup, element, join, section, table
 from holdfast.report.numbers import show_seconds
-from holdfast.timeline import Records, make_lives
 
 MEANINGS = {
     "productive": "steps that the run still stands on",
@@ -21,14 +18,15 @@ MEANINGS = {
 MOST_ATTEMPTS = 100
 
 
-def make_goodput(history: History, now: float) -> Markup:
-    """Return the section that shows where the time of a run went."""
-    records = Records(history.attempts, history.endings, history.commits, frozenset(history.quarantined))
-    lives = make_lives(records)
-    if not lives:
+def make_goodput(ledger: Ledger | None, missing: Sequence[str]) -> Markup:
+    """Return the section that shows where the time of a run went.
+
+    Args:
+        missing: lines on what the records lack.
+    """
+    if ledger is None:
         return section("Goodput", "goodput", element("p", "No attempt has begun yet.", class_="empty"))
-    ledger = account(history.run, lives, now=datetime.fromtimestamp(now, UTC))
-    notes = [element("p", each, class_="note") for each in records.missing[:MOST_ATTEMPTS]]
+    notes = [element("p", each, class_="note") for each in missing[:MOST_ATTEMPTS]]
     return section("Goodput", "goodput", _make_summary(ledger), _make_bar(ledger), *_make_tables(ledger), *notes)
 
 

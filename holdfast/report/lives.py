@@ -1,28 +1,29 @@
 """The lives of a run: when each attempt trained, why it ended, and the time between them."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from holdfast.endings import REASONS
+from holdfast.goodput import AttemptLedger, Ledger, account
 from holdfast.journal import AttemptRecord, Commit, EndingRecord
 from holdfast.report.gathering import History
-from holdfast.report.numbers import to_seconds
+from holdfast.timeline import Records, make_lives
 
 # How a bar of the timeline looks, by the state in which Prefect shows such an attempt.
 LOOKS = {"Completed": "good", "Failed": "bad", "Crashed": "bad", "Cancelled": "calm", "Paused": "calm"}
-NO_ENDING = "no ending on record"
+NO_ENDING, RUNNING = "no ending on record", "running"
 
 
 @dataclass(frozen=True)
 class Life:
-    """One attempt, with all times in seconds since 1970.
+    """One attempt, with all times in seconds since 1970, as the goodput ledger has them.
 
     Attributes:
-        ended: when it ended, or its last sign of life; now if it is being trained.
+        began: when its ranks were started.
+        ended: its end. If that is not on record, the end of the time in which it can have trained.
         gap_s: seconds since the attempt before had ended.
-        steps: how many steps its commits have.
-        reason: why it ended; "running" if it is being trained.
+        reason: why it ended; "running" for the last attempt, if its end is not on record: it trains, or died unseen.
         look: the class of its bar: good, warn, bad, calm, live or unknown.
     """
 
@@ -38,38 +39,50 @@ class Life:
     look: str
 
 
-def list_lives(history: History, now: float | None = None) -> list[Life]:
+def make_ledger(history: History, now: float) -> tuple[Ledger | None, list[str]]:
+    """Return the goodput ledger of a run, None if no attempt has begun; and lines on what its records lack.
+
+    Args:
+        now: seconds since 1970.
+    """
+    records = Records(history.attempts, history.endings, history.commits, frozenset(history.quarantined))
+    lives = make_lives(records)
+    ledger = account(history.run, lives, now=datetime.fromtimestamp(now, UTC)) if lives else None
+    return ledger, records.missing
+
+
+def list_lives(history: History, ledger: Ledger | None) -> list[Life]:
     """Return the attempts whose records can be read, oldest first."""
-    now = time.time() if now is None else now
     by_attempt: dict[int, list[Commit]] = {}
     for _, commit in sorted(history.commits.items()):
         by_attempt.setdefault(commit.attempt, []).append(commit)
     lives: list[Life] = []
-    for number, record in sorted(history.attempts.items()):
-        is_last = number == max(history.attempts)
-        before = lives[-1].ended if lives else to_seconds(record.created_at)
-        lives.append(_make(history, record, by_attempt.get(number, []), before, now if is_last else None))
+    for each in ledger.attempts if ledger else ():
+        if record := history.attempts.get(each.number):
+            before = lives[-1].ended if lives else each.began.timestamp()
+            lives.append(_make(history, record, each, by_attempt.get(each.number, []), before))
     return lives
 
 
-def _make(history: History, record: AttemptRecord, commits: Sequence[Commit], before: float, now: float | None) -> Life:
-    ending, began = history.endings.get(record.number), to_seconds(record.created_at)
-    last_sign = max([began, *(to_seconds(each.created_at) for each in commits)])
-    is_live = ending is None and now is not None and not is_complete(history)
-    ended = to_seconds(ending.created_at) if ending and ending.reason not in ("vanished", "crashed") else last_sign
+def _make(
+    history: History, record: AttemptRecord, spent: AttemptLedger, commits: Sequence[Commit], before: float
+) -> Life:
     first = history.commits.get(commits[0].parent) if commits else None
     start = first.step if first else 0
+    ending = history.endings.get(record.number)
+    is_live = ending is None and record.number == max(history.attempts) and not is_complete(history)
+    reason = RUNNING if is_live else spent.reason or NO_ENDING
     return Life(
         record=record,
         ending=ending,
-        began=began,
-        ended=max(began, now) if is_live and now else max(began, ended),
-        gap_s=max(0.0, began - before),
+        began=spent.began.timestamp(),
+        ended=spent.ended.timestamp(),
+        gap_s=max(0.0, spent.began.timestamp() - before),
         first_step=start,
         last_step=commits[-1].step if commits else start,
         commits=len(commits),
-        reason="running" if is_live else ending.reason if ending else NO_ENDING,
-        look="live" if is_live else find_look(ending.reason) if ending else "unknown",
+        reason=reason,
+        look="live" if is_live else find_look(reason),
     )
 
 

@@ -16,7 +16,7 @@ from holdfast.report.commits import describe_commits
 from holdfast.report.curves import make_curves
 from holdfast.report.gathering import History
 from holdfast.report.ledger import make_goodput
-from holdfast.report.lives import list_lives
+from holdfast.report.lives import list_lives, make_ledger
 from holdfast.report.markup import Markup, element, join, section
 from holdfast.report.sections import (
     make_attempts,
@@ -41,12 +41,13 @@ def make_page(history: History, now: float | None = None) -> str:
         now: seconds since 1970; the current time if None.
     """
     now = time.time() if now is None else now
-    lives = list_lives(history, now)
+    ledger, missing = make_ledger(history, now)
+    lives = list_lives(history, ledger)
     body = join(
         make_overview(history, lives),
         make_curves_section(),
         make_attempts(lives, make_timeline(lives) if lives else Markup()),
-        make_goodput(history, now),
+        make_goodput(ledger, missing),
         section("Commits", "commits", element("div", id="commit-table")),
         make_changes(history),
         make_health(history),

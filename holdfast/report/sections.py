@@ -8,7 +8,7 @@ from holdfast.changes import from_lineage
 from holdfast.contract import terms_on
 from holdfast.report.commits import count_states
 from holdfast.report.gathering import History
-from holdfast.report.lives import Life, find_total, is_complete
+from holdfast.report.lives import RUNNING, Life, find_total, is_complete
 from holdfast.report.markup import Markup, element, join, section, table
 from holdfast.report.numbers import show_bytes, show_number, show_seconds, show_time
 from holdfast.terminal import counted
@@ -61,7 +61,7 @@ def describe_state(history: History, lives: list[Life]) -> str:
     if not lives:
         return "not started"
     last = lives[-1]
-    if last.reason == "running":
+    if last.reason == RUNNING:
         return f"being trained by attempt {last.record.number} on {last.record.host}, or that attempt died unseen"
     return f"attempt {last.record.number} ended: {last.reason.replace('_', ' ')}"
 

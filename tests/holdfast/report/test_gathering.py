@@ -8,11 +8,12 @@ from holdfast.errors import RunUnknown, WrongUse
 from holdfast.journal import Journal, RunRecord, record_name
 from holdfast.report import Gatherer, History
 from holdfast.report.curves import make_curves
-from holdfast.report.lives import list_lives
+from holdfast.report.gathering import find_line
+from holdfast.report.lives import list_lives, make_ledger
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
 from tests.support.long_run import LongRun
-from tests.support.makers import make_line, train
+from tests.support.makers import make_commit, make_line, train
 
 
 def test_the_line_leaves_out_what_was_taken_back(history: History) -> None:
@@ -26,10 +27,19 @@ def test_the_line_leaves_out_what_was_taken_back(history: History) -> None:
     assert loss["rolled"][0][0] == [*range(91, 121)]
 
 
+def test_the_line_goes_from_parent_to_parent_and_over_a_lost_record() -> None:
+    made = [make_commit(1), make_commit(2), make_commit(3, step=22), make_commit(4, step=30, parent=2)]
+    commits = {commit.number: commit for commit in made}
+    assert find_line(commits, 4) == {1, 2, 4}
+    del commits[2]
+    assert find_line(commits, 4) == {1, 4}
+
+
 def test_attempts_have_their_reasons_and_the_time_between(history: History) -> None:
-    lives = list_lives(history)
+    ledger, _ = make_ledger(history, 0.0)
+    lives = list_lives(history, ledger)
     assert [life.reason for life in lives] == ["crashed", "unhealthy", "preempted", "completed"]
-    assert [life.gap_s for life in lives] == [0.0, 12.0, 9.0, 9.0]  # a crash is known by its last sign
+    assert [life.gap_s for life in lives] == [0.0, 9.0, 9.0, 9.0]
     assert [life.first_step for life in lives] == [0, 50, 100, 120]
 
 
