@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from holdfast import determinism
-from holdfast.data import combine
 from holdfast.errors import RecipeError
 from holdfast.training.build import Training
 from holdfast.training.progress import Unread, read_number
 from holdfast.training.schedulers import waits_for_plateau
 from holdfast.training.undisturbed import undisturbed
+from holdfast.training.virtual import VirtualRanks
 
 # Called with the finished step, its loss (None if a loop logs none), and the steps per second since `train` began.
 Report = Callable[[int, float | None, float], None]
@@ -53,11 +53,14 @@ def train_step(training: Training) -> Unread:
     training.model.train()
     lrs, anneals = training.lrs, training.anneals
     training.synchronized.share_buffers()
-    numbers, names = _learn(training) if recipe.step is None else _take_own_step(training)
+    if recipe.step is not None:
+        numbers, names = _take_own_step(training)
+    else:
+        numbers, names = _learn(training) if training.virtual is None else _learn_in_shares(training, training.virtual)
     training.schedulers.step()
     if recipe.after_step is not None:
         recipe.after_step()
-    return Unread(training.progress.step + 1, numbers, lrs, anneals, combine(names))
+    return Unread(training.progress.step + 1, numbers, lrs, anneals, names)
 
 
 def _learn(training: Training) -> tuple[dict[str, torch.Tensor], list[str]]:
@@ -83,6 +86,27 @@ def _learn(training: Training) -> tuple[dict[str, torch.Tensor], list[str]]:
             training.optimizer.zero_grad()
         loss_sum += loss.detach().float()
     return {"loss": loss_sum / recipe.grad_accum, "grad_norm": grad_norm.float()}, names
+
+
+def _learn_in_shares(training: Training, virtual: VirtualRanks) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Step along the gradient of the recipe's loss, as `_learn` does, in shares whose sums have a fixed order."""
+    accelerator, recipe = training.accelerator, training.recipe
+    assert recipe.loss is not None
+    names = []
+    with virtual.step(training.model, training.progress.step + 1):
+        for share in virtual.own:
+            with virtual.share(share) as losses:
+                for _ in range(recipe.grad_accum):
+                    name, batch = training.next_batch()
+                    names.append(name)
+                    with accelerator.autocast():
+                        loss = recipe.loss(training.model, batch)
+                    accelerator.backward(loss)
+                    losses.append(loss.detach().float().reshape(()))
+    numbers = {"loss": virtual.loss(), "grad_norm": clip(training).float()}
+    training.optimizer.step()
+    training.optimizer.zero_grad()
+    return numbers, names
 
 
 def _take_own_step(training: Training) -> tuple[dict[str, torch.Tensor], list[str]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from holdfast.anneal import Anneal
 from holdfast.config import RunConfig
-from holdfast.data import NoBatches, combine, is_torch_loader, take_apart
+from holdfast.data import NoBatches, is_torch_loader, take_apart
 from holdfast.errors import RecipeError
 from holdfast.location import find_frames, find_place
 from holdfast.probe import Limits
@@ -437,9 +437,8 @@ class Run:
                 hint=f"run.batches(dataset, ..., grad_accum={len(self._names) or 1}), the same in every step",
             )
         lrs = self._gradients.end_step()
-        samples = combine(self._names) if self._names else ""
         training.trained = Unread(
-            step.number + 1, self._numbers, training.lrs if lrs is None else lrs, training.anneals, samples
+            step.number + 1, self._numbers, training.lrs if lrs is None else lrs, training.anneals, self._names
         )
         self._numbers, self._names = {}, []
 

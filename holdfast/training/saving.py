@@ -53,7 +53,7 @@ def begin_save(
     rank_probes = training.gather(probe) if training.accelerator.num_processes > 1 else []
     if all(each == probe for each in rank_probes):
         rank_probes = rank_probes[:1]
-    if training.recipe.loss is None:
+    if training.recipe.loss is None or training.virtual is not None:
         _refuse_different_ranks(training)
     captured = capture(training)
     if training.accelerator.is_main_process:
