@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from holdfast.training.build import Training
 
 
+# The hint if the loss changes state that all shares of a batch have in common.
+CHANGED_BY_A_SHARE = "change extras in after_step, which all ranks call alike, or set compute.virtual_ranks = 0"
+
+
 def capture(training: "Training") -> dict[str, Any]:
     """Return everything that the next step depends on, by component.
 
@@ -65,7 +69,7 @@ def _of_each_rank(training: "Training", state: Any, name: str) -> list[Any]:
     if training.virtual is not None:
         raise RecipeError(
             f"after step {training.progress.step} the ranks have different {name}: a share of a batch has changed them",
-            hint="change extras in after_step, which all ranks call alike, or set compute.virtual_ranks = 0",
+            hint=CHANGED_BY_A_SHARE,
         )
     return training.gather(state)
 

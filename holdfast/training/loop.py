@@ -3,12 +3,15 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 
 from holdfast import determinism
 from holdfast.errors import RecipeError
 from holdfast.training.build import Training
+from holdfast.training.capturing import CHANGED_BY_A_SHARE
+from holdfast.training.checksums import describe_components
 from holdfast.training.progress import Unread, read_number
 from holdfast.training.schedulers import waits_for_plateau
 from holdfast.training.undisturbed import undisturbed
@@ -93,6 +96,7 @@ def _learn_in_shares(training: Training, virtual: VirtualRanks) -> tuple[dict[st
     accelerator, recipe = training.accelerator, training.recipe
     assert recipe.loss is not None
     names = []
+    extras = _sum_extras(training) if virtual.is_first_step else None
     with virtual.step(training.model, training.progress.step + 1):
         for share in virtual.own:
             with virtual.share(share) as losses:
@@ -103,10 +107,16 @@ def _learn_in_shares(training: Training, virtual: VirtualRanks) -> tuple[dict[st
                         loss = recipe.loss(training.model, batch)
                     accelerator.backward(loss)
                     losses.append(loss.detach().float().reshape(()))
+    if extras is not None and _sum_extras(training) != extras:
+        raise RecipeError("a share of a batch has changed the extras", hint=CHANGED_BY_A_SHARE)
     numbers = {"loss": virtual.loss(), "grad_norm": clip(training).float()}
     training.optimizer.step()
     training.optimizer.zero_grad()
     return numbers, names
+
+
+def _sum_extras(training: Training) -> dict[str, Any]:
+    return {name: each for name, each in describe_components(training, in_detail=False).items() if "extras" in name}
 
 
 def _take_own_step(training: Training) -> tuple[dict[str, torch.Tensor], list[str]]:

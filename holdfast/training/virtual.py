@@ -119,6 +119,7 @@ class VirtualRanks:
 
     Attributes:
         own: the shares of this rank.
+        is_first_step: whether no step has ended in this process.
     """
 
     def __init__(self, shares: int, accelerator: Accelerator, seed: int) -> None:
@@ -131,6 +132,7 @@ class VirtualRanks:
         self._rank, self._ranks = accelerator.process_index, accelerator.num_processes
         self.own = list_shares(shares, self._rank, self._ranks)
         self._blocks = deal(shares, self._ranks)
+        self.is_first_step = True
         self._sums: list[TreeSum] = []
         self._buckets: list[Bucket] = []
 
@@ -154,6 +156,7 @@ class VirtualRanks:
             for buffer in model.buffers():
                 distributed.broadcast(buffer, 0)
         self._reseed("end")
+        self.is_first_step = False
 
     @contextlib.contextmanager
     def share(self, share: int) -> Iterator[list[Tensor]]:

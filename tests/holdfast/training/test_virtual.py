@@ -99,3 +99,9 @@ def test_the_fingerprint_has_the_shares_in_place_of_the_ranks(tmp_path: Path) ->
     identities = [make_config(tmp_path, ranks=ranks).identity for ranks in (1, 4)]
     assert identities[0] == identities[1] != make_config(tmp_path, 4).identity
     assert make_config(tmp_path, 0).identity["compute"] == {"ranks": 1, "mixed_precision": "no"}
+
+
+def test_an_extra_that_a_share_changes_is_refused(tmp_path: Path) -> None:
+    training = Training(make_config(tmp_path).model_copy(update={"settings": {"how": "counts"}}))
+    with pytest.raises(RecipeError, match="a share of a batch has changed the extras"):
+        train_step(training)
