@@ -44,6 +44,7 @@ SAID = {
     "docs/metrics.md": "Watch a run in TensorBoard, Weights & Biases, Trackio or MLflow, as one curve.",
     "docs/operating.md": "Servers, work pools, lost machines, schedules, cancel.",
     "docs/performance.md": "What Holdfast costs, and what bounds each figure.",
+    "docs/ranks.md": "Train on several ranks, and on any number of them to the same bytes.",
     "docs/storage.md": "What each storage needs: URL, credentials, rights, and how to test them.",
     "docs/attempt.png": "Picture of an attempt in Prefect's UI.",
     "docs/form.png": "Picture of the form that starts a run.",
