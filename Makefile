@@ -8,6 +8,7 @@
 # make image   build the container images with docker or podman      make up-compose    run everything in containers
 # make dist    build wheel, sdist, list of components (SBOM) and licences in dist/      make check-infra    check infra/
 # make bench   measure the costs, as a table and bench.json  make bench ARGS="--full"
+# make bench-preempt    kill a run at the compressed times of a recorded pool: a quarter of an hour; ARGS="--full": an hour
 # make soak    search for faults, for hours: 100,000 random lives of a run on a disk, 10,000 on an object store, every
 #              combination of the resume matrix with loader workers, more flipped bits, more races of two writers, more
 #              kills, on pools too
@@ -27,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests' own files are UTF-8, whatever the locale. test_any_machine tests another locale.
 test test-extras check: export PYTHONUTF8 := 1
 
-.PHONY: setup train up down test test-extras test-clusters check bench soak docs screenshots image up-compose down-compose check-infra dist clean
+.PHONY: setup train up down test test-extras test-clusters check bench soak docs screenshots image up-compose down-compose check-infra dist clean bench-preempt
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
@@ -125,6 +126,9 @@ screenshots: .venv/ready
 
 bench: .venv/ready .venv/peers/ready
 	@$(BIN)/python -m tests.bench $(ARGS)
+
+bench-preempt: .venv/ready
+	@$(BIN)/python -m tests.bench preempt $(ARGS)
 
 # Variables such as BASE and WHEELS are in infra/image.
 image:

@@ -1,9 +1,11 @@
 """The best length of a chunk, computed from the cost of saves and the rate at which machines are lost.
 
-A save stalls training for ``c`` seconds. A loss costs the training since the last save: half an interval ``T`` on
-average. With ``M`` seconds between losses, the share ``c/T + T/2M`` of the time is lost, which is least at
-``T = sqrt(2cM)``. A save that is durable ``d`` seconds later and a restart of ``R`` seconds add ``(R + d)/M``, whatever
-the interval. Source: J. W. Young, A first order approximation to the optimum checkpoint interval, 1974.
+A save costs training ``c`` seconds: training pauses while the state is copied, and the steps beside the save take
+longer, because hashing and writing take cores and bandwidth (0.07 to 0.28 s/GB in all). A loss costs the training since
+the last save: half an interval ``T`` on average. With ``M`` seconds between losses, the share ``c/T + T/2M`` of the
+time is lost, which is least at ``T = sqrt(2cM)``. A save that is durable ``d`` seconds later and a restart of ``R``
+seconds add ``(R + d)/M``, whatever the interval. Source: J. W. Young, A first order approximation to the optimum
+checkpoint interval, 1974.
 
 Announced losses don't count, because an attempt that is told to end saves first. Failures of the recipe don't count
 either: a recipe that raises, runs out of memory or becomes unhealthy does so again, however often the run saves. So an
@@ -16,22 +18,20 @@ The journal's newest records suffice: this module reads a few dozen, however lon
 
 # Over 300 lines: the model of costs and losses, and the functions that read both from the journal.
 
-# This file has over 300 lines, of which 16 explain the formula. Costs and losses are measured for this one decision.
-
 import contextlib
 import logging
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, TypeVar
 
 from holdfast.checkpoint import Saved
 from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import AttemptRecord, Commit, EndingRecord, Journal
+from holdfast.journal.reading import read_all
 
 # The prior: one loss in one hour, with the weight of one observed loss. In 22 public recordings of spot machines and
 # clusters the mean time between losses is 0.15 to 144 hours, and less than 1.2 hours in half of them.
@@ -47,7 +47,6 @@ FIRST_STEPS = 10
 
 RECENT_COMMITS = 9
 RECENT_ATTEMPTS = 32
-READERS = 8
 
 Bound = Literal["least lost", "a save's length", "floor"]
 T = TypeVar("T")
@@ -60,12 +59,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds that one commit's save and steps took."""
+    """Seconds that one commit's save and steps took.
+
+    Attributes:
+        step_s: one step, with no save beside it.
+        stall_s: the pause of training for the save.
+        save_s: from the copy of the state until it was durable.
+        restart_s: until the ranks began to train; 0 if unknown.
+        slow_s: by which a save slowed the steps beside it.
+    """
 
     step_s: float
     stall_s: float
     save_s: float
     restart_s: float
+    slow_s: float = field(default=0.0, kw_only=True)
+
+    @property
+    def cost_s(self) -> float:
+        """Return the training time that a save costs: the pause, and what it takes from the steps beside it."""
+        return self.stall_s + self.slow_s
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,8 @@ def cost_of(timed: Commit | Saved, steps: int) -> Cost | None:
     """Return the cost of a checkpoint that was saved after `steps` steps; None if its record has no times."""
     if not timed.train_s or steps < 1:
         return None
-    return Cost(timed.train_s / steps, timed.stall_s, timed.save_s, timed.restart_s)
+    step_s = (timed.train_s - timed.slow_s) / steps
+    return Cost(step_s, timed.stall_s, timed.save_s, timed.restart_s, slow_s=timed.slow_s)
 
 
 def measure(costs: Sequence[Cost]) -> Measured | None:
@@ -106,6 +120,7 @@ def measure(costs: Sequence[Cost]) -> Measured | None:
         stall_s=median(lambda cost: cost.stall_s),
         save_s=median(lambda cost: cost.save_s),
         restart_s=statistics.median(restarts) if restarts else 0.0,
+        slow_s=median(lambda cost: cost.slow_s),
         count=len(newest),
     )
 
@@ -179,7 +194,7 @@ class Interval:
 def choose_interval(measured: Measured, losses: Losses) -> Interval:
     """Return the interval with the least expected loss, in whole steps."""
     bounds: list[tuple[float, Bound]] = [
-        (math.sqrt(2 * measured.stall_s * losses.mean_s), "least lost"),
+        (math.sqrt(2 * measured.cost_s * losses.mean_s), "least lost"),
         (SAVES * measured.save_s, "a save's length"),
         (FLOOR_S, "floor"),
     ]
@@ -194,7 +209,7 @@ class Expected:
     Attributes:
         restarts: the time in which attempts start.
         saves: training that is lost because the last save was not durable yet.
-        stalls: the time in which training waits for a save.
+        stalls: the time that saves take from training, which waits for them and then runs more slowly.
         redone: training since the last save, which is lost and done again.
     """
 
@@ -214,7 +229,7 @@ def expect(measured: Measured, losses: Losses, interval_s: float) -> Expected:
     return Expected(
         restarts=measured.restart_s / mean_s,
         saves=measured.save_s / mean_s,
-        stalls=measured.stall_s / interval_s,
+        stalls=measured.cost_s / interval_s,
         redone=interval_s / (2 * mean_s),
     )
 
@@ -268,9 +283,11 @@ def read_costs(journal: Journal) -> list[Cost]:
     numbers = range(max(newest - RECENT_COMMITS, 0), newest + 1)
     steps = {0: 0}
     costs = []
-    for commit in _read_all(lambda number: _read_if_good(journal.read_commit, number), numbers):
+    for commit in read_all(lambda number: _read_if_good(journal.read_commit, number), numbers):
         if commit is not None:
             steps[commit.number] = commit.step
+            if commit.why == "adopted":  # nobody was left to measure what its save cost
+                continue
             cost = cost_of(commit, commit.step - steps.get(commit.parent, commit.step))
             costs += [cost] if cost else []
     return costs
@@ -284,7 +301,7 @@ def read_losses(journal: Journal, before: int | None = None) -> Losses:
     """
     end = before or journal.attempts() + 1
     numbers = range(max(end - RECENT_ATTEMPTS, 1), end)
-    records = _read_all(lambda number: _read_if_good(journal.read_attempt, number), [*numbers, end])
+    records = read_all(lambda number: _read_if_good(journal.read_attempt, number), [*numbers, end])
     # An attempt's last commit is the one from which the next attempt continues.
     lasts = list(map(_find_continued, records[1:-1]))
     lasts.append(_find_continued(records[-1]) or journal.newest_number())
@@ -293,7 +310,7 @@ def read_losses(journal: Journal, before: int | None = None) -> Losses:
         commit = _read_if_good(journal.read_commit, last)
         return journal.read_ending(number), commit if commit and commit.attempt == number else None
 
-    ends = _read_all(read, numbers, lasts)
+    ends = read_all(read, numbers, lasts)
     known = zip(records, ends, strict=False)
     return count_losses((record, *end) for record, end in known if record is not None)
 
@@ -308,9 +325,3 @@ def _read_if_good(read: Callable[[int], T], number: int) -> T | None:
     with contextlib.suppress(NameMissing, RecordDamaged):
         return read(number) if number else None
     return None
-
-
-def _read_all(read: Callable[..., T], *numbers: Iterable[int]) -> list[T]:
-    """Call `read` for many records in parallel: a store may be far away, and a starting attempt waits for this."""
-    with ThreadPoolExecutor(READERS) as readers:
-        return list(readers.map(read, *numbers))

@@ -1,5 +1,6 @@
-"""The plan for a run's chunks: the best length, from the times that its commits recorded."""
+"""The plan for a run: the best chunks, from the times of its commits, and what to expect on recorded preemptions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -7,6 +8,7 @@ from pydantic import ValidationError
 from holdfast.checkpoint import read_metadata
 from holdfast.config import RunConfig
 from holdfast.errors import WrongUse
+from holdfast.forecast import NOTICES_S, Forecast, Warning, find_best_steps, forecast, reserve_s
 from holdfast.interval import (
     FIRST_STEPS,
     Expected,
@@ -20,6 +22,7 @@ from holdfast.interval import (
     read_losses,
 )
 from holdfast.journal import Journal
+from holdfast.traces import Trace
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,81 @@ class Plan:
     best: Chunks
     current: Chunks | None
     is_auto: bool
+
+
+@dataclass(frozen=True)
+class Noticed:
+    """What notices are worth on a trace, with the best chunks.
+
+    Attributes:
+        notice_s: seconds between a notice and the loss.
+        is_enough: whether a last save fits into that time.
+        kept: the share of losses that a notice comes before.
+        gain: the goodput that they add.
+    """
+
+    notice_s: float
+    is_enough: bool
+    kept: float
+    gain: float
+
+
+@dataclass(frozen=True)
+class TracePlan:
+    """What a run can expect on a trace, and the settings that suit it.
+
+    Attributes:
+        mean_s: the mean time between two preemptions, in seconds.
+        available: the share of the time in which the job was up.
+        best: chunks with the highest goodput on the trace.
+        chosen: chunks of the length that the run's own plan has.
+        last_save_s: seconds that a last save needs before a deadline.
+        keep_every_steps: a setting of retention that keeps a checkpoint for each mean time between two preemptions.
+    """
+
+    trace: str
+    source: str
+    nodes: int
+    preemptions: int
+    mean_s: float
+    available: float
+    best: Forecast
+    chosen: Forecast
+    notices: tuple[Noticed, ...]
+    last_save_s: float
+    keep_every_steps: int
+
+
+def plan_on_traces(plan: Plan, traces: Sequence[Trace]) -> list[TracePlan]:
+    """Replay preemption traces with a run's measured costs; the trace with the most training an hour comes first."""
+    plans = [_plan_on_trace(plan, trace) for trace in traces]
+    return sorted(plans, key=lambda each: -each.best.per_hour)
+
+
+def _plan_on_trace(plan: Plan, trace: Trace) -> TracePlan:
+    measured = plan.measured
+    steps = find_best_steps(trace, measured)
+    best = forecast(trace, measured, steps)
+    needed_s = reserve_s(measured)
+
+    def value(notice_s: float) -> Noticed:
+        warning = Warning(notice_s)
+        gain = forecast(trace, measured, steps, warning).goodput - best.goodput
+        return Noticed(notice_s, needed_s <= notice_s, warning.kept, gain)
+
+    return TracePlan(
+        trace=trace.name,
+        source=trace.source,
+        nodes=trace.nodes,
+        preemptions=trace.preemptions,
+        mean_s=trace.mean_s,
+        available=trace.available_s / max(trace.span_s, trace.up[-1][1]),
+        best=best,
+        chosen=forecast(trace, measured, plan.current.steps if plan.current else plan.best.steps),
+        notices=tuple(map(value, NOTICES_S)),
+        last_save_s=needed_s,
+        keep_every_steps=max(steps, round(trace.mean_s / measured.step_s)),
+    )
 
 
 def make_plan(journal: Journal, config: RunConfig | None) -> Plan:

@@ -27,6 +27,7 @@ from holdfast.attempt.stopping import Stopping
 from holdfast.attempt.upkeep import LEFT_UPKEEP, Upkeep
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
+from holdfast.durations import LEAST_MARGIN_S, MARGIN_S, Durations
 from holdfast.endings import Ending
 from holdfast.errors import (
     ConfigDrift,
@@ -87,6 +88,7 @@ class Attempt:
         self._is_claimed = False
         self._takes_all_gpus = config.compute.ranks == "all"
         self._failures = Failures()
+        self._commits = Durations(unknown_s=MARGIN_S, least_s=LEAST_MARGIN_S)
         self._history: History | None = None  # of an automatic chunk length
         self._line: Line | None = None
 
@@ -202,7 +204,9 @@ class Attempt:
         reason = known.find_reason(self.steps_per_epoch)
         self.journal.begin(self.config.recipe)  # refuses a later format
         lineage = {name: value for name, value in lineage.items() if value}
-        self.journal.claim_attempt(self.number, reason, platform.node(), os.getpid(), present.environment, lineage)
+        self.journal.claim_attempt(
+            self.number, reason, platform.node(), os.getpid(), present.environment, lineage, self.ranks.began_at
+        )
         self._is_claimed = True
         known.record_lost_attempts(self.journal, self.number)
         self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
@@ -264,7 +268,8 @@ class Attempt:
         return saved
 
     def _await_saved(self, stop: int) -> Saved:
-        ranks, restart_s = self.ranks.own, self.ranks.read_restart_s()
+        ranks = self.ranks.own
+        self.ranks.note_training()
         self._order_steps(stop)
         if stop < self.total_steps and not self.is_stopping:
             self._order_steps(self._pipeline.stop_after(stop))  # which is trained while this chunk is committed
@@ -274,7 +279,7 @@ class Attempt:
             self._pass_on_notice()
             event = ranks.next_event(self.notice.left_s() if self.notice else None)
             if isinstance(event, Saved):
-                return event.model_copy(update={"restart_s": restart_s})
+                return event.model_copy(update={"restart_s": self.ranks.restart_s})
             if isinstance(event, Progress):
                 self._observers.tell("progressed", self, event)
 
@@ -309,7 +314,9 @@ class Attempt:
 
     def _commit(self, proposal: Proposal) -> None:
         """Make a commit and tell the observers. Every commit takes this path: a chunk's, a stop's, an adoption's."""
+        began = time.monotonic()
         commit = self._publish(self, proposal)
+        self._commits.add(time.monotonic() - began)
         self._observers.tell("committed", self, commit)
 
     def _commit_adopted(self, saved: Saved) -> None:
@@ -341,7 +348,8 @@ class Attempt:
 
     def _pass_on_notice(self) -> None:
         if self.notice is not None and not self.is_stopping:
-            self.ranks.own.stop(None if self.notice.is_at_once else self.notice.left_s())
+            left_s = max(self.notice.left_s() - self._commits.bound_s, 0.0)
+            self.ranks.own.stop(None if self.notice.is_at_once else left_s)
             self._stopping = Stopping.TOLD
 
     def _forget_order_to_stop(self) -> None:
@@ -365,7 +373,7 @@ class Attempt:
                 while True:
                     event = ranks.next_event(max(0.0, deadline - time.monotonic()))
                     if isinstance(event, Saved):
-                        self._pipeline.add(event)
+                        self._pipeline.add(event.model_copy(update={"restart_s": self.ranks.restart_s}))
             except RankDied:
                 pass  # the ranks have ended, as they were told to
             except Unhealthy as error:

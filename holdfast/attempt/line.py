@@ -175,7 +175,8 @@ class Line:
             config_fingerprint=metadata.config_fingerprint,
             why=reason,
             created_at=now(),
-            **saved.model_dump(include={"train_s", "stall_s", "save_s", "restart_s"}),
+            trained_at=metadata.trained_at,
+            **saved.model_dump(include={"train_s", "slow_s", "stall_s", "save_s", "restart_s"}),
         )
 
     def follow(self) -> Commit:

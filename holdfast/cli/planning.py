@@ -1,48 +1,68 @@
-"""The command ``plan``: the best length for a run's chunks, with the reasons."""
+"""The command ``plan``: the best length for a run's chunks, with the reasons, and a replay of preemption traces."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from holdfast.cli.app import Json, app, print_json
+from holdfast.columns import tabulate
 from holdfast.config import load_config
 from holdfast.interval import PRIOR_LOSSES, PRIOR_S
 from holdfast.journal import Journal
 from holdfast.journal.finding import open_journal
-from holdfast.plan import Chunks, Plan, make_plan, read_config
+from holdfast.plan import Chunks, Plan, TracePlan, make_plan, plan_on_traces, read_config
 from holdfast.store import open_store
 from holdfast.terminal import counted
+from holdfast.traces import read_trace
 
 REASONS = {
-    "least lost": "sqrt(2 x stall x time between losses), where stalls and redone steps together cost least",
+    "least lost": "sqrt(2 x cost x time between losses), where saves and redone steps together cost least",
     "a save's length": "one and a half times the length of a save, so that no save waits for the one before",
     "floor": "the minimum, so that the work between two chunks costs less than 1 %",
 }
 
-HEADER = ("chunks", "steps", "long", "lost to stalls", "redone steps", "saves under way", "restarts", "in all")
+HEADER = ("chunks", "steps", "long", "lost to saves", "redone steps", "saves under way", "restarts", "in all")
 
 
 @app.command
-def plan(run: str, /, *, json: Json = False) -> None:
+def plan(
+    run: str,
+    /,
+    *,
+    trace: Annotated[list[str] | None, Parameter(negative="", consume_multiple=False)] = None,
+    json: Json = False,
+) -> None:
     """Show the best length for the chunks of a run, and what it costs. With chunk = "auto", training uses that length.
 
     Args:
         run: <store>/<run>; or a configuration (a .toml file), to compare with the chunks that it sets for its run.
+        trace: Replay a recorded history of preemptions: a file, or the name of one that comes with Holdfast. Several
+            are compared, as pools to choose from.
         json: Print JSON.
     """
+    traces = list(map(read_trace, trace or ()))
     config = load_config(run) if run.endswith(".toml") else None
     journal = Journal(open_store(config.store), config.run) if config else open_journal(run)
     journal.read_run()
     plan = make_plan(journal, config or read_config(journal))
+    on_traces = plan_on_traces(plan, traces)
     if json:
-        print_json(asdict(plan) | {"mean_between_losses_s": plan.losses.mean_s})
-    else:
-        print("\n".join(_describe(plan)))
+        print_json(asdict(plan) | {"mean_between_losses_s": plan.losses.mean_s, "traces": list(map(asdict, on_traces))})
+        return
+    print("\n".join(_describe(plan)))
+    for each in on_traces:
+        print("\n".join(["", *_describe_trace(each)]))
+    if len(on_traces) > 1:
+        print("\n".join(["", *_compare(on_traces)]))
 
 
 def _describe(plan: Plan) -> Iterator[str]:
     measured, losses, interval = plan.measured, plan.losses, plan.interval
     yield f"measured  a step takes {_seconds(measured.step_s)}"
     yield f"          a save stalls training for {_seconds(measured.stall_s)}, for the probe and a copy of the state"
+    yield f"          and slows the steps beside it by {_seconds(measured.slow_s)} in all"
     yield f"          and is durable {_seconds(measured.save_s)} after the copy has begun"
     if measured.restart_s:
         yield f"          an attempt trains {_seconds(measured.restart_s)} after it has begun"
@@ -55,16 +75,37 @@ def _describe(plan: Plan) -> Iterator[str]:
     rows = [("best", plan.best)]
     if plan.current is not None:  # the first chunk of an epoch; later ones may end with it
         rows.append(("automatic, with its epochs" if plan.is_auto else "as it is set", plan.current))
-    table = [HEADER, *(_row(name, chunks) for name, chunks in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for cells in table:
-        yield "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+    yield from tabulate([HEADER, *(_row(name, chunks) for name, chunks in rows)])
 
 
 def _row(name: str, chunks: Chunks) -> tuple[str, ...]:
     lost = chunks.expected
     shares = (lost.stalls, lost.redone, lost.saves, lost.restarts, lost.total)
     return (name, counted(chunks.steps, "step"), _seconds(chunks.interval_s), *(f"{share:.2%}" for share in shares))
+
+
+def _describe_trace(plan: TracePlan) -> Iterator[str]:
+    best, chosen = plan.best, plan.chosen
+    yield f"trace     {plan.trace}, from {plan.source or 'an unknown source'}"
+    losses = f"{counted(plan.preemptions, 'preemption')}, one in {_hours(plan.mean_s)}"
+    yield f"          {counted(plan.nodes, 'node')}, {losses} of the time up, which is {plan.available:.0%} of all"
+    yield f"expected  goodput {best.goodput:.2%}, in nine of ten such histories {best.low:.2%} to {best.high:.2%}"
+    yield f"          limit {best.limit:.2%} if nothing but restarts cost time, efficiency {best.efficiency:.2%}"
+    yield f"chunk     {counted(best.steps, 'step')}, {_seconds(best.interval_s)}"
+    yield f"          {counted(chosen.steps, 'step')}, {_seconds(chosen.interval_s)}, would give {chosen.goodput:.2%}"
+    for each in plan.notices:
+        worth = f"adds {each.gain:.2%} if {each.kept:.0%} of losses have one" if each.is_enough else "is too short"
+        yield f"notice    of {_seconds(each.notice_s)} {worth}; a last save needs {_seconds(plan.last_save_s)}"
+    yield f"retention keep_every_steps = {plan.keep_every_steps} keeps one for each mean time between losses"
+
+
+def _compare(plans: Sequence[TracePlan]) -> Iterator[str]:
+    header = ("pool, most training first", "goodput", "time up", "training an hour")
+    rows = (
+        (each.trace, f"{each.best.goodput:.2%}", f"{each.available:.0%}", f"{each.best.per_hour:.3f} h")
+        for each in plans
+    )
+    yield from tabulate([header, *rows])
 
 
 def _seconds(seconds: float) -> str:

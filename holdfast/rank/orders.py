@@ -10,12 +10,9 @@ from collections.abc import Callable, Iterator
 from accelerate.utils import broadcast_object_list
 
 from holdfast.checkpoint import Saved
+from holdfast.durations import Durations, Slowing
 from holdfast.rank.messages import End, Order, Save, Stop, decode_order
 from holdfast.training import Training
-
-# To keep a deadline, reserve twice the longest step and the longest save so far, and a second for the commit.
-SAFETY = 2.0
-MARGIN_S = 1.0
 
 
 class Orders:
@@ -38,7 +35,9 @@ class Orders:
         self._stop_at = math.inf  # of time.monotonic()
         self._saving = threading.Event()
         self._last_pause = math.inf
-        self._step_s = self._save_s = 0.0  # the longest step, and the longest urgent save
+        self._steps, self._urgent, self._saves = Durations(unknown_s=0.0), Durations(), Durations()
+        self._slowing = Slowing()
+        self._is_saving = False  # when the step in progress began
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         if training.accelerator.is_main_process:
             threading.Thread(target=self._read, daemon=True).start()
@@ -73,39 +72,47 @@ class Orders:
     def is_pausing(self) -> bool:
         """Return whether to pause training here, to save or to stop; all ranks get the same answer.
 
-        Call it between all steps: it measures the longest step by the time between two calls.
+        Call it between all steps: it measures steps by the time between two calls.
 
         Raises:
             StoreError: the save that is under way has failed.
         """
         self._training.saver.check()
         now = time.monotonic()
-        self._step_s, self._last_pause = max(self._step_s, now - self._last_pause), now
+        if now > self._last_pause:
+            self._steps.add(now - self._last_pause)
+            self._slowing.add(now - self._last_pause, is_beside=self._is_saving)
+        self._last_pause, self._is_saving = now, self._training.saver.is_busy
         return self._ask_all(self._is_last_moment() or self._saving.is_set())
 
     def begin_save(self, save: Callable[..., None], *, is_urgent: bool) -> None:
         """Begin a save. All saves are urgent until one has shown how long an urgent save takes.
 
         Args:
-            save: called with ``is_urgent`` and with ``then``, the function to call once the checkpoint is durable.
+            save: called with ``is_urgent``, with ``then``, the function to call once the checkpoint is durable, and
+                with ``slow_s``, the seconds by which the save before has slowed the steps beside it.
             is_urgent: see `checkpoint.Saver.begin`.
         """
         self._saving.clear()
-        is_urgent = is_urgent or not self._save_s
-        save(is_urgent=is_urgent, then=self._note_urgent if is_urgent else self._report)
-        self._last_pause = math.inf  # the time until the next call includes more than a step
+        is_urgent = is_urgent or not self._urgent.count
 
-    def _note_urgent(self, saved: Saved) -> None:
-        self._save_s = max(self._save_s, saved.save_s)
-        self._report(saved)
+        def note(saved: Saved) -> None:
+            self._saves.add(saved.save_s)
+            if is_urgent:
+                self._urgent.add(saved.save_s)
+            self._report(saved)
+
+        save(is_urgent=is_urgent, then=note, slow_s=self._slowing.take_s())
+        self._last_pause = math.inf  # the time until the next call includes more than a step
 
     def _is_last_moment(self) -> bool:
         if math.isinf(self._stop_at):
             return False
-        # Before the first save its duration is unknown. A save that is under way has to end first, so count two.
-        saves_s = self._save_s * (2 if self._training.saver.is_busy else 1)
-        needed_s = SAFETY * (saves_s + self._step_s) + MARGIN_S if self._save_s else math.inf
-        return time.monotonic() >= self._stop_at - needed_s
+        # An urgent save takes no longer than others, which have a lower priority, so all of them bound it, too.
+        save_s = min(self._urgent.bound_s, self._saves.bound_s)
+        # A save that is under way has to end first, so count two.
+        saves_s = save_s * (2 if self._training.saver.is_busy else 1)
+        return time.monotonic() >= self._stop_at - saves_s - self._steps.bound_s
 
     def _ask_all(self, answer: bool) -> bool:
         return any(self._training.gather(answer)) if self._several else answer

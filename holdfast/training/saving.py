@@ -11,7 +11,7 @@ import torch
 from holdfast import checkpoint, state
 from holdfast.canonical import spell_floats
 from holdfast.errors import RecipeError, Unhealthy
-from holdfast.journal import now
+from holdfast.journal import format_time, now
 from holdfast.probe import Probe, check_health
 from holdfast.store import Store
 from holdfast.training.build import Training
@@ -29,6 +29,7 @@ def begin_save(
     *,
     is_urgent: bool = True,
     train_s: float = 0.0,
+    slow_s: float = 0.0,
 ) -> None:
     """Copy the state and begin to write a checkpoint of it, with the trail of the steps since the last save.
 
@@ -41,13 +42,14 @@ def begin_save(
         then: called with the checkpoint once it is durable; see `checkpoint.Saver.begin`.
         is_urgent: see `checkpoint.Saver.begin`.
         train_s: seconds that the steps since the last save took.
+        slow_s: seconds of `train_s` by which the save before has slowed the steps beside it.
 
     Raises:
         Unhealthy: the model is unhealthy; nothing was saved.
         StoreError: the save before has failed.
     """
     lines = training.read_metrics()  # waits for the device, which counts as training, not as the stall of a save
-    began = time.monotonic()
+    began, trained_at = time.monotonic(), format_time(time.time())
     probe = measure(training)
     _refuse_unhealthy(training, probe)
     rank_probes = training.gather(probe) if training.accelerator.num_processes > 1 else []
@@ -62,11 +64,11 @@ def begin_save(
 
         def note(saved: checkpoint.Saved) -> None:
             training.parent = saved.metadata.checkpoint_sha256
-            then(saved.model_copy(update={"train_s": train_s, "stall_s": stall_s.result()}))
+            then(saved.model_copy(update={"train_s": train_s, "slow_s": slow_s, "stall_s": stall_s.result()}))
 
         text = "".join(json.dumps(spell_floats(line), sort_keys=True) + "\n" for line in lines)
         described = describe_state(training, probe) | {
-            "rank_probes": rank_probes,
+            "trained_at": trained_at, "train_s": train_s, "rank_probes": rank_probes,
             "previous_checkpoint_sha256": training.parent, "config_fingerprint": fingerprint,
             "environment": environment,
         }  # fmt: skip

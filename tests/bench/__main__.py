@@ -13,17 +13,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import cold, flow, journal, loop, lost, peers, saving, strict, trust
+from tests.bench import cold, flow, journal, loop, lost, peers, preempt, saving, strict, trust
 from tests.bench.frame import describe_machine, make_table
 
 BENCHMARKS = [each.BENCHMARK for each in (saving, lost, flow, cold, strict, trust, loop, peers, journal)]
+# Those that only run if they are named.
+LONG = [preempt.BENCHMARK]
 WIDTH = 200
 
 
 def main(arguments: list[str]) -> None:
-    known = {benchmark.name: benchmark for benchmark in BENCHMARKS}
+    known = {benchmark.name: benchmark for benchmark in BENCHMARKS + LONG}
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="What it costs; see bench.json.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all without one")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all but preempt without one")
     parser.add_argument("--full", action="store_true", help="the largest sizes everywhere, which takes minutes")
     parser.add_argument("--output", type=Path, default=Path("bench.json"), help="what isn't measured stays in it")
     options = parser.parse_args(arguments)
@@ -36,7 +38,7 @@ def main(arguments: list[str]) -> None:
     machine = describe_machine()
     console.print(", ".join(f"{name} {value}" for name, value in machine.items()), highlight=False)
     figures = json.loads(options.output.read_text())["benchmarks"] if options.output.exists() else {}
-    for number, name in enumerate(names := options.names or list(known), 1):
+    for number, name in enumerate(names := options.names or [benchmark.name for benchmark in BENCHMARKS], 1):
         began = time.monotonic()
         console.print(f"{name} ({number} of {len(names)}) ...", highlight=False)
         rows = known[name].run(options.full)

@@ -26,6 +26,7 @@ from holdfast.interval import (
     Losses,
     Measured,
     choose_interval,
+    cost_of,
     count_losses,
     expect,
     measure,
@@ -90,6 +91,21 @@ def test_the_best_interval_follows_youngs_formula() -> None:
     assert parts.stalls == parts.redone == pytest.approx(1 / 60)
     assert (parts.saves, parts.restarts) == (0.005, 0.01)
     assert parts.total == pytest.approx(1 / 30 + 0.015)
+
+
+def test_a_save_that_slows_the_steps_beside_it_costs_more_than_its_pause() -> None:
+    """The interval grows with all that a save costs training, not only with the time in which training stands still."""
+    losses = Losses(9, 10 * HOUR - PRIOR_S)
+    quick, slow = (
+        Cost(0.5, 0.5, 5.0, 0.0),
+        cost_of(make_commit(1, train_s=6.5, slow_s=1.5, stall_s=0.5, save_s=5.0), 10),
+    )
+    assert slow == Cost(0.5, 0.5, 5.0, 0.0, slow_s=1.5)
+    known = [measure([each]) for each in (quick, slow)]
+    lengths = [choose_interval(each, losses).interval_s for each in known if each]
+    assert lengths == [math.sqrt(2 * 0.5 * HOUR), math.sqrt(2 * 2.0 * HOUR)]
+    assert known[1] is not None
+    assert expect(known[1], losses, 120.0).stalls == pytest.approx(2.0 / 120)
 
 
 def test_the_binding_bound_is_named() -> None:
@@ -187,6 +203,13 @@ def test_losses_are_read_from_the_records() -> None:
     assert read_losses(journal, before=5) == Losses(2, 3.5 * HOUR, 4)
     assert read_losses(journal, before=2) == Losses(1, 0.5 * HOUR, 1)
     assert read_losses(journal_of([])) == Losses()
+
+
+def test_an_adopted_commit_shows_no_costs() -> None:
+    """Its metadata has the length of its steps, but nobody was left to measure its save."""
+    took = {"train_s": 20.0, "stall_s": 1.0, "save_s": 2.0}
+    journal = journal_of([{"commit": took}, {"commit": {"train_s": 20.0, "why": "adopted"}}])
+    assert read_costs(journal) == [Cost(2.0, 1.0, 2.0, 0.0)]
 
 
 def test_missing_and_damaged_records_are_skipped() -> None:

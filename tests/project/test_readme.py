@@ -24,7 +24,7 @@ PAGES = {path.name: path.read_text("utf-8") for path in (ROOT / "README.md", *(R
 PAGES["CONTRIBUTING.md"] = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 README = PAGES["README.md"]
 # These pages continue with the README's model, in this order.
-PAGES_OF_ONE_MODEL = ("README.md", "configuration.md", "operating.md", "keeping.md", "storage.md")
+PAGES_OF_ONE_MODEL = ("README.md", "configuration.md", "operating.md", "goodput.md", "keeping.md", "storage.md")
 # The lines of a proof that don't depend on the machine.
 SAME_EVERYWHERE = ("proved:", "  settings", "  not reached the", "  again with")
 

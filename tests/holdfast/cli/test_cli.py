@@ -13,7 +13,7 @@ import pytest
 from holdfast.cli import app, run_app
 from holdfast.cli.looking import _format_age
 from holdfast.endings import Ending
-from holdfast.journal import Journal
+from holdfast.journal import Journal, format_time
 from holdfast.signature import load_signing_key
 from holdfast.store import open_store
 from tests.support.makers import head_step, load, make_line, save_next, train
@@ -349,7 +349,14 @@ def test_plan_shows_costs_losses_and_the_best_chunks(tmp_path: Path, capsys: pyt
     line.journal.end_attempt(1, Ending("rank_crashed", step=head_step(line)))
 
     planned = ask_json("plan", run, capsys=capsys)
-    assert planned["measured"] == {"step_s": 0.5, "stall_s": 2.0, "save_s": 4.0, "restart_s": 20.0, "count": 1}
+    assert planned["measured"] == {
+        "step_s": 0.5,
+        "stall_s": 2.0,
+        "save_s": 4.0,
+        "restart_s": 20.0,
+        "slow_s": 0.0,
+        "count": 1,
+    }
     assert (planned["losses"]["count"], planned["losses"]["attempts"]) == (1, 1)
     assert planned["mean_between_losses_s"] == pytest.approx(1800, abs=60)
     assert (planned["interval"]["steps"], planned["interval"]["bound"]) == (pytest.approx(170, abs=2), "least lost")
@@ -360,7 +367,57 @@ def test_plan_shows_costs_losses_and_the_best_chunks(tmp_path: Path, capsys: pyt
     assert "a save stalls training for 2 s" in shown
     assert "an attempt trains 20 s after it has begun" in shown
     assert re.search(r"losses    1 unannounced in \S+ h of 1 attempt\n", shown)
-    assert re.search(r"interval  8\d\.\d s, 1\d\d steps: sqrt\(2 x stall x time between losses\)", shown)
+    assert re.search(r"interval  8\d\.\d s, 1\d\d steps: sqrt\(2 x cost x time between losses\)", shown)
+
+
+def test_plan_replays_traces_and_puts_the_best_pool_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = make_line(open_store(str(tmp_path)), "run")
+    run = f"{tmp_path}/run"
+    took = {"train_s": 5.0, "stall_s": 2.0, "save_s": 4.0, "restart_s": 20.0}
+    line.commit(save_next(line).model_copy(update=took), "chunk")
+    mine = tmp_path / "mine.json"
+    mine.write_text('{"name": "mine", "source": "my pool", "span_s": 14400, "up": [[0, 3000], [3120, 7000]]}')
+    dense = "pccheck_gcp-a100-g16"
+    planned = ask_json("plan", run, "--trace", str(mine), "--trace", dense, capsys=capsys)["traces"]
+    assert [each["trace"] for each in planned] == ["pccheck/gcp-a100-g16", "mine"], "mine was down half of the time"
+    assert planned[0]["best"]["steps"] < planned[1]["best"]["steps"], "many losses call for short chunks"
+    for each in planned:
+        assert each["chosen"]["goodput"] <= each["best"]["goodput"] < each["best"]["limit"]
+        assert [notice["is_enough"] for notice in each["notices"]] == [True, True]
+    assert run_app(app, ["plan", run, "--trace", str(mine), "--trace", dense]) == 0
+    shown = capsys.readouterr().out
+    assert "trace     mine, from my pool\n          1 node, 2 preemptions, one in 0.956 h" in shown
+    assert re.search(r"notice    of 30 s adds \d\.\d\d% if 90% of losses have one; a last save needs 10 s\n", shown)
+    *_, first, second = shown.splitlines()
+    assert (first.split()[0], second.split()[0]) == ("pccheck/gcp-a100-g16", "mine")
+    assert run_app(app, ["plan", run, "--trace", "none"]) == 1
+    assert "there is no trace 'none'" in capsys.readouterr().err
+
+
+def test_goodput_shows_where_the_time_went_and_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = make_line(open_store(str(tmp_path)), "run")
+    run = f"{tmp_path}/run"
+    began = datetime.fromisoformat(line.journal.read_attempt(1).created_at).timestamp()
+    took = {"train_s": 50.0, "stall_s": 2.0, "save_s": 4.0, "restart_s": 20.0}
+    saved = save_next(line, trained_at=format_time(began + 70)).model_copy(update=took)
+    line.commit(saved, "chunk")
+    line.journal.end_attempt(1, Ending("completed", step=head_step(line)))
+    found = ask_json("goodput", run, capsys=capsys)
+    assert found["buckets"]["productive"] == pytest.approx(50, abs=0.1)
+    assert found["buckets"]["restart"] == pytest.approx(20, abs=0.1)
+    assert sum(found["buckets"].values()) == pytest.approx(found["wall_s"])
+    assert (found["attempts"][0]["reason"], found["missing"]) == ("completed", [])
+    assert run_app(app, ["goodput", run]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^goodput +69\.\d\d% of 72\.\d s on a machine$", shown, re.M)
+    assert re.search(r"^productive +50\.0 s +69\.\d\d%$", shown, re.M)
+    line.journal.store.replace("endings/00000001.json", b"{")
+    assert run_app(app, ["goodput", run]) == 2
+    assert "missing: endings/00000001.json can't be read" in capsys.readouterr().err
+    assert run_app(app, ["goodput", f"{tmp_path}/none"]) == 1
+    assert "there is no run 'none'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

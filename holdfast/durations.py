@@ -1,0 +1,81 @@
+"""Bounds on how long the next step, save or commit takes, from the measured ones."""
+
+import collections
+import math
+import statistics
+
+# While few are measured, the next one takes at most twice as long as the longest so far.
+SAFETY = 2.0
+# A commit takes at most this long, in seconds, while none is measured.
+MARGIN_S = 1.0
+# A commit follows the message that a save is durable, which a busy machine may deliver late.
+LEAST_MARGIN_S = 0.2
+# So many measured durations show their spread.
+FEW = 5
+# The next one exceeds the longest so far by at most three standard deviations. By Cantelli's inequality the mean and
+# three deviations are exceeded in less than one case in ten, whatever the distribution; the longest so far is above it.
+DEVIATIONS = 3.0
+# The steps alone that those beside a save are compared with.
+RECENT = 256
+
+
+class Durations:
+    """The durations of one kind of work, in seconds: their number, longest and spread."""
+
+    def __init__(self, unknown_s: float = math.inf, least_s: float = 0.0) -> None:
+        """
+        Args:
+            unknown_s: the bound while nothing is measured.
+            least_s: the lowest bound.
+        """
+        self._unknown_s, self._least_s = unknown_s, least_s
+        self.count = 0
+        self.longest_s = 0.0
+        self._mean_s = self._squares = 0.0  # Welford's running mean and sum of squared deviations
+
+    def add(self, seconds: float) -> None:
+        """Add a measured duration."""
+        self.count += 1
+        self.longest_s = max(self.longest_s, seconds)
+        off_s = seconds - self._mean_s
+        self._mean_s += off_s / self.count
+        self._squares += off_s * (seconds - self._mean_s)
+
+    @property
+    def bound_s(self) -> float:
+        """Return how long the next one takes at most.
+
+        The bound follows from the spread once it is known, and never exceeds that for an unknown spread.
+        """
+        if not self.count:
+            return self._unknown_s
+        bound_s = SAFETY * self.longest_s
+        if self.count >= FEW:
+            bound_s = min(bound_s, self.longest_s + DEVIATIONS * math.sqrt(self._squares / (self.count - 1)))
+        return max(bound_s, self._least_s)
+
+
+class Slowing:
+    """How much longer steps take beside a save than alone: hashing and writing take cores and memory's bandwidth."""
+
+    def __init__(self) -> None:
+        self._alone_s: collections.deque[float] = collections.deque(maxlen=RECENT)
+        self._beside_s: list[float] = []
+
+    def add(self, seconds: float, *, is_beside: bool) -> None:
+        """Add the duration of a step.
+
+        Args:
+            is_beside: whether a save was under way when the step began.
+        """
+        (self._beside_s if is_beside else self._alone_s).append(seconds)
+
+    def take_s(self) -> float:
+        """Return how many seconds longer than alone the steps beside a save took, since the last call.
+
+        0 if no step was alone, or if none was beside a save.
+        """
+        beside_s, self._beside_s = self._beside_s, []
+        if not beside_s or not self._alone_s:
+            return 0.0
+        return max(sum(beside_s) - len(beside_s) * statistics.median(self._alone_s), 0.0)
