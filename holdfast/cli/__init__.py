@@ -1,12 +1,24 @@
 """The command line ``holdfast``: train runs, look at them, check them and keep them."""
 
-from holdfast.cli import differences, keeping, looking, machine, planning, proving, starting, stores, training
+from holdfast.cli import (
+    comparing,
+    differences,
+    keeping,
+    looking,
+    machine,
+    planning,
+    proving,
+    starting,
+    stores,
+    training,
+)
 from holdfast.cli.app import app, main
 from holdfast.command import EXIT_CODES, run_app
 
 __all__ = [
     "EXIT_CODES",
     "app",
+    "comparing",
     "differences",
     "keeping",
     "looking",

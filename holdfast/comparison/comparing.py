@@ -1,0 +1,119 @@
+"""`holdfast compare`: find the first difference between two trainings, and what explains it."""
+
+from typing import Any
+
+from holdfast import checkpoint
+from holdfast.comparison.ancestry import Ancestry, find_common_steps
+from holdfast.comparison.replaying import replay_both
+from holdfast.comparison.report import Comparison, Side
+from holdfast.comparison.suspects import find_evidence, list_changes, rank
+from holdfast.errors import HoldfastError, WrongUse
+from holdfast.journal import Commit
+from holdfast.trail import Difference, find_first, spreads
+
+Pair = tuple[Commit, Commit]
+
+
+def compare_trainings(one: Ancestry, other: Ancestry, *, is_replayed: bool = False) -> Comparison:
+    """Compare two trainings: content ids at the steps at which both have a checkpoint, and trails at every step.
+
+    Commits at other steps, because of other chunks or attempts, are compared by their trails alone.
+
+    Args:
+        is_replayed: whether to train the steps of the first difference again, in fresh processes on this machine, to
+            find its first tensor.
+
+    Raises:
+        WrongUse: the two have no step that both records know.
+    """
+    equal, different, common = _compare_content_ids(one, other)
+    after = equal[0].step if equal else 0
+    until = different[0].step if different else min(one.head.step, other.head.step)
+    (trail, notes), (others, more) = one.read_trail(after, until), other.read_trail(after, until)
+    if not common and not {line["step"] for line in trail} & {line["step"] for line in others}:
+        raise WrongUse(
+            f"{one.label} and {other.label} can't be compared: no checkpoint is at the same step, and trails are lost",
+            hint="holdfast verify shows what is left of each",
+        )
+    first = find_first(trail, others)
+    notes = [*one.missing, *other.missing, *notes, *more]
+    found: dict[str, Any] = {"different": []}
+    if different is not None:
+        found["different"], lost = _compare_states(one, other, different)
+        notes += lost
+    is_equal = different is None and first is None
+    if not is_equal:
+        last = (one.find_reaching(first.step), other.find_reaching(first.step)) if first else different
+        assert last is not None
+        notes += _note_changed_settings(one, last[0]) + _note_changed_settings(other, last[1])
+        if is_replayed:
+            replays, in_detail, lost = replay_both(one, other, last, after)
+            found["replays"], notes, first = replays, notes + lost, in_detail or first
+    else:
+        last = equal or (one.head, other.head)
+    evidence = None if is_equal else find_evidence(first.fields if first else (), first.step if first else None)
+    return Comparison(
+        one=_describe_side(one, different or equal, 0, different is not None),
+        other=_describe_side(other, different or equal, 1, different is not None),
+        is_equal=is_equal, equal_until=after, common=common, compared_until=until,
+        different_at=different[0].step if different else None,
+        **_describe_first(first), **found,
+        suspects=rank(list_changes(one.read_past(last[0]), other.read_past(last[1]), _read_configs(one, other, last)),
+                      evidence),
+        notes=list(dict.fromkeys(notes)),
+    )  # fmt: skip
+
+
+def _compare_content_ids(one: Ancestry, other: Ancestry) -> tuple[Pair | None, Pair | None, int]:
+    """Return the last commits with one content id before the first ones that differ, those, and the common steps."""
+    equal: Pair | None = None
+    pairs = list(find_common_steps(one, other))
+    for pair in pairs:
+        if pair[0].checkpoint_sha256 != pair[1].checkpoint_sha256:
+            return equal, pair, len(pairs)
+        equal = pair
+    return equal, None, len(pairs)
+
+
+def _compare_states(one: Ancestry, other: Ancestry, pair: Pair) -> tuple[list[str], list[str]]:
+    """Return the names of the values that differ in two checkpoints, and a note if they can't be read."""
+    try:
+        states = [
+            checkpoint.read_payload(line.journal.store, commit)
+            for line, commit in zip((one, other), pair, strict=True)
+        ]  # fmt: skip
+    except HoldfastError as error:
+        return [], [f"the tensors at step {pair[0].step} weren't compared: {error}"]
+    return sorted(checkpoint.differences(*states), key=spreads), []
+
+
+def _describe_first(first: Difference | None) -> dict[str, Any]:
+    if first is None:
+        return {}
+    return {"first_step": first.step, "first_differs_in": list(first.fields), "first_tensors": list(first.tensors)}
+
+
+def _describe_side(line: Ancestry, pair: Pair | None, index: int, differs: bool) -> Side:
+    commit = pair[index] if pair else None
+    return Side(
+        label=line.label, commit=line.head.number, step=line.head.step,
+        first=commit.number if commit and differs else 0, content_id=commit.checkpoint_sha256 if commit else "",
+    )  # fmt: skip
+
+
+def _note_changed_settings(line: Ancestry, commit: Commit) -> list[str]:
+    """Return a note if the settings of a commit are others than those of the commit before."""
+    parent = line.find_parent(commit)
+    if parent is None or parent.config_fingerprint == commit.config_fingerprint:
+        return []
+    run = f"{line.journal.store_url}/{line.journal.run}"
+    return [f"{line.label} changed its settings at step {parent.step}: holdfast diff {run}"]
+
+
+def _read_configs(one: Ancestry, other: Ancestry, pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return all settings of two commits; of both nothing if one's are lost."""
+    configs = [
+        line.journal.read_config(commit.config_fingerprint) for line, commit in zip((one, other), pair, strict=True)
+    ]
+    left, right = (record.config if record else {} for record in configs)
+    return (left, right) if left and right else ({}, {})
