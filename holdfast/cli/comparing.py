@@ -1,5 +1,7 @@
 """The command `compare`: are two runs, two commits or two stores the same training, and if not, why."""
 
+import sys
+
 from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.comparison import Ancestry, Comparison, compare_trainings, read_ancestry
 from holdfast.errors import Damage, WrongUse
@@ -7,6 +9,9 @@ from holdfast.journal import Journal, find_runs
 from holdfast.journal.finding import open_place
 from holdfast.store import Store
 from holdfast.terminal import counted
+
+# The fields of a step that are given to the model: if one differs first, its tensors follow from it.
+INPUTS = {"samples", "batch content", "lrs", "anneals"}
 
 
 @app.command
@@ -32,13 +37,15 @@ def compare(one: str, other: str, /, *, replay: Flag = False, json: Json = False
         print_json(found.model_dump(mode="json"))
     else:
         print(found)
-        _hint_at_replay(found)
+        if not replay:
+            _hint_at_replay(found)
     return 0 if found.is_equal else 2
 
 
 def _hint_at_replay(found: Comparison) -> None:
-    if not found.is_equal and not found.replays and not found.first_tensors and found.first_step is not None:
-        print("  --replay trains these steps again here, and names the first tensor that differs")
+    """Print a hint if a replay could tell more: not if samples or rates differ first, nor if the tensor is known."""
+    if found.first_differs_in and found.first_differs_in[0] not in INPUTS and not found.first_tensors:
+        print("hint: --replay trains these steps again here, and names the first tensor that differs", file=sys.stderr)
 
 
 Place = tuple[Journal, str] | Store

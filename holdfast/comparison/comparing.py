@@ -9,6 +9,7 @@ from holdfast.comparison.report import Comparison, Side
 from holdfast.comparison.suspects import find_evidence, list_changes, rank
 from holdfast.errors import HoldfastError, WrongUse
 from holdfast.journal import Commit
+from holdfast.replay import Trail
 from holdfast.trail import Difference, find_first, spreads
 
 Pair = tuple[Commit, Commit]
@@ -51,13 +52,14 @@ def compare_trainings(one: Ancestry, other: Ancestry, *, is_replayed: bool = Fal
             found["replays"], notes, first = replays, notes + lost, in_detail or first
     else:
         last = equal or (one.head, other.head)
-    evidence = None if is_equal else find_evidence(first.fields if first else (), first.step if first else None)
+    values = _find_values(first, trail, others)
+    evidence = None if is_equal else find_evidence(first, values)
     return Comparison(
         one=_describe_side(one, different or equal, 0, different is not None),
         other=_describe_side(other, different or equal, 1, different is not None),
         is_equal=is_equal, equal_until=after, common=common, compared_until=until,
         different_at=different[0].step if different else None,
-        **_describe_first(first), **found,
+        **_describe_first(first, values), **found,
         suspects=rank(list_changes(one.read_past(last[0]), other.read_past(last[1]), _read_configs(one, other, last)),
                       evidence),
         notes=list(dict.fromkeys(notes)),
@@ -87,10 +89,19 @@ def _compare_states(one: Ancestry, other: Ancestry, pair: Pair) -> tuple[list[st
     return sorted(checkpoint.differences(*states), key=spreads), []
 
 
-def _describe_first(first: Difference | None) -> dict[str, Any]:
+def _find_values(first: Difference | None, *trails: Trail) -> tuple[Any, Any]:
+    """Return the two values of the first field that differs; (None, None) for a component or a stream's content."""
+    if first is None:
+        return None, None
+    one, other = (next((line for line in trail if line["step"] == first.step), {}) for trail in trails)
+    return one.get(first.fields[0]), other.get(first.fields[0])
+
+
+def _describe_first(first: Difference | None, values: tuple[Any, Any]) -> dict[str, Any]:
     if first is None:
         return {}
-    return {"first_step": first.step, "first_differs_in": list(first.fields), "first_tensors": list(first.tensors)}
+    known = {"first_step": first.step, "first_differs_in": list(first.fields), "first_tensors": list(first.tensors)}
+    return known | ({"first_values": list(values)} if None not in values else {})
 
 
 def _describe_side(line: Ancestry, pair: Pair | None, index: int, differs: bool) -> Side:

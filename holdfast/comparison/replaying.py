@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from holdfast.audit import list_notes
 from holdfast.comparison.ancestry import Ancestry
 from holdfast.comparison.report import Replay
 from holdfast.errors import HoldfastError
@@ -14,6 +15,7 @@ from holdfast.trail import Difference, find_first
 class _Replayed:
     replay: Replay
     trail: Trail
+    notes: list[str]
 
 
 def replay_both(
@@ -35,18 +37,27 @@ def replay_both(
         except HoldfastError as error:
             return [each.replay for each in found], None, [f"{line.label} wasn't trained again: {error}"]
     left, right = found
-    replays = [left.replay, right.replay]
-    return replays, find_first(left.trail, right.trail), _judge(replays, (one.label, other.label))
+    notes = [note for line, each in zip((one, other), found, strict=True) for note in _judge(line.label, each)]
+    return [left.replay, right.replay], find_first(left.trail, right.trail), notes
 
 
 def _replay(line: Ancestry, commit: Commit, after: int) -> _Replayed:
     start = _choose_start(line, commit, after)
-    with replayed(line.journal, start, commit) as (saved, folder, _):
+    with replayed(line.journal, start, commit) as (saved, folder, present):
         replay = Replay(
             commit=commit.number, start=start.step if start else 0, stop=commit.step,
             expected=commit.checkpoint_sha256, found=saved.metadata.checkpoint_sha256,
         )  # fmt: skip
-        return _Replayed(replay, read_trail(folder, saved.path))
+        return _Replayed(replay, read_trail(folder, saved.path), list_notes(line.journal, commit, present))
+
+
+def _judge(label: str, found: _Replayed) -> list[str]:
+    """Return why a replay doesn't give the committed bytes; nothing if it does."""
+    if found.replay.is_identical:
+        return []
+    if found.notes:
+        return [f"equal bits aren't promised here for {label}: {note}" for note in found.notes]
+    return [f"{label} doesn't follow from its settings, code, data and machine, which are those on record"]
 
 
 def _choose_start(line: Ancestry, commit: Commit, after: int) -> Commit | None:
@@ -55,13 +66,3 @@ def _choose_start(line: Ancestry, commit: Commit, after: int) -> Commit | None:
     while start is not None and start.step > after and start.config_fingerprint == commit.config_fingerprint:
         start = line.find_parent(start)
     return start
-
-
-def _judge(replays: list[Replay], labels: tuple[str, str]) -> list[str]:
-    """Return a note if a replay isn't what was committed, so that settings, code and machine don't explain it."""
-    wrong = [label for replay, label in zip(replays, labels, strict=True) if not replay.is_identical]
-    if len(wrong) == 1:
-        return [f"{wrong[0]} doesn't follow from its settings, code and data on this machine, and the other one does"]
-    if wrong:
-        return ["neither follows from its settings, code and data on this machine: look at the machine and the code"]
-    return []

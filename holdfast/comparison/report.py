@@ -1,5 +1,7 @@
 """The result of `holdfast compare`, and its text for a person."""
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 
 from holdfast.audit import SHOWN_NAMES, describe_difference
@@ -7,9 +9,11 @@ from holdfast.checkpoint import shorten
 from holdfast.comparison.suspects import Suspect, Tier, describe
 
 SHOWN_SUSPECTS = 12
+# Fields of a trail's line whose values are digests or tables, which tell a person nothing.
+HASHED = {"samples", "rng", "logged", "metrics"}
 TITLES: dict[Tier, str] = {"likely": "most likely", "possible": "possible", "unlikely": "no explanation"}
 NOTHING_RECORDED = (
-    "nothing on record differs: a bit flipped, a file changed that is read while training, or the machine erred"
+    "nothing on record explains it: a bit flipped, a file changed that is read while training, or a machine erred"
 )
 
 
@@ -65,6 +69,7 @@ class Comparison(BaseModel):
         different_at: the first step at which both have a checkpoint and the content ids differ; None if there is none.
         first_step, first_differs_in, first_tensors: the first difference between the trails, or between detailed
             replays; see `holdfast.trail.Difference`.
+        first_values: the two values of the first field that differs; empty if the trails have none.
         different: names of the tensors and values that differ at ``different_at``; empty if a checkpoint was pruned.
         replays: the replays of both, if they were asked for and possible.
         suspects: the recorded differences, the one that explains the first difference best first.
@@ -83,6 +88,7 @@ class Comparison(BaseModel):
     first_step: int | None = None
     first_differs_in: list[str] = []
     first_tensors: list[str] = []
+    first_values: list[Any] = []
     different: list[str] = []
     replays: list[Replay] = []
     suspects: list[Suspect] = []
@@ -108,16 +114,18 @@ class Comparison(BaseModel):
         return lines
 
     def _describe_difference(self) -> list[str]:
-        since = f"after step {self.equal_until}" if self.equal_until else "from the beginning"
-        lines = [f"different: {self._names} part {since}"]
+        since = f"equal until step {self.equal_until}" if self.equal_until else "from the beginning"
+        lines = [f"different: {self._names}, {since}"]
         if self.different_at is not None:
             sides = (f"commit {side.first} of {side.label} {side.content_id[:12]}" for side in (self.one, self.other))
             lines.append(f"  first other content id at step {self.different_at}: {', '.join(sides)}")
         lines += describe_difference(self.first_step, self.first_differs_in, self.first_tensors, [])
+        if self.first_values and self.first_differs_in[0] not in HASHED:
+            left, right = map(_show, self.first_values)
+            lines.append(f"  {self.first_differs_in[0]} is {left} in {self.one.label}, {right} in {self.other.label}")
         if self.first_step is None and self.different:
-            lines.append("  no step's line differs: samples, rates, loss, gradient and random numbers agree")
-        if self.different:
-            lines.append(f"  at step {self.different_at}: {shorten(self.different, SHOWN_NAMES)}")
+            lines.append("  every step has the same samples, rates, loss, gradient and random numbers")
+            lines.append(f"  in the state at step {self.different_at}: {shorten(self.different, SHOWN_NAMES)}")
         return [*lines, *self._describe_replays()]
 
     def _describe_replays(self) -> list[str]:
@@ -128,10 +136,9 @@ class Comparison(BaseModel):
         return lines
 
     def _list_suspects(self) -> list[str]:
-        if not self.suspects:
-            return [] if self.is_equal else [f"  {NOTHING_RECORDED}"]
         shown, hidden = self.suspects[:SHOWN_SUSPECTS], self.suspects[SHOWN_SUSPECTS:]
-        lines = []
+        is_explained = self.is_equal or any(each.tier != "unlikely" for each in shown)
+        lines = [] if is_explained else [f"  {NOTHING_RECORDED}"]
         title = ""
         for each in shown:
             heading = "differs, and changed no byte" if self.is_equal else TITLES[each.tier]
@@ -139,3 +146,14 @@ class Comparison(BaseModel):
             title = heading
             lines.append(f"    {each.cls:11}  {describe(each.change, self.one.label, self.other.label)}")
         return lines + ([f"    and {len(hidden)} more"] if hidden else [])
+
+
+def _show(value: Any) -> str:
+    """Return a value of a trail with at most nine digits, which tell any two floats of 32 bits apart."""
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    if isinstance(value, list):
+        return ", ".join(map(_show, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_show(each)}" for name, each in value.items())
+    return str(value)

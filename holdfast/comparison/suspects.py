@@ -5,7 +5,8 @@ evidence: the table `KINDS` says which, and why. Differences of settings, code a
 machine, because they change the mathematics by design, and another machine only may change the bits.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,15 +15,20 @@ from holdfast.changes import Change, classify, compare, is_same, show
 from holdfast.contract import TERMS, part_of
 from holdfast.fingerprint import ABSENT
 from holdfast.recorded import compare_records
-from holdfast.trail import COMPONENTS
+from holdfast.trail import COMPONENTS, Difference
 
-# The evidence: what of a step differs first. `start` is the loss of the run's first step.
-Evidence = Literal["samples", "content", "rates", "start", "loss", "gradient", "update", "random", "metrics", "state"]
+# The evidence: what of a step differs first. `start` is the loss of the run's first step; `rounding` is a loss or a
+# gradient that differs by no more than `ROUNDING`.
+Evidence = Literal[
+    "samples", "content", "rates", "start", "loss", "rounding", "gradient", "update", "random", "metrics", "state"
+]
 # How well a difference explains the evidence, best first.
 Tier = Literal["likely", "possible", "unlikely"]
 TIERS: tuple[Tier, ...] = ("likely", "possible", "unlikely")
 
-COMPUTED: tuple[Evidence, ...] = ("start", "loss", "gradient", "update", "state")
+# float32 rounds to 6e-8. A sum over a batch in another order, or another kernel, differs by some hundred times that.
+ROUNDING = 1e-5
+COMPUTED: tuple[Evidence, ...] = ("start", "loss", "rounding", "gradient", "update", "state")
 EVERYTHING: tuple[Evidence, ...] = ("samples", "content", "rates", *COMPUTED, "random", "metrics")
 
 
@@ -44,7 +50,8 @@ class Kind:
     reason: str
 
 
-# Ordered: of two kinds that explain the evidence equally well, the upper one is listed first.
+# Ordered: of two kinds that explain the evidence equally well, the upper one is listed first. Built values come last,
+# because they follow from settings, code, data and packages.
 KINDS = (
     Kind("recipe", ("recipe",), EVERYTHING, (), "another function builds what is trained"),
     Kind(
@@ -59,7 +66,7 @@ KINDS = (
         "ranks", ("compute.ranks",), ("samples", "content", "gradient", "random"), EVERYTHING,
         "each rank draws its own samples and random numbers, and gradients are summed over ranks",
     ),
-    Kind("start", ("init_from",), ("start",), ("loss", "gradient", "update", "state"), "it gives the first weights"),
+    Kind("start", ("init_from",), ("start",), COMPUTED, "it gives the first weights"),
     Kind("setting", ("settings.",), (), EVERYTHING, "the recipe may use it for anything"),
     Kind(
         "precision", ("compute.mixed_precision", "determinism."), COMPUTED, ("rates", "random", "metrics"),
@@ -68,27 +75,31 @@ KINDS = (
     Kind("source", ("sources.",), (), EVERYTHING, "the recipe's code may change anything"),
     Kind("epochs", ("epochs",), ("rates",), (), "a schedule may end with the last epoch"),
     Kind(
-        "batch", ("built.batch_size", "built.grad_accum", "built.steps_per_epoch", "built.collate"),
-        ("samples", "content"), COMPUTED, "it decides which samples a step has",
-    ),
-    Kind(
-        "schedule", ("built.schedule", "built.scheduler", "built.anneals", "built.optimizer"),
-        ("rates", "update", "state"), ("start", "loss", "gradient"), "it gives the rates, and how they are applied",
-    ),
-    Kind(
-        "model", ("built.model", "built.loss", "built.extras", "built.step", "built.loop"),
-        ("start", "loss", "gradient", "update", "random", "state"), ("metrics",), "it computes loss and gradient",
-    ),
-    Kind("built", ("built.",), COMPUTED, EVERYTHING, "the recipe built it otherwise"),
-    Kind(
         "package", ("packages.", "environment.torch", "environment.numpy", "environment.accelerate",
         "environment.torchdata", "environment.python"), COMPUTED, EVERYTHING,
         "another version may compute, draw or load otherwise",
     ),
     Kind("machine", ("environment.",), COMPUTED, ("rates", "metrics"), "it may round or sum otherwise"),
     Kind("holdfast", ("holdfast",), (), EVERYTHING, "it has to give the same bits"),
+    Kind(
+        "batch", ("built.batch_size", "built.grad_accum", "built.steps_per_epoch", "built.collate"),
+        ("samples", "content"), COMPUTED, "it decides which samples a step has",
+    ),
+    Kind(
+        "schedule", ("built.schedule", "built.scheduler", "built.anneals", "built.optimizer"),
+        ("rates", "loss", "rounding", "gradient", "update", "state"), (),
+        "it gives the rates, and how they are applied",
+    ),
+    Kind(
+        "model", ("built.model", "built.loss", "built.extras", "built.step", "built.loop"),
+        ("start", "loss", "gradient", "update", "random", "state"), ("rates", "rounding", "metrics"),
+        "it computes loss and gradient",
+    ),
+    Kind("built", ("built.",), ("start", "loss", "gradient", "update", "state"), EVERYTHING, "it was built otherwise"),
 )  # fmt: skip
 NO_KIND = Kind("operational", ("",), (), (), "it changes no bit")
+ORDER = [kind.name for kind in (*KINDS, NO_KIND)]
+SOURCES_OF_BUILT = {"data", "setting", "source", "package", "holdfast"}
 
 CLASSES = {"source": "code", "built": "built", "file": "data", "package": "package"}
 
@@ -107,23 +118,30 @@ class Suspect:
     reason: str
 
 
-def find_evidence(fields: Sequence[str], step: int | None) -> Evidence:
+def find_evidence(first: Difference | None, values: tuple[Any, Any] = (None, None)) -> Evidence:
     """Return the evidence in the first field that differs.
 
     Args:
-        fields: the fields that differ in the first step that differs, causes first; empty if no step's line differs.
-        step: that step.
+        first: the first difference between the trails; None if no step's line differs.
+        values: the two values of its first field.
     """
-    if not fields:
+    if first is None:
         return "state"
-    first = fields[0]
+    name = first.fields[0]
+    if name in ("loss", "grad_norm") and _is_rounding(*values):
+        return "rounding"
     known: dict[str, Evidence] = {
         "samples": "samples", "batch content": "content", "lrs": "rates", "anneals": "rates", "grad_norm": "gradient",
         "rng": "random", "metrics": "metrics",
     }  # fmt: skip
-    if first in ("loss", "logged"):
-        return "start" if step == 1 else "loss"
-    return known.get(first, "update" if first.partition(".")[0] in COMPONENTS else "state")
+    if name in ("loss", "logged"):
+        return "start" if first.step == 1 else "loss"
+    return known.get(name, "update" if name.partition(".")[0] in COMPONENTS else "state")
+
+
+def _is_rounding(one: Any, other: Any) -> bool:
+    is_number = all(type(value) in (int, float) for value in (one, other))
+    return is_number and math.isclose(one, other, rel_tol=ROUNDING)
 
 
 def list_changes(one: Past, other: Past, configs: tuple[dict[str, Any], dict[str, Any]]) -> list[tuple[str, Change]]:
@@ -176,27 +194,24 @@ def _shorten(value: Any) -> Any:
 def rank(rows: Iterable[tuple[str, Change]], evidence: Evidence | None) -> list[Suspect]:
     """Order differences by how well they explain the evidence, best first.
 
-    A setting whose two values are also those of a built value that explains the evidence well does so, too: a learning
-    rate in ``settings`` and in the optimizer. If nothing explains it well, settings, code and whatever may be the cause
-    stay in the order of `KINDS`.
+    A built value that explains the evidence well follows from something else: from a setting with the same two values
+    if there is one, such as a learning rate; otherwise from any of `SOURCES_OF_BUILT`. Those explain it well, too.
 
     Args:
         evidence: None if the trainings are equal: then no difference changed anything.
     """
     rows = list(rows)
-    kinds = {change.name: _find_kind(change) for _, change in rows}
-    built = [
-        change for _, change in rows if change.kind == "built" and evidence in kinds[change.name].likely
-    ]  # fmt: skip
+    explaining = [change for _, change in rows if change.kind == "built" and evidence in _find_kind(change).likely]
+    is_traced = any(_has_same_values(change, each) for _, change in rows for each in explaining)
     found = []
     for cls, change in rows:
-        kind = kinds[change.name]
+        kind = _find_kind(change)
         tier = _judge(kind, evidence)
-        if kind.name == "setting" and any(_has_same_values(change, each) for each in built):
-            tier = "likely"
-        found.append((TIERS.index(tier), KINDS.index(kind) if kind in KINDS else len(KINDS), change.name, cls, change))
-    found.sort(key=lambda row: row[:3])
-    return [Suspect(TIERS[tier], cls, change, kinds[change.name].reason) for tier, _, _, cls, change in found]
+        if tier == "possible" and explaining and kind.name in SOURCES_OF_BUILT:
+            is_source = any(_has_same_values(change, each) for each in explaining)
+            tier = "likely" if is_source or not is_traced else tier
+        found.append((TIERS.index(tier), ORDER.index(kind.name), change.name, Suspect(tier, cls, change, kind.reason)))
+    return [suspect for *_, suspect in sorted(found, key=lambda row: row[:3])]
 
 
 def _judge(kind: Kind, evidence: Evidence | None) -> Tier:
@@ -209,8 +224,10 @@ def _find_kind(change: Change) -> Kind:
     return next((kind for kind in KINDS if change.name.startswith(kind.names)), NO_KIND)
 
 
-def _has_same_values(change: Change, other: Change) -> bool:
-    return is_same(change.saved, other.saved) and is_same(change.current, other.current)
+def _has_same_values(change: Change, built: Change) -> bool:
+    if change.kind == "built":
+        return False
+    return is_same(change.saved, built.saved) and is_same(change.current, built.current)
 
 
 def describe(change: Change, one: str, other: str) -> str:
