@@ -11,6 +11,7 @@ from holdfast.cli import (
     starting,
     stores,
     training,
+    watching,
 )
 from holdfast.cli.app import app, main
 from holdfast.command import EXIT_CODES, run_app
@@ -30,4 +31,5 @@ __all__ = [
     "starting",
     "stores",
     "training",
+    "watching",
 ]
