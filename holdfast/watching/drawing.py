@@ -193,9 +193,7 @@ def _draw_notes(seen: Seen, poll: Poll) -> Iterator[RenderableType]:
 def _draw_trouble(poll: Poll) -> Iterator[RenderableType]:
     if poll.trouble or poll.silent_s:
         since = f" for {spell_s(poll.silent_s)}" if poll.silent_s else ""
-        yield _text(
-            f"the store has not answered{since}; what is shown is older: {poll.trouble or 'asking'}", "bold red"
-        )
+        yield _text(f"the store hasn't answered{since}; this view is older: {poll.trouble or 'asking'}", "bold red")
 
 
 def _make_table(*names: str) -> Table:

@@ -117,6 +117,11 @@ def _noting(poller: Poller) -> Iterator[None]:
         log.propagate = propagates
 
 
+def _wait_without_keys(within_s: float) -> str:
+    time.sleep(within_s)
+    return ""
+
+
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
     """Read keys without an Enter in the block; yield a function that waits for some, and returns them.
@@ -124,7 +129,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
     Without a terminal on standard input no key comes, and the function only waits.
     """
     if not sys.stdin.isatty():
-        yield lambda within_s: time.sleep(within_s) or ""
+        yield _wait_without_keys
         return
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)

@@ -1,6 +1,6 @@
-"""``holdfast compare`` names the one difference that was planted in a run: where it shows first, and what explains it."""
+"""``holdfast compare`` names the difference that was planted in a run: where it shows first, and what explains it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ Plant = Callable[[Planted], str]
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> Iterator[Planted]:
+def planted(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> Planted:
     """A folder with the run ``a``, in which nothing is planted."""
     planted = Planted(tmp_path_factory.mktemp("planted"), nursery).write()
     planted.train("a")
-    yield planted
+    return planted
 
 
 def compare(planted: Planted, run: str, *, is_replayed: bool = False) -> Comparison:
