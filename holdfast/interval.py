@@ -24,7 +24,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeVar
@@ -32,6 +31,7 @@ from typing import Literal, TypeVar
 from holdfast.checkpoint import Saved
 from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import AttemptRecord, Commit, EndingRecord, Journal
+from holdfast.journal.reading import read_all
 
 # The prior: one loss in one hour, with the weight of one observed loss. In 22 public recordings of spot machines and
 # clusters the mean time between losses is 0.15 to 144 hours, and less than 1.2 hours in half of them.
@@ -47,7 +47,6 @@ FIRST_STEPS = 10
 
 RECENT_COMMITS = 9
 RECENT_ATTEMPTS = 32
-READERS = 8
 
 Bound = Literal["least lost", "a save's length", "floor"]
 T = TypeVar("T")
@@ -268,9 +267,11 @@ def read_costs(journal: Journal) -> list[Cost]:
     numbers = range(max(newest - RECENT_COMMITS, 0), newest + 1)
     steps = {0: 0}
     costs = []
-    for commit in _read_all(lambda number: _read_if_good(journal.read_commit, number), numbers):
+    for commit in read_all(lambda number: _read_if_good(journal.read_commit, number), numbers):
         if commit is not None:
             steps[commit.number] = commit.step
+            if commit.why == "adopted":  # nobody was left to measure what its save cost
+                continue
             cost = cost_of(commit, commit.step - steps.get(commit.parent, commit.step))
             costs += [cost] if cost else []
     return costs
@@ -284,7 +285,7 @@ def read_losses(journal: Journal, before: int | None = None) -> Losses:
     """
     end = before or journal.attempts() + 1
     numbers = range(max(end - RECENT_ATTEMPTS, 1), end)
-    records = _read_all(lambda number: _read_if_good(journal.read_attempt, number), [*numbers, end])
+    records = read_all(lambda number: _read_if_good(journal.read_attempt, number), [*numbers, end])
     # An attempt's last commit is the one from which the next attempt continues.
     lasts = list(map(_find_continued, records[1:-1]))
     lasts.append(_find_continued(records[-1]) or journal.newest_number())
@@ -293,7 +294,7 @@ def read_losses(journal: Journal, before: int | None = None) -> Losses:
         commit = _read_if_good(journal.read_commit, last)
         return journal.read_ending(number), commit if commit and commit.attempt == number else None
 
-    ends = _read_all(read, numbers, lasts)
+    ends = read_all(read, numbers, lasts)
     known = zip(records, ends, strict=False)
     return count_losses((record, *end) for record, end in known if record is not None)
 
@@ -308,9 +309,3 @@ def _read_if_good(read: Callable[[int], T], number: int) -> T | None:
     with contextlib.suppress(NameMissing, RecordDamaged):
         return read(number) if number else None
     return None
-
-
-def _read_all(read: Callable[..., T], *numbers: Iterable[int]) -> list[T]:
-    """Call `read` for many records in parallel: a store may be far away, and a starting attempt waits for this."""
-    with ThreadPoolExecutor(READERS) as readers:
-        return list(readers.map(read, *numbers))

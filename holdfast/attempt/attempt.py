@@ -202,7 +202,9 @@ class Attempt:
         reason = known.find_reason(self.steps_per_epoch)
         self.journal.begin(self.config.recipe)  # refuses a later format
         lineage = {name: value for name, value in lineage.items() if value}
-        self.journal.claim_attempt(self.number, reason, platform.node(), os.getpid(), present.environment, lineage)
+        self.journal.claim_attempt(
+            self.number, reason, platform.node(), os.getpid(), present.environment, lineage, self.ranks.began_at
+        )
         self._is_claimed = True
         known.record_lost_attempts(self.journal, self.number)
         self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
@@ -264,7 +266,8 @@ class Attempt:
         return saved
 
     def _await_saved(self, stop: int) -> Saved:
-        ranks, restart_s = self.ranks.own, self.ranks.read_restart_s()
+        ranks = self.ranks.own
+        self.ranks.note_training()
         self._order_steps(stop)
         if stop < self.total_steps and not self.is_stopping:
             self._order_steps(self._pipeline.stop_after(stop))  # which is trained while this chunk is committed
@@ -274,7 +277,7 @@ class Attempt:
             self._pass_on_notice()
             event = ranks.next_event(self.notice.left_s() if self.notice else None)
             if isinstance(event, Saved):
-                return event.model_copy(update={"restart_s": restart_s})
+                return event.model_copy(update={"restart_s": self.ranks.restart_s})
             if isinstance(event, Progress):
                 self._observers.tell("progressed", self, event)
 
@@ -365,7 +368,7 @@ class Attempt:
                 while True:
                     event = ranks.next_event(max(0.0, deadline - time.monotonic()))
                     if isinstance(event, Saved):
-                        self._pipeline.add(event)
+                        self._pipeline.add(event.model_copy(update={"restart_s": self.ranks.restart_s}))
             except RankDied:
                 pass  # the ranks have ended, as they were told to
             except Unhealthy as error:

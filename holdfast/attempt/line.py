@@ -175,6 +175,7 @@ class Line:
             config_fingerprint=metadata.config_fingerprint,
             why=reason,
             created_at=now(),
+            trained_at=metadata.trained_at,
             **saved.model_dump(include={"train_s", "stall_s", "save_s", "restart_s"}),
         )
 

@@ -21,7 +21,7 @@ from holdfast.attempt.lineage import (
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, StateError
 from holdfast.gpus import check_gpus, settle_ranks
-from holdfast.journal import Commit, Journal
+from holdfast.journal import Commit, Journal, format_time
 from holdfast.rank import launching
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import CARRIED, Problem, Ready
@@ -40,6 +40,7 @@ class AttemptRanks:
         built: their description of what they have built.
         present: the settings, code and machine that they train with.
         ancestor: the checkpoint of another run that this run begins with; None if it begins with its own weights.
+        restart_s: seconds from the start of these ranks until they began to train; 0 before that.
         restored: the number of the commit that was last restored into them, and so verified; 0 for none.
     """
 
@@ -50,7 +51,7 @@ class AttemptRanks:
         self.config = config
         self._journal = journal
         self._number = number
-        self._restart_s = 0.0
+        self.restart_s = 0.0
         self.running: Ranks | None = None
         self.ancestor: Ancestor | None = None
         self.restored = 0
@@ -83,7 +84,7 @@ class AttemptRanks:
         self.present = present
 
     def _start(self, newest: Commit | None) -> None:
-        self._restart_s = 0.0
+        self.restart_s = 0.0
         self.running = launching.start(*_arguments(self.config, self._number, newest))
         try:
             gpus = self._check_gpus(self.running)  # while the ranks import torch
@@ -138,10 +139,14 @@ class AttemptRanks:
             content_id = found.checkpoint_sha256[:12]
             log.info("begins with the weights of run %s, commit %d (%s)", found.run, found.commit, content_id)
 
-    def read_restart_s(self) -> float:
-        """Return the seconds from the start of these ranks until the first call, which is made when training begins."""
-        self._restart_s = self._restart_s or time.monotonic() - self.own.began
-        return self._restart_s
+    @property
+    def began_at(self) -> str:
+        """The time when the running ranks were started, as records hold it."""
+        return format_time(time.time() - (time.monotonic() - self.own.began))
+
+    def note_training(self) -> None:
+        """Note that these ranks are about to train; the first call sets `restart_s`."""
+        self.restart_s = self.restart_s or time.monotonic() - self.own.began
 
     def end(self) -> None:
         """End the ranks, if there are any."""

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from holdfast.config import PART_BYTES
-from holdfast.journal import FOLDER, Commit, FileRecord, Record
+from holdfast.journal import FOLDER, Commit, FileRecord, LaterTime, Record
 from holdfast.probe import Probe
 
 METADATA = "metadata.json"
@@ -19,6 +19,8 @@ class Metadata(Record):
     """The content of ``metadata.json``: facts about a checkpoint that can be read without its payload.
 
     Attributes:
+        trained_at: when its last step ended. Empty, and `train_s` 0, if an earlier version wrote the checkpoint.
+        train_s: seconds that its steps took since the previous save.
         optimizer_steps_epoch: completed steps of the newest epoch; ``steps_per_epoch`` at its end. Earlier versions
             wrote 0 at an epoch's end, so use `is_at_epoch_end`.
         learning_rate_history: for each completed epoch, the learning rates (one a parameter group) of its first step.
@@ -30,6 +32,8 @@ class Metadata(Record):
 
     epoch: int
     created_at: str
+    trained_at: LaterTime = ""
+    train_s: float = Field(0.0, ge=0)
     writer: str = Field(
         "", description="random token of the save, so that of two writers with equal states only one gets the folder"
     )

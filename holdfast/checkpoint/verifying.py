@@ -254,7 +254,8 @@ def find_orphans(
             continue
         if not damaged and content_id(metadata.parts) == metadata.checkpoint_sha256:
             assert trail.file is not None
-            yield Saved(path=path, files=[*metadata.parts, trail.file, described], metadata=metadata)
+            files = [*metadata.parts, trail.file, described]
+            yield Saved(path=path, files=files, metadata=metadata, train_s=metadata.train_s)
 
 
 def _find_children(

@@ -1,6 +1,7 @@
 """The command line ``holdfast``: train runs, look at them, check them and keep them."""
 
 from holdfast.cli import (
+    accounting,
     comparing,
     differences,
     keeping,
@@ -18,6 +19,7 @@ from holdfast.command import EXIT_CODES, run_app
 
 __all__ = [
     "EXIT_CODES",
+    "accounting",
     "app",
     "comparing",
     "differences",

@@ -69,6 +69,7 @@ class Journal(RunFolder):
         pid: int,
         environment: dict[str, Any],
         lineage: dict[str, Any] | None = None,
+        began_at: str = "",
     ) -> AttemptRecord:
         """Claim attempt ``number`` for this process alone. Every attempt with a lower number is then superseded.
 
@@ -80,6 +81,7 @@ class Journal(RunFolder):
             host: the name of this machine.
             environment: the machine, the packages and the code.
             lineage: what differs from the attempt before.
+            began_at: when the attempt's ranks were started; empty if unknown.
 
         Raises:
             Superseded: another process claimed the number.
@@ -88,6 +90,7 @@ class Journal(RunFolder):
             number=number,
             why=reason,
             created_at=now(),
+            began_at=began_at,
             host=host,
             pid=pid,
             writer=secrets.token_hex(16),

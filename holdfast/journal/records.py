@@ -29,6 +29,8 @@ def _check_time(text: str) -> str:
 
 # A point in time as records hold it: ISO 8601 with its offset from UTC.
 Time = Annotated[str, AfterValidator(_check_time)]
+# The same, but empty in records from before the field was added.
+LaterTime = Annotated[str, AfterValidator(lambda text: text and _check_time(text))]
 
 
 class Record(BaseModel):
@@ -103,6 +105,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def format_time(seconds: float) -> str:
+    """Return a time in seconds since 1970 as records hold exact ones: UTC, ISO 8601, milliseconds."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
 class RunRecord(Record):
     """``run.json``: the run's name, recipe and format."""
 
@@ -137,6 +144,7 @@ class AttemptRecord(Record):
     number: int = Field(ge=1)
     why: str
     created_at: Time
+    began_at: LaterTime = Field("", description="when its ranks were started; empty, as in older records, if unknown")
     host: str
     pid: int
     writer: str = Field("", description="a random token; attempts from before it was added have none")
@@ -193,6 +201,7 @@ class Commit(Record):
     config_fingerprint: str = Field(pattern=SHA256)
     why: str = Field(description="chunk, preempted or adopted")
     created_at: Time
+    trained_at: LaterTime = Field("", description="when its last step ended; empty, as in older records, if unknown")
     train_s: float = Field(0.0, ge=0, description="seconds in its steps; 0, as in the others, if unknown")
     stall_s: float = Field(0.0, ge=0, description="seconds that training paused for its save")
     save_s: float = Field(0.0, ge=0, description="seconds from the copy of its state until it was durable")

@@ -11,7 +11,7 @@ import torch
 from holdfast import checkpoint, state
 from holdfast.canonical import spell_floats
 from holdfast.errors import RecipeError, Unhealthy
-from holdfast.journal import now
+from holdfast.journal import format_time, now
 from holdfast.probe import Probe, check_health
 from holdfast.store import Store
 from holdfast.training.build import Training
@@ -47,7 +47,7 @@ def begin_save(
         StoreError: the save before has failed.
     """
     lines = training.read_metrics()  # waits for the device, which counts as training, not as the stall of a save
-    began = time.monotonic()
+    began, trained_at = time.monotonic(), format_time(time.time())
     probe = measure(training)
     _refuse_unhealthy(training, probe)
     rank_probes = training.gather(probe) if training.accelerator.num_processes > 1 else []
@@ -66,7 +66,7 @@ def begin_save(
 
         text = "".join(json.dumps(spell_floats(line), sort_keys=True) + "\n" for line in lines)
         described = describe_state(training, probe) | {
-            "rank_probes": rank_probes,
+            "trained_at": trained_at, "train_s": train_s, "rank_probes": rank_probes,
             "previous_checkpoint_sha256": training.parent, "config_fingerprint": fingerprint,
             "environment": environment,
         }  # fmt: skip
