@@ -4,10 +4,10 @@ Every text from the store is made safe: a name may hold escape sequences.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.console import ConsoleDimensions, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -15,10 +15,13 @@ from rich.text import Text
 from holdfast.journal import Commit
 from holdfast.terminal import one_line, spell_s
 from holdfast.watching.health import Health, State, find_speed, judge
-from holdfast.watching.reading import Seen
+from holdfast.watching.seen import Seen
 
 BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-=*#"
 BAR_WIDTH = 24
+LONGEST_NAME = 24
+# The least width of a terminal, in characters, at which a column is shown.
+LEAST_WIDTH = {"epoch": 70, "MB": 90, "checkpoint": 90, "why": 80, "host": 90, "": 70, "last sign": 80}
 SPARKS = 40
 SHOWN_COMMITS, SHOWN_ATTEMPTS, SHOWN_NOTES = 8, 5, 4
 # The lines of the view beside those of commits: all of them are shown on a terminal of 24 lines.
@@ -46,11 +49,11 @@ class Poll:
     notes: tuple[str, ...] = ()
 
 
-def draw_run(seen: Seen, poll: Poll, height: int, *, is_plain: bool = False) -> RenderableType:
+def draw_run(seen: Seen, poll: Poll, size: ConsoleDimensions, *, is_plain: bool = False) -> RenderableType:
     """Return the view of one run.
 
     Args:
-        height: lines of the terminal: with fewer lines, fewer commits are shown.
+        size: of the terminal: with fewer lines, fewer commits are shown; with fewer columns, fewer of their values.
         is_plain: whether the terminal's encoding lacks bars.
     """
     age_s = max(0.0, poll.now - seen.sign_at)
@@ -62,35 +65,37 @@ def draw_run(seen: Seen, poll: Poll, height: int, *, is_plain: bool = False) -> 
         _draw_progress(seen),
         _draw_facts(_list_facts(seen, health, age_s, is_plain)),
     ]
-    shown = max(1, min(SHOWN_COMMITS, height - OTHER_LINES))
+    shown = max(1, min(SHOWN_COMMITS, size.height - OTHER_LINES))
     commits = [commit for commit in seen.commits if commit.number > seen.newest - shown]
-    rows += [Text(), _draw_commits(seen, commits, head)] if commits else []
-    rows += [Text(), _draw_attempts(seen)] if seen.attempts else []
+    rows += [Text(), _draw_commits(seen, commits, head, size.width)] if commits else []
+    rows += [Text(), _draw_attempts(seen, size.width)] if seen.attempts else []
     return Group(*rows, *_draw_notes(seen, poll), Text("q leaves", style="dim"))
 
 
-def draw_store(url: str, runs: Sequence[Seen], poll: Poll, height: int, *, is_plain: bool = False) -> RenderableType:
+def draw_store(
+    url: str, runs: Sequence[Seen], poll: Poll, size: ConsoleDimensions, *, is_plain: bool = False
+) -> RenderableType:
     """Return the view of a store's runs, a line each; those that train come first if the terminal has few lines."""
-    table = _make_table("run", "state", "step", "loss", "", "steps/s", "last sign")
+    rows = []
     judged = [(seen, judge(seen, max(0.0, poll.now - seen.sign_at))) for seen in runs]
-    shown = max(1, height - 6)
+    shown = max(1, size.height - 6)
     order: list[State] = ["late", "training", "starting", "waiting", "unreadable", "ended", "complete"]
     chosen = judged if len(judged) <= shown else sorted(judged, key=lambda row: order.index(row[1].state))[:shown]
     for seen, health in chosen:
         head = seen.head
         speed = find_speed(seen, head) if head else 0.0
-        table.add_row(
-            _text(seen.run),
-            Text(health.state if health.state != "unreadable" else one_line(health.text), style=STYLES[health.state]),
-            _text(_format_steps(seen)), _text(_format_loss(head)),
-            _text(make_sparks(find_losses(seen), 16, is_plain=is_plain)),
-            _text(f"{speed:.3g}" if speed else ""),
-            _text(f"{spell_s(poll.now - seen.sign_at)} ago" if seen.sign_at and not seen.problem else ""),
-        )  # fmt: skip
+        text = health.text if health.state == "unreadable" else health.state
+        sign = f"{spell_s(poll.now - seen.sign_at)} ago" if seen.sign_at and not seen.problem else ""
+        rows.append({
+            "run": _text(_shorten(seen.run)), "state": _text(text, STYLES[health.state]),
+            "step": _text(_format_steps(seen)),
+            "loss": _text(_format_loss(head)), "": _text(make_sparks(find_losses(seen), 16, is_plain=is_plain)),
+            "steps/s": _text(f"{speed:.3g}" if speed else ""), "last sign": _text(sign),
+        })  # fmt: skip
     hidden = len(judged) - len(chosen)
-    rows = [_line(("store ", "dim"), (url, "bold")), table if runs else _text("no runs yet")]
-    rows += [_text(f"and {hidden} more runs")] if hidden else []
-    return Group(*rows, *_draw_trouble(poll), Text("q leaves", style="dim"))
+    parts = [_line(("store ", "dim"), (url, "bold")), _make_table(rows, size.width) if rows else _text("no runs yet")]
+    parts += [_text(f"and {hidden} more runs")] if hidden else []
+    return Group(*parts, *_draw_trouble(poll), Text("q leaves", style="dim"))
 
 
 def _list_facts(seen: Seen, health: Health, age_s: float, is_plain: bool) -> Iterator[tuple[str, str]]:
@@ -110,6 +115,8 @@ def _list_facts(seen: Seen, health: Health, age_s: float, is_plain: bool) -> Ite
         stop = f"-{seen.next_stop}" if seen.next_stop else ""
         since = f"{spell_s(age_s)} since the last sign, which came every {spell_s(health.expected_s)}"
         yield "chunk", f"{seen.newest + 1}: steps {head.step if head else 0}{stop or ' on'}; {since}"
+    if seen.ledger is not None:
+        yield "goodput", f"{seen.ledger.goodput:.1%} so far, {seen.ledger.efficiency:.1%} of what restarts allow"
     if seen.quarantined:
         yield "quarantined", ", ".join(map(str, seen.quarantined[-6:]))
 
@@ -146,42 +153,42 @@ def _draw_progress(seen: Seen) -> RenderableType:
 
 
 def _draw_facts(facts: Iterable[tuple[str, str]]) -> RenderableType:
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid(padding=(0, 2), expand=True)
     table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, overflow="ellipsis")
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     for name, value in facts:
-        table.add_row(_text(name, "dim"), _text(value))
+        table.add_row(_text(_shorten(name), "dim"), _text(value))
     return table
 
 
-def _draw_commits(seen: Seen, commits: Sequence[Commit], head: Commit | None) -> RenderableType:
-    table = _make_table("commit", "steps", "epoch", "loss", "steps/s", "MB", "attempt", "checkpoint")
+def _draw_commits(seen: Seen, commits: Sequence[Commit], head: Commit | None, width: int) -> RenderableType:
+    rows = []
     for commit in reversed(commits):
-        parent = seen.find_parent(commit)
-        speed = find_speed(seen, commit)
+        parent, speed = seen.find_parent(commit), find_speed(seen, commit)
         is_out = commit.number in seen.quarantined
-        table.add_row(
-            *map(_text, (
-                str(commit.number), f"{parent.step if parent else 0 if not commit.parent else '?'}-{commit.step}",
-                str(commit.epoch), _format_loss(commit), f"{speed:.3g}" if speed else "",
-                f"{commit.size_bytes / 1e6:.1f}", f"{commit.attempt} {commit.why}".removesuffix(" chunk"),
-                "quarantined" if is_out else commit.checkpoint_sha256[:12],
-            )),
-            style="red" if is_out else "bold" if commit is head else "",
-        )  # fmt: skip
-    return table
+        style = "red" if is_out else "bold" if commit is head else ""
+        start = parent.step if parent else "?" if commit.parent else 0
+        cells = {
+            "commit": str(commit.number), "steps": f"{start}-{commit.step}", "epoch": str(commit.epoch),
+            "loss": _format_loss(commit), "steps/s": f"{speed:.3g}" if speed else "",
+            "MB": f"{commit.size_bytes / 1e6:.1f}", "attempt": f"{commit.attempt} {commit.why}".removesuffix(" chunk"),
+            "checkpoint": "quarantined" if is_out else commit.checkpoint_sha256[:12],
+        }  # fmt: skip
+        rows.append({name: _text(cell, style) for name, cell in cells.items()})
+    return _make_table(rows, width)
 
 
-def _draw_attempts(seen: Seen) -> RenderableType:
-    table = _make_table("attempt", "began", "host", "ended")
+def _draw_attempts(seen: Seen, width: int) -> RenderableType:
+    rows = []
     for number, record in reversed(seen.attempts[-SHOWN_ATTEMPTS:]):
         ending = seen.find_ending(number)
-        began = f"{record.created_at[:19].replace('T', ' ')} {record.why}" if record else "its record is lost"
-        table.add_row(
-            _text(str(number)), _text(began), _text(record.host if record else ""),
-            _text(f"step {ending.step}: {ending.ending}" if ending else "not on record"),
-        )  # fmt: skip
-    return table
+        rows.append({
+            "attempt": _text(str(number)),
+            "began": _text(record.created_at[:19].replace("T", " ") if record else "its record is lost"),
+            "why": _text(record.why if record else ""), "host": _text(_shorten(record.host) if record else ""),
+            "ended": _text(f"step {ending.step}: {ending.ending}" if ending else "not on record"),
+        })  # fmt: skip
+    return _make_table(rows, width)
 
 
 def _draw_notes(seen: Seen, poll: Poll) -> Iterator[RenderableType]:
@@ -196,11 +203,19 @@ def _draw_trouble(poll: Poll) -> Iterator[RenderableType]:
         yield _text(f"the store hasn't answered{since}; this view is older: {poll.trouble or 'asking'}", "bold red")
 
 
-def _make_table(*names: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+def _make_table(rows: Sequence[Mapping[str, Text]], width: int) -> Table:
+    """Return a table of the columns that a terminal has room for. The last column takes what is left."""
+    names = [name for name in rows[0] if width >= LEAST_WIDTH.get(name, 0)]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", expand=True)
     for name in names:
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
+        table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1 if name == names[-1] else None)
+    for row in rows:
+        table.add_row(*(row[name] for name in names))
     return table
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 
 
 def _format_steps(seen: Seen) -> str:

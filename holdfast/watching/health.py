@@ -10,7 +10,7 @@ from typing import Literal
 from holdfast.endings import REASONS
 from holdfast.journal import Commit
 from holdfast.terminal import spell_s
-from holdfast.watching.reading import Seen
+from holdfast.watching.seen import Seen
 
 State = Literal["complete", "training", "starting", "late", "waiting", "ended", "unreadable"]
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from holdfast.errors import RunGone, StoreError
 from holdfast.journal import Commit
 from holdfast.watching.health import State, find_speed, judge
-from holdfast.watching.reading import RunReader, Seen, StoreReader
+from holdfast.watching.reading import RunReader, StoreReader
+from holdfast.watching.seen import Seen
 
 
 class Lines:

@@ -3,19 +3,23 @@
 A store has no sign of life between two commits: a reader sees claims of attempts, commits, endings and quarantines.
 """
 
+import contextlib
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from holdfast.checkpoint import Metadata, read_metadata
-from holdfast.errors import Damage, HoldfastError, NameMissing, RunGone, StoreError
-from holdfast.journal import AttemptRecord, Commit, EndingRecord, Journal, find_runs, record_name
+from holdfast.checkpoint import read_metadata
+from holdfast.errors import Damage, HoldfastError, NameMissing, RunGone, StoreError, WrongUse
+from holdfast.goodput import Ledger, make_ledger
+from holdfast.journal import AttemptRecord, Commit, Journal, find_runs, record_name
 from holdfast.plan import read_config
 from holdfast.store import Store
+from holdfast.watching.seen import Seen
 
 RECENT_COMMITS = 12
 # Older commits that are read for the curve of the loss, evenly spread over the run.
@@ -24,83 +28,34 @@ RECENT_ATTEMPTS = 6
 READERS = 8
 # A poll lists one of these folders. Commits come most often, so they are listed every second time.
 TURNS = ("commits", "endings", "commits", "attempts", "commits", "quarantine")
+# The ledger of the run's time reads every record, so it is left out for longer runs, and renewed once in a while.
+LEDGER_COMMITS = 200
+LEDGER_EVERY_S = 60.0
 # A store is searched for new runs once in so many polls.
 NEW_RUNS_EVERY = 5
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Seen:
-    """All that is known of a run.
-
-    Attributes:
-        commits: the newest commits and some older ones, by number; those that are quarantined, too.
-        newest: the highest number of a commit, whether or not its record can be read.
-        attempts: the newest attempts, by number; None for a record that can't be read.
-        endings: the endings of these attempts, by number.
-        quarantined: the numbers of all quarantined commits.
-        metadata: that of the newest commit that counts; None if it is lost.
-        epochs: the number of epochs to train; None if the settings are lost.
-        next_stop: the last step of the chunk after the newest commit; None if it isn't known.
-        sign_at: the time of the newest commit or claim, on this process's monotonic clock.
-        missing: a line for each record that is lost or damaged.
-        problem: why the run can't be read at all; empty if it can.
-    """
-
-    run: str
-    recipe: str = ""
-    commits: tuple[Commit, ...] = ()
-    newest: int = 0
-    attempts: tuple[tuple[int, AttemptRecord | None], ...] = ()
-    endings: tuple[EndingRecord, ...] = ()
-    quarantined: tuple[int, ...] = ()
-    metadata: Metadata | None = None
-    epochs: int | None = None
-    next_stop: int | None = None
-    sign_at: float = 0.0
-    missing: tuple[str, ...] = ()
-    problem: str = ""
-
-    @property
-    def head(self) -> Commit | None:
-        """The newest commit that can be read and isn't quarantined."""
-        return next((commit for commit in reversed(self.commits) if commit.number not in self.quarantined), None)
-
-    @property
-    def total_steps(self) -> int | None:
-        return self.epochs * self.metadata.steps_per_epoch if self.epochs and self.metadata else None
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the run is trained to its end, and no later attempt has begun to train it further."""
-        if self.head is None or self.total_steps is None or self.head.step < self.total_steps:
-            return False
-        return self.head.attempt == self.last_attempt or self.find_ending(self.last_attempt) is not None
-
-    @property
-    def last_attempt(self) -> int:
-        return self.attempts[-1][0] if self.attempts else 0
-
-    def find_parent(self, commit: Commit) -> Commit | None:
-        """Return the commit that another one was trained from, if it was read."""
-        return next((each for each in self.commits if each.number == commit.parent), None)
-
-    def find_ending(self, number: int) -> EndingRecord | None:
-        return next((ending for ending in self.endings if ending.number == number), None)
-
-
 class RunReader:
     """Reads one run. `seen` is replaced by each read, so that another thread may look at it at any time."""
 
-    def __init__(self, journal: Journal, recent: int = RECENT_COMMITS, older: int = OLDER_COMMITS) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        recent: int = RECENT_COMMITS,
+        older: int = OLDER_COMMITS,
+        ledger_commits: int = LEDGER_COMMITS,
+    ) -> None:
         """
         Args:
             recent, older: the largest numbers of the newest and of older commits to read.
+            ledger_commits: the largest number of commits of a run whose ledger is made.
         """
         self.journal = journal
         self.seen = Seen(journal.run)
-        self._recent, self._older = recent, older
+        self._recent, self._older, self._ledger_commits = recent, older, ledger_commits
+        self._ledger_at = -math.inf
         self._first = 1
         self._turns = itertools.cycle(TURNS)
         self._missing: dict[str, str] = {}
@@ -225,8 +180,18 @@ class RunReader:
         epochs = config.epochs if config else self.journal.read_epochs()
         self.seen = replace(
             self.seen, metadata=metadata or self.seen.metadata, epochs=epochs, next_stop=stop,
-            sign_at=self.seen.sign_at or self._find_sign(), missing=tuple(self._missing.values()),
+            sign_at=self.seen.sign_at or self._find_sign(), ledger=self._make_ledger(),
+            missing=tuple(self._missing.values()),
         )  # fmt: skip
+
+    def _make_ledger(self) -> Ledger | None:
+        is_due = time.monotonic() - self._ledger_at > LEDGER_EVERY_S or self.seen.is_complete
+        if self.seen.newest > self._ledger_commits or not is_due:
+            return self.seen.ledger
+        self._ledger_at = time.monotonic()
+        with contextlib.suppress(WrongUse):  # no record of an attempt is left
+            return make_ledger(self.journal)
+        return None
 
     def _find_sign(self) -> float:
         """Return the time of the newest commit or claim on the monotonic clock, by the clock of who wrote it."""
@@ -274,7 +239,7 @@ class StoreReader:
         for journal in journals:
             if journal.run not in self._readers and journal.run not in self._problems:
                 has_news = True
-                reader = RunReader(journal, recent=2, older=16)
+                reader = RunReader(journal, recent=2, older=16, ledger_commits=0)
                 try:
                     reader.begin()
                     self._readers[journal.run] = reader

@@ -87,10 +87,10 @@ def show(reader: RunReader | StoreReader, console: Console, every_s: float) -> N
     is_plain = not console.encoding.startswith("utf")
 
     def draw() -> RenderableType:
-        poll, height = poller.describe(), console.size.height
+        poll, size = poller.describe(), console.size
         if isinstance(reader, RunReader):
-            return draw_run(reader.seen, poll, height, is_plain=is_plain)
-        return draw_store(reader.store.url, reader.seen, poll, height, is_plain=is_plain)
+            return draw_run(reader.seen, poll, size, is_plain=is_plain)
+        return draw_store(reader.store.url, reader.seen, poll, size, is_plain=is_plain)
 
     poller.start()
     with (
