@@ -6,7 +6,7 @@ from holdfast import checkpoint
 from holdfast.comparison.ancestry import Ancestry, find_common_steps
 from holdfast.comparison.replaying import replay_both
 from holdfast.comparison.report import Comparison, Side
-from holdfast.comparison.suspects import find_evidence, list_changes, rank
+from holdfast.comparison.suspects import Evidence, Suspect, find_evidence, list_changes, rank
 from holdfast.errors import HoldfastError, WrongUse
 from holdfast.journal import Commit
 from holdfast.replay import Trail
@@ -25,7 +25,7 @@ def compare_trainings(one: Ancestry, other: Ancestry, *, is_replayed: bool = Fal
             find its first tensor.
 
     Raises:
-        WrongUse: the two have no step that both records know.
+        WrongUse: no step of one is known of the other.
     """
     equal, different, common = _compare_content_ids(one, other)
     after = equal[0].step if equal else 0
@@ -37,33 +37,34 @@ def compare_trainings(one: Ancestry, other: Ancestry, *, is_replayed: bool = Fal
             hint="holdfast verify shows what is left of each",
         )
     first = find_first(trail, others)
-    notes = [*one.missing, *other.missing, *notes, *more]
-    found: dict[str, Any] = {"different": []}
-    if different is not None:
-        found["different"], lost = _compare_states(one, other, different)
-        notes += lost
-    is_equal = different is None and first is None
-    if not is_equal:
-        last = (one.find_reaching(first.step), other.find_reaching(first.step)) if first else different
-        assert last is not None
-        notes += _note_changed_settings(one, last[0]) + _note_changed_settings(other, last[1])
-        if is_replayed:
-            replays, in_detail, lost = replay_both(one, other, last, after)
-            found["replays"], notes, first = replays, notes + lost, in_detail or first
-    else:
-        last = equal or (one.head, other.head)
     values = _find_values(first, trail, others)
-    evidence = None if is_equal else find_evidence(first, values)
-    return Comparison(
-        one=_describe_side(one, different or equal, 0, different is not None),
-        other=_describe_side(other, different or equal, 1, different is not None),
-        is_equal=is_equal, equal_until=after, common=common, compared_until=until,
-        different_at=different[0].step if different else None,
-        **_describe_first(first, values), **found,
-        suspects=rank(list_changes(one.read_past(last[0]), other.read_past(last[1]), _read_configs(one, other, last)),
-                      evidence),
-        notes=list(dict.fromkeys(notes)),
-    )  # fmt: skip
+    shown = different or equal
+    known: dict[str, Any] = {
+        "one": _describe_side(one, shown[0] if shown else None, differs=different is not None),
+        "other": _describe_side(other, shown[1] if shown else None, differs=different is not None),
+        "equal_until": after, "common": common, "compared_until": until,
+    }  # fmt: skip
+    notes = [*one.missing, *other.missing, *notes, *more]
+    if first is None and different is None:
+        suspects = _rank(one, other, equal or (one.head, other.head), None)
+        return Comparison(**known, is_equal=True, suspects=suspects, notes=notes)
+    if different is not None:
+        known |= {"different_at": different[0].step, "different": _compare_states(one, other, different, notes)}
+    pair = (one.find_reaching(first.step), other.find_reaching(first.step)) if first else different
+    assert pair is not None
+    suspects = _rank(one, other, pair, find_evidence(first, values))
+    notes += [*_note_changed_settings(one, pair[0]), *_note_changed_settings(other, pair[1])]
+    if is_replayed:
+        known["replays"], in_detail, more = replay_both(one, other, pair, after)
+        first, notes = in_detail or first, notes + more
+    known |= _describe_first(first, values)
+    return Comparison(**known, is_equal=False, suspects=suspects, notes=list(dict.fromkeys(notes)))
+
+
+def _rank(one: Ancestry, other: Ancestry, pair: Pair, evidence: Evidence | None) -> list[Suspect]:
+    """Return the recorded differences between two commits, the one that explains the evidence best first."""
+    changes = list_changes(one.read_past(pair[0]), other.read_past(pair[1]), _read_configs(one, other, pair))
+    return rank(changes, evidence)
 
 
 def _compare_content_ids(one: Ancestry, other: Ancestry) -> tuple[Pair | None, Pair | None, int]:
@@ -77,20 +78,21 @@ def _compare_content_ids(one: Ancestry, other: Ancestry) -> tuple[Pair | None, P
     return equal, None, len(pairs)
 
 
-def _compare_states(one: Ancestry, other: Ancestry, pair: Pair) -> tuple[list[str], list[str]]:
-    """Return the names of the values that differ in two checkpoints, and a note if they can't be read."""
+def _compare_states(one: Ancestry, other: Ancestry, pair: Pair, notes: list[str]) -> list[str]:
+    """Return the names of the values that differ in two checkpoints; note it if they can't be read."""
     try:
         states = [
             checkpoint.read_payload(line.journal.store, commit)
             for line, commit in zip((one, other), pair, strict=True)
         ]  # fmt: skip
     except HoldfastError as error:
-        return [], [f"the tensors at step {pair[0].step} weren't compared: {error}"]
-    return sorted(checkpoint.differences(*states), key=spreads), []
+        notes.append(f"the tensors at step {pair[0].step} weren't compared: {error}")
+        return []
+    return sorted(checkpoint.differences(*states), key=spreads)
 
 
 def _find_values(first: Difference | None, *trails: Trail) -> tuple[Any, Any]:
-    """Return the two values of the first field that differs; (None, None) for a component or a stream's content."""
+    """Return the two values of the first field that differs; (None, None) for a component's."""
     if first is None:
         return None, None
     one, other = (next((line for line in trail if line["step"] == first.step), {}) for trail in trails)
@@ -104,8 +106,7 @@ def _describe_first(first: Difference | None, values: tuple[Any, Any]) -> dict[s
     return known | ({"first_values": list(values)} if None not in values else {})
 
 
-def _describe_side(line: Ancestry, pair: Pair | None, index: int, differs: bool) -> Side:
-    commit = pair[index] if pair else None
+def _describe_side(line: Ancestry, commit: Commit | None, *, differs: bool) -> Side:
     return Side(
         label=line.label, commit=line.head.number, step=line.head.step,
         first=commit.number if commit and differs else 0, content_id=commit.checkpoint_sha256 if commit else "",

@@ -113,8 +113,8 @@ def _list_facts(seen: Seen, health: Health, age_s: float, is_plain: bool) -> Ite
         yield "speed", f"{speed:.3g} steps/s" + (f", {spell_s(left / speed)} left at this speed" if left > 0 else "")
     if health.state in ("training", "late"):
         stop = f"-{seen.next_stop}" if seen.next_stop else ""
-        since = f"{spell_s(age_s)} since the last sign, which came every {spell_s(health.expected_s)}"
-        yield "chunk", f"{seen.newest + 1}: steps {head.step if head else 0}{stop or ' on'}; {since}"
+        when = f"began {spell_s(age_s)} ago, its commit is expected after {spell_s(health.expected_s)}"
+        yield "chunk", f"{seen.newest + 1}: steps {head.step if head else 0}{stop or ' on'}, {when}"
     if seen.ledger is not None:
         yield "goodput", f"{seen.ledger.goodput:.1%} so far, {seen.ledger.efficiency:.1%} of what restarts allow"
     if seen.quarantined:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from holdfast.errors import RunGone, StoreError
 from holdfast.journal import Commit
+from holdfast.terminal import one_line
 from holdfast.watching.health import State, find_speed, judge
 from holdfast.watching.reading import RunReader, StoreReader
 from holdfast.watching.seen import Seen
@@ -78,7 +79,7 @@ def follow(
         for seen in runs:
             lines = known.setdefault(seen.run, Lines())
             prefix = "" if isinstance(reader, RunReader) else f"{seen.run}: "
-            yield from (f"{prefix}{line}" for line in lines.list_new(seen, time.monotonic()))
+            yield from (one_line(f"{prefix}{line}") for line in lines.list_new(seen, time.monotonic()))
         if isinstance(reader, RunReader) and reader.seen.is_complete:
             return
         sleep(every_s)
@@ -88,7 +89,7 @@ def follow(
             raise
         except StoreError as error:
             if is_reached:
-                yield f"the store doesn't answer, and is asked again every {every_s:g} s: {error}"
+                yield one_line(f"the store doesn't answer, and is asked again every {every_s:g} s: {error}")
             is_reached = False
             continue
         if not is_reached:
