@@ -93,15 +93,23 @@ def show(reader: RunReader | StoreReader, console: Console, every_s: float) -> N
         return draw_store(reader.store.url, reader.seen, poll, size, is_plain=is_plain)
 
     poller.start()
-    with (
-        _noting(poller),
-        _keys() as pressed,
-        Live(
-            draw(), console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
-        ) as live,
-    ):
+    live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+    with _noting(poller), _keys() as pressed, contextlib.closing(_Started(live)):
+        live.update(draw(), refresh=True)
         while "q" not in pressed(DRAWN_EVERY_S).lower():
             live.update(draw(), refresh=True)
+
+
+class _Started:
+    """A live display that `close` ends. Its own `with` leaves the terminal as it is on a Ctrl-C while it starts."""
+
+    def __init__(self, live: Live) -> None:
+        self.close = live.stop
+        try:
+            live.start()
+        except BaseException:
+            live.stop()
+            raise
 
 
 @contextlib.contextmanager
@@ -133,7 +141,6 @@ def _keys() -> Iterator[Callable[[float], str]]:
         return
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
-    tty.setcbreak(descriptor)
 
     def wait(within_s: float) -> str:
         if not select.select([descriptor], [], [], within_s)[0]:
@@ -142,6 +149,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
         return data.decode("ascii", errors="ignore") if data else "q"  # nothing to read: the terminal is gone
 
     try:
+        tty.setcbreak(descriptor)
         yield wait
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
