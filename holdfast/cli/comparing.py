@@ -14,7 +14,7 @@ from holdfast.terminal import counted
 INPUTS = {"samples", "batch content", "lrs", "anneals"}
 
 
-@app.command
+@app.command(usage="Usage: holdfast compare RUN OTHER [--replay]")
 def compare(one: str, other: str, /, *, replay: Flag = False, json: Json = False) -> int:
     """Tell whether two runs are the same training: the first difference, and what explains it best.
 

@@ -15,7 +15,7 @@ from holdfast.watching.lines import print_lines
 SHORTEST_S = 0.2
 
 
-@app.command
+@app.command(usage="Usage: holdfast watch RUN | STORE")
 def watch(place: str, /, *, every: Annotated[float, Parameter(name="--every")] = 2.0) -> int:
     """Watch a run, or all runs of a store, as they train: anywhere the store can be read, without writing to it.
 

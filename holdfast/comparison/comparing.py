@@ -8,7 +8,7 @@ from holdfast.comparison.replaying import replay_both
 from holdfast.comparison.report import Comparison, Side
 from holdfast.comparison.suspects import Evidence, Suspect, find_evidence, list_changes, rank
 from holdfast.errors import HoldfastError, WrongUse
-from holdfast.journal import Commit
+from holdfast.journal import Commit, Journal
 from holdfast.replay import Trail
 from holdfast.trail import Difference, find_first, spreads
 
@@ -124,8 +124,14 @@ def _note_changed_settings(line: Ancestry, commit: Commit) -> list[str]:
 
 def _read_configs(one: Ancestry, other: Ancestry, pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return all settings of two commits; of both nothing if one's are lost."""
-    configs = [
-        line.journal.read_config(commit.config_fingerprint) for line, commit in zip((one, other), pair, strict=True)
-    ]
-    left, right = (record.config if record else {} for record in configs)
+    left, right = _read_config(one.journal, pair[0]), _read_config(other.journal, pair[1])
     return (left, right) if left and right else ({}, {})
+
+
+def _read_config(journal: Journal, commit: Commit) -> dict[str, Any]:
+    """Return the settings that the run was last trained with, if they have the commit's fingerprint."""
+    snapshot = journal.read_snapshot()
+    if snapshot is not None and snapshot.fingerprint == commit.config_fingerprint:
+        return snapshot.config
+    record = journal.read_config(commit.config_fingerprint)
+    return record.config if record else {}
