@@ -2,6 +2,7 @@
 
 from holdfast.cli import (
     accounting,
+    comparing,
     differences,
     keeping,
     looking,
@@ -11,6 +12,7 @@ from holdfast.cli import (
     starting,
     stores,
     training,
+    watching,
 )
 from holdfast.cli.app import app, main
 from holdfast.command import EXIT_CODES, run_app
@@ -19,6 +21,7 @@ __all__ = [
     "EXIT_CODES",
     "accounting",
     "app",
+    "comparing",
     "differences",
     "keeping",
     "looking",
@@ -30,4 +33,5 @@ __all__ = [
     "starting",
     "stores",
     "training",
+    "watching",
 ]

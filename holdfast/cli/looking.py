@@ -19,7 +19,7 @@ from holdfast.journal.finding import open_journal
 from holdfast.signature import load_trusted_key
 from holdfast.standing import Standing, read_standing
 from holdfast.store import open_store
-from holdfast.terminal import counted
+from holdfast.terminal import counted, spell_s
 from holdfast.verification import CheckedCheckpoint, verify_run
 
 
@@ -175,10 +175,7 @@ def _format_age(time: str) -> str:
         seconds = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds())
     except (ValueError, TypeError):
         return f"at {time!r}"
-    for length, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+    return f"{spell_s(seconds)} ago"
 
 
 def _format_progress(done: int, total: int | None) -> str:

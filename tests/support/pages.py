@@ -43,6 +43,7 @@ SAID = {
     "docs/kubernetes.md": "Train on the spot GPUs of a Kubernetes cluster, from an empty account to a preemption.",
     "docs/lightning.md": "Keep Lightning's Trainer: what to change, what is kept, what is refused.",
     "docs/map.md": "This page; made from the modules' docstrings.",
+    "docs/looking.md": "Look at runs, watch them live, and compare two of them.",
     "docs/metrics.md": "Watch a run in TensorBoard, Weights & Biases, Trackio or MLflow, as one curve.",
     "docs/operating.md": "Servers, work pools, lost machines, schedules, cancel.",
     "docs/performance.md": "What Holdfast costs, and what bounds each figure.",
