@@ -58,6 +58,11 @@ down: .venv/ready
 	@npm install --silent --no-audit --no-fund --prefix .venv azurite@3.35.0 2> /dev/null && touch $@ || \
 		echo "Azurite can't be installed with npm: the tests of az:// are skipped"
 
+# The checks of the report's accessibility.
+.venv/axe: .venv/ready
+	@npm install --silent --no-audit --no-fund --prefix .venv axe-core@4.14.1 2> /dev/null && touch $@ || \
+		echo "axe-core can't be installed with npm: the tests of the report's accessibility are skipped"
+
 # Libraries that only extras have.
 .venv/extras: .venv/ready
 	@$(PIP) --group extras
@@ -68,7 +73,7 @@ down: .venv/ready
 	@{ $(PYTHON) -m venv --clear .venv/mlflow && .venv/mlflow/bin/python -m pip install --quiet mlflow 2> /dev/null; } \
 		&& touch $@ || { rm -rf .venv/mlflow; echo "MLflow can't be installed with pip: the test of its sink is skipped"; }
 
-test: .venv/ready .venv/azurite
+test: .venv/ready .venv/azurite .venv/axe
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not cluster and not extras" $(ARGS)
 
 test-extras: .venv/extras .venv/mlflow/ready

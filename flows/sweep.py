@@ -16,6 +16,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, RunStopped
 from holdfast.journal import Journal
 from holdfast.liveness import Watch
+from holdfast.report import Gatherer, make_comparison
 from holdfast.standing import read_standing
 from holdfast.store import open_store
 from holdfast.sweep import expand
@@ -41,6 +42,7 @@ def sweep(config: RunConfig, grid: dict[str, list[Any]], at_once: PositiveInt = 
     failed = _train_here(configs) if config.where == "here" else _train_on_pool(configs, at_once)
     rows = [describe_run(each, grid) for each in configs]
     create_table_artifact(rows, f"{key_of(config.run)}-sweep", f"sweep of {config.run}")
+    write_report(config, configs)
     for row in rows:
         log.info("%s", "  ".join(f"{name} {value}" for name, value in row.items()))
     if failed:
@@ -75,6 +77,19 @@ def _train_on_pool(configs: list[RunConfig], at_once: int) -> dict[str, str]:
                 if not state.is_completed():
                     failed[config.run] = state.message or state.name or ""
     return failed
+
+
+def write_report(config: RunConfig, configs: list[RunConfig]) -> None:
+    """Write ``<run>-sweep.html`` into the store: the curves, settings and results of the sweep's runs."""
+    store = open_store(config.store)
+    journals = [journal for each in configs if (journal := Journal(store, each.run)).exists()]
+    try:
+        page = make_comparison([Gatherer(journal).gather() for journal in journals])
+        store.replace(f"{config.run}-sweep.html", page.encode())
+    except HoldfastError as error:  # the runs are what they are, with or without it
+        log.warning("the report of the sweep can't be written: %s", error)
+    else:
+        log.info("report  %s/%s-sweep.html", store.url, config.run)
 
 
 def describe_run(config: RunConfig, grid: dict[str, list[Any]]) -> dict[str, Any]:

@@ -42,6 +42,7 @@ FIELD_CLASSES: dict[str, FieldClass] = {
     "supervision": "operational",
     "parity": "operational",
     "log": "operational",
+    "report": "operational",
     "signing_key": "operational",
 }
 

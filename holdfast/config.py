@@ -312,6 +312,17 @@ class Log(Section):
         return sinks
 
 
+class Report(Section):
+    """The page ``report.html`` in the run's folder."""
+
+    every: Seconds = Field(
+        60.0,
+        ge=0,
+        description="Least seconds between two updates of the report, each after a commit. The end of every attempt "
+        "updates it too. 0 writes no report.",
+    )
+
+
 class RunConfig(Section):
     """One training run: what to train, how long, and where it lies."""
 
@@ -345,6 +356,7 @@ class RunConfig(Section):
     parity: Parity = Parity()
     init_from: InitFrom | None = None
     log: Log = Log()
+    report: Report = Report()
     signing_key: str | None = Field(
         None, description="Private key that signs each commit: a PEM file, or env:NAME. It is never stored in the run."
     )

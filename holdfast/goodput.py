@@ -124,9 +124,14 @@ def make_ledger(journal: Journal, now: datetime | None = None) -> Ledger:
             "\n".join([f"run {journal.run!r} has no record of an attempt", *(f"  {line}" for line in left)]),
             hint="holdfast verify reads what is left of it" if left else "train it first",
         )
+    return account(journal.run, lives, (*missing, *map(_explain, records.missing)), now)
+
+
+def account(run: str, lives: Sequence[Life], missing: tuple[str, ...] = (), now: datetime | None = None) -> Ledger:
+    """Account for every second of a run's lives, of which there is at least one; see `make_ledger`."""
     usual = Usual.of([each for life in lives for each in life.trained])
     attempts = tuple(_account_all(lives, usual, (now or datetime.now(UTC)).timestamp()))
-    return _sum_up(journal.run, attempts, (*missing, *map(_explain, records.missing)))
+    return _sum_up(run, attempts, missing)
 
 
 def _explain(line: str) -> str:

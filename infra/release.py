@@ -39,6 +39,8 @@ ALLOWED = {
 # The CUDA build of torch brings NVIDIA's own packages. Holdfast distributes none of them.
 PROPRIETARY = ("nvidia-", "cuda-")
 OWN = "holdfast"
+# What the wheel has of others: npm packages by name, with version and licence. A test compares their files' hashes.
+VENDORED = {"uplot": ("1.6.32", "MIT")}
 
 
 class Fault(Exception):
@@ -84,6 +86,17 @@ def write_components(path: Path, version: str) -> None:
     run(BIN / "cyclonedx-py", "environment", *options, PYTHON)
     known: dict[str, Any] = json.loads(path.read_text("utf-8"))
     known["metadata"]["component"]["version"] = version
+    known["components"] += [
+        {
+            "bom-ref": f"pkg:npm/{name}@{number}",
+            "licenses": [{"license": {"id": licence}}],
+            "name": name,
+            "purl": f"pkg:npm/{name}@{number}",
+            "type": "library",
+            "version": number,
+        }
+        for name, (number, licence) in VENDORED.items()
+    ]
     path.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
@@ -102,9 +115,10 @@ def write_licences(path: Path) -> None:
 
 
 def list_packages() -> list[dict[str, str]]:
-    """Return name, version and licence of each package of the environment, less this one."""
+    """Return name, version and licence of each package of the environment, and of what the wheel has of others."""
     options = ["--format", "json", "--from", "mixed", "--with-system", "--ignore-packages", OWN]
     listed: list[dict[str, str]] = json.loads(run(BIN / "pip-licenses", "--python", PYTHON, *options))
+    listed += [{"Name": name, "Version": number, "License": licence} for name, (number, licence) in VENDORED.items()]
     return sorted(listed, key=lambda package: package["Name"].lower())
 
 

@@ -23,7 +23,7 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.context import SyncClientContext
 
 from holdfast.attempt import Attempt, Observer
-from holdfast.journal import Commit, Journal
+from holdfast.journal import REPORT, Commit, Journal
 from holdfast.rank.messages import Progress
 from holdfast.standing import Standing, read_standing
 
@@ -150,6 +150,7 @@ def _describe_standing(journal: Journal, standing: Standing) -> list[str]:
         "checkpoint": f"`{standing.checkpoint_sha256}`",
         "lies in": f"`{journal.store_url}/{journal.run}/{standing.path}`",
         "settings": f"`{standing.config_fingerprint}`",
+        "report": f"`{journal.store.url}/{REPORT}`" if journal.store.exists(REPORT) else None,
     }
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in known.items() if value is not None)]
 

@@ -24,6 +24,7 @@ from holdfast.checkpoint.metadata import (
 )
 from holdfast.checkpoint.payload import Payload, Tensor, copy_pieces, in_memory
 from holdfast.checkpoint.saving import Saver, count_cores, save
+from holdfast.checkpoint.trail import split_lines
 from holdfast.checkpoint.verifying import (
     FileDamage,
     check_saved,
@@ -68,6 +69,7 @@ __all__ = [
     "serialize",
     "serialize_tensors",
     "shorten",
+    "split_lines",
     "step_of",
     "verify",
 ]

@@ -52,7 +52,7 @@ def read_trail(folder: Store, path: str) -> Trail:
 
     first = last = None
     losses: list[Any] = []
-    for line in _lines(pieces(), name):
+    for line in split_lines(pieces(), name):
         read = _parse(line, name)
         if last is not None and read["step"] != last["step"] + 1:
             raise RecordDamaged(f"{name} has step {read['step']} after step {last['step']}")
@@ -85,7 +85,15 @@ def find_break(parent: Trail, child: Trail) -> str:
     return ""
 
 
-def _lines(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:
+def split_lines(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """Yield the lines of a trail from pieces of its bytes.
+
+    Args:
+        name: the file's name, for the message.
+
+    Raises:
+        RecordDamaged: a line is longer than any that Holdfast writes.
+    """
     rest = b""
     for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")

@@ -5,6 +5,7 @@ from holdfast.journal.links import broken_links
 from holdfast.journal.records import (
     FOLDER,
     MAX_RECORD_BYTES,
+    REPORT,
     AttemptRecord,
     Commit,
     ConfigRecord,
@@ -30,6 +31,7 @@ from holdfast.journal.records import (
 __all__ = [
     "FOLDER",
     "MAX_RECORD_BYTES",
+    "REPORT",
     "AttemptRecord",
     "Commit",
     "ConfigRecord",

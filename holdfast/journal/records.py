@@ -19,6 +19,8 @@ FOLDER = r"^epoch-[0-9]{4,9}(-step-[0-9]{8,12})?(\.[0-9]{1,6})?$"
 # Holdfast writes no longer record, so a longer one is not read into memory.
 MAX_RECORD_BYTES = 64 * 2**20
 SEAL = "record_sha256"
+# The page for a browser that is made from the records.
+REPORT = "report.html"
 
 
 def _check_time(text: str) -> str:

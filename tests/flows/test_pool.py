@@ -413,6 +413,7 @@ def test_a_sweep(run: PoolRun) -> None:
     assert "lr-0.1" in table["data"]
     for lr in ("0.1", "0.01"):
         assert PoolRun(run.pool, run.folder, f"{run.name}-lr-{lr}").standing().step == 10
+    assert "settings.lr" in (run.folder / "runs" / f"{run.name}-sweep.html").read_text("utf-8")
 
 
 def test_a_drill(run: PoolRun) -> None:

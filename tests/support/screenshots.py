@@ -1,59 +1,22 @@
-"""Pictures of a run in Prefect's UI, for the README: ``make screenshots``.
+"""Pictures of a run in Prefect's UI, for the README, and of its report: ``make screenshots``.
 
-A headless Chromium shows a real run on a real pool, with one preempted attempt.
+A headless Chromium shows a real run on a real pool, with one preempted attempt, and the reports of real runs.
 """
 
-import base64
-import contextlib
-import itertools
 import json
-import shutil
 import signal
-import subprocess
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
-from websockets.sync.client import connect
-
-from holdfast.errors import ConfigError
-from tasks.server import free_port
-from tests.conftest import ROOT, kill_tree
+from tests.conftest import ROOT
+from tests.support.chromium import Page, browser
+from tests.support.pictured import draw_reports
 from tests.support.pools import Pool, PoolRun, pool_up, strike
-from tests.support.servers import await_port
 
 FOLDER = ROOT / "docs"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-OPTIONS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--force-device-scale-factor=1",
-)  # fmt: skip
 PAGE_WITHIN_S = 8.0
-
-
-@contextlib.contextmanager
-def browser() -> Iterator[str]:
-    """Run a headless browser; yield the address of its debugging interface.
-
-    Raises:
-        ConfigError: no Chromium is installed.
-    """
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        raise ConfigError("there is no Chromium", hint="apt-get install chromium")
-    port = free_port()
-    with tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True) as profile:
-        command = [program, *OPTIONS, f"--user-data-dir={profile}", f"--remote-debugging-port={port}", "about:blank"]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            try:
-                await_port(port)
-                yield f"http://127.0.0.1:{port}"
-            finally:
-                kill_tree(process.pid)
 
 
 def take(browser: str, url: str, auth: str, path: Path, width: int, height: int) -> None:
@@ -62,25 +25,12 @@ def take(browser: str, url: str, auth: str, path: Path, width: int, height: int)
     Args:
         auth: the server's secret, which the UI keeps in the browser once a person has logged in.
     """
-    page = httpx.put(f"{browser}/json/new?about:blank", trust_env=False).json()
-    numbers = itertools.count(1)
-    with connect(page["webSocketDebuggerUrl"], max_size=None, proxy=None) as socket:
-
-        def do(method: str, **parameters: Any) -> dict[str, Any]:
-            number = next(numbers)
-            socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
-            while (answer := json.loads(socket.recv(timeout=60))).get("id") != number:
-                pass
-            return dict(answer["result"])
-
-        do("Page.enable")
+    with Page(browser) as page:
         login = f"localStorage.setItem('prefect-password', btoa({json.dumps(auth)}))"
-        do("Page.addScriptToEvaluateOnNewDocument", source=login)
-        do("Page.navigate", url=url)
-        do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        page.do("Page.addScriptToEvaluateOnNewDocument", source=login)
+        page.open(url, width, height)
         time.sleep(PAGE_WITHIN_S)
-        path.write_bytes(base64.b64decode(do("Page.captureScreenshot", format="png")["data"]))
-    httpx.get(f"{browser}/json/close/{page['id']}", trust_env=False)
+        page.take(path)
     print(path)
 
 
@@ -107,6 +57,7 @@ def main() -> None:
         ui, auth = pool.url.removesuffix("/api"), ":".join(pool.auth)
         deployment = pool.ask("GET", "/deployments/name/train/train")["id"]
         take(chromium, f"{ui}/deployments/deployment/{deployment}/run", auth, FOLDER / "form.png", 1280, 1500)
+        draw_reports(chromium, Path(scratch), FOLDER)
         train, attempt = train_and_preempt(pool, Path(scratch))
         take(chromium, f"{ui}/runs/flow-run/{train}", auth, FOLDER / "train.png", 1280, 800)
         take(chromium, f"{ui}/runs/flow-run/{attempt}", auth, FOLDER / "attempt.png", 1280, 800)

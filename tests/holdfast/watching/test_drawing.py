@@ -14,7 +14,7 @@ from holdfast.watching import RunReader, StoreReader
 from holdfast.watching.drawing import BARS, Poll, draw_run, draw_store, make_sparks
 from holdfast.watching.lines import follow
 from holdfast.watching.seen import Seen
-from tests.support.long_run import make_long_run
+from tests.support.watched import make_long_run
 from tests.support.makers import make_commit, make_latest
 
 # Sets the title, clears the screen, goes up, writes right to left, ends a line, and a C1 control.

@@ -1,0 +1,86 @@
+"""An observer that keeps the report in a run's folder up to date, while the run trains and at the attempt's end."""
+
+import contextvars
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from holdfast.attempt.observers import Observer
+from holdfast.config import RunConfig
+from holdfast.errors import Superseded
+from holdfast.journal import Commit, Journal
+from holdfast.memory.priority import Priority
+from holdfast.store import open_store
+
+if TYPE_CHECKING:
+    from holdfast.attempt.attempt import Attempt
+    from holdfast.report import Publisher
+
+log = logging.getLogger(__name__)
+
+# A complete run waits so long for its report. An attempt that has to end waits less: the next one writes it again.
+COMPLETE_WITHIN_S = 10.0
+STOPPED_WITHIN_S = 3.0
+
+
+class Reporting(Observer):
+    """Writes ``report.html`` into the run's folder: after a commit, at most every ``report.every`` s, and at the end.
+
+    A thread of the lowest priority reads what is new on the store and writes the page. Training is in other processes,
+    and nothing waits for the thread before the attempt has ended.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._every_s = config.report.every
+        self._config = config
+        self._news, self._ends = threading.Event(), threading.Event()
+        self._attempt = 0
+        self._has_warned = False
+        self._next_at = time.monotonic() + self._every_s
+        # In this thread's context, so that Prefect shows a warning with the attempt's flow run.
+        run = contextvars.copy_context().run
+        self._thread = threading.Thread(target=run, args=(self._run,), name="report", daemon=True)
+
+    def committed(self, attempt: "Attempt", commit: Commit) -> None:
+        self._tell(attempt)
+
+    def ended(self, attempt: "Attempt") -> None:
+        if not self._every_s or not attempt.journal.has_attempt(attempt.number):  # it never claimed the run
+            return
+        self._ends.set()
+        self._tell(attempt)
+        self._thread.join(COMPLETE_WITHIN_S if attempt.head and attempt.is_complete else STOPPED_WITHIN_S)
+
+    def _tell(self, attempt: "Attempt") -> None:
+        if not self._every_s:
+            return
+        self._attempt = attempt.number
+        self._news.set()
+        if self._thread.ident is None:  # not earlier: nothing ends it if the attempt is never made
+            self._thread.start()
+
+    def _run(self) -> None:
+        """Write the report after news until the attempt has ended. This is the thread's body."""
+        from holdfast.report import Publisher  # it imports numpy, which a start needn't wait for
+
+        Priority().lower()
+        publisher = Publisher(Journal(open_store(self._config.store), self._config.run))
+        is_last = False
+        while not is_last:
+            self._news.wait()
+            self._ends.wait(self._next_at - time.monotonic())
+            self._news.clear()
+            is_last = self._ends.is_set()
+            self._publish(publisher)
+            self._next_at = time.monotonic() + self._every_s
+
+    def _publish(self, publisher: "Publisher") -> None:
+        try:
+            publisher.publish(self._attempt)
+        except Superseded:
+            pass  # the later attempt writes the report
+        except Exception as error:  # a report must not end a run
+            if not self._has_warned:
+                log.warning("the report can't be written: %s; the run goes on", error or repr(error))
+            self._has_warned = True

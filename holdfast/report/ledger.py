@@ -1,0 +1,88 @@
+"""The goodput ledger on a page: one stacked bar, and the same as tables."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from holdfast.goodput import BUCKETS, AttemptLedger, Ledger, account
+from holdfast.report.gathering import History
+from holdfast.report.markup import Markup, element, join, section, table
+from holdfast.report.numbers import show_seconds
+from holdfast.timeline import Records, make_lives
+
+MEANINGS = {
+    "productive": "steps that the run still stands on",
+    "lost": "steps that died with their attempt or were taken back",
+    "stall": "training stood still for a save",
+    "restart": "from the start of ranks until they trained",
+    "save": "ranks waited for a save or a commit",
+    "drain": "from the last step until the end of an attempt that was told to end",
+    "waiting": "between two attempts",
+}
+MOST_ATTEMPTS = 100
+
+
+def make_goodput(history: History, now: float) -> Markup:
+    """Return the section that shows where the time of a run went."""
+    records = Records(history.attempts, history.endings, history.commits, frozenset(history.quarantined))
+    lives = make_lives(records)
+    if not lives:
+        return section("Goodput", "goodput", element("p", "No attempt has begun yet.", class_="empty"))
+    ledger = account(history.run, lives, now=datetime.fromtimestamp(now, UTC))
+    notes = [element("p", each, class_="note") for each in records.missing[:MOST_ATTEMPTS]]
+    return section("Goodput", "goodput", _make_summary(ledger), _make_bar(ledger), *_make_tables(ledger), *notes)
+
+
+def _make_summary(ledger: Ledger) -> Markup:
+    available_s = ledger.wall_s - ledger.buckets["waiting"]
+    text = f"{ledger.goodput:.1%} of {show_seconds(available_s)} on a machine were training that counts"
+    limit = f"; {ledger.efficiency:.1%} of the limit of {ledger.limit:.1%}, if only restarts cost time"
+    cost = f". {ledger.preemptions} preemptions cost {show_seconds(ledger.cost_per_preemption_s)} each"
+    return element("p", text, limit, cost if ledger.preemptions else "", ".")
+
+
+def _make_bar(ledger: Ledger) -> Markup:
+    parts, left = [], 0.0
+    for name in BUCKETS:
+        share = 100 * ledger.buckets[name] / (ledger.wall_s or 1.0)
+        if share:
+            title = element("title", f"{name}: {show_seconds(ledger.buckets[name])}, {share:.1f} %")
+            place = {"x": f"{left:.3f}%", "width": f"{share:.3f}%", "y": 0, "height": 34}
+            parts.append(element("rect", title, class_=f"share-{name}", **place))
+        left += share
+    return element(
+        "svg", *parts, class_="stack", role="img", aria_label="Shares of the time; the table has the numbers"
+    )
+
+
+def _make_tables(ledger: Ledger) -> Iterator[Markup]:
+    spent = ledger.buckets.items()
+    rows: list[list[object]] = [
+        [_make_key(name), _show(each), _share(each, ledger), MEANINGS[name]] for name, each in spent
+    ]
+    rows.append(["in all", show_seconds(ledger.wall_s), "", ""])
+    yield table(("bucket", "time", "share", "meaning"), rows, "Where the time went", "rows")
+    heads = ("attempt", "ended", "steps lost", *BUCKETS)
+    attempts = [_make_row(each) for each in ledger.attempts[-MOST_ATTEMPTS:][::-1]]
+    yield table(heads, attempts, "Where the time of each attempt went, the newest first", "numbers")
+    if any(not each.is_end_known and each.reason for each in ledger.attempts):
+        text = "~ The death is not on record: the attempt counts as training for at most one more chunk."
+        yield element("p", text, class_="note")
+
+
+def _make_key(name: str) -> Markup:
+    return join(element("span", class_=f"swatch share-{name}"), name)
+
+
+def _make_row(each: AttemptLedger) -> list[object]:
+    mark = "" if each.is_end_known or not each.reason else "~"
+    ended = each.reason.replace("_", " ") or "trains"
+    lost = f"{mark}{each.lost_steps:,}" if each.lost_steps else ""
+    return [each.number, f"{mark}{ended}", lost, *map(_show, each.buckets.values())]
+
+
+def _show(seconds: float) -> str:
+    return show_seconds(seconds) if seconds >= 0.005 else ""
+
+
+def _share(seconds: float, ledger: Ledger) -> str:
+    return f"{seconds / ledger.wall_s:.1%}" if ledger.wall_s else ""

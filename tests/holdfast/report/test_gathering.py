@@ -1,0 +1,87 @@
+"""Tests of gathering: what is on record, what is damaged, and that nothing is read twice."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import RunUnknown, WrongUse
+from holdfast.journal import Journal, RunRecord, record_name
+from holdfast.report import Gatherer, History
+from holdfast.report.curves import make_curves
+from holdfast.report.lives import list_lives
+from holdfast.store import open_store
+from holdfast.store.local import LocalStore
+from tests.support.long_run import LongRun
+from tests.support.makers import make_line, train
+
+
+def test_the_line_leaves_out_what_was_taken_back(history: History) -> None:
+    assert history.problems == []
+    assert sorted(history.commits.keys() - history.line) == [10, 11, 12]
+    assert history.newest is not None
+    assert history.newest.number == 20
+    (loss,) = make_curves([history])["curves"]["train/loss"]
+    assert loss["x"] == [*range(1, 171)]
+    assert loss["rolled_count"] == 1
+    assert loss["rolled"][0][0] == [*range(91, 121)]
+
+
+def test_attempts_have_their_reasons_and_the_time_between(history: History) -> None:
+    lives = list_lives(history)
+    assert [life.reason for life in lives] == ["crashed", "unhealthy", "preempted", "completed"]
+    assert [life.gap_s for life in lives] == [0.0, 12.0, 9.0, 9.0]  # a crash is known by its last sign
+    assert [life.first_step for life in lives] == [0, 50, 100, 120]
+
+
+def test_a_damaged_record_hides_only_itself(rolled: LongRun) -> None:
+    for name in ("commits/00000005.json", "attempts/00000002.json", "metrics/00000007.jsonl", "run.json"):
+        path = rolled.folder / name
+        path.write_bytes(b"?" + path.read_bytes()[1:])
+    (rolled.folder / "commits/00000006.json").unlink()
+    (rolled.folder / "metrics/00000008.jsonl").unlink()
+    history = Gatherer(rolled.journal).gather()
+    said = "\n".join(history.problems)
+    numbers = {"commits": (5, 6), "attempts": (2,), "metrics": (7, 8)}
+    named = [f"{folder}/{number:08d}" for folder, each in numbers.items() for number in each]
+    for name in [*named, "run.json"]:
+        assert name in said, name
+    assert len(history.commits) == 18
+    (loss,) = make_curves([history])["curves"]["train/loss"]
+    assert {1, 62, 170} <= set(loss["x"])  # of 00000007 only the first line is damaged
+    assert 61 not in loss["x"]
+
+
+def test_a_run_without_run_json_is_shown_and_none_is_unknown(rolled: LongRun, tmp_path: Path) -> None:
+    (rolled.folder / "run.json").unlink()
+    assert "run.json is missing" in Gatherer(rolled.journal).gather().problems
+    with pytest.raises(RunUnknown):
+        Gatherer(Journal(open_store(str(tmp_path)), "nowhere")).gather()
+
+
+def test_a_run_of_a_later_format_is_refused(rolled: LongRun) -> None:
+    record = RunRecord(format=99, run="rolled", recipe="m:f", first_commit=1, created_at="2026-01-01T00:00:00+00:00")
+    (rolled.folder / "run.json").write_bytes(record.to_bytes())
+    with pytest.raises(WrongUse, match="format 99"):
+        Gatherer(rolled.journal).gather()
+
+
+def test_a_second_look_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = make_line(open_store(str(tmp_path)))
+    for _ in range(3):
+        train(line)
+    gatherer = Gatherer(Journal(open_store(str(tmp_path)), "run"))
+    gatherer.gather()
+    train(line)
+    read: list[str] = []
+    monkeypatch.setattr(LocalStore, "read", _noting(LocalStore.read, read))
+    history = gatherer.gather()
+    assert len(history.commits) == 4
+    assert [name for name in read if name.startswith("commits/")] == [record_name("commits", 4)]
+
+
+def _noting(method, read):  # type: ignore[no-untyped-def]
+    def noted(store, name, *arguments):  # type: ignore[no-untyped-def]
+        read.append(name)
+        return method(store, name, *arguments)
+
+    return noted
