@@ -14,6 +14,7 @@ from holdfast.checkpoint.format import (
 from holdfast.checkpoint.metadata import (
     METADATA,
     METRICS,
+    SHOWN,
     Metadata,
     Saved,
     content_id,
@@ -40,6 +41,7 @@ __all__ = [
     "METADATA",
     "METRICS",
     "PAYLOAD",
+    "SHOWN",
     "FileDamage",
     "Metadata",
     "Payload",

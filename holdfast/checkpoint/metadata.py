@@ -13,6 +13,7 @@ from holdfast.probe import Probe
 
 METADATA = "metadata.json"
 METRICS = "metrics.jsonl"
+SHOWN = "shown.jsonl"
 
 
 class Metadata(Record):
@@ -61,6 +62,7 @@ class Metadata(Record):
     checkpoint_size_bytes: int
     parts: list[FileRecord] = Field(default_factory=list)
     part_bytes: int = PART_BYTES
+    shown: FileRecord | None = Field(None, description="``shown.jsonl``; None if its steps have shown nothing")
     previous_checkpoint_sha256: str
     config_fingerprint: str
     environment: dict[str, Any] = Field(

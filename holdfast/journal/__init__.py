@@ -22,6 +22,7 @@ from holdfast.journal.records import (
     now,
     read_record,
     record_name,
+    shown_name,
     signature_name,
 )
 
@@ -49,5 +50,6 @@ __all__ = [
     "now",
     "read_record",
     "record_name",
+    "shown_name",
     "signature_name",
 ]

@@ -32,6 +32,7 @@ from holdfast.journal.records import (
     now,
     read_record,
     record_name,
+    shown_name,
     signature_name,
 )
 from holdfast.store import Store
@@ -283,6 +284,10 @@ class Journal(RunFolder):
     def publish_metrics(self, number: int, metrics: bytes) -> None:
         """Write a commit's trail to ``metrics/``, where it remains when the checkpoint with its own copy is pruned."""
         self.store.replace(metrics_name(number), metrics)
+
+    def publish_shown(self, number: int, shown: bytes) -> None:
+        """Write what a commit's steps have shown to ``shown/``, where it remains when the checkpoint is pruned."""
+        self.store.replace(shown_name(number), shown)
 
     def publish_latest(self, latest: Latest) -> None:
         """Replace ``latest.json``."""
