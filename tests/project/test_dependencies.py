@@ -26,10 +26,18 @@ EXTRA_MODULES = {
     "tensorboard": ["sinks/tensorboard.py"],
     "trackio": ["sinks/trackio.py"],
     "transformers": ["adapters/trainer_arguments.py", "adapters/transformers.py"],
+    "vision": ["recipes/digits.py"],
     "wandb": ["sinks/wandb.py"],
 }
-# Extras that only make test installs, in the dependency group `adapters`.
-LATER = {"lightning", "tensorboard", "trackio", "transformers", "wandb"}
+# Extras that only make test installs, in the dependency group `adapters`, each with a module that it brings.
+LATER = {
+    "lightning": "lightning",
+    "tensorboard": "tensorboard",
+    "trackio": "trackio",
+    "transformers": "transformers",
+    "vision": "sklearn",
+    "wandb": "wandb",
+}
 # Extras also name packages that fsspec loads by URL, and bounds on what Prefect itself requires.
 NOT_IMPORTED = {"s3": {"s3fs"}, "azure": {"adlfs"}, "gcs": {"gcsfs"}, "prefect": {"fastapi", "sqlalchemy"}}
 
@@ -78,7 +86,7 @@ def test_the_core_dependencies_are_what_the_engine_imports() -> None:
 @pytest.mark.parametrize("extra", EXTRA_MODULES)
 def test_an_extra_is_what_its_modules_import(extra: str) -> None:
     if extra in LATER:
-        pytest.importorskip(extra)
+        pytest.importorskip(LATER[extra])
     imported = find_distributions([ROOT / "holdfast" / name for name in EXTRA_MODULES[extra]])
     assert imported - CORE == EXTRAS[extra] - NOT_IMPORTED.get(extra, set())
 
