@@ -153,11 +153,16 @@ class Saver:
 
 
 def save(
-    folder: Store, payload: Payload, metadata: dict[str, Any], metrics: str, part_bytes: int = PART_BYTES
+    folder: Store,
+    payload: Payload,
+    metadata: dict[str, Any],
+    metrics: str,
+    part_bytes: int = PART_BYTES,
+    shown: bytes = b"",
 ) -> Saved:
     """Save a checkpoint and wait until it is durable; see `Saver.begin`."""
     saver = Saver(part_bytes)
-    saver.begin(folder, payload, metadata, metrics)
+    saver.begin(folder, payload, metadata, metrics, shown=shown)
     saved = saver.wait()
     assert saved is not None
     return saved

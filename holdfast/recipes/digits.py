@@ -164,7 +164,7 @@ def draw_confusion(counts: list[list[int]]) -> bytes:
             if count:
                 share, is_right = count / sum(row), digit == answer
                 shapes.append(_draw_cell(answer + 1, digit + 1, "#1a7f37" if is_right else "#cf222e", share))
-                shapes.append(_draw_text(answer + 1, digit + 1, str(count), "#000"))
+                shapes.append(_draw_text(answer + 1, digit + 1, str(count), "#fff" if share > 0.5 else "#000"))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{side}" height="{side}" viewBox="0 0 {side} {side}">'
         f'<rect width="{side}" height="{side}" fill="#fff"/>'

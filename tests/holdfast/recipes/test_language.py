@@ -63,4 +63,4 @@ def test_a_byte_does_not_depend_on_later_bytes() -> None:
 def test_an_untrained_model_needs_about_eight_bits_a_byte() -> None:
     torch.manual_seed(0)
     model = Decoder(context=16, layers=1, heads=1, width=8, dropout=0.0).eval()
-    assert bits_per_byte(model, Windows(bytes(range(256)) * 4, 16), CPU) == pytest.approx(8.0, abs=0.1)
+    assert bits_per_byte(model, Windows(bytes(range(256)) * 4, 16), torch.device("cpu")) == pytest.approx(8.0, abs=0.1)
