@@ -1,16 +1,11 @@
 """Texts and pictures that are shown: kept beside the trail, the same after every death, and no part of the state."""
 
 import json
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from holdfast import Recipe, Run
 from holdfast.checkpoint import METRICS, SHOWN
 from holdfast.config import Determinism, Retention, RunConfig
 from holdfast.errors import RecipeError, RecordDamaged
@@ -34,20 +29,10 @@ from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryStore
 from holdfast.verification import verify_run
 from tests.support.makers import STEPS_PER_EPOCH, assert_good, make_line, root, save_next, train
+from tests.support.showing import PER_EPOCH, PICTURE, png
 from tests.support.trainings import content_id, live, make, save_step, train_to
 
-PICTURE = b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>'
-PER_EPOCH = 4
 TOTAL = 3 * PER_EPOCH
-
-
-def png(width: int = 1) -> bytes:
-    """Return a PNG of one black row."""
-    parts = [(b"IHDR", struct.pack(">IIBBBBB", width, 1, 8, 0, 0, 0, 0)), (b"IDAT", zlib.compress(bytes(width + 1)))]
-    parts.append((b"IEND", b""))
-    chunks = (struct.pack(">I", len(data)) + kind + data for kind, data in parts)
-    sums = (struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(map(b"".join, zip(chunks, sums, strict=True)))
 
 
 # ---- one text or picture
@@ -206,24 +191,11 @@ def test_a_packed_checkpoint_brings_what_was_shown(store: LocalStore, tmp_path: 
 # ---- in training
 
 
-def painted(shows: bool = True) -> Recipe:
-    model = nn.Linear(1, 1)
-
-    def evaluate(model: nn.Module) -> dict[str, Any]:
-        drawn = {"noise": f"{torch.rand(1).item()}", "picture": png(), "plot": PICTURE} if shows else {}
-        return {"weight": next(model.parameters()).sum(), **drawn}
-
-    return Recipe(
-        model=model, data=[torch.ones(1)] * 4, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), batch_size=2,
-        loss=lambda model, batch: (model(batch) + torch.rand(1)).square().mean(), evaluate=evaluate,
-    )  # fmt: skip
-
-
 @pytest.mark.usefixtures("same_process")
 def test_what_evaluate_shows_is_kept_and_is_no_part_of_the_state(tmp_path: Path) -> None:
     ids = []
     for shows in (True, False):
-        training = make(tmp_path / str(shows), f"{__name__}:painted", shows=shows)
+        training = make(tmp_path / str(shows), "tests.support.showing:painted", shows=shows)
         train_to(training, 4)
         store = LocalStore(str(tmp_path / str(shows) / "run"))
         saved = save_step(training, store)
@@ -239,26 +211,6 @@ def test_what_evaluate_shows_is_kept_and_is_no_part_of_the_state(tmp_path: Path)
     assert ids[0] == ids[1]
 
 
-def epochs(run: Run) -> None:
-    """Show and log in steps, and in the code at an epoch's beginning and at its end."""
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run.keep(model=model, optimizer=optimizer)
-    for epoch in run.epochs(per_epoch=PER_EPOCH):
-        run.show(beginning=f"epoch {epoch}")
-        run.log(begun=epoch)
-        for step in run.steps():
-            loss = model(torch.rand(1, 1)).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            step.log(loss=loss)
-            if step.number % 2:
-                step.show(weight=f"{step.number} {model.weight.item()}")
-        if epoch < 2:
-            run.show(end=f"epoch {epoch} {model.weight.item()}")
-
-
 def read_lines(folder: Path, name: str) -> list[Any]:
     lines = [json.loads(line) for file in folder.glob(f"run/*/{name}") for line in file.read_bytes().splitlines()]
     return sorted(lines, key=lambda line: int(line["step"]))
@@ -268,7 +220,7 @@ def read_lines(folder: Path, name: str) -> list[Any]:
 def test_a_loop_that_is_cut_at_every_step_shows_and_logs_the_same(tmp_path: Path) -> None:
     configs = [
         RunConfig(
-            recipe=f"{__name__}:epochs", run="r", store=str(tmp_path / name), epochs=3,
+            recipe="tests.support.showing:epochs", run="r", store=str(tmp_path / name), epochs=3,
             determinism=Determinism(mode="fast"),
         )
         for name in ("straight", "cut")
@@ -290,17 +242,10 @@ def test_a_loop_that_is_cut_at_every_step_shows_and_logs_the_same(tmp_path: Path
     assert [line.get("logged") for line in read_lines(tmp_path / "cut", METRICS)] == logged
 
 
-def careless(run: Run) -> None:
-    model = nn.Linear(1, 1)
-    run.keep(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    for step in run.steps(per_epoch=1):
-        step.show(picture=b"no picture")
-
-
 @pytest.mark.usefixtures("same_process")
 def test_a_loop_that_shows_no_picture_is_told_its_line(tmp_path: Path) -> None:
     config = RunConfig(
-        recipe=f"{__name__}:careless", run="r", store=str(tmp_path), determinism=Determinism(mode="fast")
+        recipe="tests.support.showing:careless", run="r", store=str(tmp_path), determinism=Determinism(mode="fast")
     )
-    with pytest.raises(RecipeError, match=r"test_shown\.py:\d+: picture: expected the bytes of a PNG or an SVG"):
+    with pytest.raises(RecipeError, match=r"showing\.py:\d+: picture: expected the bytes of a PNG or an SVG"):
         live(config, 1)
