@@ -19,7 +19,7 @@ from holdfast.shown import list_shown
 from holdfast.standing import read_standing
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
-from tests.conftest import Engine
+from tests.conftest import IS_SOAK, Engine
 from tests.support.lives import Lives
 
 pytestmark = pytest.mark.slow
@@ -33,6 +33,10 @@ DEATHS = [
 # A small model, which may be bad, of the same code.
 DIGITS = {"width": 4, "batch_size": 64}
 LANGUAGE = {"context": 16, "layers": 1, "heads": 1, "width": 16, "batch_size": 4, "grad_accum": 1, "sample_bytes": 20}
+
+
+HAS_COMPILER = any(map(shutil.which, ("g++", "c++", "clang++")))
+COMPILES = pytest.mark.skipif(not (IS_SOAK and HAS_COMPILER), reason="compiling takes minutes, and a compiler")
 
 
 def write_toml(folder: Path, recipe: str, settings: Mapping[str, Any], *more: str) -> str:
@@ -109,12 +113,7 @@ def write_text(folder: Path) -> str:
     [
         pytest.param({}, {"mixed_precision": "bf16"}, id="bf16"),
         pytest.param({}, {"ranks": 2}, id="two ranks"),
-        pytest.param(
-            {"compiled": True}, {},
-            marks=pytest.mark.skipif(
-                not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="torch.compile needs a compiler"
-            ),
-        ),
+        pytest.param({"compiled": True}, {}, id="compiled", marks=COMPILES),
     ],
 )  # fmt: skip
 def test_language_is_proved(nursery: Lives, tmp_path: Path, settings: dict[str, Any], compute: dict[str, Any]) -> None:
