@@ -160,13 +160,21 @@ def read_shown(journal: Journal, commit: Commit) -> list[Shown]:
 
 
 def list_shown(journal: Journal) -> Iterator[Shown]:
-    """Yield what the committed steps of a run have shown, oldest first, read commit by commit."""
+    """Yield what the committed steps of a run have shown, oldest first, read commit by commit.
+
+    Raises:
+        RecordDamaged: a file differs from its commit.
+    """
     for commit in _find_commits(journal):
         yield from read_shown(journal, commit)
 
 
 def read_newest(journal: Journal) -> list[Shown]:
-    """Return the newest of each name from the newest commit that shows anything, in order of their names."""
+    """Return the newest of each name from the newest commit that shows anything, in order of their names.
+
+    Raises:
+        RecordDamaged: the file differs from its commit.
+    """
     for commit in reversed(_find_commits(journal)):
         if found := read_shown(journal, commit):
             return [shown for _, shown in sorted({shown.name: shown for shown in found}.items())]

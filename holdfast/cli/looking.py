@@ -77,7 +77,7 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
 
 @app.command
 def show(run: str, /, *, save: Path | None = None, json: Json = False) -> None:
-    """Show the state of a run: its step, loss, checkpoint and attempts, and names of texts and pictures it has shown.
+    """Show the state of a run: its step, loss, checkpoint, attempts, and the texts and pictures that it has shown.
 
     Args:
         run: <store>/<run>, or the name of a run in the default store.
