@@ -25,6 +25,7 @@ from prefect.context import SyncClientContext
 
 from holdfast.attempt import Attempt, Observer
 from holdfast.checkpoint import SHOWN
+from holdfast.errors import RecordDamaged
 from holdfast.journal import Commit, Journal
 from holdfast.rank.messages import Progress
 from holdfast.shown import TEXT, Shown, read_newest, read_shown
@@ -169,9 +170,15 @@ def summarize(journal: Journal) -> None:
 def describe_run(journal: Journal) -> str:
     """Return a run in Markdown: a table of its state, a table of its attempts, and what it has shown last."""
     standing = read_standing(journal)
-    shown = [f"\n{describe_shown(each)}" for each in read_newest(journal)]
     tables = [*_describe_standing(journal, standing), "", *_describe_attempts(journal)]
-    return "\n".join([f"# {journal.run}", "", *tables, *shown])
+    return "\n".join([f"# {journal.run}", "", *tables, *_describe_newest(journal)])
+
+
+def _describe_newest(journal: Journal) -> list[str]:
+    try:
+        return [f"\n{describe_shown(shown)}" for shown in read_newest(journal)]
+    except RecordDamaged as error:  # it must not hide the rest
+        return [f"\n{error}"]
 
 
 def _describe_standing(journal: Journal, standing: Standing) -> list[str]:

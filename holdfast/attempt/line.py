@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from holdfast import checkpoint
 from holdfast.checkpoint import Saved
 from holdfast.errors import GateTripped, HoldfastError, NameMissing, NameTaken, NoVerifiedCheckpoint, RecordDamaged
-from holdfast.journal import Commit, FileRecord, Journal, Latest, metrics_name, now, shown_name
+from holdfast.journal import Commit, FileRecord, Journal, Latest, now
 from holdfast.journal.signing import check_signed, sign_commit
 from holdfast.signature import SigningKey, TrustedKey
 
@@ -152,8 +152,8 @@ class Line:
         self._begun = commit  # a repeated call publishes the same bytes, time included: they are what is signed
         envelope = sign_commit(self._signing_key, self.journal.run, commit) if self._signing_key else None
         commit = self.journal.publish_commit(commit, envelope)
-        for file, _, publish in self._list_copied(commit):
-            publish(commit.number, self.journal.store.read(f"{commit.path}/{file.name}"))
+        for file, name in _list_copies(commit):
+            self.journal.publish_copy(name, self.journal.store.read(f"{commit.path}/{file.name}"))
         self._publish_latest(commit, saved.metadata)
         self.head, self.next_number = commit, commit.number + 1
         return commit
@@ -209,23 +209,15 @@ class Line:
         self.journal.publish_latest(latest)
         self._latest, self._has_read_latest = latest, True
 
-    def _list_copied(self, commit: Commit) -> list[tuple[FileRecord, str, Callable[[int, bytes], None]]]:
-        """Return the files of a checkpoint that outlive it as copies: each with the copy's name and its writer."""
-        copied = {
-            checkpoint.METRICS: (metrics_name(commit.number), self.journal.publish_metrics),
-            checkpoint.SHOWN: (shown_name(commit.number), self.journal.publish_shown),
-        }
-        return [(file, *copied[file.name]) for file in commit.files if file.name in copied]
-
     def _mend_copies(self, commit: Commit) -> None:
         """Publish the copies of a commit's files that a kill has prevented, if the checkpoint still has the files."""
-        for file, name, publish in self._list_copied(commit):
+        for file, name in _list_copies(commit):
             if self.journal.store.exists(name):
                 continue
             with contextlib.suppress(NameMissing):
                 data = self.journal.store.read(f"{commit.path}/{file.name}")
                 if file.sha256 == hashlib.sha256(data).hexdigest():
-                    publish(commit.number, data)
+                    self.journal.publish_copy(name, data)
 
     def _adopt(self) -> bool:
         """Commit a checkpoint that dead ranks have saved; return whether there was one."""
@@ -295,6 +287,12 @@ class Line:
             "\n".join([f"run {self.journal.run!r} has committed, but no checkpoint of it can be verified:", *reasons]),
             hint="put back a copy of its folder, or train under another name (--set run=...)",
         )
+
+
+def _list_copies(commit: Commit) -> list[tuple[FileRecord, str]]:
+    """Return the files of a commit that outlive its checkpoint, each with the name of its copy."""
+    copies = checkpoint.COPIES
+    return [(file, copies[file.name](commit.number)) for file in commit.files if file.name in copies]
 
 
 def describe_latest(commit: Commit, metadata: checkpoint.Metadata) -> Latest:

@@ -12,6 +12,7 @@ from holdfast.checkpoint.format import (
     serialize_tensors,
 )
 from holdfast.checkpoint.metadata import (
+    COPIES,
     METADATA,
     METRICS,
     SHOWN,
@@ -37,6 +38,7 @@ from holdfast.checkpoint.verifying import (
 )
 
 __all__ = [
+    "COPIES",
     "HEADER_METADATA",
     "METADATA",
     "METRICS",

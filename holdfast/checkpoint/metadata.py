@@ -8,12 +8,14 @@ from typing import Any
 from pydantic import Field
 
 from holdfast.config import PART_BYTES
-from holdfast.journal import FOLDER, Commit, FileRecord, Record
+from holdfast.journal import FOLDER, Commit, FileRecord, Record, metrics_name, shown_name
 from holdfast.probe import Probe
 
 METADATA = "metadata.json"
 METRICS = "metrics.jsonl"
 SHOWN = "shown.jsonl"
+# The files that outlive their checkpoint as copies: each with the function from a commit's number to the copy's name.
+COPIES = {METRICS: metrics_name, SHOWN: shown_name}
 
 
 class Metadata(Record):

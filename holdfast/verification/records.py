@@ -22,10 +22,8 @@ from holdfast.journal import (
     Quarantine,
     Record,
     broken_links,
-    metrics_name,
     read_record,
     record_name,
-    shown_name,
 )
 
 # For each folder: the class of its records, and the field that holds the number in a record's name.
@@ -37,9 +35,6 @@ NUMBERED: dict[str, tuple[type[Record], str]] = {
     "pins": (Pin, "commit"),
     "prunes": (PruneReport, "newest"),
 }
-
-# The files of a checkpoint that outlive it as copies: each with the function from a commit's number to the copy's name.
-COPIES = {checkpoint.METRICS: metrics_name, checkpoint.SHOWN: shown_name}
 
 # The built-in map, or one that runs in several threads.
 Map = Callable[..., Iterable[Any]]
@@ -92,7 +87,7 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
     notes += journal.strays
     problems += latest_problems
     counting = [commit for commit in commits if commit.number not in quarantined]
-    copies = [(commit, file) for commit in counting for file in commit.files if file.name in COPIES]
+    copies = [(commit, file) for commit in counting for file in commit.files if file.name in checkpoint.COPIES]
     problems += filter(None, map_(lambda copy: _check_copy(journal, copy[0], copy[1], newest), copies))
     return CheckedRecords(
         problems=problems,
@@ -203,7 +198,7 @@ def _check_latest(journal: Journal, newest: int) -> tuple[list[str], list[str]]:
 
 def _check_copy(journal: Journal, commit: Commit, expected: FileRecord, newest: int) -> str | None:
     """Return how the copy of a checkpoint's file that outlives the checkpoint differs from its commit."""
-    name = COPIES[expected.name](commit.number)
+    name = checkpoint.COPIES[expected.name](commit.number)
     folder, _, file = name.partition("/")
     try:
         found = checkpoint.hash_file(journal.store, folder, file)

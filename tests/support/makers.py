@@ -10,7 +10,7 @@ from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Payload, Saved, Tens
 from holdfast.config import Retention
 from holdfast.errors import CheckpointDamaged
 from holdfast.fingerprint import fingerprint
-from holdfast.journal import Commit, FileRecord, Journal, Latest, now
+from holdfast.journal import Commit, FileRecord, Journal, Latest, metrics_name, now
 from holdfast.signature import SigningKey, TrustedKey, generate_key, load_signing_key, load_trusted_key
 from holdfast.store import Store
 from holdfast.verification import verify_run
@@ -65,7 +65,7 @@ def make_latest(commit: Commit) -> Latest:
 def publish(journal: Journal, *commits: Commit) -> None:
     for commit in commits:
         journal.publish_commit(commit)
-        journal.publish_metrics(commit.number, b"")
+        journal.publish_copy(metrics_name(commit.number), b"")
         journal.publish_latest(make_latest(commit))
 
 
