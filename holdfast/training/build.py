@@ -19,6 +19,7 @@ from holdfast.memory.pinning import pinning
 from holdfast.probe import Probe
 from holdfast.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.recipe import Recipe
+from holdfast.shown import Gallery
 from holdfast.state import capture_rng, digest_rng
 from holdfast.training.capturing import describe_built
 from holdfast.training.checksums import choose_every, describe_components
@@ -75,6 +76,7 @@ class Training:
         parent: the content id of the last durable checkpoint; empty for none.
         saver: writes checkpoints in the background, one at a time.
         metrics: the trail since the last checkpoint, a line per step.
+        gallery: the texts and pictures that were shown since the last checkpoint.
         first_lrs: the rates of the first step of each epoch that has begun. Part of the metadata, not of the state.
         trained: the step that was trained last, for `record_step`.
         is_detailed: whether each line of the trail has the checksums of all components and tensors, for a proof.
@@ -124,6 +126,7 @@ class Training:
         self.probe: Probe | None = None  # the last checkpoint's
         self.replayed: dict[str, float] | None = None  # micro-batches and seconds of the last reread of a stream
         self.metrics: list[dict[str, Any]] = []
+        self.gallery = Gallery()
         self.first_lrs: list[list[float]] = []
         self.measured: dict[str, float | None] = {}  # the last epoch's metrics that are not part of the state
         self.trained: Unread | None = None

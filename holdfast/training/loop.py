@@ -9,6 +9,7 @@ import torch
 
 from holdfast import determinism
 from holdfast.errors import RecipeError
+from holdfast.shown import describe
 from holdfast.training.build import Training
 from holdfast.training.capturing import CHANGED_BY_A_SHARE
 from holdfast.training.checksums import describe_components
@@ -155,7 +156,9 @@ def end_epoch(training: Training) -> None:
     """Evaluate the model, add the epoch to the history and step the schedulers that wait for an epoch's loss."""
     progress = training.progress
     last = training.read_metrics()[-1]
-    anneals, found = training.set_anneals(), evaluate(training)
+    anneals, (found, shown) = training.set_anneals(), evaluate(training)
+    for name, value in shown.items():
+        training.gallery.add(describe(name, value, progress.step, progress.step // training.steps_per_epoch))
     training.measured = {name: value for name, value in found.items() if training.recipe.is_measured(name)}
     metrics = {name: value for name, value in found.items() if name not in training.measured}
     last |= {name: value for name, value in (("metrics", metrics), ("measured", training.measured)) if value}
@@ -167,8 +170,8 @@ def end_epoch(training: Training) -> None:
     progress.epoch_loss_sum, progress.epoch_loss_steps = 0.0, 0
 
 
-def evaluate(training: Training) -> dict[str, float]:
-    """Return the metrics of the recipe's evaluation. Anneals have their values for the next step.
+def evaluate(training: Training) -> tuple[dict[str, float], dict[str, str | bytes]]:
+    """Return the metrics of the recipe's evaluation, and what it shows. Anneals have their values for the next step.
 
     The model and the generators are put back afterwards. Changes of an extra stay, so that a recipe can keep its best
     score there.
@@ -177,7 +180,9 @@ def evaluate(training: Training) -> dict[str, float]:
         RecipeError: the evaluation changes a parameter.
     """
     if training.recipe.evaluate is None:
-        return {}
+        return {}, {}
     model = training.accelerator.unwrap_model(training.model)
     with undisturbed(model, training.optimizer), training.generators.borrowed(), torch.no_grad():
-        return {name: float(value) for name, value in training.recipe.evaluate(model).items()}
+        found = training.recipe.evaluate(model)
+        shown = {name: value for name, value in found.items() if isinstance(value, str | bytes)}
+        return {name: float(value) for name, value in found.items() if name not in shown}, shown

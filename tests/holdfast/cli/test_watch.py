@@ -17,8 +17,8 @@ from holdfast.watching import RunReader, follow
 from holdfast.watching.reading import TURNS
 from tests.conftest import COMMAND_WITHIN_S, ROOT, Engine
 from tests.support.faulty import DENIED, Faulty, behind_faults
-from tests.support.watched import add_commit, make_long_run
 from tests.support.terminals import Terminal
+from tests.support.watched import add_commit, make_long_run
 
 WATCH = (sys.executable, "-m", "holdfast.cli", "watch")
 

@@ -14,8 +14,8 @@ from holdfast.watching import RunReader, StoreReader
 from holdfast.watching.drawing import BARS, Poll, draw_run, draw_store, make_sparks
 from holdfast.watching.lines import follow
 from holdfast.watching.seen import Seen
-from tests.support.watched import make_long_run
 from tests.support.makers import make_commit, make_latest
+from tests.support.watched import make_long_run
 
 # Sets the title, clears the screen, goes up, writes right to left, ends a line, and a C1 control.
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[A\u202eevil\r\n\t\x9b31m\x00"

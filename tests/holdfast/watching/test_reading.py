@@ -14,8 +14,8 @@ from holdfast.store import open_store
 from holdfast.store.local import LocalStore
 from holdfast.watching import RunReader, StoreReader
 from holdfast.watching.reading import TURNS
-from tests.support.watched import add_commit, make_long_run
 from tests.support.makers import claim
+from tests.support.watched import add_commit, make_long_run
 
 # A start reads 40 commits, 6 attempts and their endings, and ten other records.
 START = 70
