@@ -9,6 +9,7 @@ import tempfile
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from tests.conftest import ROOT
 from tests.support.chromium import Page, browser
