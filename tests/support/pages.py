@@ -17,7 +17,7 @@ from holdfast.config import RunConfig, Section
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 ROOMS = ("docs", "holdfast", "tasks", "flows", "deployments", "infra", "tests")
-SUFFIXES = {".py", ".md", ".toml", ".yaml", ".png", ".txt"}
+SUFFIXES = {".py", ".md", ".toml", ".yaml", ".png", ".txt", ".js", ".css"}
 # Descriptions of files that have no docstring.
 SAID = {
     "README.md": "What Holdfast does, in ten minutes.",
@@ -32,7 +32,13 @@ SAID = {
     "holdfast/FORMAT.md": "What is on disk, as a promise.",
     "holdfast/RESUME.md": "What a resume promises, and what catches a resume that is wrong.",
     "holdfast/traces/LICENSES.txt": "The sources of the traces that come with Holdfast, and their licences.",
-    "holdfast/report/vendor": "uPlot, which draws the report's curves, as it is published, with its licence.",
+    "holdfast/report/curves.js": "The report's curves: values under the cursor, zoom, log scale, rolled-back steps.",
+    "holdfast/report/page.css": "The look of a report: light, dark, on a telephone and on paper.",
+    "holdfast/report/page.js": "What the report's scripts share: data, elements, numbers, the theme, copying.",
+    "holdfast/report/parallel.js": "Parallel coordinates of several runs' settings and results.",
+    "holdfast/report/tables.js": "The report's table of commits, page by page, and tables that can be sorted.",
+    "holdfast/report/vendor/uPlot.iife.min.js": "uPlot 1.6.32, as it is published: it draws the report's curves.",
+    "holdfast/report/vendor/uPlot.min.css": "uPlot's own styles.",
     "holdfast/recipes/language.toml": "The settings of `make train`: about two minutes on two cores.",
     "docs/adding-a-recipe.md": "Train a model of your own, step by step.",
     "docs/adding-a-store.md": "Keep runs on a storage of your own, step by step.",
