@@ -36,7 +36,9 @@ LANGUAGE = {"context": 16, "layers": 1, "heads": 1, "width": 16, "batch_size": 4
 
 
 HAS_COMPILER = any(map(shutil.which, ("g++", "c++", "clang++")))
-COMPILES = pytest.mark.skipif(not (IS_SOAK and HAS_COMPILER), reason="compiling takes minutes, and a compiler")
+COMPILES = pytest.mark.skipif(
+    not (IS_SOAK and HAS_COMPILER), reason="compiling takes minutes: make soak, with a C++ compiler"
+)
 
 
 def write_toml(folder: Path, recipe: str, settings: Mapping[str, Any], *more: str) -> str:
