@@ -1,6 +1,6 @@
 # make train   train the language model, or continue it      make train ARGS="--set epochs=8"
 # make test    the suite: kills, servers, clouds             make check   lint, types, layers and the quick tests
-# make test-clusters    attempts in containers and on the nodes of a cluster
+# make test-extras    other people's loops, metric sinks and data streams      make test-clusters    attempts in containers
 # make up      a server, work pools and workers on this machine      make down    end them      make up POSTGRES=1
 #              make up GPUS=2, or GPUS=all: a worker for each GPU, so that two runs never share one
 # make setup   only prepare .venv                            make clean   remove it
@@ -26,9 +26,9 @@ export DO_NOT_TRACK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 # The tests' own files are UTF-8, whatever the locale. test_any_machine tests another locale.
-test check: export PYTHONUTF8 := 1
+test test-extras check: export PYTHONUTF8 := 1
 
-.PHONY: setup train up down test test-clusters check bench bench-preempt soak docs screenshots image up-compose down-compose check-infra dist clean
+.PHONY: setup train up down test test-extras test-clusters check bench soak docs screenshots image up-compose down-compose check-infra dist clean bench-preempt
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
@@ -63,9 +63,9 @@ down: .venv/ready
 	@npm install --silent --no-audit --no-fund --prefix .venv axe-core@4.14.1 2> /dev/null && touch $@ || \
 		echo "axe-core can't be installed with npm: the tests of the report's accessibility are skipped"
 
-# Other people's training loops and data streams, which only tests need.
-.venv/adapters: .venv/ready
-	@$(PIP) --group adapters
+# Libraries that only extras have.
+.venv/extras: .venv/ready
+	@$(PIP) --group extras
 	@touch $@
 
 # MLflow's server for the tests of its sink, in an environment of its own: its pins and Prefect's exclude each other.
@@ -73,8 +73,11 @@ down: .venv/ready
 	@{ $(PYTHON) -m venv --clear .venv/mlflow && .venv/mlflow/bin/python -m pip install --quiet mlflow 2> /dev/null; } \
 		&& touch $@ || { rm -rf .venv/mlflow; echo "MLflow can't be installed with pip: the test of its sink is skipped"; }
 
-test: .venv/ready .venv/azurite .venv/axe .venv/adapters .venv/mlflow/ready
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not cluster" $(ARGS)
+test: .venv/ready .venv/azurite .venv/axe
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not cluster and not extras" $(ARGS)
+
+test-extras: .venv/extras .venv/mlflow/ready
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m extras $(ARGS)
 
 # With the image of `infra/image rank-cpu`; without it, or without a container engine, they are skipped and say so.
 test-clusters: export CONTAINERS_CONF := $(CURDIR)/tests/support/containers.conf
@@ -107,6 +110,7 @@ soak: .venv/ready
 	HOLDFAST_EXAMPLES=100000 $(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 0 \
 		tests/holdfast/attempt/test_state_machine.py tests/holdfast/attempt/test_two_writers.py \
 		tests/holdfast/training/test_matrix.py tests/holdfast/test_false_alarms.py \
+		tests/holdfast/recipes/test_killed.py \
 		tests/holdfast/verification/test_flips.py \
 		tests/flows/test_killed_anywhere.py tests/flows/test_pool.py::test_a_run_survives_a_death \
 		tests/infra/test_docker_pool.py tests/flows/test_pool.py::test_make_up_after_a_death \

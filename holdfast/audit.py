@@ -118,7 +118,7 @@ def audit_commit(journal: Journal, commit: Commit, start: int | None = None) -> 
     }  # fmt: skip
     try:
         with replayed(journal, begin, commit) as (saved, folder, present):
-            notes = list(dict.fromkeys(note for each in span.commits for note in _list_notes(journal, each, present)))
+            notes = list(dict.fromkeys(note for each in span.commits for note in list_notes(journal, each, present)))
             found = saved.metadata.checkpoint_sha256
             if found == commit.checkpoint_sha256:
                 return Audit(**known, found=found, notes=notes)
@@ -212,7 +212,8 @@ def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
     return span
 
 
-def _list_notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
+def list_notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
+    """Return the changes since a commit, and the reasons why equal bits aren't promised here."""
     # The promise covers packages. A newer Holdfast isn't a note: it has to give the same bits.
     past = Past.read(journal, commit)
     changes = [str(change) for change in changes_since(past, present) if change.kind != "package"]

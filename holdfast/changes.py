@@ -23,6 +23,7 @@ FIELD_CLASSES: dict[str, FieldClass] = {
     "seed": "identity",
     "determinism": "identity",
     "compute.ranks": "identity",
+    "compute.virtual_ranks": "identity",
     "compute.mixed_precision": "identity",
     "settings": "identity",
     "init_from": "identity",

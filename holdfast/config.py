@@ -159,6 +159,13 @@ class Compute(Section):
         description='Number of training processes. "all" is one for each visible GPU, or one without a GPU. '
         "torchrun starts them if there are several.",
     )
+    virtual_ranks: Processes = Field(
+        0,
+        ge=0,
+        description="Shares of each batch, with random numbers of their own, whose gradients are summed in a fixed "
+        "order: any number of ranks up to it trains the same bytes. 0 is off: then the number of ranks is part of the "
+        "fingerprint.",
+    )
     mixed_precision: Literal["no", "bf16", "fp16"] = Field(
         "no", description="Precision of accelerate's autocast. fp16 needs a GPU and adds a gradient scaler."
     )
@@ -181,6 +188,11 @@ class Compute(Section):
             return validate(ranks)
         except ValidationError:  # one line instead of one for each type
             raise ValueError('expected a number from 1 to 1024, or "all"') from None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that change the mathematics."""
+        return self.model_dump(include={"virtual_ranks" if self.virtual_ranks else "ranks", "mixed_precision"})
 
     @property
     def rank_count(self) -> int:
@@ -389,7 +401,7 @@ class RunConfig(Section):
             "recipe": self.recipe,
             "seed": self.seed,
             "determinism": self.determinism.model_dump(),
-            "compute": self.compute.model_dump(include={"ranks", "mixed_precision"}),
+            "compute": self.compute.identity,
             "settings": self.settings,
             **({"init_from": self.init_from.model_dump()} if self.init_from else {}),
         }

@@ -1,4 +1,4 @@
-"""Changes of a run's settings, code and files: over its life, against a configuration, against another run."""
+"""Changes of a run's settings, code and files: over its life, and against a configuration."""
 
 import contextlib
 import sys
@@ -167,20 +167,6 @@ def _compare_others(saved: ConfigRecord, config: RunConfig) -> Iterator[tuple[st
     for change in compare(saved.config, config.model_dump(mode="json"), find_defaults()):
         if classify(change.name) != "identity" and not is_harmless(change):
             yield classify(change.name), change
-
-
-# ---- another run
-
-
-def compare_runs(journal: Journal, other: Journal) -> list[tuple[str, Change]]:
-    """Compare the settings of two runs. Return every change with its class."""
-    saved, current = _read_snapshot(journal), _read_snapshot(other)
-    rows = [("identity", change) for change in compare(saved.identity, current.identity, {})]
-    return rows + [
-        (classify(change.name), change)
-        for change in compare(saved.config, current.config, {})
-        if classify(change.name) != "identity"
-    ]
 
 
 # ---- a run's own life

@@ -58,7 +58,8 @@ class Recipe:
             optimizers, any of these by the optimizers' names.
         evaluate: a function from the model, in ``eval()`` mode, to a few numbers by name; called at the end of every
             epoch. Its changes of the model's buffers and attributes, and of random generators, are undone; its changes
-            of ``extras`` stay.
+            of ``extras`` stay. Texts (``str``) and pictures (``bytes`` of a PNG or an SVG) among the numbers are shown
+            to people: at most 1 MiB each, no part of the state.
         measured: names of metrics of ``evaluate`` that differ each time, such as times and memory. They are logged and
             shown, but are not part of the state. Names that end in ``_s`` (``samples_per_s``) needn't be listed.
         after_step: a function called after every step, when the weights have changed, for example to update an average.
@@ -92,7 +93,7 @@ class Recipe:
     steps_per_epoch: int | None = None
     clip_norm: float | None = None
     schedule: "Schedule | LRScheduler | Sequence[LRScheduler] | Mapping[str, Any] | None" = None
-    evaluate: "Callable[[Module], Mapping[str, float | Tensor]] | None" = None
+    evaluate: "Callable[[Module], Mapping[str, float | Tensor | str | bytes]] | None" = None
     measured: Sequence[str] = ()
     after_step: Callable[[], object] | None = None
     extras: Mapping[str, Stateful] = field(default_factory=dict)

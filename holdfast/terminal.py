@@ -1,4 +1,4 @@
-"""Safe text for terminals: escapes for control characters in texts from stores and recipes, and counted nouns."""
+"""Safe text for terminals: escapes for control characters in texts from outside; counted nouns and durations."""
 
 import contextlib
 import re
@@ -13,6 +13,19 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u206
 def counted(number: int, what: str) -> str:
     """Return a number with its noun: ``1 run``, ``2 runs``."""
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def spell_s(seconds: float) -> str:
+    """Return a duration for a person: ``12 s``, ``5 min``, ``3 h``, ``4 days``."""
+    for length, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def one_line(text: str) -> str:
+    """Return a text that is `printable`, with escapes for tabs and line ends, too: for a cell of a table."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def printable(text: str) -> str:

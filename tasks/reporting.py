@@ -1,8 +1,9 @@
-"""A run's artifacts in Prefect's UI: a progress bar, a table of chunks and a summary.
+"""A run's artifacts in Prefect's UI: a progress bar, a table of chunks, what a recipe shows, and a summary.
 
 A thread of its own sends only the newest values, so that a slow or absent server never delays a run.
 """
 
+import base64
 import contextvars
 import functools
 import json
@@ -23,8 +24,11 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.context import SyncClientContext
 
 from holdfast.attempt import Attempt, Observer
+from holdfast.checkpoint import SHOWN
+from holdfast.errors import RecordDamaged
 from holdfast.journal import REPORT, Commit, Journal
 from holdfast.rank.messages import Progress
+from holdfast.shown import TEXT, Shown, read_newest, read_shown
 from holdfast.standing import Standing, read_standing
 
 log = logging.getLogger("holdfast.reporting")
@@ -36,7 +40,7 @@ ROWS = 200
 
 
 class Report(Observer):
-    """An observer that shows an attempt's progress as artifacts of the current flow run: a bar, a table of commits."""
+    """An observer that makes artifacts of the current flow run: a bar, a table of commits, texts and pictures."""
 
     def __init__(self) -> None:
         self._pending: dict[str, Callable[[], object]] = {}  # a newer update replaces the one that waits
@@ -59,6 +63,8 @@ class Report(Observer):
         text = f"step {commit.step} of {attempt.total_steps} is committed"
         self._send("bar", self._show_bar, attempt, commit.step, text)
         self._send("table", self._show_table, attempt.config.run, self._rows[-ROWS:])
+        if any(file.name == SHOWN for file in commit.files):
+            self._send(f"shown {commit.number}", self._show_shown, attempt.journal, commit)
 
     def ended(self, attempt: Attempt) -> None:
         self._done.set()
@@ -86,6 +92,17 @@ class Report(Observer):
                 context.client.update_artifact(self._artifacts["table"], ArtifactUpdate(data=json.dumps(rows)))
         else:
             self._artifacts["table"] = create_table_artifact(rows, f"{key_of(run)}-chunks", f"chunks of {run}")
+
+    def _show_shown(self, journal: Journal, commit: Commit) -> None:
+        """Show the newest text or picture of each name, each as an artifact of its own."""
+        for name, shown in {shown.name: shown for shown in read_shown(journal, commit)}.items():
+            text = describe_shown(shown)
+            if f"shown {name}" in self._artifacts:
+                with SyncClientContext.get_or_create() as context:
+                    context.client.update_artifact(self._artifacts[f"shown {name}"], ArtifactUpdate(data=text))
+            else:
+                key, about = key_of(f"{journal.run}-shows-{name}"), f"{name} of {journal.run}"
+                self._artifacts[f"shown {name}"] = create_markdown_artifact(text, key, about)
 
     def _run(self) -> None:
         """Send pending updates until the attempt has ended. This is the thread's body."""
@@ -126,6 +143,21 @@ def describe_chunk(journal: Journal, commit: Commit) -> dict[str, Any]:
     }
 
 
+def describe_shown(shown: Shown) -> str:
+    """Return a text or picture in Markdown, under its step.
+
+    A picture becomes an image in a data URI. So a browser runs no script in an SVG.
+    """
+    if shown.media_type == TEXT:
+        text = shown.data.decode()
+        longest = max(map(len, re.findall("`+", text)), default=0)
+        fence = "`" * max(3, longest + 1)
+        body = f"{fence}text\n{text}\n{fence}"
+    else:
+        body = f"![{shown.name}](data:{shown.media_type};base64,{base64.b64encode(shown.data).decode()})"
+    return f"{shown.name} after step {shown.step}\n\n{body}\n"
+
+
 def summarize(journal: Journal) -> None:
     """Make an artifact of the current flow run that shows the run's state and how its attempts ended."""
     try:
@@ -136,9 +168,17 @@ def summarize(journal: Journal) -> None:
 
 
 def describe_run(journal: Journal) -> str:
-    """Return a run in Markdown: a table of its state, and a table of its attempts."""
+    """Return a run in Markdown: a table of its state, a table of its attempts, and what it has shown last."""
     standing = read_standing(journal)
-    return "\n".join([f"# {journal.run}", "", *_describe_standing(journal, standing), "", *_describe_attempts(journal)])
+    tables = [*_describe_standing(journal, standing), "", *_describe_attempts(journal)]
+    return "\n".join([f"# {journal.run}", "", *tables, *_describe_newest(journal)])
+
+
+def _describe_newest(journal: Journal) -> list[str]:
+    try:
+        return [f"\n{describe_shown(shown)}" for shown in read_newest(journal)]
+    except RecordDamaged as error:  # it must not hide the rest
+        return [f"\n{error}"]
 
 
 def _describe_standing(journal: Journal, standing: Standing) -> list[str]:

@@ -66,6 +66,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place(item.path))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs an extra's library which isn't installed."""
+    for mark in item.iter_markers("extras"):
+        for library in mark.args:
+            pytest.importorskip(library)
+
+
 def place(path: Path) -> int:
     """Return a test file's place in the order: its index in LONGEST, or after all of those."""
     places = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from holdfast import checkpoint
 from holdfast.checkpoint import Saved
 from holdfast.errors import GateTripped, HoldfastError, NameMissing, NameTaken, NoVerifiedCheckpoint, RecordDamaged
-from holdfast.journal import Commit, Journal, Latest, metrics_name, now
+from holdfast.journal import Commit, FileRecord, Journal, Latest, now
 from holdfast.journal.signing import check_signed, sign_commit
 from holdfast.signature import SigningKey, TrustedKey
 
@@ -90,7 +90,7 @@ class Line:
                 if problem := self.find_break(self.head):
                     self.journal.quarantine(self.head.number, problem, self.attempt)
                     continue
-                self._mend_metrics(self.head)
+                self._mend_copies(self.head)
             if self._adopt():
                 continue
             if self.head is None or self._restore(self.head, restore):
@@ -152,8 +152,8 @@ class Line:
         self._begun = commit  # a repeated call publishes the same bytes, time included: they are what is signed
         envelope = sign_commit(self._signing_key, self.journal.run, commit) if self._signing_key else None
         commit = self.journal.publish_commit(commit, envelope)
-        metrics = self.journal.store.read(f"{commit.path}/{checkpoint.METRICS}")
-        self.journal.publish_metrics(commit.number, metrics)
+        for file, name in _list_copies(commit):
+            self.journal.publish_copy(name, self.journal.store.read(f"{commit.path}/{file.name}"))
         self._publish_latest(commit, saved.metadata)
         self.head, self.next_number = commit, commit.number + 1
         return commit
@@ -210,14 +210,15 @@ class Line:
         self.journal.publish_latest(latest)
         self._latest, self._has_read_latest = latest, True
 
-    def _mend_metrics(self, commit: Commit) -> None:
-        """Publish a commit's metrics if a kill has prevented that and the checkpoint still has them."""
-        if self.journal.store.exists(metrics_name(commit.number)):
-            return
-        with contextlib.suppress(NameMissing):
-            metrics = self.journal.store.read(f"{commit.path}/{checkpoint.METRICS}")
-            if any(file.sha256 == hashlib.sha256(metrics).hexdigest() for file in commit.files):
-                self.journal.publish_metrics(commit.number, metrics)
+    def _mend_copies(self, commit: Commit) -> None:
+        """Publish the copies of a commit's files that a kill has prevented, if the checkpoint still has the files."""
+        for file, name in _list_copies(commit):
+            if self.journal.store.exists(name):
+                continue
+            with contextlib.suppress(NameMissing):
+                data = self.journal.store.read(f"{commit.path}/{file.name}")
+                if file.sha256 == hashlib.sha256(data).hexdigest():
+                    self.journal.publish_copy(name, data)
 
     def _adopt(self) -> bool:
         """Commit a checkpoint that dead ranks have saved; return whether there was one."""
@@ -287,6 +288,12 @@ class Line:
             "\n".join([f"run {self.journal.run!r} has committed, but no checkpoint of it can be verified:", *reasons]),
             hint="put back a copy of its folder, or train under another name (--set run=...)",
         )
+
+
+def _list_copies(commit: Commit) -> list[tuple[FileRecord, str]]:
+    """Return the files of a commit that outlive its checkpoint, each with the name of its copy."""
+    copies = checkpoint.COPIES
+    return [(file, copies[file.name](commit.number)) for file in commit.files if file.name in copies]
 
 
 def describe_latest(commit: Commit, metadata: checkpoint.Metadata) -> Latest:

@@ -12,8 +12,10 @@ from holdfast.checkpoint.format import (
     serialize_tensors,
 )
 from holdfast.checkpoint.metadata import (
+    COPIES,
     METADATA,
     METRICS,
+    SHOWN,
     Metadata,
     Saved,
     content_id,
@@ -37,10 +39,12 @@ from holdfast.checkpoint.verifying import (
 )
 
 __all__ = [
+    "COPIES",
     "HEADER_METADATA",
     "METADATA",
     "METRICS",
     "PAYLOAD",
+    "SHOWN",
     "FileDamage",
     "Metadata",
     "Payload",

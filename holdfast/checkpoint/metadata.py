@@ -8,11 +8,14 @@ from typing import Any
 from pydantic import Field
 
 from holdfast.config import PART_BYTES
-from holdfast.journal import FOLDER, Commit, FileRecord, LaterTime, Record
+from holdfast.journal import FOLDER, Commit, FileRecord, LaterTime, Record, metrics_name, shown_name
 from holdfast.probe import Probe
 
 METADATA = "metadata.json"
 METRICS = "metrics.jsonl"
+SHOWN = "shown.jsonl"
+# The files that outlive their checkpoint as copies: each with the function from a commit's number to the copy's name.
+COPIES = {METRICS: metrics_name, SHOWN: shown_name}
 
 
 class Metadata(Record):
@@ -65,6 +68,7 @@ class Metadata(Record):
     checkpoint_size_bytes: int
     parts: list[FileRecord] = Field(default_factory=list)
     part_bytes: int = PART_BYTES
+    shown: FileRecord | None = Field(None, description="``shown.jsonl``; None if its steps have shown nothing")
     previous_checkpoint_sha256: str
     config_fingerprint: str
     environment: dict[str, Any] = Field(

@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.checkpoint.files import hash_bytes
 from holdfast.checkpoint.format import Part, cut
-from holdfast.checkpoint.metadata import Saved
+from holdfast.checkpoint.metadata import METRICS, SHOWN, Saved
 from holdfast.checkpoint.payload import Payload, copy_pieces
 from holdfast.checkpoint.writing import File, Written, write_checkpoint
 from holdfast.config import PART_BYTES
@@ -63,6 +63,7 @@ class Saver:
         metrics: str,
         then: Callable[[Saved], object] = lambda saved: None,
         *,
+        shown: bytes = b"",
         is_urgent: bool = True,
     ) -> None:
         """Copy the state and start to save it; first wait for a save in progress. The state may change after the call.
@@ -77,6 +78,7 @@ class Saver:
             metadata: all fields of `Metadata` except those about the payload's bytes.
             metrics: the trail, one line of JSON for each step.
             then: called with the saved checkpoint, in another thread.
+            shown: the content of ``shown.jsonl``; empty for no file.
             is_urgent: False gives the save's threads the lowest priority, so that training goes first.
 
         Raises:
@@ -93,6 +95,7 @@ class Saver:
         # behind one of them and stall training: 0.3 s instead of 0.04 s on busy cores.
         self._priority = Priority()
         prepare = None if is_urgent else self._priority.lower
+        lines = {METRICS: metrics.encode()} | ({SHOWN: shown} if shown else {})
         last = self._last if self._last_folder == folder.url else {}
 
         def write() -> Saved:
@@ -102,9 +105,8 @@ class Saver:
                     for name, image in images.items()
                 ]
                 with ThreadPoolExecutor(WRITERS, "write", prepare) as writing:
-                    saved = write_checkpoint(
-                        folder, files, metadata | {"part_bytes": self.part_bytes}, metrics, writing
-                    )
+                    described = metadata | {"part_bytes": self.part_bytes}
+                    saved = write_checkpoint(folder, files, described, lines, writing)
             self._last_folder, self._last = folder.url, {file.name: file.written(saved.path) for file in files}
             saved = saved.model_copy(update={"save_s": time.monotonic() - began})
             then(saved)
@@ -151,11 +153,16 @@ class Saver:
 
 
 def save(
-    folder: Store, payload: Payload, metadata: dict[str, Any], metrics: str, part_bytes: int = PART_BYTES
+    folder: Store,
+    payload: Payload,
+    metadata: dict[str, Any],
+    metrics: str,
+    part_bytes: int = PART_BYTES,
+    shown: bytes = b"",
 ) -> Saved:
     """Save a checkpoint and wait until it is durable; see `Saver.begin`."""
     saver = Saver(part_bytes)
-    saver.begin(folder, payload, metadata, metrics)
+    saver.begin(folder, payload, metadata, metrics, shown=shown)
     saved = saver.wait()
     assert saved is not None
     return saved

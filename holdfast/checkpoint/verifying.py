@@ -246,7 +246,8 @@ def find_orphans(
             if problem:
                 raise RecordDamaged(problem)
             described = hash_file(folder, path, METADATA)
-            damaged = _check_files(functools.partial(_verify_file, folder, path), metadata.parts)
+            shown = [metadata.shown] if metadata.shown else []
+            damaged = _check_files(functools.partial(_verify_file, folder, path), [*metadata.parts, *shown])
         except NameMissing:
             continue
         except RecordDamaged as error:
@@ -254,7 +255,7 @@ def find_orphans(
             continue
         if not damaged and content_id(metadata.parts) == metadata.checkpoint_sha256:
             assert trail.file is not None
-            files = [*metadata.parts, trail.file, described]
+            files = [*metadata.parts, trail.file, *shown, described]
             yield Saved(path=path, files=files, metadata=metadata, train_s=metadata.train_s)
 
 

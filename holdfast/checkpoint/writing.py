@@ -1,7 +1,7 @@
 """Writing a checkpoint's files, several at once. The store copies unchanged files from the last checkpoint."""
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from holdfast import faults
 from holdfast.checkpoint.files import check_same, write_file
 from holdfast.checkpoint.format import is_part
-from holdfast.checkpoint.metadata import METADATA, METRICS, Metadata, Saved, content_id, folder_name
+from holdfast.checkpoint.metadata import METADATA, SHOWN, Metadata, Saved, content_id, folder_name
 from holdfast.errors import NameMissing, NameTaken
 from holdfast.journal import FileRecord
 from holdfast.store import Store
@@ -57,49 +57,54 @@ class File:
 
 
 def write_checkpoint(
-    folder: Store, parts: Sequence[File], metadata: dict[str, Any], metrics: str, pool: ThreadPoolExecutor
+    folder: Store, parts: Sequence[File], metadata: dict[str, Any], lines: Mapping[str, bytes], pool: ThreadPoolExecutor
 ) -> Saved:
-    """Write all files of a checkpoint durably, and return the saved checkpoint; see `Saver.begin`."""
+    """Write all files of a checkpoint durably, and return the saved checkpoint; see `Saver.begin`.
+
+    Args:
+        lines: the files of JSON lines beside the state, by name.
+    """
     natural = folder_name(metadata["optimizer_steps_total"], metadata["steps_per_epoch"])
     for path in _candidate_names(natural):
         if {name for name in folder.list(path) if is_part(name)} - {part.name for part in parts}:
             continue  # a dead attempt left parts of another cut
         try:
-            trail = _write_parts_and_trail(folder, path, parts, metrics.encode(), pool)
+            written = _write_parts_and_lines(folder, path, parts, lines, pool)
             faults.reach("payload-durable")
             records = [part.record.result() for part in parts]
             complete = Metadata(
                 **metadata,
                 writer=secrets.token_hex(16),
                 parts=records,
+                shown=next((file for file in written if file.name == SHOWN), None),
                 checkpoint_sha256=content_id(records),
                 checkpoint_size_bytes=sum(record.size_bytes for record in records),
             )
             described = write_file(folder, path, METADATA, complete.to_bytes())
             faults.reach("metadata-durable")
-            return Saved(path=path, files=[*records, trail, described], metadata=complete)
+            return Saved(path=path, files=[*records, *written, described], metadata=complete)
         except NameTaken:
             continue
     raise AssertionError("there is always a next name")
 
 
-def _write_parts_and_trail(
-    folder: Store, path: str, parts: Sequence[File], metrics: bytes, pool: ThreadPoolExecutor
-) -> FileRecord:
-    """Write the parts and the trail durably, and return the trail's record."""
+def _write_parts_and_lines(
+    folder: Store, path: str, parts: Sequence[File], lines: Mapping[str, bytes], pool: ThreadPoolExecutor
+) -> list[FileRecord]:
+    """Write the parts and the files of lines durably, and return the records of the latter."""
     # All are written at once, but the first part gets its name first: so one of two writers gets the folder.
     first = pool.submit(_write_part, folder, path, parts[0], lambda: None)
     others = [pool.submit(_write_part, folder, path, part, first.result) for part in parts[1:]]
     try:
         first.result()
-        trail = write_file(folder, path, METRICS, metrics)
+        written = [write_file(folder, path, name, data) for name, data in lines.items()]
         for each in others:
             each.result()
     finally:
         for each in others:  # if one failed, those that have not started yet
             each.cancel()
         wait(others)  # so that none of them is still running when the caller tries the next name
-    return trail
+    return written
 
 
 def _write_part(folder: Store, path: str, part: File, may_be_named: Callable[[], object]) -> None:

@@ -2,6 +2,7 @@
 
 from holdfast.cli import (
     accounting,
+    comparing,
     differences,
     keeping,
     looking,
@@ -12,6 +13,7 @@ from holdfast.cli import (
     starting,
     stores,
     training,
+    watching,
 )
 from holdfast.cli.app import app, main
 from holdfast.command import EXIT_CODES, run_app
@@ -20,6 +22,7 @@ __all__ = [
     "EXIT_CODES",
     "accounting",
     "app",
+    "comparing",
     "differences",
     "keeping",
     "looking",
@@ -32,4 +35,5 @@ __all__ = [
     "starting",
     "stores",
     "training",
+    "watching",
 ]

@@ -1,36 +1,36 @@
-"""The command ``diff``: changes over a run's life, against a configuration, and between two runs."""
+"""The command ``diff``: changes over a run's life, and against a configuration."""
 
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from holdfast.changes import Change, show, to_lineage
+from holdfast.changes import Change, to_lineage
 from holdfast.cli.app import Json, app, print_json
 from holdfast.config import load_config
-from holdfast.differences import Judged, compare_runs, judge, list_lives
+from holdfast.differences import Judged, judge, list_lives
+from holdfast.errors import WrongUse
 from holdfast.journal import Journal
 from holdfast.journal.finding import open_journal
 
 
-@app.command(usage="Usage: holdfast diff RUN [OTHER | CONFIG.toml]")
-def diff(run: str, other: Annotated[str, Parameter(show_default=False)] = "", /, *, json: Json = False) -> int:
-    """Show what changed over a run's life, or how it differs from a configuration or from another run.
+@app.command(usage="Usage: holdfast diff RUN [CONFIG.toml]")
+def diff(run: str, config: Annotated[str, Parameter(show_default=False)] = "", /, *, json: Json = False) -> int:
+    """Show what changed over a run's life, or how it differs from a configuration.
 
     With a configuration, import its recipe, and end with exit code 1 if the run would refuse to go on with it.
 
     Args:
         run: <store>/<run>.
-        other: A configuration (a .toml file) or another run. Without it, compare each attempt with the one before.
+        config: A configuration, a .toml file. Without it, compare each attempt with the one before.
         json: Print JSON.
     """
     journal = open_journal(run)
     journal.read_run()
-    if other.endswith(".toml"):
-        return _show_config(journal, other, json)
-    if other:
-        _show_other(journal, open_journal(other), json)
-    else:
-        _show_life(journal, json)
+    if config and not config.endswith(".toml"):
+        raise WrongUse(f"{config!r} is not a .toml file", hint=f"two runs: holdfast compare {run} {config}")
+    if config:
+        return _show_config(journal, config, json)
+    _show_life(journal, json)
     return 0
 
 
@@ -57,30 +57,6 @@ def _print_judged(judged: Judged, run: str, path: str) -> None:
         print(f"hint: {judged.hint}")
     else:
         print(f"run {run} would go on with {path}{'' if judged.rows else ', which changes nothing'}")
-
-
-# ---- another run
-
-
-def _show_other(journal: Journal, other: Journal, json: bool) -> None:
-    other.read_run()
-    rows = compare_runs(journal, other)
-    if json:
-        print_json({"run": journal.run, "other": other.run, "rows": [_to_json(*row) for row in rows]})
-        return
-    for cls, change in rows:
-        print(f"{cls:11}  {_describe(change, journal.run, other.run)}")
-    if not rows:
-        print(f"runs {journal.run} and {other.run} have the same settings")
-
-
-def _describe(change: Change, run: str, other: str) -> str:
-    """Return a change as a difference between two runs."""
-    if change.kind == "renamed":
-        return f"{change.was} in {run}, {change.name} in {other}: {show(change.current)}"
-    saved = f"not in {run}" if change.kind == "added" else f"{show(change.saved)} in {run}"
-    current = f"not in {other}" if change.kind == "removed" else f"{show(change.current)} in {other}"
-    return f"{change.name}: {saved}, {current}"
 
 
 def _to_json(cls: str, change: Change) -> dict[str, Any]:

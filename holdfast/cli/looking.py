@@ -4,6 +4,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -14,12 +15,13 @@ from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.columns import align
 from holdfast.config import DEFAULT_STORE
 from holdfast.errors import Damage
-from holdfast.journal import find_runs
+from holdfast.journal import Journal, find_runs
 from holdfast.journal.finding import open_journal
+from holdfast.shown import SUFFIXES, list_shown, read_newest
 from holdfast.signature import load_trusted_key
 from holdfast.standing import Standing, read_standing
 from holdfast.store import open_store
-from holdfast.terminal import counted
+from holdfast.terminal import counted, spell_s
 from holdfast.verification import CheckedCheckpoint, verify_run
 
 
@@ -74,21 +76,54 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 @app.command
-def show(run: str, /, *, json: Json = False) -> None:
-    """Show the state of a run: its step, loss, checkpoint and attempts.
+def show(run: str, /, *, save: Path | None = None, json: Json = False) -> None:
+    """Show the state of a run: its step, loss, checkpoint, attempts, and the texts and pictures that it has shown.
 
     Args:
         run: <store>/<run>, or the name of a run in the default store.
+        save: A folder to write all these texts and pictures to, a file each.
         json: Print JSON.
     """
-    standing = read_standing(open_journal(run))
+    journal = open_journal(run)
+    standing = read_standing(journal)
+    files = _save_shown(journal, save) if save else 0
     if json:
-        print_json(standing.model_dump())
+        newest = [
+            {"name": shown.name, "type": shown.media_type, "step": shown.step, "epoch": shown.epoch}
+            for shown in read_newest(journal)
+        ]
+        print_json(standing.model_dump() | {"shown": newest})
         return
+    fields = _fields(standing) | {
+        "shown": _name_shown(journal),
+        "saved": save and f"{counted(files, 'file')} in {save}",
+    }
     rows = {
-        name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in _fields(standing).items()
+        name: f"{value:.6g}" if isinstance(value, float) else str(value)
+        for name, value in fields.items()
+        if value not in (None, "")
     }
     print("\n".join(align(rows)))
+
+
+def _name_shown(journal: Journal) -> str:
+    """Return the names of the texts and pictures that the run has shown last; empty if it has shown none."""
+    try:
+        return ", ".join(
+            f"{shown.name} ({SUFFIXES[shown.media_type]}, step {shown.step})" for shown in read_newest(journal)
+        )
+    except Damage as error:  # it must not hide the rest
+        return str(error)
+
+
+def _save_shown(journal: Journal, folder: Path) -> int:
+    """Write everything that a run has shown to a folder. Return the number of files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = set()
+    for shown in list_shown(journal):
+        (folder / shown.file_name).write_bytes(shown.data)
+        names.add(shown.file_name)
+    return len(names)
 
 
 @app.command
@@ -166,7 +201,7 @@ def _fields(standing: Standing) -> dict[str, Any]:
             f"by attempt {live.attempt} on {live.host} since {live.since}, last sign {_format_age(live.last_sign)}; "
             "or it died without recording its end"
         )
-    return {name: value for name, value in rows.items() if value not in (None, "")}
+    return rows
 
 
 def _format_age(time: str) -> str:
@@ -175,10 +210,7 @@ def _format_age(time: str) -> str:
         seconds = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds())
     except (ValueError, TypeError):
         return f"at {time!r}"
-    for length, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+    return f"{spell_s(seconds)} ago"
 
 
 def _format_progress(done: int, total: int | None) -> str:

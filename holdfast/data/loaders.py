@@ -126,11 +126,11 @@ class LoaderBatches:
     def _make_loader(self) -> Any:
         numbered = itertools.islice(enumerate(self._indices, self._number - self._given), self._given, None)
         share = list if self._is_shared else self._share.of
-        requests = [Indices(number, share(indices)) for number, indices in numbered]
+        requests = [Indices(number, share(indices), self._share.rank) for number, indices in numbered]
         collate = self._loader.collate_fn
         if self._loader.batch_sampler is None:
             collate = functools.partial(_collate_single, collate)
-        samples = Samples(self._loader.dataset, collate, self._seed, self._share.rank)
+        samples = Samples(self._loader.dataset, collate, self._seed)
         return make_loader(samples, requests, self._workers, self._seed)
 
     def _capture(self) -> dict[str, Any]:

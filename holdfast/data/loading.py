@@ -11,8 +11,8 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,14 +49,16 @@ class Batches:
 
     Args:
         order: the order of map-style data; None for a stream.
+        shares: the parts of each micro-batch that this rank trains, one after the other: one, or with virtual ranks
+            several, for map-style data only. All micro-batches of a step's first share come before those of the next.
         workers: the number of loader processes.
     """
 
     def __init__(
-        self, data: Any, collate: Collate | None, order: Order | None, share: Share, grad_accum: int, seed: int,
-        workers: int,
+        self, data: Any, collate: Collate | None, order: Order | None, shares: Sequence[Share], grad_accum: int,
+        seed: int, workers: int,
     ) -> None:  # fmt: skip
-        self._data, self._collate, self._order, self._share = data, collate or default_collate, order, share
+        self._data, self._collate, self._order, self._shares = data, collate or default_collate, order, shares
         self._grad_accum, self._seed, self._workers = grad_accum, seed, workers
         self._loader: Any = None
         self._batches: Iterator[tuple[str, Any]] | None = None
@@ -93,9 +95,10 @@ class Batches:
                 hint="the recipe's data has changed since the checkpoint was written",
             )
         if self._order is not None:
-            self._start(Samples(self._data, self._collate, self._seed, self._share.rank), step, stop)
+            self._start(Samples(self._data, self._collate, self._seed), step, stop)
             return False
-        self._start(Repeating(self._data, self._collate, self._share, self._seed), step, stop, saved)
+        (share,) = self._shares
+        self._start(Repeating(self._data, self._collate, share, self._seed), step, stop, saved)
         if saved is not None or step == 0:
             return False
         self._skip(step * self._grad_accum, watch)
@@ -109,7 +112,7 @@ class Batches:
     def _start(self, data: Any, step: int, stop: int, saved: Any = None) -> None:
         sampler = None
         if self._order is not None:
-            sampler = _StepSampler(self._order, self._share, step, stop)
+            sampler = _StepSampler(self._order, self._shares, step, stop)
         self._loader = make_loader(data, sampler, self._workers, self._seed)
         if saved is not None:
             self._loader.load_state_dict(saved)
@@ -132,11 +135,11 @@ class Batches:
         return name, batch
 
     def first(self) -> Any:
-        """Return the main rank's part of the first micro-batch of map-style data."""
+        """Return the first share of the first micro-batch of map-style data."""
         assert self._order is not None
-        share = Share(self._share.batch_size, 0, self._share.ranks)
+        share = replace(self._shares[0], rank=0)
         indices = share.of(self._order.step_indices(0)[0]).tolist()
-        return Samples(self._data, self._collate, self._seed, 0).__getitems__(Indices(0, indices))[1]
+        return Samples(self._data, self._collate, self._seed).__getitems__(Indices(0, indices))[1]
 
     def state_dict(self) -> Any:
         """Return the position of a stream that keeps its own, or a digest of what was read of another stream.
@@ -174,38 +177,46 @@ def make_loader(data: Any, requests: Any, workers: int, seed: int) -> Any:
 
 @dataclass(frozen=True)
 class Indices:
-    """A request for a micro-batch: its number in the whole run, and the indices of the rank's samples."""
+    """A request for a part of a micro-batch.
+
+    Attributes:
+        number: the micro-batch's number in the whole run.
+        indices: the indices of the part's samples.
+        share: the part's number.
+    """
 
     number: int
     indices: list[int]
+    share: int = 0
 
 
 class _StepSampler:
     """A torch batch sampler over the micro-batches of the steps ``start <= step < stop``."""
 
-    def __init__(self, order: Order, share: Share, start: int, stop: int) -> None:
-        self._order, self._share, self._start, self._stop = order, share, start, stop
+    def __init__(self, order: Order, shares: Sequence[Share], start: int, stop: int) -> None:
+        self._order, self._shares, self._start, self._stop = order, shares, start, stop
 
     def __iter__(self) -> Iterator[Indices]:
         for step in range(self._start, self._stop):
-            for number, micro_batch in enumerate(self._order.step_indices(step), step * self._order.grad_accum):
-                yield Indices(number, self._share.of(micro_batch).tolist())
+            for share in self._shares:
+                for number, micro_batch in enumerate(self._order.step_indices(step), step * self._order.grad_accum):
+                    yield Indices(number, share.of(micro_batch).tolist(), share.rank)
 
     def __len__(self) -> int:
-        return (self._stop - self._start) * self._order.grad_accum
+        return (self._stop - self._start) * self._order.grad_accum * len(self._shares)
 
 
 class Samples:
     """A map-style dataset that returns a whole, collated micro-batch with its name."""
 
-    def __init__(self, data: Any, collate: Collate, seed: int, rank: int) -> None:
-        self._data, self._collate, self._seed, self._rank = data, collate, seed, rank
+    def __init__(self, data: Any, collate: Collate, seed: int) -> None:
+        self._data, self._collate, self._seed = data, collate, seed
 
     def __len__(self) -> int:
         return len(self._data)
 
     def __getitems__(self, asked: Indices) -> tuple[str, Any]:
-        with seeded(self._seed, asked.number, self._rank):
+        with seeded(self._seed, asked.number, asked.share):
             fetch = getattr(self._data, "__getitems__", None)
             samples = fetch(asked.indices) if fetch else [self._data[index] for index in asked.indices]
             batch = self._collate(samples)

@@ -20,6 +20,7 @@ TORCH_WITHIN_S = 300.0  # importing torch from a cold disk takes a minute
 def settle_ranks(config: RunConfig) -> RunConfig:
     """Return the configuration with a number in place of ``compute.ranks = "all"``: one rank for each visible GPU.
 
+    There are at most as many as virtual ranks, if there are any.
     Without a GPU there is one rank. A configuration that has a number is returned as it is.
 
     Raises:
@@ -29,6 +30,7 @@ def settle_ranks(config: RunConfig) -> RunConfig:
     if compute.ranks != "all":
         return config
     count = 1 if compute.device == "cpu" else max(1, _count_visible(compute))
+    count = min(count, compute.virtual_ranks or count)
     return config.model_copy(update={"compute": compute.model_copy(update={"ranks": count})})
 
 

@@ -25,6 +25,7 @@ from holdfast.journal.records import (
     now,
     read_record,
     record_name,
+    shown_name,
     signature_name,
 )
 
@@ -55,5 +56,6 @@ __all__ = [
     "now",
     "read_record",
     "record_name",
+    "shown_name",
     "signature_name",
 ]

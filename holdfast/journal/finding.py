@@ -6,7 +6,10 @@ from holdfast.config import DEFAULT_STORE
 from holdfast.errors import NameMissing, RunUnknown, WrongUse
 from holdfast.journal.journal import Journal
 from holdfast.journal.records import Commit
-from holdfast.store import open_store
+from holdfast.store import Store, open_store
+
+# Folders of records, by which a run is known whose run.json is lost.
+RECORDS = {"attempts", "commits"}
 
 
 def open_journal(run: str) -> Journal:
@@ -19,6 +22,29 @@ def open_journal(run: str) -> Journal:
     if name in ("", ".", "..") or name.endswith(":"):
         raise RunUnknown(f"{run!r} is not a run", hint="give it as <store>/<run>, for example runs/language")
     return Journal(open_store(store or ("/" if slash else DEFAULT_STORE)), name)
+
+
+def open_place(place: str) -> Journal | Store:
+    """Return the journal of the run ``<store>/<run>``, or the store of this folder or URL if there is no such run.
+
+    Raises:
+        RunUnknown: there is neither.
+    """
+    journal = None
+    with contextlib.suppress(RunUnknown):
+        journal = open_journal(place)
+        if journal.exists():
+            return journal
+    store = open_store(place)
+    names = store.list()
+    if journal is not None and RECORDS & {*names}:
+        return journal
+    if not names:
+        raise RunUnknown(
+            f"there is no run and no store {place!r}",
+            hint=f"a run is <store>/<run>, or a name in {DEFAULT_STORE}/; a store is a folder or URL that holds runs",
+        )
+    return store
 
 
 def find_commit(journal: Journal, text: str = "") -> Commit:

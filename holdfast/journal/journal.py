@@ -28,7 +28,6 @@ from holdfast.journal.records import (
     Latest,
     Pin,
     Quarantine,
-    metrics_name,
     now,
     read_record,
     record_name,
@@ -283,9 +282,9 @@ class Journal(RunFolder):
         faults.reach("commit-recorded")
         return commit
 
-    def publish_metrics(self, number: int, metrics: bytes) -> None:
-        """Write a commit's trail to ``metrics/``, where it remains when the checkpoint with its own copy is pruned."""
-        self.store.replace(metrics_name(number), metrics)
+    def publish_copy(self, name: str, data: bytes) -> None:
+        """Write a copy of a checkpoint's file, such as its trail, which remains when the checkpoint is pruned."""
+        self.store.replace(name, data)
 
     def publish_latest(self, latest: Latest) -> None:
         """Replace ``latest.json``."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 REACH = 100_000
 # The folders whose numbers are consecutive. The records of other folders have the number of a commit or an attempt.
 CHAINS = {"commits", "attempts"}
-SUFFIXES = {"metrics": ".jsonl"}
+SUFFIXES = {"metrics": ".jsonl", "shown": ".jsonl"}
 
 
 @dataclass(frozen=True)

@@ -305,6 +305,11 @@ def metrics_name(number: int) -> str:
     return f"metrics/{number:08d}.jsonl"
 
 
+def shown_name(number: int) -> str:
+    """Return the name of what a commit's steps have shown: ``shown/00000007.jsonl``."""
+    return f"shown/{number:08d}.jsonl"
+
+
 def signature_name(commit: Commit) -> str:
     """Return the name of the signature that an attempt made for a commit: ``signatures/00000007-00000003.json``."""
     return f"signatures/{commit.number:08d}-{commit.attempt:08d}.json"

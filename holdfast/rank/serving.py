@@ -146,7 +146,7 @@ def train_and_save(
 
 def report_evaluation(training: Training, events: Events) -> None:
     """Run the recipe's evaluation, measure the probe and report both."""
-    metrics = evaluate(training)
+    metrics, _ = evaluate(training)
     events.send(
         Evaluated(
             metrics=metrics,

@@ -1,12 +1,14 @@
 """A recipe of a byte-level language model, on the Python standard library's own sources or on any text.
 
 The model is a decoder-only transformer (pre-norm, rotary positions, tied embedding) on raw bytes: it needs no tokenizer
-and no download. It learns to predict the next byte. Its metric is bits per byte on text held out from training.
+and no download. It learns to predict the next byte. Its metric is bits per byte on text held out from training. At the
+end of each epoch it shows how it continues some of that text.
 """
 
 import hashlib
 import math
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -23,6 +25,13 @@ BYTES = 256
 STANDARD_LIBRARY = "stdlib"
 HELD_OUT_FRACTION = 0.05
 HELD_OUT_WINDOWS = 128
+PROMPTS = 3
+PROMPT_BYTES = 32
+TEMPERATURE = 0.8
+SAMPLE_SEED = 1
+
+# From bytes (batch, length) to logits of the next byte (batch, length, 256).
+Model = Callable[[Tensor], Tensor]
 
 
 def language(
@@ -44,6 +53,8 @@ def language(
     final_lr_scale: float = 0.05,
     step_size: float = 1.0,
     gamma: float = 0.5,
+    compiled: bool = False,
+    sample_bytes: int = 200,
 ) -> Recipe:
     """Build the recipe.
 
@@ -52,6 +63,8 @@ def language(
         context: the length of a window, in bytes.
         steps_per_epoch: None for one pass over the text.
         schedule_epochs: epochs until the learning rate reaches its last value; see `holdfast.schedule`.
+        compiled: whether `torch.compile` compiles the model for training. It needs a C++ compiler, or a GPU.
+        sample_bytes: bytes of text to sample after each prompt at the end of an epoch; 0 samples none.
 
     Raises:
         RecipeError: no text is found, or less than two windows of it.
@@ -63,6 +76,8 @@ def language(
     windows = Windows(text[:-held_out_bytes], context)
     held_out = Windows(text[-held_out_bytes:], context)
     model = Decoder(context, layers, heads, width, dropout)
+    if compiled:
+        model.compile(dynamic=False)  # in place: names in the state, and so the content id, have no prefix
     return Recipe(
         model=model,
         data=windows,
@@ -73,7 +88,7 @@ def language(
         steps_per_epoch=steps_per_epoch,
         clip_norm=clip_norm,
         schedule=Schedule(schedule, schedule_epochs, warmup_steps, final_lr_scale, step_size, gamma),
-        evaluate=lambda model: {"bits_per_byte": bits_per_byte(model, held_out)},
+        evaluate=lambda model: evaluate(model, held_out, context, sample_bytes),
         data_sha256=hashlib.sha256(text).hexdigest(),
         sample_size=context,
         unit="bytes",
@@ -206,18 +221,59 @@ def weight_groups(model: nn.Module, weight_decay: float) -> list[dict[str, objec
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": gains, "weight_decay": 0.0}]
 
 
-def mean_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def mean_loss(model: Model, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Return the mean cross-entropy of the next byte, in nats."""
     text, following = batch
     return F.cross_entropy(model(text).flatten(0, 1), following.flatten().long())
 
 
-def bits_per_byte(model: nn.Module, held_out: Windows) -> float:
-    """Return the mean bits per byte that the model needs for some `HELD_OUT_WINDOWS` windows of held-out text."""
+def evaluate(model: nn.Module, held_out: Windows, context: int, sample_bytes: int) -> dict[str, float | str]:
+    """Return the bits per byte of held-out text and, unless ``sample_bytes`` is 0, samples after prompts from it."""
     device = next(model.parameters()).device
+    # Not compiled: each new shape would cost a compilation, which takes longer than the whole evaluation.
+    eager = model.forward
+    found: dict[str, float | str] = {"bits_per_byte": bits_per_byte(eager, held_out, device)}
+    if sample_bytes:
+        stride = max(1, len(held_out) // PROMPTS)
+        prompts = [held_out[index * stride][0][:PROMPT_BYTES] for index in range(min(PROMPTS, len(held_out)))]
+        sampled = sample(eager, torch.stack(prompts).to(device), sample_bytes, context)
+        found["samples"] = "\n\n".join(map(describe_sample, prompts, sampled))
+    return found
+
+
+def bits_per_byte(model: Model, held_out: Windows, device: torch.device) -> float:
+    """Return the mean bits per byte that the model needs for some `HELD_OUT_WINDOWS` windows of held-out text."""
     stride = max(1, len(held_out) // HELD_OUT_WINDOWS)
     windows = [held_out[index] for index in range(0, len(held_out), stride)]
     losses = [
         mean_loss(model, (text[None].to(device), following[None].to(device))).item() for text, following in windows
     ]
     return sum(losses) / len(losses) / math.log(2)
+
+
+def sample(model: Model, prompts: Tensor, count: int, context: int) -> Tensor:
+    """Sample the bytes that follow some prompts, from a generator that always begins with the same seed.
+
+    So two epochs' samples differ by the model alone, and training's generators are left as they are.
+
+    Args:
+        prompts: bytes of shape (n, length).
+        count: how many bytes to sample.
+        context: how many of the last bytes the model reads.
+
+    Returns:
+        Bytes of shape (n, count), on the CPU.
+    """
+    generator = torch.Generator().manual_seed(SAMPLE_SEED)
+    text = prompts
+    for _ in range(count):
+        logits = model(text[:, -context:])[:, -1].float().cpu()
+        following = torch.multinomial(F.softmax(logits / TEMPERATURE, dim=-1), 1, generator=generator)
+        text = torch.cat([text, following.to(text)], dim=1)
+    return text[:, prompts.shape[1] :].cpu()
+
+
+def describe_sample(prompt: Tensor, sampled: Tensor) -> str:
+    """Return a prompt and the bytes that were sampled after it, as text."""
+    before, after = (bytes(each.tolist()).decode(errors="replace") for each in (prompt, sampled))
+    return f"--- after {before!r}:\n{after}"

@@ -12,13 +12,14 @@ from accelerate.utils import gather_object, send_to_device
 from holdfast import determinism, state
 from holdfast.checkpoint import Saver
 from holdfast.config import RunConfig
-from holdfast.data import Batches, Order, Share, is_stream, make_batches, take_apart
+from holdfast.data import Batches, Order, Share, combine, is_stream, make_batches, take_apart
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.function import build_recipe
 from holdfast.memory.pinning import pinning
 from holdfast.probe import Probe
 from holdfast.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.recipe import Recipe
+from holdfast.shown import Gallery
 from holdfast.state import capture_rng, digest_rng
 from holdfast.training.capturing import describe_built
 from holdfast.training.checksums import choose_every, describe_components
@@ -29,6 +30,7 @@ from holdfast.training.optimizers import Optimizers, read_rates
 from holdfast.training.progress import OWN_FIELDS, Progress, Unread
 from holdfast.training.schedulers import Schedulers
 from holdfast.training.synchronizing import Synchronized
+from holdfast.training.virtual import make_virtual
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Training:
         order: the order of map-style data; None for a stream.
         schedulers: torch schedulers over the optimizers.
         synchronized: the modules that several ranks train together without DDP.
+        virtual: the shares of a step that this rank trains; None without virtual ranks.
         gradients: the gradients that a step of the user's own leaves for the next one; None for the engine's.
         generators: the states of the random generators that training draws from.
         flags: torch's settings after the recipe was built; see `determinism.read_flags`.
@@ -73,6 +76,7 @@ class Training:
         parent: the content id of the last durable checkpoint; empty for none.
         saver: writes checkpoints in the background, one at a time.
         metrics: the trail since the last checkpoint, a line per step.
+        gallery: the texts and pictures that were shown since the last checkpoint.
         first_lrs: the rates of the first step of each epoch that has begun. Part of the metadata, not of the state.
         trained: the step that was trained last, for `record_step`.
         is_detailed: whether each line of the trail has the checksums of all components and tensors, for a proof.
@@ -93,6 +97,7 @@ class Training:
         self.kept = self.recipe if isinstance(self.recipe, Kept) else None
         determinism.check(config.determinism, "after the recipe was built")
         self.flags = determinism.read_flags()
+        self.virtual = make_virtual(config, self.recipe, self.accelerator)
         self._separate_ranks()
         self.order = self._order()
         self.batches = self._batches()
@@ -121,6 +126,7 @@ class Training:
         self.probe: Probe | None = None  # the last checkpoint's
         self.replayed: dict[str, float] | None = None  # micro-batches and seconds of the last reread of a stream
         self.metrics: list[dict[str, Any]] = []
+        self.gallery = Gallery()
         self.first_lrs: list[list[float]] = []
         self.measured: dict[str, float | None] = {}  # the last epoch's metrics that are not part of the state
         self.trained: Unread | None = None
@@ -152,7 +158,10 @@ class Training:
             self.optimizer = optimizer
             return
         accelerator.gradient_accumulation_steps = recipe.grad_accum
-        self.model = accelerator.prepare(recipe.model)
+        if self.virtual is None:
+            self.model = accelerator.prepare(recipe.model)
+        else:  # they sum the gradients themselves, so the model gets no DDP wrapper
+            self.model = accelerator.prepare_model(recipe.model, evaluation_mode=True)
         if isinstance(optimizer, Optimizers):
             self.optimizer = Optimizers({name: accelerator.prepare(part) for name, part in optimizer.parts.items()})
         else:
@@ -161,21 +170,23 @@ class Training:
     def _separate_ranks(self) -> None:
         """Give each rank random numbers of its own, after all have built the same model from the same seed.
 
-        A loop that has seeded its ranks itself keeps its seeds.
+        A loop that has seeded its ranks itself keeps its seeds. With virtual ranks each share has numbers of its own.
         """
+        if self.virtual is not None:
+            return determinism.reseed(self.config.seed)
         seed, rank = self.config.seed, self.accelerator.process_index
         if self.kept is not None:
             states = self.gather(digest_rng(capture_rng()))
             if rank == 0 or states[rank] != states[0]:
-                return
-        determinism.reseed(seed + rank)
+                return None
+        return determinism.reseed(seed + rank)
 
     def _order(self) -> Order | None:
         recipe: Recipe = self.recipe
         if recipe.batch_size is None:
             return None
         ranks = self.accelerator.num_processes
-        if recipe.batch_size % ranks:
+        if recipe.batch_size % ranks and self.virtual is None:
             raise ConfigError(f"compute.ranks = {ranks}: the batch of {recipe.batch_size} can't be shared out evenly")
         if is_stream(recipe.data):
             return None
@@ -204,8 +215,10 @@ class Training:
             if self.kept is None:
                 recipe.data = take_apart(recipe.data, "Recipe(data=dataset, batch_size=...)")
             return make_batches(recipe.data, rank, ranks, seed, workers, self.gather)
-        share = Share(recipe.batch_size, rank, ranks)
-        return Batches(recipe.data, recipe.collate, self.order, share, recipe.grad_accum, seed, workers)
+        shares = [Share(recipe.batch_size, rank, ranks)]
+        if self.virtual is not None:
+            shares = [Share(recipe.batch_size, each, self.virtual.shares) for each in self.virtual.own]
+        return Batches(recipe.data, recipe.collate, self.order, shares, recipe.grad_accum, seed, workers)
 
     @property
     def samples_per_step(self) -> int:
@@ -278,6 +291,7 @@ class Training:
     def read_metrics(self) -> list[dict[str, Any]]:
         """Read the numbers of finished steps from the device; return a line per step since the last checkpoint."""
         numbers = self._read_numbers()
+        samples = self._read_samples()
         for each, facts in self._unread:
             own = {name: next(numbers) for name in each.numbers}
             if "loss" in own:
@@ -285,7 +299,7 @@ class Training:
             epoch = (each.step - 1) // self.steps_per_epoch + 1
             line = {"step": each.step, "epoch": epoch, "lrs": each.lrs}
             line |= {name: own.pop(name) for name in OWN_FIELDS if name in own}
-            others = {"logged": own, "anneals": each.anneals, "samples": each.samples}
+            others = {"logged": own, "anneals": each.anneals, "samples": next(samples)}
             self.metrics.append(line | {name: value for name, value in others.items() if value} | facts)
         self._unread.clear()
         return self.metrics
@@ -303,7 +317,17 @@ class Training:
         return iter(self._mean(torch.stack(found)).tolist() if found else [])
 
     def _mean(self, numbers: torch.Tensor) -> torch.Tensor:
-        return self.accelerator.reduce(numbers, "mean") if self.accelerator.num_processes > 1 else numbers
+        if self.accelerator.num_processes == 1 or self.virtual is not None:  # virtual ranks have taken the means
+            return numbers
+        mean: torch.Tensor = self.accelerator.reduce(numbers, "mean")
+        return mean
+
+    def _read_samples(self) -> Iterator[str]:
+        """Return the name of each unread step's samples: this rank's, or with virtual ranks those of all shares."""
+        own = [each.samples for each, _ in self._unread]
+        if self.virtual is None:
+            return (combine(names) if names else "" for names in own)
+        return (combine([name for names in ranks for name in names]) for ranks in zip(*self.gather(own), strict=True))
 
 
 def cut_epoch(steps: int) -> int:

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from holdfast.checkpoint import Payload, serialize
-from holdfast.errors import StateError
+from holdfast.errors import RecipeError, StateError
 from holdfast.state import from_payload, to_payload
 from holdfast.training.naming import numbered_state, optimizer_state
 from holdfast.training.schedulers import describe_schedules
 
 if TYPE_CHECKING:
     from holdfast.training.build import Training
+
+
+# The hint if the loss changes state that all shares of a batch have in common.
+CHANGED_BY_A_SHARE = "change extras in after_step, which all ranks call alike, or set compute.virtual_ranks = 0"
 
 
 def capture(training: "Training") -> dict[str, Any]:
@@ -24,9 +28,9 @@ def capture(training: "Training") -> dict[str, Any]:
     """
     own = capture_own(training)
     return own | {
-        "extras": _of_each_rank(training, own["extras"]),
-        "rng": training.gather(training.generators.state_dict()),
-        "data": training.gather(training.batches.state_dict()),
+        "extras": _of_each_rank(training, own["extras"], "extras"),
+        "rng": _of_each_rank(training, training.generators.state_dict(), "rng"),
+        "data": _of_each_rank(training, training.batches.state_dict(), "data"),
         "progress": training.progress.state_dict(),
         "built": training.built,
     }
@@ -49,12 +53,25 @@ def capture_extras(training: "Training") -> dict[str, Any]:
     return {name: extra.state_dict() for name, extra in sorted(training.recipe.extras.items())}
 
 
-def _of_each_rank(training: "Training", state: dict[str, Any]) -> list[Any]:
-    """Return the states of all ranks, by rank; if all are equal, a list with just one."""
+def _of_each_rank(training: "Training", state: Any, name: str) -> list[Any]:
+    """Return the states of all ranks, by rank; if all have equal extras, or with virtual ranks, a list with just one.
+
+    Raises:
+        RecipeError: ranks that train virtual ranks have different states.
+    """
     if training.accelerator.num_processes == 1:
         return [state]
-    digest = hashlib.sha256(b"".join(map(bytes, serialize(to_payload(state))))).hexdigest()
-    return [state] if len(set(training.gather(digest))) == 1 else training.gather(state)
+    if training.virtual is None and name != "extras":
+        return training.gather(state)
+    digest = hashlib.sha256(b"".join(map(bytes, serialize(to_payload({name: state}))))).hexdigest()
+    if len(set(training.gather(digest))) == 1:
+        return [state]
+    if training.virtual is not None:
+        raise RecipeError(
+            f"after step {training.progress.step} the ranks have different {name}: a share of a batch has changed them",
+            hint=CHANGED_BY_A_SHARE,
+        )
+    return training.gather(state)
 
 
 def decode(payload: Payload) -> dict[str, Any]:

@@ -3,16 +3,20 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 
 from holdfast import determinism
-from holdfast.data import combine
 from holdfast.errors import RecipeError
+from holdfast.shown import describe
 from holdfast.training.build import Training
+from holdfast.training.capturing import CHANGED_BY_A_SHARE
+from holdfast.training.checksums import describe_components
 from holdfast.training.progress import Unread, read_number
 from holdfast.training.schedulers import waits_for_plateau
 from holdfast.training.undisturbed import undisturbed
+from holdfast.training.virtual import VirtualRanks
 
 # Called with the finished step, its loss (None if a loop logs none), and the steps per second since `train` began.
 Report = Callable[[int, float | None, float], None]
@@ -53,11 +57,14 @@ def train_step(training: Training) -> Unread:
     training.model.train()
     lrs, anneals = training.lrs, training.anneals
     training.synchronized.share_buffers()
-    numbers, names = _learn(training) if recipe.step is None else _take_own_step(training)
+    if recipe.step is not None:
+        numbers, names = _take_own_step(training)
+    else:
+        numbers, names = _learn(training) if training.virtual is None else _learn_in_shares(training, training.virtual)
     training.schedulers.step()
     if recipe.after_step is not None:
         recipe.after_step()
-    return Unread(training.progress.step + 1, numbers, lrs, anneals, combine(names))
+    return Unread(training.progress.step + 1, numbers, lrs, anneals, names)
 
 
 def _learn(training: Training) -> tuple[dict[str, torch.Tensor], list[str]]:
@@ -83,6 +90,34 @@ def _learn(training: Training) -> tuple[dict[str, torch.Tensor], list[str]]:
             training.optimizer.zero_grad()
         loss_sum += loss.detach().float()
     return {"loss": loss_sum / recipe.grad_accum, "grad_norm": grad_norm.float()}, names
+
+
+def _learn_in_shares(training: Training, virtual: VirtualRanks) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Step along the gradient of the recipe's loss, as `_learn` does, in shares whose sums have a fixed order."""
+    accelerator, recipe = training.accelerator, training.recipe
+    assert recipe.loss is not None
+    names = []
+    extras = _sum_extras(training) if virtual.is_first_step else None
+    with virtual.step(training.model, training.progress.step + 1):
+        for share in virtual.own:
+            with virtual.share(share) as losses:
+                for _ in range(recipe.grad_accum):
+                    name, batch = training.next_batch()
+                    names.append(name)
+                    with accelerator.autocast():
+                        loss = recipe.loss(training.model, batch)
+                    accelerator.backward(loss)
+                    losses.append(loss.detach().float().reshape(()))
+    if extras is not None and _sum_extras(training) != extras:
+        raise RecipeError("a share of a batch has changed the extras", hint=CHANGED_BY_A_SHARE)
+    numbers = {"loss": virtual.loss(), "grad_norm": clip(training).float()}
+    training.optimizer.step()
+    training.optimizer.zero_grad()
+    return numbers, names
+
+
+def _sum_extras(training: Training) -> dict[str, Any]:
+    return {name: each for name, each in describe_components(training, in_detail=False).items() if "extras" in name}
 
 
 def _take_own_step(training: Training) -> tuple[dict[str, torch.Tensor], list[str]]:
@@ -121,7 +156,9 @@ def end_epoch(training: Training) -> None:
     """Evaluate the model, add the epoch to the history and step the schedulers that wait for an epoch's loss."""
     progress = training.progress
     last = training.read_metrics()[-1]
-    anneals, found = training.set_anneals(), evaluate(training)
+    anneals, (found, shown) = training.set_anneals(), evaluate(training)
+    for name, value in shown.items():
+        training.gallery.add(describe(name, value, progress.step, progress.step // training.steps_per_epoch))
     training.measured = {name: value for name, value in found.items() if training.recipe.is_measured(name)}
     metrics = {name: value for name, value in found.items() if name not in training.measured}
     last |= {name: value for name, value in (("metrics", metrics), ("measured", training.measured)) if value}
@@ -133,8 +170,8 @@ def end_epoch(training: Training) -> None:
     progress.epoch_loss_sum, progress.epoch_loss_steps = 0.0, 0
 
 
-def evaluate(training: Training) -> dict[str, float]:
-    """Return the metrics of the recipe's evaluation. Anneals have their values for the next step.
+def evaluate(training: Training) -> tuple[dict[str, float], dict[str, str | bytes]]:
+    """Return the metrics of the recipe's evaluation, and what it shows. Anneals have their values for the next step.
 
     The model and the generators are put back afterwards. Changes of an extra stay, so that a recipe can keep its best
     score there.
@@ -143,7 +180,9 @@ def evaluate(training: Training) -> dict[str, float]:
         RecipeError: the evaluation changes a parameter.
     """
     if training.recipe.evaluate is None:
-        return {}
+        return {}, {}
     model = training.accelerator.unwrap_model(training.model)
     with undisturbed(model, training.optimizer), training.generators.borrowed(), torch.no_grad():
-        return {name: float(value) for name, value in training.recipe.evaluate(model).items()}
+        found = training.recipe.evaluate(model)
+        shown = {name: value for name, value in found.items() if isinstance(value, str | bytes)}
+        return {name: float(value) for name, value in found.items() if name not in shown}, shown

@@ -56,13 +56,14 @@ class Unread:
 
     Attributes:
         numbers: scalar float32 tensors by name, on the training's device.
+        samples: the names of the step's micro-batches.
     """
 
     step: int
     numbers: dict[str, Tensor]
     lrs: list[float]
     anneals: dict[str, float]
-    samples: str
+    samples: list[str]
 
 
 def read_number(name: str, value: Any, device: torch.device) -> Tensor:

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from holdfast.anneal import Anneal
 from holdfast.config import RunConfig
-from holdfast.data import NoBatches, combine, is_torch_loader, take_apart
+from holdfast.data import NoBatches, is_torch_loader, take_apart
 from holdfast.errors import RecipeError
 from holdfast.location import find_frames, find_place
 from holdfast.probe import Limits
+from holdfast.shown import Shown, describe
 from holdfast.training.build import Program, Training
 from holdfast.training.carried import Carried, find_carried
 from holdfast.training.kept import GRADIENTS, OWN_EXTRAS, Gradients, Kept, as_stateful, sort_kept
@@ -59,6 +60,10 @@ class Step:
         """Record numbers of this step; see `Run.log`."""
         self._run.log(**numbers)
 
+    def show(self, **shown: str | bytes) -> None:
+        """Show texts and pictures of this step; see `Run.show`."""
+        self._run.show(**shown)
+
 
 class Run:
     """A run, as its training function sees it.
@@ -95,6 +100,7 @@ class Run:
         self._step: Step | None = None
         self._numbers: dict[str, Tensor] = {}
         self._names: list[str] = []  # of the batches that this step has taken
+        self._shown: list[Shown] = []  # of this step
         self._has_epochs = self._has_steps = self._has_ended = False
         self._is_at_end = False  # only the code at the present epoch's end has to run yet
         self._undo: Callable[[], None] | None = None  # puts the state back that the run resumed with
@@ -297,6 +303,24 @@ class Run:
                 number = read_number(f"run.log({name}=...)", value, self.device)
             self._numbers[name] = number
 
+    def show(self, **shown: str | bytes) -> None:
+        """Show texts and pictures of this step to people: in the UI, in ``holdfast show``, in the run's folder.
+
+        They are no part of the state.
+
+        Args:
+            shown: by name, a ``str``, or ``bytes`` of a PNG or an SVG; each of 1 MiB at most. Of several ranks, the
+                main rank's are kept.
+
+        Raises:
+            RecipeError: a value or a name can't be shown, or there is no step.
+        """
+        if self._step is None:
+            self.refuse("run.show(...) was called outside the loop", hint="call it in a step")
+        with self.located():
+            step = self._step
+            self._shown += [describe(name, value, step.number + 1, step.epoch + 1) for name, value in shown.items()]
+
     def next_batch(self, *, is_moved: bool = True) -> Any:
         """Return the next batch of the loop's data, on the run's device unless ``is_moved`` is False."""
         if self._training is None or self._step is None:
@@ -351,6 +375,7 @@ class Run:
         if self._undo is not None:
             undo, self._undo = self._undo, None
             undo()
+            self._numbers, self._shown = {}, []  # its numbers and pictures are on record already
         step = self._step
         if step is None or self._is_at_end:
             return
@@ -437,11 +462,12 @@ class Run:
                 hint=f"run.batches(dataset, ..., grad_accum={len(self._names) or 1}), the same in every step",
             )
         lrs = self._gradients.end_step()
-        samples = combine(self._names) if self._names else ""
         training.trained = Unread(
-            step.number + 1, self._numbers, training.lrs if lrs is None else lrs, training.anneals, samples
+            step.number + 1, self._numbers, training.lrs if lrs is None else lrs, training.anneals, self._names
         )
-        self._numbers, self._names = {}, []
+        for shown in self._shown:
+            training.gallery.add(shown)
+        self._numbers, self._names, self._shown = {}, [], []
 
     def close(self) -> None:
         """End the engine's part, also after an error in the loop."""

@@ -55,9 +55,9 @@ def begin_save(
     rank_probes = training.gather(probe) if training.accelerator.num_processes > 1 else []
     if all(each == probe for each in rank_probes):
         rank_probes = rank_probes[:1]
-    if training.recipe.loss is None:
+    if training.recipe.loss is None or training.virtual is not None:
         _refuse_different_ranks(training)
-    captured = capture(training)
+    captured, shown = capture(training), training.gallery.take()
     if training.accelerator.is_main_process:
         training.saver.wait()  # it sets training.parent
         stall_s: Future[float] = Future()  # `note` may run before the stall has ended
@@ -73,7 +73,8 @@ def begin_save(
             "environment": environment,
         }  # fmt: skip
         try:
-            training.saver.begin(folder, state.to_payload(captured), described, text, note, is_urgent=is_urgent)
+            payload = state.to_payload(captured)
+            training.saver.begin(folder, payload, described, text, note, shown=shown, is_urgent=is_urgent)
         finally:
             stall_s.set_result(time.monotonic() - began)
     training.metrics = []

@@ -13,6 +13,7 @@ from holdfast.journal import (
     Commit,
     ConfigRecord,
     EndingRecord,
+    FileRecord,
     Journal,
     Latest,
     Pin,
@@ -21,7 +22,6 @@ from holdfast.journal import (
     Quarantine,
     Record,
     broken_links,
-    metrics_name,
     read_record,
     record_name,
 )
@@ -87,11 +87,12 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
     notes += journal.strays
     problems += latest_problems
     counting = [commit for commit in commits if commit.number not in quarantined]
-    problems += filter(None, map_(lambda commit: _check_metrics(journal, commit, newest), counting))
+    copies = [(commit, file) for commit in counting for file in commit.files if file.name in checkpoint.COPIES]
+    problems += filter(None, map_(lambda copy: _check_copy(journal, copy[0], copy[1], newest), copies))
     return CheckedRecords(
         problems=problems,
         notes=notes,
-        count=1 + len(others) + len(there) + len(counting),
+        count=1 + len(others) + len(there) + len(copies),
         commits=commits,
         live=[commit for commit in counting if commit.number not in pruned],
         quarantined=[commit for commit in commits if commit.number in quarantined - pruned],
@@ -135,7 +136,7 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
 
 def _list_named(journal: Journal) -> set[int]:
     """Return the numbers of the commits that other records name."""
-    named = {number for folder in ("metrics", "pins", "prunes") for number in journal.numbers(folder)}
+    named = {number for folder in ("metrics", "shown", "pins", "prunes") for number in journal.numbers(folder)}
     with contextlib.suppress(NameMissing, RecordDamaged):
         latest = read_record(journal.store, Latest, "latest.json").commit
         named.update([latest] if journal.can_reach(latest) else [])
@@ -195,9 +196,9 @@ def _check_latest(journal: Journal, newest: int) -> tuple[list[str], list[str]]:
     return [], []
 
 
-def _check_metrics(journal: Journal, commit: Commit, newest: int) -> str | None:
-    expected = next((file for file in commit.files if file.name == checkpoint.METRICS), None)
-    name = metrics_name(commit.number)
+def _check_copy(journal: Journal, commit: Commit, expected: FileRecord, newest: int) -> str | None:
+    """Return how the copy of a checkpoint's file that outlives the checkpoint differs from its commit."""
+    name = checkpoint.COPIES[expected.name](commit.number)
     folder, _, file = name.partition("/")
     try:
         found = checkpoint.hash_file(journal.store, folder, file)
@@ -205,6 +206,6 @@ def _check_metrics(journal: Journal, commit: Commit, newest: int) -> str | None:
         if commit.number == newest:  # killed before it was written; the next attempt copies it from the checkpoint
             return None
         return f"{name} is missing"
-    if expected is None or found.sha256 == expected.sha256:
+    if found.sha256 == expected.sha256:
         return None
     return f"{name} is {found.sha256} but was committed as {expected.sha256}"

@@ -265,7 +265,7 @@ def test_a_cancelled_run_saves_and_continues_when_started_again(run: PoolRun, re
     (attempt,) = run.attempts()
     assert run.pool.await_end(attempt["id"])["state"]["name"] == "Cancelled"
     # The UI shows a stop's commit like any other commit.
-    assert newest.path in run.pool.logs(attempt["id"])
+    await_true(lambda: newest.path in run.pool.logs(attempt["id"]), "its commit is not in the log", ENDS_WITHIN_S)
     shown = {artifact["key"]: artifact for artifact in run.pool.artifacts(attempt["id"])}
     assert newest.path in str(shown[f"{run.name}-chunks"]["data"])
     events = run.pool.await_events(newest.number, "holdfast.commit", f"{run.store}/{run.name}")

@@ -34,7 +34,7 @@ EPOCHS = {
     "nanogpt": 1, "dcgan": 10, "ppo": 1, "diffusion": 6, "distillation": 5, "moco": 5, "accelerate_script": 4,
     "lightning_module": 5, "lightning_gan": 6, "trainer_script": 5, "sft_script": 1,
 }  # fmt: skip
-# Packages that only `make test` installs, by the script that needs one, and modules that the packages import late.
+# Packages of extras, by the script that needs one, and modules that the packages import late.
 NEEDED = {
     "lightning_module": "lightning", "lightning_gan": "lightning",
     "trainer_script": "transformers", "sft_script": "trl",
@@ -55,14 +55,20 @@ WITHIN_S = 300.0
 
 @pytest.fixture
 def ready(request: pytest.FixtureRequest, nursery: Lives) -> Lives:
-    """Return the nursery, which has imported what the test's script needs; skip the test if that isn't installed."""
+    """Return the nursery, which has imported what the test's script needs."""
     parameters = request.node.callspec.params
     needed = NEEDED.get(parameters.get("name") or parameters["row"].name)
-    if needed:
-        pytest.importorskip(needed)
-        for module in LATE[needed]:
-            nursery.load(module)
+    for module in LATE.get(needed, []):
+        nursery.load(module)
     return nursery
+
+
+def mark(name: str) -> list[pytest.MarkDecorator]:
+    """Return the marks of a script's tests."""
+    return [pytest.mark.extras(NEEDED[name])] if name in NEEDED else []
+
+
+SCRIPTS = [pytest.param(name, marks=mark(name), id=name) for name in EPOCHS]
 
 
 def read_lines(path: Path) -> list[str]:
@@ -152,7 +158,7 @@ class Script:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EPOCHS)
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_killed_and_stopped_it_ends_on_the_same_bytes(tmp_path: Path, ready: Lives, name: str) -> None:
     """Three times SIGKILL of the command and its ranks, then a SIGTERM in a chunk."""
     straight = Script(ready, tmp_path / "straight", name)
@@ -192,7 +198,7 @@ def await_trained(script: Script, process: Command, begun: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(EPOCHS.keys() - DRAWS_IN_SAMPLES))
+@pytest.mark.parametrize("name", [each for each in SCRIPTS if each.id not in DRAWS_IN_SAMPLES])
 def test_its_losses_are_those_of_the_script_alone(tmp_path: Path, ready: Lives, name: str) -> None:
     output = {"OUTPUT": str(tmp_path / "output")}
     done = ready.call("tests.support.forked:run_script", str(HERE / "before" / f"{name}.py"), **output)
@@ -231,7 +237,7 @@ def prove(nursery: Lives, config: RunConfig) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EPOCHS)
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_it_is_proved(tmp_path: Path, ready: Lives, name: str) -> None:
     proof = Proof.model_validate_json(prove(ready, make_config(tmp_path, name)))
     assert proof.is_proved, str(proof)
@@ -273,7 +279,9 @@ FORGOTTEN = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", FORGOTTEN, ids=lambda row: f"{row.name}-{row.argument}")
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=mark(row.name), id=f"{row.name}-{row.argument}") for row in FORGOTTEN]
+)
 def test_what_is_left_out_is_found(tmp_path: Path, ready: Lives, row: Forgotten) -> None:
     text = (HERE / "after" / f"{row.name}.py").read_text("utf-8")
     changed, count = re.subn(rf"(run\.keep\(.*?)\b{row.argument}=[\w.]+(\(\w+\))?(, )?", r"\1", text)

@@ -26,10 +26,18 @@ EXTRA_MODULES = {
     "tensorboard": ["sinks/tensorboard.py"],
     "trackio": ["sinks/trackio.py"],
     "transformers": ["adapters/trainer_arguments.py", "adapters/transformers.py"],
+    "vision": ["recipes/digits.py"],
     "wandb": ["sinks/wandb.py"],
 }
-# Extras that only make test installs, in the dependency group `adapters`.
-LATER = {"lightning", "tensorboard", "trackio", "transformers", "wandb"}
+# Extras that only make test-extras installs, in the dependency group `extras`, each with a module that it brings.
+LATER = {
+    "lightning": "lightning",
+    "tensorboard": "tensorboard",
+    "trackio": "trackio",
+    "transformers": "transformers",
+    "vision": "sklearn",
+    "wandb": "wandb",
+}
 # Extras also name packages that fsspec loads by URL, and bounds on what Prefect itself requires.
 NOT_IMPORTED = {"s3": {"s3fs"}, "azure": {"adlfs"}, "gcs": {"gcsfs"}, "prefect": {"fastapi", "sqlalchemy"}}
 
@@ -75,10 +83,11 @@ def test_the_core_dependencies_are_what_the_engine_imports() -> None:
     assert find_distributions([path for path in files_of("holdfast") if path not in optional]) == CORE
 
 
-@pytest.mark.parametrize("extra", EXTRA_MODULES)
+@pytest.mark.parametrize(
+    "extra",
+    [pytest.param(each, marks=[pytest.mark.extras(LATER[each])] if each in LATER else []) for each in EXTRA_MODULES],
+)
 def test_an_extra_is_what_its_modules_import(extra: str) -> None:
-    if extra in LATER:
-        pytest.importorskip(extra)
     imported = find_distributions([ROOT / "holdfast" / name for name in EXTRA_MODULES[extra]])
     assert imported - CORE == EXTRAS[extra] - NOT_IMPORTED.get(extra, set())
 

@@ -169,9 +169,9 @@ def test_the_forgetful_loop_is_told_what_it_forgets(tmp_path: Path, nursery: Liv
     assert shown.strip().removeprefix("but").strip() in said.replace(f"{tmp_path}/", "")
 
 
+@pytest.mark.extras("lightning")
 @pytest.mark.slow
 def test_the_lightning_module_step_by_step(tmp_path: Path, nursery: Lives) -> None:
-    pytest.importorskip("lightning")
     nursery.load("lightning")
     (module,), (config,) = blocks("lightning.md", "python"), blocks("lightning.md", "toml")
     (tmp_path / "my_module.py").write_text(module)
@@ -181,9 +181,9 @@ def test_the_lightning_module_step_by_step(tmp_path: Path, nursery: Lives) -> No
         assert "prove" not in command or said.startswith("proved: 20 steps of my_module.py:train")
 
 
+@pytest.mark.extras("transformers")
 @pytest.mark.slow
 def test_the_trainer_step_by_step(tmp_path: Path, nursery: Lives) -> None:
-    pytest.importorskip("transformers")
     (script,), (config,) = blocks("trainer.md", "python"), blocks("trainer.md", "toml")
     (tmp_path / "my_trainer.py").write_text(script)
     (tmp_path / "my_trainer.toml").write_text(config)

@@ -10,7 +10,7 @@ from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Payload, Saved, Tens
 from holdfast.config import Retention
 from holdfast.errors import CheckpointDamaged
 from holdfast.fingerprint import fingerprint
-from holdfast.journal import Commit, FileRecord, Journal, Latest, now
+from holdfast.journal import Commit, FileRecord, Journal, Latest, metrics_name, now
 from holdfast.signature import SigningKey, TrustedKey, generate_key, load_signing_key, load_trusted_key
 from holdfast.store import Store
 from holdfast.verification import verify_run
@@ -65,7 +65,7 @@ def make_latest(commit: Commit) -> Latest:
 def publish(journal: Journal, *commits: Commit) -> None:
     for commit in commits:
         journal.publish_commit(commit)
-        journal.publish_metrics(commit.number, b"")
+        journal.publish_copy(metrics_name(commit.number), b"")
         journal.publish_latest(make_latest(commit))
 
 
@@ -111,12 +111,14 @@ def claim(journal: Journal, number: int) -> None:
 
 
 def save(
-    run: Store, step: int, parent: str = "", size_bytes: int = 64, steps: int = STEPS_PER_EPOCH, **fields: Any
-) -> Saved:
+    run: Store, step: int, parent: str = "", size_bytes: int = 64, steps: int = STEPS_PER_EPOCH, shown: bytes = b"",
+    **fields: Any,
+) -> Saved:  # fmt: skip
     """Save a complete checkpoint. Its bytes follow from its parent's, so one wrong step changes all later checkpoints.
 
     Args:
         steps: the number of steps in its trail.
+        shown: the content of its ``shown.jsonl``; empty for no such file.
     """
     data = hashlib.sha256(f"{parent} {step}".encode()).digest() * (size_bytes // 32)
     epoch, within = divmod(step, STEPS_PER_EPOCH)
@@ -129,7 +131,7 @@ def save(
     }  # fmt: skip
     payload = Payload({"weight": Tensor("U8", (size_bytes,), (data,))}, {"step": step})
     trail = "".join(f'{{"step": {each}}}\n' for each in range(step - steps + 1, step + 1))
-    return checkpoint.save(run, payload, known | fields, trail)
+    return checkpoint.save(run, payload, known | fields, trail, shown=shown)
 
 
 def head_step(line: Line) -> int:

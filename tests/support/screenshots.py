@@ -9,6 +9,7 @@ import tempfile
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from tests.conftest import ROOT
 from tests.support.chromium import Page, browser
@@ -34,12 +35,26 @@ def take(browser: str, url: str, auth: str, path: Path, width: int, height: int)
     print(path)
 
 
+def read_recipe(name: str) -> dict[str, Any]:
+    """Return the part of a recipe's configuration that is the same for each of its runs."""
+    recipe = tomllib.loads((ROOT / "holdfast" / "recipes" / f"{name}.toml").read_text("utf-8"))
+    return {key: recipe[key] for key in ("recipe", "seed", "determinism", "settings")}
+
+
+def train_digits(pool: Pool, folder: Path) -> str:
+    """Train the recipe digits. Return the artifact with its confusion matrix."""
+    run = PoolRun(pool, folder, "digits")
+    train = run.start(**read_recipe("digits"), epochs=12)
+    assert pool.await_end(train, within_s=600)["state"]["name"] == "Completed"
+    artifacts = pool.artifacts(run.attempts()[-1]["id"])
+    (shown,) = [artifact["id"] for artifact in artifacts if artifact["key"] == "digits-shows-confusion"]
+    return str(shown)
+
+
 def train_and_preempt(pool: Pool, folder: Path) -> tuple[str, str]:
     """Train a run whose first attempt is told to end. Return the flow runs of train and of the second attempt."""
     run = PoolRun(pool, folder, "language")
-    recipe = tomllib.loads((ROOT / "holdfast" / "recipes" / "language.toml").read_text())
-    chosen = {name: recipe[name] for name in ("recipe", "seed", "determinism", "settings")}
-    train = run.start(**chosen, epochs=1, chunk={"steps": 20})
+    train = run.start(**read_recipe("language"), epochs=1, chunk={"steps": 20})
     run.await_commits(2)
     strike([run.processes(1)[0]], signal.SIGTERM)
     assert pool.await_end(train, within_s=600)["state"]["name"] == "Completed"
@@ -61,6 +76,8 @@ def main() -> None:
         train, attempt = train_and_preempt(pool, Path(scratch))
         take(chromium, f"{ui}/runs/flow-run/{train}", auth, FOLDER / "train.png", 1280, 800)
         take(chromium, f"{ui}/runs/flow-run/{attempt}", auth, FOLDER / "attempt.png", 1280, 800)
+        confusion = train_digits(pool, Path(scratch))
+        take(chromium, f"{ui}/artifacts/artifact/{confusion}", auth, FOLDER / "digits.png", 1280, 620)
 
 
 if __name__ == "__main__":

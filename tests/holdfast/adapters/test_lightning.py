@@ -29,7 +29,7 @@ from tests.support import lit, lit_wrong
 from tests.support.trainings import Saved, save_state
 
 # Lightning warns of few workers, of a missing logger and the like.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.extras]
 EPOCHS = 3
 
 

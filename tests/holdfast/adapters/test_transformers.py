@@ -20,6 +20,8 @@ from tests.support import hugging
 from tests.support.hugging import EPOCHS, PER_EPOCH, TOTAL
 from tests.support.trainings import Saved, save_state, save_step
 
+pytestmark = pytest.mark.extras
+
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:

@@ -67,7 +67,7 @@ def test_no_write_of_a_run_that_is_gone_makes_its_folder(tmp_path: Path) -> None
         lambda: claim(journal, 2),
         lambda: journal.end_attempt(1, Ending("completed", step=10)),
         lambda: journal.quarantine(1, "x", 1),
-        lambda: journal.publish_metrics(1, b""),
+        lambda: journal.publish_copy("metrics/00000001.jsonl", b""),
         lambda: journal.store.copy("epoch-0001/metrics.jsonl", "epoch-0002/metrics.jsonl"),
         lambda: journal.record_config("f" * 64, {}, {}),
     ]

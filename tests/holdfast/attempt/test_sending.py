@@ -30,8 +30,8 @@ def kill(process: SinkProcess, number: int) -> None:
     os.kill(process._process.pid, number)
 
 
+@pytest.mark.extras("tensorboard")
 def test_a_sink_whose_process_was_killed_is_started_again_and_has_no_hole(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     config, line = make_config(tmp_path, "tensorboard"), make_line(open_store(str(tmp_path)))
     process = SinkProcess("tensorboard")
     for number in (1, 2):
@@ -61,8 +61,8 @@ def test_a_process_that_reads_nothing_stops_no_attempt(tmp_path: Path) -> None:
     process.await_end(60)
 
 
+@pytest.mark.extras("tensorboard")
 def test_what_a_dead_attempt_has_committed_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     config, line = make_config(tmp_path, "tensorboard"), make_line(open_store(str(tmp_path)))
     train(line)
     train(line)
@@ -75,10 +75,10 @@ def test_what_a_dead_attempt_has_committed_is_drawn(tmp_path: Path) -> None:
     assert drawn(tmp_path) == [1, 2]
 
 
+@pytest.mark.extras("tensorboard")
 def test_a_sink_waits_until_that_of_the_attempt_before_has_ended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pytest.importorskip("tensorboard")
     config, line = make_config(tmp_path, "tensorboard"), make_line(open_store(str(tmp_path)))
     train(line)
     lock = tmp_path / "logs" / "run" / "sink-tensorboard.lock"
@@ -151,9 +151,9 @@ def test_a_run_trains_to_its_end_beside_a_server_that_never_answers(
     assert done.stderr.count("the sink mlflow failed") == 1
 
 
+@pytest.mark.extras("wandb")
 @pytest.mark.slow
 def test_a_sink_without_a_login_is_one_warning_with_a_hint(engine: Engine, reference: Reference) -> None:
-    pytest.importorskip("wandb")
     done = engine.run('log.sinks=["wandb"]', WANDB_MODE="online", WANDB_API_KEY="")
     assert done.returncode == 0, done.stderr
     assert engine.standing().checkpoint_sha256 == reference.standing.checkpoint_sha256

@@ -14,6 +14,7 @@ from holdfast.cli import app, run_app
 from holdfast.cli.looking import _format_age
 from holdfast.endings import Ending
 from holdfast.journal import Journal, format_time
+from holdfast.shown import describe
 from holdfast.signature import load_signing_key
 from holdfast.store import open_store
 from tests.support.makers import head_step, load, make_line, save_next, train
@@ -98,6 +99,28 @@ def test_show_prints_the_state_of_a_run(store: str, capsys: pytest.CaptureFixtur
     }  # fmt: skip
     assert run_app(app, ["show", f"{store}/a/"]) == 0
     assert shown["checkpoint_sha256"] in capsys.readouterr().out
+
+
+def test_show_names_and_saves_what_a_run_has_shown(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = make_line(open_store(store), "shows")
+    for step in (10, 20):
+        texts = [describe(name, f"{name} {step}", step, step // 10) for name in ("worst", "best")]
+        train(line, shown=b"".join(text.to_line() for text in texts))
+    saved = tmp_path / "saved"
+    assert run_app(app, ["show", f"{store}/shows", "--save", str(saved)]) == 0
+    rows = dict(row.split(maxsplit=1) for row in capsys.readouterr().out.splitlines())
+    assert rows["shown"] == "best (txt, step 20), worst (txt, step 20)"
+    assert rows["saved"] == f"4 files in {saved}"
+    assert {path.name: path.read_text("utf-8") for path in saved.iterdir()} == {
+        f"{name}-{step:08d}.txt": f"{name} {step}" for name in ("worst", "best") for step in (10, 20)
+    }
+    (found,) = [each for each in ask_json("show", f"{store}/shows", capsys=capsys)["shown"] if each["name"] == "best"]
+    assert found == {"name": "best", "type": "text/plain", "step": 20, "epoch": 2}
+    damage(f"{store}/shows", "shown/00000002.jsonl")
+    assert run_app(app, ["show", f"{store}/shows"]) == 0
+    assert "shown/00000002.jsonl differs from commit 2" in capsys.readouterr().out
 
 
 def test_verify_finds_damage(store: str, capsys: pytest.CaptureFixture[str]) -> None:

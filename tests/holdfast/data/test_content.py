@@ -16,7 +16,7 @@ LARGE = 2**19 + 8 * 1024 + 5
 
 def name_first(data: Any) -> str:
     """Return the name of the first micro-batch of map-style data."""
-    batches = Batches(data, None, Order(len(data), 4, 1, 1), Share(4), 1, 1, 0)
+    batches = Batches(data, None, Order(len(data), 4, 1, 1), [Share(4)], 1, 1, 0)
     batches.begin(0, 1)
     return next(batches)[0]
 

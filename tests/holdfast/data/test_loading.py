@@ -31,11 +31,11 @@ ONE = Share(BATCH)
 def of_points(share: Share = ONE, collate: Any = None, seed: int = SEED) -> Batches:
     """Return the batches of a dataset whose samples have random numbers from every generator."""
     data = Points(noise=True)
-    return Batches(data, collate, Order(len(data), BATCH, GRAD_ACCUM, seed), share, GRAD_ACCUM, seed, workers=0)
+    return Batches(data, collate, Order(len(data), BATCH, GRAD_ACCUM, seed), [share], GRAD_ACCUM, seed, workers=0)
 
 
 def of_stream(data: Any, share: Share = ONE, collate: Any = None) -> Batches:
-    return Batches(data, collate, None, share, GRAD_ACCUM, SEED, workers=0)
+    return Batches(data, collate, None, [share], GRAD_ACCUM, SEED, workers=0)
 
 
 def noisy_collate(samples: list[Any]) -> Any:
@@ -110,7 +110,9 @@ def test_the_position_in_map_style_data_is_the_step_and_nothing_else() -> None:
 
         load_state_dict = state_dict  # type: ignore[assignment]
 
-    batches = Batches(Positioned(range(48)), list, Order(48, BATCH, GRAD_ACCUM, SEED), ONE, GRAD_ACCUM, SEED, workers=0)
+    batches = Batches(
+        Positioned(range(48)), list, Order(48, BATCH, GRAD_ACCUM, SEED), [ONE], GRAD_ACCUM, SEED, workers=0
+    )
     batches.begin(1, STEPS)
     take(batches, 3)
     assert not batches.has_state
@@ -125,7 +127,7 @@ def test_getitems_fetches_whole_batches_if_the_data_has_it() -> None:
 
     asked: list[list[int]] = []
     order = Order(48, BATCH, GRAD_ACCUM, SEED)
-    batches = Batches(Fetching(range(48)), list, order, ONE, GRAD_ACCUM, SEED, workers=0)
+    batches = Batches(Fetching(range(48)), list, order, [ONE], GRAD_ACCUM, SEED, workers=0)
     batches.begin(0, 1)
     assert [batch for _, batch in take(batches, 2)] == asked == order.step_indices(0).tolist()
 

@@ -69,14 +69,24 @@ REFUSED = [
 CHANGING = ["hf_stream_shuffled_without_a_seed", "web_shuffled_without_a_seed"]
 
 
+LIBRARIES = {"hf": "datasets", "web": "webdataset"}
+
+
+def parametrize(names: str, cases: list[Any]) -> pytest.MarkDecorator:
+    """Return a mark that runs a test with each case, which needs the library of the stream that the case names."""
+    at = names.split(", ").index("stream")
+    marked = []
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        library = LIBRARIES.get(values[at].partition("_")[0])
+        marked.append(pytest.param(*values, marks=[pytest.mark.extras(library)] if library else []))
+    return pytest.mark.parametrize(names, marked)
+
+
 @pytest.fixture(autouse=True)
-def has_the_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Skip the test if its stream's library isn't installed; keep that library's caches out of the home folder."""
-    stream = request.node.callspec.params["stream"] if hasattr(request.node, "callspec") else ""
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Keep a library's caches out of the home folder."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    for prefix, library in (("hf", "datasets"), ("web", "webdataset")):
-        if stream.startswith(prefix):
-            pytest.importorskip(library)
     yield
     gc.collect()  # WebDataset leaves the shards of an abandoned pass open; see pytestmark
 
@@ -92,7 +102,7 @@ def make_config(folder: Path, program: str, stream: str, **changes: Any) -> RunC
     return RunConfig.model_validate(values | changes)
 
 
-@pytest.mark.parametrize(("program", "stream"), EXACT)
+@parametrize("program, stream", EXACT)
 def test_cut_at_every_step_it_ends_on_the_same_bytes(tmp_path: Path, program: str, stream: str) -> None:
     config = make_config(tmp_path, program, stream)
     straight = live_in_chunks(config, TOTAL, TOTAL)
@@ -100,7 +110,7 @@ def test_cut_at_every_step_it_ends_on_the_same_bytes(tmp_path: Path, program: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("program", "stream"), KILLED)
+@parametrize("program, stream", KILLED)
 def test_killed_it_is_proved(tmp_path: Path, nursery: Lives, program: str, stream: str) -> None:
     proof = prove(nursery, make_config(tmp_path, program, stream))
     assert proof.is_proved, str(proof)
@@ -113,14 +123,14 @@ def prove(nursery: Lives, config: RunConfig) -> Proof:
     return Proof.model_validate_json(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(("program", "stream", "reason", "hint"), REFUSED)
+@parametrize("program, stream, reason, hint", REFUSED)
 def test_others_are_refused_with_the_reason(tmp_path: Path, program: str, stream: str, reason: str, hint: str) -> None:
     with pytest.raises(RecipeError, match=reason) as refused:
         live(make_config(tmp_path, program, stream), 1)
     assert re.search(hint, refused.value.hint), refused.value.hint
 
 
-@pytest.mark.parametrize("stream", CHANGING)
+@parametrize("stream", CHANGING)
 def test_a_stream_that_nobody_seeds_is_refused_on_resume(tmp_path: Path, stream: str) -> None:
     config = make_config(tmp_path, "recipe", stream)
     saved, _ = live(config, 4)
@@ -130,7 +140,7 @@ def test_a_stream_that_nobody_seeds_is_refused_on_resume(tmp_path: Path, stream:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stream", ["hf_batches_that_drew"])
+@parametrize("stream", ["hf_batches_that_drew"])
 def test_a_proof_finds_numbers_that_a_stream_draws_again(tmp_path: Path, nursery: Lives, stream: str) -> None:
     proof = prove(nursery, make_config(tmp_path, "loop", stream))
     assert not proof.is_proved
@@ -138,7 +148,7 @@ def test_a_proof_finds_numbers_that_a_stream_draws_again(tmp_path: Path, nursery
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stream", ["node_of_batches"])
+@parametrize("stream", ["node_of_batches"])
 def test_ranks_that_all_get_the_same_batches_are_refused(tmp_path: Path, nursery: Lives, stream: str) -> None:
     log, compute = Log(every=1, folder=str(tmp_path / "logs")), Compute(ranks=2, device="cpu")
     config = make_config(tmp_path, "loop", stream, log=log, compute=compute)

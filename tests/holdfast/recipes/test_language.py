@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from holdfast.errors import RecipeError
-from holdfast.recipes.language import Decoder, Windows, bits_per_byte, language, read_corpus, read_standard_library
+from holdfast.recipes.language import (
+    Decoder,
+    Windows,
+    bits_per_byte,
+    evaluate,
+    language,
+    read_corpus,
+    read_standard_library,
+    sample,
+)
 
 
 def test_the_standard_library_is_megabytes_and_always_the_same() -> None:
@@ -63,4 +72,48 @@ def test_a_byte_does_not_depend_on_later_bytes() -> None:
 def test_an_untrained_model_needs_about_eight_bits_a_byte() -> None:
     torch.manual_seed(0)
     model = Decoder(context=16, layers=1, heads=1, width=8, dropout=0.0).eval()
-    assert bits_per_byte(model, Windows(bytes(range(256)) * 4, 16)) == pytest.approx(8.0, abs=0.1)
+    assert bits_per_byte(model, Windows(bytes(range(256)) * 4, 16), torch.device("cpu")) == pytest.approx(8.0, abs=0.1)
+
+
+def make_small() -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(context=16, layers=1, heads=1, width=8, dropout=0.0).eval()
+
+
+def test_samples_follow_from_the_model_alone_and_leave_generators_as_they_are() -> None:
+    model, prompts = make_small(), torch.zeros(2, 4, dtype=torch.uint8)
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        sampled = sample(model, prompts, 20, context=16)
+        torch.rand(1)
+        assert torch.equal(sample(model, prompts, 20, context=16), sampled)
+        torch.set_rng_state(before)
+        sample(model, prompts, 20, context=16)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (sampled.shape, sampled.dtype) == ((2, 20), torch.uint8)
+
+
+def test_a_sure_model_is_sampled_as_it_is_sure() -> None:
+    following = sample(lambda text: 100 * torch.eye(256)[(text.long() + 1) % 256], torch.tensor([[97]]), 3, context=16)
+    assert bytes(following[0].tolist()) == b"bcd"
+
+
+def test_an_epoch_shows_samples_after_held_out_text() -> None:
+    held_out = Windows(bytes(range(97, 123)) * 20, 16)
+    with torch.no_grad():
+        found = evaluate(make_small(), held_out, context=16, sample_bytes=5)
+        alone = evaluate(make_small(), held_out, context=16, sample_bytes=0)
+    assert alone == {"bits_per_byte": found["bits_per_byte"]}
+    assert isinstance(found["samples"], str)
+    assert found["samples"].count("--- after ") == 3
+    assert found["samples"].startswith("--- after 'abcdefghijklmnop':\n")
+
+
+@pytest.mark.slow  # importing the compiler takes seconds
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_compiling_keeps_the_names_of_the_state(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"some text " * 200)
+    settings = {"data": str(tmp_path / "a.txt"), "context": 16, "width": 8, "heads": 1, "layers": 1}
+    plain, compiled = (language(**settings, compiled=compiled).model for compiled in (False, True))  # type: ignore[arg-type]
+    assert compiled.state_dict().keys() == plain.state_dict().keys()
+    assert (compiled._compiled_call_impl is None, plain._compiled_call_impl is None) == (False, True)

@@ -1,4 +1,4 @@
-"""MLflow's own tracking server, from the environment that `make test` makes for it."""
+"""MLflow's own tracking server, from the environment that `make test-extras` makes for it."""
 
 import contextlib
 import subprocess
@@ -16,7 +16,7 @@ MLFLOW = ROOT / ".venv" / "mlflow" / "bin" / "mlflow"
 
 @contextlib.contextmanager
 def mlflow_server(folder: Path) -> Iterator[str]:
-    """Run MLflow's own server for the block, in the environment that `make test` makes for it; yield its URL."""
+    """Run MLflow's own server for the block, in the environment that `make test-extras` makes for it; yield its URL."""
     port = free_port()
     options = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command = [MLFLOW, "server", *options, "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]

@@ -36,26 +36,27 @@ def assert_shows(curves: Curves, last_step: int) -> None:
     assert repr(curves) == repr({"train/loss": make_curve(last_step)})
 
 
+@pytest.mark.extras("trackio")
 def test_rows_of_trackio_that_are_sent_again_are_drawn_once(tmp_path: Path) -> None:
-    pytest.importorskip("trackio")
     assert write("trackio", tmp_path, 20, forgets=False, dies=True) == -signal.SIGKILL
     assert write("trackio", tmp_path, 30, forgets=True, dies=False) == 0
     assert_shows(read_trackio(tmp_path), 30)
 
 
+@pytest.mark.extras
 def test_metrics_of_mlflow_that_are_sent_again_are_drawn_once(
     tmp_path: Path, mlflow_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not mlflow_url:
-        pytest.skip("MLflow is installed by make test, where pip can")
+        pytest.skip("MLflow is installed by make test-extras, where pip can")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_url)
     assert write("mlflow", tmp_path, 20, forgets=False, dies=True) == -signal.SIGKILL
     assert write("mlflow", tmp_path, 30, forgets=True, dies=False) == 0
     assert_shows(read_mlflow(mlflow_url, "the-id"), 30)
 
 
+@pytest.mark.extras("wandb")
 def test_a_torn_file_of_wandb_is_continued_where_it_ends(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
     assert write("wandb", tmp_path, ROWS, forgets=False, dies=True) == -signal.SIGKILL
     written = read_wandb(tmp_path)["train/loss"]
     assert written

@@ -19,10 +19,7 @@ from tests.support.curves import Curves, find_run, read_mlflow, read_tensorboard
 from tests.support.lives import Lives
 from tests.support.waiting import await_equal
 
-for library in ("tensorboard", "trackio", "wandb"):
-    pytest.importorskip(library)
-
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extras("tensorboard", "trackio", "wandb")]
 
 STEPS = list(range(1, 31))
 FLOAT32 = 1e-6  # TensorBoard keeps single precision
@@ -147,7 +144,7 @@ def test_the_offline_folders_of_wandb_have_each_step_once(lived: Lived, referenc
 
 def test_mlflow_shows_each_step_once(lived: Lived, reference: Reference) -> None:
     if not lived.url:
-        pytest.skip("MLflow is installed by make test, where pip can")
+        pytest.skip("MLflow is installed by make test-extras, where pip can")
     run_id = find_id(lived.engine.journal())
     assert_same(read_mlflow(lived.url, run_id), expect(reference))
     run = find_run(lived.url, run_id)

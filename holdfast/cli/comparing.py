@@ -1,0 +1,110 @@
+"""The command `compare`: are two runs, two commits or two stores the same training, and if not, why."""
+
+import sys
+
+from holdfast.cli.app import Flag, Json, app, print_json
+from holdfast.comparison import Ancestry, Comparison, compare_trainings, read_ancestry
+from holdfast.errors import Damage, WrongUse
+from holdfast.journal import Journal, find_runs
+from holdfast.journal.finding import open_place
+from holdfast.store import Store
+from holdfast.terminal import counted
+
+# The fields of a step that are given to the model: if one differs first, its tensors follow from it.
+INPUTS = {"samples", "batch content", "lrs", "anneals"}
+
+
+@app.command(usage="Usage: holdfast compare RUN OTHER [--replay]")
+def compare(one: str, other: str, /, *, replay: Flag = False, json: Json = False) -> int:
+    """Tell whether two runs are the same training: the first difference, and what explains it best.
+
+    Compare content ids at the steps at which both have a checkpoint, the trails at every step, and then the records of
+    settings, code, data, packages and machine.
+
+    The exit code is 0 if they are equal as far as both go, and 2 if they differ.
+
+    Args:
+        one: <store>/<run>, or <store>/<run>@<commit> for the training that led to that commit; or a store of runs.
+        other: Likewise. A store beside a run means the run of the same name in it.
+        replay: Train the steps of the first difference again, to name the first tensor that differs.
+        json: Print JSON.
+    """
+    places = _open(one), _open(other)
+    if isinstance(places[0], Store) and isinstance(places[1], Store):
+        return _compare_stores(places[0], places[1], is_replayed=replay, json=json)
+    found = compare_trainings(*_read_both(places, (one, other)), is_replayed=replay)
+    if json:
+        print_json(found.model_dump(mode="json"))
+    else:
+        print(found)
+        if not replay:
+            _hint_at_replay(found)
+    return 0 if found.is_equal else 2
+
+
+def _hint_at_replay(found: Comparison) -> None:
+    """Print a hint if a replay could tell more: not if samples or rates differ first, nor if the tensor is known."""
+    if found.first_differs_in and found.first_differs_in[0] not in INPUTS and not found.first_tensors:
+        print("hint: --replay trains these steps again here, and names the first tensor that differs", file=sys.stderr)
+
+
+Place = tuple[Journal, str] | Store
+
+
+def _open(text: str) -> Place:
+    """Return a run's journal with the commit's name behind its ``@``, or a store."""
+    before, slash, last = text.rpartition("/")
+    run, at, commit = last.partition("@")
+    if not at or before.endswith(":/"):  # az://container@account is a store
+        place = open_place(text)
+        return (place, "") if isinstance(place, Journal) else place
+    found = open_place(f"{before}{slash}{run}")
+    if isinstance(found, Store) or not commit:
+        raise WrongUse(f"{text!r} is not a commit of a run", hint="give it as <store>/<run>@<commit>, as in runs/a@3")
+    return found, commit
+
+
+def _read_both(places: tuple[Place, Place], texts: tuple[str, str]) -> tuple[Ancestry, Ancestry]:
+    """Read the two trainings. If one is a store, take the other one's run in it."""
+    one, other = places
+    left = _find_in(one, other) if isinstance(one, Store) else one
+    right = _find_in(other, left) if isinstance(other, Store) else other
+    runs = (left[0].run, right[0].run)
+    labels = texts if runs[0] == runs[1] else runs
+    return read_ancestry(*_label(left, labels[0])), read_ancestry(*_label(right, labels[1]))
+
+
+def _find_in(store: Store, beside: Place) -> tuple[Journal, str]:
+    assert not isinstance(beside, Store)
+    return Journal(store, beside[0].run), ""
+
+
+def _label(place: tuple[Journal, str], label: str) -> tuple[Journal, str, str]:
+    return place[0], label, place[1]
+
+
+# ---- two stores
+
+
+def _compare_stores(one: Store, other: Store, *, is_replayed: bool, json: bool) -> int:
+    """Compare the runs of two stores by name; print a line for each, and return the exit code."""
+    ones, others = ({journal.run: journal for journal in find_runs(store)} for store in (one, other))
+    rows: dict[str, Comparison | str] = {}
+    for run in sorted(ones.keys() | others.keys()):
+        if run not in ones or run not in others:
+            rows[run] = f"only in {one.url if run in ones else other.url}"
+            continue
+        try:
+            lines = read_ancestry(ones[run], f"{one.url}/{run}"), read_ancestry(others[run], f"{other.url}/{run}")
+            rows[run] = compare_trainings(*lines, is_replayed=is_replayed)
+        except (Damage, WrongUse) as error:  # one damaged run must not hide the others
+            rows[run] = str(error)
+    if json:
+        print_json({run: row if isinstance(row, str) else row.model_dump(mode="json") for run, row in rows.items()})
+    else:
+        for run, row in rows.items():
+            print(f"{run}: {row}")
+    different = [run for run, row in rows.items() if isinstance(row, str) or not row.is_equal]
+    if not json:
+        print(f"{counted(len(rows), 'run')} compared, {len(different)} different")
+    return 2 if different else 0

@@ -1,0 +1,42 @@
+"""The command `watch`: a live view of a run, or of all runs of a store."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from holdfast.cli.app import app
+from holdfast.errors import WrongUse
+from holdfast.journal import Journal
+from holdfast.journal.finding import open_place
+from holdfast.watching import RunReader, StoreReader, follow, show
+from holdfast.watching.lines import print_lines
+
+SHORTEST_S = 0.2
+
+
+@app.command(usage="Usage: holdfast watch RUN | STORE")
+def watch(place: str, /, *, every: Annotated[float, Parameter(name="--every")] = 2.0) -> int:
+    """Watch a run, or all runs of a store, as they train: anywhere the store can be read, without writing to it.
+
+    On a terminal, show a live view until you press q. Elsewhere, print a line for each commit, and end when the run is
+    complete. While nothing is new, a poll costs one listing a run.
+
+    The exit code is 2 if a record of the run is damaged or lost.
+
+    Args:
+        place: <store>/<run>, or a store.
+        every: Seconds between two polls.
+    """
+    if not every >= SHORTEST_S:
+        raise WrongUse(f"--every {every:g}: expected at least {SHORTEST_S} seconds")
+    found = open_place(place)
+    reader = RunReader(found) if isinstance(found, Journal) else StoreReader(found)
+    reader.begin()
+    console = Console(highlight=False)
+    if console.is_terminal and not console.is_dumb_terminal:
+        show(reader, console, every)
+    else:
+        print_lines(follow(reader, every))
+    runs = [reader.seen] if isinstance(reader, RunReader) else reader.seen
+    return 2 if any(seen.missing for seen in runs) else 0

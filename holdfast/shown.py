@@ -1,0 +1,188 @@
+"""Texts and pictures that a recipe or a loop shows to people, in ``shown.jsonl`` beside a checkpoint's trail.
+
+They are no part of the state, so they change no content id. To read those of one commit, call `read_shown`; of a whole
+run, `list_shown`. A picture comes from a recipe's code: put an SVG into a page as an image, never as markup.
+"""
+
+import base64
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from holdfast.checkpoint import SHOWN
+from holdfast.errors import NameMissing, RecipeError, RecordDamaged
+from holdfast.journal import Commit, Journal, shown_name
+
+TEXT, SVG, PNG = "text/plain", "image/svg+xml", "image/png"
+SUFFIXES = {TEXT: "txt", SVG: "svg", PNG: "png"}
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+SVG_WITHIN = 4096  # characters: an XML declaration, a document type and comments may come before the root element
+# Bounds of one text or picture, and of all that one checkpoint has: a server and a browser have to hold them.
+MAX_BYTES = 2**20
+MAX_FILE_BYTES = 16 * 2**20
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One text or picture.
+
+    Attributes:
+        step: the step after which it was shown, counted from 1 over the whole run.
+        epoch: the epoch of that step, counted from 1.
+        media_type: `TEXT`, `SVG` or `PNG`.
+        data: its bytes; UTF-8 if it is a text or an SVG.
+    """
+
+    step: int
+    epoch: int
+    name: str
+    media_type: str
+    data: bytes
+
+    @property
+    def file_name(self) -> str:
+        """Return a name for a file of it, such as ``samples-00000480.txt``."""
+        return f"{self.name}-{self.step:08d}.{SUFFIXES[self.media_type]}"
+
+    def to_line(self) -> bytes:
+        """Return its line in ``shown.jsonl``."""
+        is_text = self.media_type != PNG
+        content = {"text": self.data.decode()} if is_text else {"base64": base64.b64encode(self.data).decode()}
+        known = {"step": self.step, "epoch": self.epoch, "name": self.name, "type": self.media_type}
+        return (json.dumps(known | content, ensure_ascii=False) + "\n").encode()
+
+    @classmethod
+    def from_line(cls, line: bytes, file: str) -> "Shown":
+        """Return what `to_line` wrote.
+
+        Raises:
+            RecordDamaged: the line is not of this form; the message begins with ``file``.
+        """
+        try:
+            read = json.loads(line)
+            media_type, name = read["type"], read["name"]
+            data = base64.b64decode(read["base64"], validate=True) if media_type == PNG else read["text"].encode()
+            if media_type not in SUFFIXES or not NAME.fullmatch(name):
+                raise ValueError(name)
+            return cls(int(read["step"]), int(read["epoch"]), name, media_type, data)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise RecordDamaged(f"{file} has a line that is no text or picture: {line[:40]!r}") from None
+
+
+class Gallery:
+    """The texts and pictures since the last checkpoint, as the lines of its ``shown.jsonl``."""
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        self._size_bytes = 0
+
+    def add(self, shown: Shown) -> None:
+        """Add a text or picture. Leave it out with a warning if the checkpoint has `MAX_FILE_BYTES` of them already."""
+        line = shown.to_line()
+        if self._size_bytes + len(line) > MAX_FILE_BYTES:
+            log.warning(
+                "%s of step %d is not kept: this chunk has shown %d MiB already; show less often, or shorten the chunk",
+                shown.name, shown.step, MAX_FILE_BYTES >> 20,
+            )  # fmt: skip
+            return
+        self._lines.append(line)
+        self._size_bytes += len(line)
+
+    def take(self) -> bytes:
+        """Return the lines, and forget them."""
+        lines, self._lines, self._size_bytes = self._lines, [], 0
+        return b"".join(lines)
+
+
+def describe(name: str, value: object, step: int, epoch: int) -> Shown:
+    """Return a value as something to show.
+
+    Args:
+        value: a string is a text; bytes are a picture, PNG or SVG.
+        step, epoch: see `Shown`.
+
+    Raises:
+        RecipeError: the name or the value can't be shown, or the value is too large.
+    """
+    if not NAME.fullmatch(name):
+        raise RecipeError(
+            f"{name!r}: expected a name for what is shown", hint="up to 64 of these: letters, digits and . _ -"
+        )
+    if isinstance(value, str):
+        media_type, data = TEXT, value.encode("utf-8", "replace")
+    elif isinstance(value, bytes):
+        media_type, data = _find_type(name, value), value
+    else:
+        raise RecipeError(
+            f"{name}: expected a text or a picture, found a {type(value).__name__}",
+            hint="a str is a text; bytes are a PNG or an SVG",
+        )
+    if len(data) > MAX_BYTES:
+        raise RecipeError(f"{name}: {len(data):,} bytes are too many to show", hint=f"{MAX_BYTES:,} bytes are the most")
+    return Shown(step, epoch, name, media_type, data)
+
+
+def _find_type(name: str, data: bytes) -> str:
+    if data.startswith(PNG_SIGNATURE):
+        return PNG
+    try:
+        if "<svg" in data.decode()[:SVG_WITHIN]:
+            return SVG
+    except UnicodeDecodeError:
+        pass
+    raise RecipeError(
+        f"{name}: expected the bytes of a PNG or an SVG, found {data[:12]!r}", hint="a text is a str: decode() it"
+    )
+
+
+def read_shown(journal: Journal, commit: Commit) -> list[Shown]:
+    """Return what a commit's steps have shown, in order; nothing if they showed nothing, or if the file is lost.
+
+    Raises:
+        RecordDamaged: the file differs from the commit.
+    """
+    record = next((file for file in commit.files if file.name == SHOWN), None)
+    for name in (shown_name(commit.number), f"{commit.path}/{SHOWN}") if record else ():
+        try:
+            data = journal.store.read(name, 0, MAX_FILE_BYTES + 1)
+        except NameMissing:
+            continue
+        if record is None or hashlib.sha256(data).hexdigest() != record.sha256:
+            raise RecordDamaged(f"{name} differs from commit {commit.number}")
+        return [Shown.from_line(line, name) for line in data.splitlines()]
+    return []
+
+
+def list_shown(journal: Journal) -> Iterator[Shown]:
+    """Yield what the committed steps of a run have shown, oldest first, read commit by commit.
+
+    Raises:
+        RecordDamaged: a file differs from its commit.
+    """
+    for commit in _find_commits(journal):
+        yield from read_shown(journal, commit)
+
+
+def read_newest(journal: Journal) -> list[Shown]:
+    """Return the newest of each name from the newest commit that shows anything, in order of their names.
+
+    Raises:
+        RecordDamaged: the file differs from its commit.
+    """
+    for commit in reversed(_find_commits(journal)):
+        if found := read_shown(journal, commit):
+            return [shown for _, shown in sorted({shown.name: shown for shown in found}.items())]
+    return []
+
+
+def _find_commits(journal: Journal) -> list[Commit]:
+    """Return the commits that show something and count, or that counted before they were pruned; oldest first."""
+    newest = journal.newest_number()  # a run that was just unpacked has no folder shown/ yet
+    numbers = {*journal.numbers("shown"), newest} - set(journal.numbers("quarantine"))
+    return [commit for number in sorted(numbers) if (commit := journal.find_commit(number))]

@@ -1,0 +1,80 @@
+"""A sum in the order of a fixed binary tree, so that its bits don't depend on who adds which part.
+
+Floating-point addition is commutative but not associative: the shape of the tree fixes the result. Leaf i is node
+(0, i); node (level, index) is the sum of the nodes (level - 1, 2 * index) and (level - 1, 2 * index + 1), or a copy of
+the first if the second covers no leaf.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, order=True)
+class Node:
+    """A node of the tree: the sum of the leaves ``index * 2**level`` up to ``(index + 1) * 2**level``."""
+
+    level: int
+    index: int
+
+
+class TreeSum:
+    """A sum of tensors over the leaves of a tree, or of a part of them. Works like a binary counter.
+
+    Args:
+        leaves: the number of leaves of the whole tree.
+
+    Attributes:
+        parts: the sums so far, by node: as few nodes as cover the added leaves.
+    """
+
+    def __init__(self, leaves: int) -> None:
+        self._leaves = leaves
+        self._root = Node((leaves - 1).bit_length(), 0)
+        self.parts: dict[Node, Tensor] = {}
+
+    def add(self, node: Node, value: Tensor) -> None:
+        """Add the sum of a node. The tensor belongs to this object now, which may change it."""
+        while node != self._root:
+            if node.index % 2:
+                left = self.parts.pop(Node(node.level, node.index - 1), None)
+                if left is None:
+                    break
+                value = left.add_(value)
+            elif (node.index + 1) << node.level < self._leaves:
+                right = self.parts.pop(Node(node.level, node.index + 1), None)
+                if right is None:
+                    break
+                value = value.add_(right)
+            node = Node(node.level + 1, node.index // 2)
+        self.parts[node] = value
+
+    def root(self) -> Tensor:
+        """Return the sum over all leaves, each of which was added once."""
+        return self.parts[self._root]
+
+
+def list_parts(leaves: int, block: range) -> list[Node]:
+    """Return the nodes that remain in a `TreeSum` to which the leaves of a block were added."""
+    nodes: list[Node] = []
+    root = Node((leaves - 1).bit_length(), 0)
+    for leaf in block:
+        node = Node(0, leaf)
+        while node != root:
+            if node.index % 2:
+                if not nodes or nodes[-1] != Node(node.level, node.index - 1):
+                    break
+                nodes.pop()
+            elif (node.index + 1) << node.level < leaves:
+                break
+            node = Node(node.level + 1, node.index // 2)
+        nodes.append(node)
+    return nodes
+
+
+def deal(leaves: int, parts: int) -> list[range]:
+    """Return contiguous blocks of the leaves, one for each part, whose sizes differ by one at most."""
+    size, more = divmod(leaves, parts)
+    starts = [number * size + min(number, more) for number in range(parts + 1)]
+    return [range(*pair) for pair in itertools.pairwise(starts)]

@@ -1,0 +1,90 @@
+"""The verdict on a watched run: does it train, is it late, and what does it wait for. Pure.
+
+Between two commits a store shows no sign of life. So a run is late if its next commit takes much longer than the ones
+before: its attempt has died without a record, hangs, or trains slower. A reader can't tell which.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.endings import REASONS
+from holdfast.journal import Commit
+from holdfast.terminal import spell_s
+from holdfast.watching.seen import Seen
+
+State = Literal["complete", "training", "starting", "late", "waiting", "ended", "unreadable"]
+
+# A commit is late after three times the expected time: a busy machine, or an evaluation, may double it.
+LATE_FACTOR = 3.0
+# The shortest time after which a commit is late: tasks, records and a slow store take seconds.
+LATE_AFTER_S = 30.0
+
+
+@dataclass(frozen=True)
+class Health:
+    """The verdict on a run.
+
+    Attributes:
+        text: the verdict in words, and what the run waits for.
+        expected_s: seconds between the newest sign and the next commit, as the last chunk predicts; 0 if unknown.
+    """
+
+    state: State
+    text: str
+    expected_s: float = 0.0
+
+
+def judge(seen: Seen, age_s: float) -> Health:
+    """Return the verdict on a run.
+
+    Args:
+        age_s: seconds since its newest commit or claim.
+    """
+    if seen.problem:
+        return Health("unreadable", seen.problem)
+    if seen.is_complete:
+        return Health("complete", "complete")
+    if not seen.attempts:
+        return Health("waiting", "waits for its first attempt")
+    number, record = seen.attempts[-1]
+    ending = seen.find_ending(number)
+    if ending is not None:
+        return _judge_ended(number, ending.reason, str(ending.ending))
+    where = f" on {record.host} (pid {record.pid})" if record else ""
+    expected_s = predict(seen)
+    if not expected_s:
+        return Health("starting", f"attempt {number}{where} began {spell_s(age_s)} ago; waits for its first commit")
+    if age_s > max(LATE_FACTOR * expected_s, LATE_AFTER_S):
+        return Health(
+            "late",
+            f"stalled: no commit for {spell_s(age_s)}, expected after {spell_s(expected_s)}; attempt {number}"
+            f"{where} has died without a record, hangs or is slower; waits for its commit, or for another attempt",
+            expected_s,
+        )
+    return Health("training", f"training: attempt {number}{where}", expected_s)
+
+
+def _judge_ended(number: int, reason: str, text: str) -> Health:
+    if reason in REASONS and not REASONS[reason].retries:
+        return Health("ended", f"ended: attempt {number}: {text}; waits for a person")
+    return Health("waiting", f"waits for another attempt: attempt {number} ended: {text}")
+
+
+def predict(seen: Seen) -> float:
+    """Return the seconds from the newest sign to the next commit, as the newest commit predicts; 0 if it can't."""
+    head = seen.head
+    speed = find_speed(seen, head) if head else 0.0
+    if head is None or not speed:
+        return 0.0
+    parent = seen.find_parent(head)
+    steps = seen.next_stop - head.step if seen.next_stop else head.step - (parent.step if parent else 0)
+    restart_s = max(commit.restart_s for commit in seen.commits) if head.attempt != seen.last_attempt else 0.0
+    return max(steps, 1) / speed + head.stall_s + head.save_s + restart_s
+
+
+def find_speed(seen: Seen, commit: Commit) -> float:
+    """Return the steps per second of a commit's chunk; 0 if it isn't known."""
+    parent = seen.find_parent(commit)
+    if commit.parent and parent is None:
+        return 0.0
+    return (commit.step - (parent.step if parent else 0)) / commit.train_s if commit.train_s > 0 else 0.0

@@ -1,0 +1,48 @@
+"""What a recipe shows, in Prefect's UI: as Markdown that shows texts as they are, and pictures as images."""
+
+import base64
+from pathlib import Path
+
+import httpx
+import pytest
+
+from holdfast.shown import describe
+from tasks.reporting import describe_shown
+from tests.conftest import RunFlow
+from tests.support.showing import PICTURE, png
+
+
+@pytest.mark.parametrize(("value", "kind"), [(png(), "png"), (PICTURE, "svg+xml")])
+def test_a_picture_is_an_image_in_a_data_uri(value: bytes, kind: str) -> None:
+    text = describe_shown(describe("plot", value, 7, 1))
+    assert text == f"plot after step 7\n\n![plot](data:image/{kind};base64,{base64.b64encode(value).decode()})\n"
+
+
+@pytest.mark.parametrize(("value", "fence"), [("a\n# b", "```"), ("``` and ````", "`````"), ("`", "```")])
+def test_text_stays_as_it_is(value: str, fence: str) -> None:
+    text = describe_shown(describe("text", value, 7, 1))
+    assert text == f"text after step 7\n\n{fence}text\n{value}\n{fence}\n"
+
+
+@pytest.mark.slow
+def test_each_name_is_an_artifact_with_its_newest(
+    run_flow: RunFlow, prefect_api: dict[str, str], tmp_path: Path
+) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f'recipe = "tests.support.showing:painted"\nrun = "painted"\nepochs = 3\nstore = "{tmp_path}/runs"\n'
+        f'[log]\nfolder = "{tmp_path}/logs"\n',
+        "utf-8",
+    )
+    done = run_flow("train", str(config))
+    assert done.returncode == 0, done.stderr
+    url, auth = prefect_api["PREFECT_API_URL"], prefect_api["PREFECT_API_AUTH_STRING"]
+    with httpx.Client(auth=tuple(auth.split(":")), trust_env=False) as client:  # type: ignore[arg-type]
+        found = client.post(f"{url}/artifacts/filter", json={"limit": 200}).raise_for_status().json()
+    shown = {each["key"]: each["data"] for each in found if (each["key"] or "").startswith("painted-")}
+    assert {key for key in shown if "shows" in key} == {
+        f"painted-shows-{name}" for name in ("noise", "picture", "plot")
+    }
+    assert len([each for each in found if each["key"] == "painted-shows-plot"]) == 1
+    assert shown["painted-shows-plot"] == describe_shown(describe("plot", PICTURE, 6, 3))
+    assert describe_shown(describe("plot", PICTURE, 6, 3)) in shown["painted-summary"]

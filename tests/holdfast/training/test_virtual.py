@@ -1,0 +1,107 @@
+"""Virtual ranks in one process: what a share is, and what they can't train."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from holdfast.config import Compute, Determinism, RunConfig
+from holdfast.errors import ConfigError, RecipeError
+from holdfast.training import Training
+from holdfast.training.loop import train_step
+from holdfast.training.virtual import list_shares, make_buckets
+from tests.support.trainings import live_in_chunks
+
+SHARES = 8
+SETTINGS: dict[str, Any] = {"run": "r", "epochs": 1, "determinism": Determinism(mode="fast")}
+
+
+def make_config(folder: Path, shares: int = SHARES, recipe: str = "shares:averaged", **changes: Any) -> RunConfig:
+    values = {"recipe": f"tests.support.{recipe}", "store": str(folder), **SETTINGS}
+    return RunConfig(**values, compute=Compute(device="cpu", virtual_ranks=shares, **changes))
+
+
+def test_cut_at_every_step_a_run_ends_on_the_same_bytes(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    assert live_in_chunks(config, 6, 1) == live_in_chunks(config, 6, 6)
+
+
+def test_the_gradient_is_the_mean_over_the_whole_batch(tmp_path: Path) -> None:
+    """Without dropout, statistics of a share and noise, shares sum to the usual gradient but for rounding."""
+    found = []
+    for shares in (0, 4):
+        training = Training(make_config(tmp_path, shares, "shares:plain"))
+        losses = [train_step(training).numbers["loss"] for _ in range(3)]
+        found.append((torch.stack(losses), nn.utils.parameters_to_vector(training.model.parameters())))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+
+
+def test_each_share_has_random_numbers_of_its_own(tmp_path: Path) -> None:
+    training = Training(make_config(tmp_path))
+    assert training.virtual is not None
+    drawn = []
+    for step in (1, 1, 2):
+        with training.virtual.step(training.model, step):
+            for share in training.virtual.own:
+                with training.virtual.share(share) as losses:
+                    drawn.append(torch.rand(()).item())
+                    losses.append(torch.zeros(()))
+        drawn.append(torch.rand(()).item())
+    once, again, next_step = (drawn[start : start + SHARES + 1] for start in range(0, len(drawn), SHARES + 1))
+    assert once == again
+    assert len({*once, *next_step}) == 2 * (SHARES + 1)
+
+
+def test_a_parameter_that_no_share_uses_has_no_gradient(tmp_path: Path) -> None:
+    training = Training(make_config(tmp_path))
+    train_step(training)
+    assert torch.equal(training.model.get_parameter("unused"), torch.ones(3)), "weight decay would have changed it"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shares", "changes", "said"),
+    [
+        ("shares:averaged", 5, {}, "16 samples in equal shares"),
+        ("shares:averaged", 4, {"ranks": 1, "mixed_precision": "fp16"}, "fp16"),
+        ("composed:adversarial", 8, {}, "a step of its own"),
+        ("varied:streamed", 2, {}, "data whose order Holdfast doesn't make"),
+    ],
+)
+def test_what_they_cannot_train_is_refused(
+    tmp_path: Path, recipe: str, shares: int, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as found:
+        Training(make_config(tmp_path, shares, recipe, **changes))
+    assert found.value.hint
+
+
+def test_more_ranks_than_shares_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"compute.ranks = 9: there are only 8 virtual ranks"):
+        list_shares(8, 0, 9)
+
+
+def test_a_sparse_gradient_is_refused(tmp_path: Path) -> None:
+    training = Training(make_config(tmp_path, recipe="shares:sparse"))
+    with pytest.raises(RecipeError, match="sparse gradient"):
+        train_step(training)
+
+
+def test_buckets_hold_parameters_of_one_kind_and_bounded_size() -> None:
+    parameters = [nn.Parameter(torch.ones(100)) for _ in range(5)]
+    parameters.insert(2, nn.Parameter(torch.ones(100, dtype=torch.float64)))
+    sizes = [[each.nbytes for each in bucket.parameters] for bucket in make_buckets([*parameters, parameters[0]], 800)]
+    assert sizes == [[400, 400], [400, 400], [400], [800]]
+
+
+def test_the_fingerprint_has_the_shares_in_place_of_the_ranks(tmp_path: Path) -> None:
+    identities = [make_config(tmp_path, ranks=ranks).identity for ranks in (1, 4)]
+    assert identities[0] == identities[1] != make_config(tmp_path, 4).identity
+    assert make_config(tmp_path, 0).identity["compute"] == {"ranks": 1, "mixed_precision": "no"}
+
+
+def test_an_extra_that_a_share_changes_is_refused(tmp_path: Path) -> None:
+    training = Training(make_config(tmp_path).model_copy(update={"settings": {"how": "counts"}}))
+    with pytest.raises(RecipeError, match="a share of a batch has changed the extras"):
+        train_step(training)

@@ -1,0 +1,72 @@
+"""A recipe for virtual ranks: dropout, batch statistics, clipping, accumulation and an average of the weights."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import ConcatDataset
+
+from holdfast import Recipe, Schedule
+from tests.support.varied import Points
+
+BATCH_SIZE = 16
+GRAD_ACCUM = 2
+COPIES = 4  # of the points: six steps an epoch
+
+
+def averaged(how: str = "") -> Recipe:
+    """Build a small network and an average of its weights.
+
+    Args:
+        how: what the recipe does that virtual ranks can't train: ``counts`` changes an extra in the loss.
+    """
+    model = nn.Sequential(
+        nn.Linear(8, 31), nn.BatchNorm1d(31), nn.Tanh(), nn.Dropout(0.3), nn.Linear(31, 16), nn.Tanh(), nn.Linear(16, 1)
+    )
+    model.register_parameter("unused", nn.Parameter(torch.ones(3)))
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    seen = nn.BatchNorm1d(8)  # only its statistics are used
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        points, targets = batch
+        if how == "counts":
+            seen.train()(points)
+        return F.mse_loss(model(points + 0.01 * torch.randn_like(points)), targets)
+
+    return Recipe(
+        model=model,
+        data=ConcatDataset([Points(noise=True)] * COPIES),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+        loss=loss,
+        batch_size=BATCH_SIZE,
+        grad_accum=GRAD_ACCUM,
+        clip_norm=0.5,
+        schedule=Schedule("cosine", epochs=6),
+        extras={"average": average, **({"seen": seen} if how == "counts" else {})},
+        after_step=lambda: average.update_parameters(model),
+        evaluate=lambda model: {"size": model(torch.ones(2, 8)).sum()},
+    )
+
+
+def sparse() -> Recipe:
+    """Build an embedding with a sparse gradient."""
+    model = nn.Embedding(8, 1, sparse=True)
+    return Recipe(
+        model=model,
+        data=Points(noise=False),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=lambda model, batch: model(batch[0].argmax(1)).square().mean(),
+        batch_size=BATCH_SIZE,
+    )
+
+
+def plain() -> Recipe:
+    """Build a network without anything that depends on the share that a sample is in."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    return Recipe(
+        model=model,
+        data=Points(noise=False),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+        loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
+        batch_size=BATCH_SIZE,
+        clip_norm=0.5,
+    )
