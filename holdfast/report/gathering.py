@@ -10,7 +10,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from holdfast.checkpoint import Metadata, read_metadata
+from holdfast.checkpoint import SHOWN, Metadata, read_metadata
 from holdfast.errors import NameMissing, RecordDamaged, RunUnknown
 from holdfast.journal import (
     MAX_RECORD_BYTES,
@@ -29,6 +29,7 @@ from holdfast.journal import (
 )
 from holdfast.report.sketch import Sketch
 from holdfast.report.trails import read_trail
+from holdfast.shown import Shown, read_shown
 
 # A store may be far away: so many requests are under way at once.
 READERS = 32
@@ -55,6 +56,7 @@ class History:
         signed: the commits that have a signature; nobody checked it.
         prune: the newest report of retention.
         metadata: of the newest checkpoints that are there, by commit.
+        shown: the newest text or picture of each name.
         problems: a line for each record that is damaged or lost, and for each broken link.
     """
 
@@ -73,6 +75,7 @@ class History:
     prune: PruneReport | None
     metadata: dict[int, Metadata]
     sketch: Sketch
+    shown: list[Shown] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -116,11 +119,7 @@ class Gatherer:
             counting = sorted(commits.keys() - quarantined.keys() - deleted)
             metadata = self._read_metadata(pool, [commits[number] for number in counting[-METADATA_READ:]])
             self._draw(pool, commits)
-        signed = {int(name[:8]) for name in journal.store.list("signatures") if name[:8].isdecimal()}
-        reasons = {number: getattr(each, "reason", "") for number, each in quarantined.items()}
-        problems = [*self._lost.values(), *self._find_gaps(record, commits), *self._check_links(commits)]
-        if len(problems) > MOST_PROBLEMS:
-            problems[MOST_PROBLEMS:] = [f"and {len(problems) - MOST_PROBLEMS} further problems"]
+        shown = self._read_shown([commits[number] for number in sorted(commits.keys() - quarantined.keys())])
         return History(
             run=journal.run,
             url=journal.store.url,
@@ -130,14 +129,15 @@ class Gatherer:
             endings=endings,
             commits=commits,
             line=find_line(commits, max(counting, default=max(commits, default=0))),
-            quarantined=reasons,
+            quarantined={number: each.reason for number, each in quarantined.items()},
             deleted=deleted,
             pinned=pinned,
-            signed=frozenset(signed),
+            signed=self._list_signed(),
             prune=self._read_prune(),
             metadata=metadata,
             sketch=self._sketch,
-            problems=problems,
+            shown=shown,
+            problems=self._list_problems(record, commits),
         )
 
     def _read_run(self) -> RunRecord | None:
@@ -215,13 +215,34 @@ class Gatherer:
                 self._sketch.settle()
                 self._drawn.add(number)
 
+    def _read_shown(self, commits: list[Commit]) -> list[Shown]:
+        """Return the newest of each name from the newest commit that shows anything."""
+        commit = next((each for each in reversed(commits) if any(file.name == SHOWN for file in each.files)), None)
+        if commit is None:
+            return []
+        try:
+            return list({each.name: each for each in read_shown(self._journal, commit)}.values())
+        except RecordDamaged as error:
+            self._lost["shown"] = str(error)
+        return []
+
+    def _list_signed(self) -> frozenset[int]:
+        names = self._journal.store.list("signatures")
+        return frozenset(int(name[:8]) for name in names if name[:8].isdecimal())
+
+    def _list_problems(self, record: RunRecord | None, commits: dict[int, Commit]) -> list[str]:
+        problems = [*self._lost.values(), *self._find_gaps(record), *self._check_links(commits)]
+        if len(problems) > MOST_PROBLEMS:
+            problems[MOST_PROBLEMS:] = [f"and {len(problems) - MOST_PROBLEMS} further problems"]
+        return problems
+
     def _read_prune(self) -> PruneReport | None:
         for number in reversed(self._journal.numbers("prunes")):
             with contextlib.suppress(NameMissing, RecordDamaged):
                 return read_record(self._journal.store, PruneReport, record_name("prunes", number))
         return None
 
-    def _find_gaps(self, record: RunRecord | None, commits: dict[int, Commit]) -> Iterable[str]:
+    def _find_gaps(self, record: RunRecord | None) -> Iterable[str]:
         """Yield a line for each commit and attempt whose record is gone."""
         for folder, first in (("commits", record.first_commit if record else 1), ("attempts", 1)):
             there = self._journal.numbers(folder)

@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterable, Sequence
 
 # Elements that have no end tag.
-VOID = {"br", "input", "meta"}
+VOID = {"img", "meta"}
 
 
 class Markup(str):

@@ -26,6 +26,7 @@ from holdfast.report.sections import (
     make_overview,
     make_settings,
 )
+from holdfast.report.showing import make_shown
 from holdfast.report.timeline import make_timeline
 
 STYLES = ("vendor/uPlot.min.css", "page.css")
@@ -50,6 +51,7 @@ def make_page(history: History, now: float | None = None) -> str:
         make_goodput(ledger, missing),
         section("Commits", "commits", element("div", id="commit-table")),
         make_changes(history),
+        make_shown(history.shown),
         make_health(history),
         make_machine(history),
         make_settings(history),
@@ -78,9 +80,8 @@ def wrap(title: str, place: str, body: Markup, data: dict[str, Any], now: float)
         data: plain values for the page's script.
     """
     style, script = _read(STYLES), _read(SCRIPTS)
-    policy = (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
-    )
+    allowed = f"style-src {_hash(style)}; script-src {_hash(script)}; img-src data:"
+    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     made = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     head = join(
         element("meta", charset="utf-8"),

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import tomllib
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from holdfast.journal import Commit, Journal, metrics_name, record_name
 from holdfast.report import Gatherer, History, make_comparison, make_index, make_page, read_rows
 from holdfast.report.commands import write_toml
 from holdfast.report.markup import element
+from holdfast.shown import PNG, SVG, TEXT, Shown
 from holdfast.store import open_store
 from tests.support.long_run import LongRun
 from tests.support.makers import IDENTITY, SETTINGS, claim, make_line, train
@@ -110,6 +112,17 @@ def test_no_text_of_a_run_becomes_markup(tmp_path: Path) -> None:
         assert read.handlers == []
         assert len(read.texts["script"]) == 2
     assert EVIL in read_data(make_page(history))["commits"]["rows"][0]
+
+
+def test_what_a_run_has_shown_is_text_and_images_on_the_page(history: History) -> None:
+    svg = f"<svg xmlns='http://www.w3.org/2000/svg'>{EVIL}</svg>".encode()
+    shown = [Shown(3, 1, "sample", TEXT, EVIL.encode()), Shown(3, 1, "plot", SVG, svg)]
+    shown.append(Shown(3, 1, "large", PNG, bytes(2_000_000)))
+    page = make_page(replace(history, shown=shown))
+    read = Reader(page)
+    assert read.loads == [f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"]
+    assert (read.names.count("figure"), read.names.count("script")) == (2, 2)
+    assert "1 further texts and pictures don&#x27;t fit" in page
 
 
 def test_texts_are_escaped_and_markup_is_not() -> None:
