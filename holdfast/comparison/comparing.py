@@ -37,7 +37,6 @@ def compare_trainings(one: Ancestry, other: Ancestry, *, is_replayed: bool = Fal
             hint="holdfast verify shows what is left of each",
         )
     first = find_first(trail, others)
-    values = _find_values(first, trail, others)
     shown = different or equal
     known: dict[str, Any] = {
         "one": _describe_side(one, shown[0] if shown else None, differs=different is not None),
@@ -52,12 +51,12 @@ def compare_trainings(one: Ancestry, other: Ancestry, *, is_replayed: bool = Fal
         known |= {"different_at": different[0].step, "different": _compare_states(one, other, different, notes)}
     pair = (one.find_reaching(first.step), other.find_reaching(first.step)) if first else different
     assert pair is not None
-    suspects = _rank(one, other, pair, find_evidence(first, values))
+    suspects = _rank(one, other, pair, find_evidence(first, _find_values(first, trail, others)))
     notes += [*_note_changed_settings(one, pair[0]), *_note_changed_settings(other, pair[1])]
     if is_replayed:
         known["replays"], in_detail, more = replay_both(one, other, pair, after)
         first, notes = in_detail or first, notes + more
-    known |= _describe_first(first, values)
+    known |= _describe_first(first, _find_values(first, trail, others))
     return Comparison(**known, is_equal=False, suspects=suspects, notes=list(dict.fromkeys(notes)))
 
 

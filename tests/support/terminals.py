@@ -50,6 +50,11 @@ class Terminal:
             assert self.process.poll() is None, self.screen
             assert time.monotonic() < deadline, self.screen
 
+    @property
+    def echoes(self) -> bool:
+        """Whether the terminal shows what is typed, as a shell needs it."""
+        return bool(termios.tcgetattr(self._master)[3] & termios.ECHO)
+
     def press(self, key: bytes) -> None:
         os.write(self._master, key)
 

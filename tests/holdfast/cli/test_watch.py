@@ -153,8 +153,10 @@ def test_q_leaves_and_restores_the_terminal(tmp_path: Path) -> None:
     terminal.await_true(lambda: "q leaves" in terminal.screen)
     assert "\x1b[?1049h" in terminal.screen
     assert "\x1b[3" not in terminal.screen  # no colour
+    assert not terminal.echoes
     terminal.press(b"xq")
     assert terminal.finish() == 0
+    assert terminal.echoes
     assert "\x1b[?1049l" in terminal.screen
     assert terminal.screen.rindex("\x1b[?25h") > terminal.screen.index("\x1b[?25l")
 

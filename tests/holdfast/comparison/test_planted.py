@@ -108,7 +108,7 @@ def test_runs_of_other_chunks_and_attempts_are_equal(planted: Planted, tmp_path:
     found = compare(planted, folder.train("b", chunk__steps=5, log__every=7))
     assert found.is_equal
     assert (found.equal_until, found.common, found.compared_until) == (12, 2, 12)
-    assert [each.change.name for each in found.suspects] == ["chunk.steps"]
+    assert [each.change.name for each in found.suspects] == ["chunk.steps", "log.every"]
     assert found.one.content_id == found.other.content_id != ""
 
 
@@ -137,6 +137,7 @@ def test_a_replay_names_the_first_tensor(planted: Planted, tmp_path: Path) -> No
     assert [(each.start, each.stop, each.is_identical) for each in found.replays] == [(0, 3, True), (0, 3, True)]
     assert (found.first_step, found.first_differs_in[0]) == (1, "optimizer")
     assert found.first_tensors[0].startswith("model.0.")
+    assert not found.first_values  # those of the trail's first difference, the loss of step 2, don't belong to step 1
     assert not found.notes
 
 
