@@ -21,6 +21,7 @@ EXTRA_MODULES = {
     "s3": ["store/s3.py"],
     "azure": ["store/azure.py"],
     "gcs": ["store/gcs.py"],
+    "chat": ["recipes/chat_models.py", "recipes/chat_tokens.py"],
     "lightning": ["adapters/lightning.py", "adapters/lightning_loop.py", "adapters/lightning_state.py"],
     "testing": ["testing/stores.py"],
     "tensorboard": ["sinks/tensorboard.py"],
@@ -28,8 +29,10 @@ EXTRA_MODULES = {
     "transformers": ["adapters/trainer_arguments.py", "adapters/transformers.py"],
     "wandb": ["sinks/wandb.py"],
 }
-# Extras that only make test installs, in the dependency group `adapters`.
-LATER = {"lightning", "tensorboard", "trackio", "transformers", "wandb"}
+# Extras that only make test installs, in the dependency group `adapters`, each with a module that it brings.
+LATER = {name: name for name in ("lightning", "tensorboard", "trackio", "transformers", "wandb")} | {
+    "chat": "tokenizers"
+}
 # Extras also name packages that fsspec loads by URL, and bounds on what Prefect itself requires.
 NOT_IMPORTED = {"s3": {"s3fs"}, "azure": {"adlfs"}, "gcs": {"gcsfs"}, "prefect": {"fastapi", "sqlalchemy"}}
 
@@ -78,7 +81,7 @@ def test_the_core_dependencies_are_what_the_engine_imports() -> None:
 @pytest.mark.parametrize("extra", EXTRA_MODULES)
 def test_an_extra_is_what_its_modules_import(extra: str) -> None:
     if extra in LATER:
-        pytest.importorskip(extra)
+        pytest.importorskip(LATER[extra])
     imported = find_distributions([ROOT / "holdfast" / name for name in EXTRA_MODULES[extra]])
     assert imported - CORE == EXTRAS[extra] - NOT_IMPORTED.get(extra, set())
 

@@ -17,7 +17,7 @@ from holdfast.config import RunConfig, Section
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 ROOMS = ("docs", "holdfast", "tasks", "flows", "deployments", "infra", "tests")
-SUFFIXES = {".py", ".md", ".toml", ".yaml", ".png", ".txt"}
+SUFFIXES = {".py", ".md", ".toml", ".yaml", ".png", ".txt", ".jinja"}
 # Descriptions of files that have no docstring.
 SAID = {
     "README.md": "What Holdfast does, in ten minutes.",
@@ -31,9 +31,12 @@ SAID = {
     "deployments/prefect.yaml": "All deployments, with their schedules.",
     "holdfast/FORMAT.md": "What is on disk, as a promise.",
     "holdfast/RESUME.md": "What a resume promises, and what catches a resume that is wrong.",
+    "holdfast/recipes/chat.toml": "The settings of the recipe `chat`: about two minutes on two cores.",
+    "holdfast/recipes/chat_template.jinja": "The chat template of Qwen2.5, with marks around the answers.",
     "holdfast/recipes/language.toml": "The settings of `make train`: about two minutes on two cores.",
     "docs/adding-a-recipe.md": "Train a model of your own, step by step.",
     "docs/adding-a-store.md": "Keep runs on a storage of your own, step by step.",
+    "docs/chat.md": "Fine-tune a causal language model on conversations: data, templates, LoRA, your own model.",
     "docs/concepts.md": "The words of the design, and how a run works.",
     "docs/configuration.md": "Every setting; made from holdfast/config.py.",
     "docs/containers.md": "Images, everything in containers on one machine, and a pool whose attempts are containers.",
