@@ -6,6 +6,7 @@ imported. So a project tests everything around its training in milliseconds, wit
 
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -96,7 +97,7 @@ class ArrayModel:
 
     def evaluate(self) -> dict[str, float]:
         """Return the mean of the numbers, as a metric."""
-        return {"mean": sum(self._values) / SIZE}
+        return {"mean": math.fsum(self._values) / SIZE}  # Python 3.12 and 3.14 changed the bits of sum()
 
     def capture(self) -> Payload:
         """Return the state, in the form of every checkpoint: `holdfast.FORMAT`."""
@@ -124,8 +125,10 @@ class ArrayModel:
 
 
 @contextlib.contextmanager
-def array_ranks(*, steps_per_epoch: int = 10, kill_at: Iterable[int] = ()) -> Iterator[None]:
+def array_ranks(*, steps_per_epoch: int = 10, kill_at: Iterable[int] = ()) -> Iterator[set[int]]:
     """Train an `ArrayModel` in the place of each run's recipe, inside the block and in this process.
+
+    Yield the steps of ``kill_at`` that no rank has died in yet.
 
     Args:
         steps_per_epoch: the length of an epoch of every run.
@@ -139,7 +142,7 @@ def array_ranks(*, steps_per_epoch: int = 10, kill_at: Iterable[int] = ()) -> It
         return _Process(_Rank(config, steps_per_epoch, kills))
 
     with mock.patch.object(Ranks, "spawn", staticmethod(spawn)), mock.patch.object(life, "RETRY_AFTER_S", 0.0):
-        yield
+        yield kills
 
 
 class _Killed(Exception):
@@ -154,13 +157,17 @@ class _Process:
     def __init__(self, rank: "_Rank") -> None:
         orders, orders_in = os.pipe()
         events, events_in = os.pipe()
-        self.stdin, self.stdout = os.fdopen(orders_in, "w", buffering=1), os.fdopen(events, encoding="utf-8")
+        self.stdin = os.fdopen(orders_in, "w", buffering=1, encoding="utf-8")
+        self.stdout = os.fdopen(events, encoding="utf-8")
         self._returncode = 0
         self._thread = threading.Thread(target=self._serve, args=(rank, orders, events_in), daemon=True)
         self._thread.start()
 
     def _serve(self, rank: "_Rank", orders: int, events: int) -> None:
-        with os.fdopen(orders, encoding="utf-8") as orders_in, os.fdopen(events, "w", buffering=1) as sent:
+        with (
+            os.fdopen(orders, encoding="utf-8") as orders_in,
+            os.fdopen(events, "w", buffering=1, encoding="utf-8") as sent,
+        ):
             try:
                 rank.serve(map(decode_order, orders_in), lambda event: sent.write(encode(event)))
             except _Killed:
