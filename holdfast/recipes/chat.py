@@ -76,16 +76,18 @@ def chat(settings: Settings) -> Recipe:
     if settings.model is None:
         texts = (turn["content"] for each in hold_out(conversations)[0] for turn in each.messages)
         tokenizer = chat_tokens.train_tokenizer(texts, settings.vocab_size)
-        sizes = settings.max_length, settings.layers, settings.heads, settings.width
-        model = chat_models.make_model(tokenizer, *sizes)
     else:
         tokenizer = chat_tokens.load_tokenizer(settings.model)
-        model = chat_models.load_model(settings.model, len(tokenizer))
-    if settings.lora_rank:
-        model = chat_models.add_lora(model, settings.lora_rank)
     template = chat_tokens.read_template(settings.template, tokenizer)
     encoded = [chat_tokens.encode(each, template, tokenizer, settings.max_length) for each in conversations]
     learned, held_out = choose(encoded, settings)
+    if settings.model is None:
+        sizes = settings.max_length, settings.layers, settings.heads, settings.width
+        model = chat_models.make_model(tokenizer, *sizes)
+    else:
+        model = chat_models.load_model(settings.model, len(tokenizer))
+    if settings.lora_rank:
+        model = chat_models.add_lora(model, settings.lora_rank)
     return Recipe(
         model=model,
         data=learned,
@@ -125,13 +127,13 @@ def hold_out(values: Sequence[T]) -> tuple[list[T], list[T]]:
     return learned, list(values[::HELD_OUT_EVERY])
 
 
-def choose(encoded: Sequence[tuple[list[int], list[int]]], settings: Settings) -> tuple[list[Sample], list[Sample]]:
+def choose(encoded: Sequence[tuple[list[int], list[bool]]], settings: Settings) -> tuple[list[Sample], list[Sample]]:
     """Return the samples to learn from and the held-out ones, without those that have no target.
 
     Raises:
         RecipeError: there are too few.
     """
-    samples = [(torch.tensor(tokens), torch.tensor(targets)) for tokens, targets in encoded]
+    samples = [make_sample(*each) for each in encoded]
     learned, held_out = (
         [sample for sample in part if (sample[1][1:] != NOT_LEARNED).any()] for part in hold_out(samples)
     )
@@ -145,6 +147,12 @@ def choose(encoded: Sequence[tuple[list[int], list[int]]], settings: Settings) -
             hint="one of 20 is held out; give more conversations, a larger max_length or a smaller batch_size",
         )
     return learned, held_out
+
+
+def make_sample(tokens: list[int], is_answer: list[bool]) -> Sample:
+    """Return tokens and their targets: the token itself if it is the assistant's, otherwise `NOT_LEARNED`."""
+    found = torch.tensor(tokens)
+    return found, found.masked_fill(~torch.tensor(is_answer), NOT_LEARNED)
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:

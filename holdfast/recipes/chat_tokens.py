@@ -23,8 +23,6 @@ MARK = re.compile(r"<\|[^|<>]+\|>")
 # The marks of the text to learn, as transformers finds them.
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 TOKEN_NAME = re.compile(r"\b(?:bos|eos|pad|unk|sep|cls)_token\b")
-# The target of a token that isn't learned. Source: torch, `cross_entropy`, ignore_index.
-NOT_LEARNED = -100
 
 
 def train_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
@@ -118,8 +116,8 @@ def _find_template(name: str, tokenizer: PreTrainedTokenizerFast) -> str:
 
 def encode(
     conversation: Conversation, template: str, tokenizer: PreTrainedTokenizerFast, max_length: int
-) -> tuple[list[int], list[int]]:
-    """Return a conversation's tokens and the targets: the token itself if it is the assistant's, or `NOT_LEARNED`.
+) -> tuple[list[int], list[bool]]:
+    """Return a conversation's tokens, and for each whether it is the assistant's.
 
     The text is cut where an answer begins and where it ends, and each piece has tokens of its own, as it has when a
     model answers. So no token is of both, such as one for the line end before an answer and the line end in it.
@@ -137,12 +135,8 @@ def encode(
     cuts = [0, *(cut for span in spans for cut in span), len(text)]
     pieces = tokenizer([text[start:stop] for start, stop in pairwise(cuts)], add_special_tokens=False)["input_ids"]
     tokens = [token for piece in pieces for token in piece]
-    targets = [
-        token if number % 2 else NOT_LEARNED  # every second piece is an answer
-        for number, piece in enumerate(pieces)
-        for token in piece
-    ]
-    return tokens[:max_length], targets[:max_length]
+    is_answer = [number % 2 == 1 for number, piece in enumerate(pieces) for _ in piece]  # every second piece is one
+    return tokens[:max_length], is_answer[:max_length]
 
 
 def render(

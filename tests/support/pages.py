@@ -31,7 +31,7 @@ SAID = {
     "deployments/prefect.yaml": "All deployments, with their schedules.",
     "holdfast/FORMAT.md": "What is on disk, as a promise.",
     "holdfast/RESUME.md": "What a resume promises, and what catches a resume that is wrong.",
-    "holdfast/recipes/chat.toml": "The settings of the recipe `chat`: about two minutes on two cores.",
+    "holdfast/recipes/chat.toml": "The settings of the recipe `chat`: 2.5 minutes on one core.",
     "holdfast/recipes/chat_template.jinja": "The chat template of Qwen2.5, with marks around the answers.",
     "holdfast/recipes/language.toml": "The settings of `make train`: about two minutes on two cores.",
     "docs/adding-a-recipe.md": "Train a model of your own, step by step.",

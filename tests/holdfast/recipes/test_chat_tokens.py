@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerFast
 
 from holdfast.errors import RecipeError
 from holdfast.recipes.chat_tokens import (
-    NOT_LEARNED,
     encode,
     hash_tokenizer,
     load_tokenizer,
@@ -62,10 +61,9 @@ CONVERSATIONS = {
 }
 
 
-def show(tokenizer: PreTrainedTokenizerFast, tokens: list[int], targets: list[int]) -> str:
+def show(tokenizer: PreTrainedTokenizerFast, tokens: list[int], is_answer: list[bool]) -> str:
     """Return tokens as text, with each run of learned ones in square brackets."""
-    assert all(target in (token, NOT_LEARNED) for token, target in zip(tokens, targets, strict=True))
-    runs = itertools.groupby(zip(tokens, targets, strict=True), key=lambda each: each[1] != NOT_LEARNED)
+    runs = itertools.groupby(zip(tokens, is_answer, strict=True), key=lambda each: each[1])
     texts = ((is_learned, tokenizer.decode([token for token, _ in run])) for is_learned, run in runs)
     return "".join(f"[{text}]" if is_learned else text for is_learned, text in texts)
 
@@ -100,10 +98,10 @@ def test_a_conversation_that_is_too_long_is_cut_wherever_its_length_ends(
     tokenizer: PreTrainedTokenizerFast, template: str
 ) -> None:
     """So the last answer may be cut: its first tokens are learned, and no end of the turn."""
-    tokens, targets = encode(CONVERSATIONS["several turns"], template, tokenizer, 10_000)
+    tokens, is_answer = encode(CONVERSATIONS["several turns"], template, tokenizer, 10_000)
     for length in range(1, len(tokens) + 1):
         cut = encode(CONVERSATIONS["several turns"], template, tokenizer, length)
-        assert cut == (tokens[:length], targets[:length])
+        assert cut == (tokens[:length], is_answer[:length])
     whole = write_out(talk(("u", "how?"), ("a", "open a file")))
     length = len(encode(talk(("u", "how?"), ("a", "open")), template, tokenizer, 10_000)[0]) - 2
     cut = encode(talk(("u", "how?"), ("a", "open a file")), template, tokenizer, length)
@@ -132,9 +130,9 @@ def test_a_prompt_has_the_tokens_that_come_before_an_answer(tokenizer: PreTraine
     prompt = tokens.apply_chat_template(
         asked.messages, chat_template=template, add_generation_prompt=True, return_dict=False
     )
-    found, targets = encode(answered, template, tokenizer, 10_000)
+    found, is_answer = encode(answered, template, tokenizer, 10_000)
     assert found[: len(prompt)] == prompt
-    assert [target != NOT_LEARNED for target in targets].index(True) == len(prompt)
+    assert is_answer.index(True) == len(prompt)
 
 
 # ---- refused
