@@ -126,6 +126,12 @@ def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path
     }
 
 
+def test_the_recipes_files_are_there(binaries: Path, recipe: Path) -> None:
+    program = "from importlib.resources import files\nfor each in files('holdfast.recipes').iterdir(): print(each.name)"
+    found = run(binaries / "python", "-c", program, cwd=recipe).split()
+    assert {"language.toml", "chat.toml", "chat_template.jinja"} <= {*found}
+
+
 def test_the_wheel_proves(binaries: Path, recipe: Path) -> None:
     options = ["--steps", "8", "--kills", "1", "--seed", "7"]
     said = run(binaries / "holdfast", "prove", "my_line.toml", *options, cwd=recipe)

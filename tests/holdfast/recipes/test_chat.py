@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import random
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,10 +53,8 @@ def build(folder: Path, **settings: Any) -> Recipe:
 
 
 def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *_: None if name in ("peft", "jinja2") else find(name)
-    )
+    installed = {name: ModuleSpec(name, None) for name in ("tokenizers", "transformers")}
+    monkeypatch.setattr(importlib.util, "find_spec", installed.get)
     with pytest.raises(RecipeError, match=r"^the recipe chat needs jinja2, peft$") as caught:
         build(tmp_path)
     assert caught.value.hint == "pip install 'holdfast[chat]'"
