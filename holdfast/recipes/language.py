@@ -7,11 +7,8 @@ end of each epoch it shows how it continues some of that text.
 
 import hashlib
 import math
-import sysconfig
 from collections.abc import Callable
-from pathlib import Path
 
-import fsspec
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,10 +16,10 @@ from torch.utils.data import Dataset
 
 from holdfast.errors import RecipeError
 from holdfast.recipe import Recipe
+from holdfast.recipes.texts import STANDARD_LIBRARY, find_standard_library, list_standard_library, read_files
 from holdfast.schedule import Name, Schedule
 
 BYTES = 256
-STANDARD_LIBRARY = "stdlib"
 HELD_OUT_FRACTION = 0.05
 HELD_OUT_WINDOWS = 128
 PROMPTS = 3
@@ -99,14 +96,7 @@ def read_corpus(data: str) -> bytes:
     """Return the text of all files, joined in the order of their names."""
     if data == STANDARD_LIBRARY:
         return read_standard_library()
-    try:
-        files = sorted(fsspec.open_files(data, "rb"), key=lambda file: str(file.path))
-        parts = [file.fs.cat_file(file.path) for file in files]
-    except (OSError, ValueError, ImportError) as error:
-        raise RecipeError(f"settings.data = {data!r} can't be read: {error}") from error
-    if not parts:
-        raise RecipeError(f"settings.data = {data!r} matches no file", hint="a path, or a glob such as texts/*.txt")
-    return b"\n".join(parts)
+    return b"\n".join(text for _, text in read_files(data))
 
 
 def read_standard_library() -> bytes:
@@ -114,17 +104,8 @@ def read_standard_library() -> bytes:
 
     Files are ordered by the hash of their names, so that the held-out text is of many modules.
     """
-    root = Path(sysconfig.get_paths()["stdlib"])
-    skipped = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
-    names = sorted(
-        (
-            path.relative_to(root).as_posix()
-            for path in root.rglob("*.py")
-            if not skipped & set(path.relative_to(root).parts) and not path.name.startswith("_sysconfigdata")
-        ),
-        key=lambda name: hashlib.sha256(name.encode()).digest(),
-    )
-    return b"\n".join((root / name).read_bytes() for name in names)
+    root = find_standard_library()
+    return b"\n".join((root / name).read_bytes() for name in list_standard_library())
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):

@@ -1,4 +1,4 @@
-"""Test support for users: a proof of resume, a conformance suite for stores, and faults that kill a run at a point."""
+"""Test support for users: a proof of resume, a suite for stores, faults at a point, an array in place of ranks."""
 
 from holdfast.testing.proofs import assert_resumes
 

@@ -21,6 +21,7 @@ EXTRA_MODULES = {
     "s3": ["store/s3.py"],
     "azure": ["store/azure.py"],
     "gcs": ["store/gcs.py"],
+    "chat": ["recipes/chat_models.py", "recipes/chat_tokens.py"],
     "lightning": ["adapters/lightning.py", "adapters/lightning_loop.py", "adapters/lightning_state.py"],
     "testing": ["testing/stores.py"],
     "tensorboard": ["sinks/tensorboard.py"],
@@ -31,6 +32,7 @@ EXTRA_MODULES = {
 }
 # Extras that only make test-extras installs, in the dependency group `extras`, each with a module that it brings.
 LATER = {
+    "chat": "tokenizers",
     "lightning": "lightning",
     "tensorboard": "tensorboard",
     "trackio": "trackio",

@@ -118,9 +118,10 @@ def test_the_readmes_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_recipe_step_by_step(tmp_path: Path, prefect_api: dict[str, str], nursery: Lives) -> None:
-    (recipe, points, tests), (config,) = blocks("adding-a-recipe.md", "python"), blocks("adding-a-recipe.md", "toml")
+    (recipe, points, *tests), (config,) = blocks("adding-a-recipe.md", "python"), blocks("adding-a-recipe.md", "toml")
     (tmp_path / "my_average.py").write_text(recipe)
-    (tmp_path / "test_my_average.py").write_text(tests)
+    for name, test in zip(("test_my_average.py", "test_my_observer.py"), tests, strict=True):
+        (tmp_path / name).write_text(test)
     (tmp_path / "my_average.toml").write_text(config)
     for command in commands("adding-a-recipe.md"):
         said = run(command, tmp_path, prefect_api, nursery)
@@ -134,7 +135,7 @@ def test_the_recipe_step_by_step(tmp_path: Path, prefect_api: dict[str, str], nu
 
 @pytest.mark.slow
 def test_the_forgetful_recipe_is_told_what_it_forgets(tmp_path: Path, nursery: Lives) -> None:
-    (recipe, _, _), (config,) = blocks("adding-a-recipe.md", "python"), blocks("adding-a-recipe.md", "toml")
+    (recipe, *_), (config,) = blocks("adding-a-recipe.md", "python"), blocks("adding-a-recipe.md", "toml")
     (forgetful, count) = re.subn(r"^ *extras=.*\n", "", recipe, flags=re.M)
     assert count == 1
     (tmp_path / "my_average.py").write_text(forgetful)

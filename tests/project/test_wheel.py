@@ -105,7 +105,7 @@ def test_neither_prefect_nor_the_checkout_is_there(binaries: Path, recipe: Path)
 
 
 def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path) -> None:
-    """Modules of extras are exempt: the stores of clouds, adapters, sinks, and the suites for pytest."""
+    """Modules of extras are exempt: stores of clouds, a recipe, adapters, sinks, and the suites for pytest."""
     program = (
         "import holdfast, importlib, pkgutil\n"
         "for module in pkgutil.walk_packages(holdfast.__path__, 'holdfast.'):\n"
@@ -117,11 +117,19 @@ def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path
     adapters = {"lightning": ("", "_loop", "_state"), "transformers": ("",)}
     assert missing == {
         "holdfast.store.azure": "azure",
+        "holdfast.recipes.chat_models": "transformers",
+        "holdfast.recipes.chat_tokens": "tokenizers",
         "holdfast.testing.stores": "pytest",
         "holdfast.adapters.trainer_arguments": "transformers",
         **{f"holdfast.adapters.{name}{part}": name for name, parts in adapters.items() for part in parts},
         **{f"holdfast.sinks.{name}": name for name in ("tensorboard", "trackio", "wandb")},
     }
+
+
+def test_the_recipes_files_are_there(binaries: Path, recipe: Path) -> None:
+    program = "from importlib.resources import files\nfor each in files('holdfast.recipes').iterdir(): print(each.name)"
+    found = run(binaries / "python", "-c", program, cwd=recipe).split()
+    assert {"language.toml", "chat.toml", "chat_template.jinja"} <= {*found}
 
 
 def test_the_wheel_proves(binaries: Path, recipe: Path) -> None:

@@ -17,7 +17,7 @@ from holdfast.config import RunConfig, Section
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 ROOMS = ("docs", "holdfast", "tasks", "flows", "deployments", "infra", "tests")
-SUFFIXES = {".py", ".md", ".toml", ".yaml", ".png", ".txt", ".js", ".css"}
+SUFFIXES = {".py", ".md", ".toml", ".yaml", ".png", ".txt", ".js", ".css", ".jinja"}
 # Descriptions of files that have no docstring.
 SAID = {
     "README.md": "What Holdfast does, in ten minutes.",
@@ -39,9 +39,12 @@ SAID = {
     "holdfast/report/tables.js": "The report's table of commits, page by page, and tables that can be sorted.",
     "holdfast/report/vendor/uPlot.iife.min.js": "uPlot 1.6.32, as it is published: it draws the report's curves.",
     "holdfast/report/vendor/uPlot.min.css": "uPlot's own styles.",
+    "holdfast/recipes/chat.toml": "The settings of the recipe `chat`: 2.5 minutes on one core.",
+    "holdfast/recipes/chat_template.jinja": "The chat template of Qwen2.5, with marks around the answers.",
     "holdfast/recipes/language.toml": "The settings of `make train`: about two minutes on two cores.",
     "docs/adding-a-recipe.md": "Train a model of your own, step by step.",
     "docs/adding-a-store.md": "Keep runs on a storage of your own, step by step.",
+    "docs/chat.md": "Fine-tune a causal language model on conversations: data, templates, LoRA, your own model.",
     "docs/concepts.md": "The words of the design, and how a run works.",
     "docs/configuration.md": "Every setting; made from holdfast/config.py.",
     "docs/containers.md": "Images, everything in containers on one machine, and a pool whose attempts are containers.",

@@ -1,0 +1,49 @@
+"""The texts that recipes learn from: the standard library's own sources, or files at any URL."""
+
+import hashlib
+import sysconfig
+from pathlib import Path
+
+import fsspec
+
+from holdfast.errors import RecipeError
+
+STANDARD_LIBRARY = "stdlib"
+
+
+def read_files(data: str) -> list[tuple[str, bytes]]:
+    """Return path and content of all files that an fsspec URL or glob matches, in the order of their paths.
+
+    Raises:
+        RecipeError: a file can't be read, or there is none.
+    """
+    try:
+        files = sorted(fsspec.open_files(data, "rb"), key=lambda file: str(file.path))
+        found = [(str(file.path), file.fs.cat_file(file.path)) for file in files]
+    except (OSError, ValueError, ImportError) as error:
+        raise RecipeError(f"settings.data = {data!r} can't be read: {error}") from error
+    if not found:
+        raise RecipeError(f"settings.data = {data!r} matches no file", hint="a path, or a glob such as texts/*.txt")
+    return found
+
+
+def find_standard_library() -> Path:
+    """Return the folder of this Python's standard library."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def list_standard_library() -> list[str]:
+    """Return the source files of this Python's standard library, without its tests, relative to its folder.
+
+    They are ordered by the hash of their names, so that any part of the list is of many modules.
+    """
+    root = find_standard_library()
+    skipped = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
+    return sorted(
+        (
+            path.relative_to(root).as_posix()
+            for path in root.rglob("*.py")
+            if not skipped & set(path.relative_to(root).parts) and not path.name.startswith("_sysconfigdata")
+        ),
+        key=lambda name: hashlib.sha256(name.encode()).digest(),
+    )
