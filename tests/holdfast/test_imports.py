@@ -98,6 +98,12 @@ def test_the_recipes_own_package_counts_even_if_installed(
     assert not is_users("shipped.layers")
 
 
+def test_a_recipe_of_holdfasts_own_counts_with_its_package_alone() -> None:
+    assert find_code(["holdfast.recipes.language"], {*sys.modules}) == ["holdfast.recipes.language"]
+    assert is_users("holdfast.recipes.language", {"holdfast.recipes.language"})
+    assert not is_users("holdfast.recipes", {"holdfast.recipes.language"})
+
+
 def test_a_package_beside_its_record_is_installed(write: Write) -> None:
     """pip install --target puts packages there."""
     write("target_e/__init__.py", "")
