@@ -18,6 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 OURS = {"holdfast", "tasks", "flows", "deployments"}
 # Modules of the engine that are imported only if an extra is installed.
 EXTRA_MODULES = {
+    "cards": ["recipes/cards/evaluation.py", "recipes/cards/games.py"],
     "s3": ["store/s3.py"],
     "azure": ["store/azure.py"],
     "gcs": ["store/gcs.py"],
@@ -28,8 +29,11 @@ EXTRA_MODULES = {
     "transformers": ["adapters/trainer_arguments.py", "adapters/transformers.py"],
     "wandb": ["sinks/wandb.py"],
 }
-# Extras that only make test installs, in the dependency group `adapters`.
-LATER = {"lightning", "tensorboard", "trackio", "transformers", "wandb"}
+# Extras that only make test installs, in the dependency group `adapters`, each with a module of it.
+LATER = {
+    "cards": "pyspiel", "lightning": "lightning", "tensorboard": "tensorboard", "trackio": "trackio",
+    "transformers": "transformers", "wandb": "wandb",
+}  # fmt: skip
 # Extras also name packages that fsspec loads by URL, and bounds on what Prefect itself requires.
 NOT_IMPORTED = {"s3": {"s3fs"}, "azure": {"adlfs"}, "gcs": {"gcsfs"}, "prefect": {"fastapi", "sqlalchemy"}}
 
@@ -78,7 +82,7 @@ def test_the_core_dependencies_are_what_the_engine_imports() -> None:
 @pytest.mark.parametrize("extra", EXTRA_MODULES)
 def test_an_extra_is_what_its_modules_import(extra: str) -> None:
     if extra in LATER:
-        pytest.importorskip(extra)
+        pytest.importorskip(LATER[extra])
     imported = find_distributions([ROOT / "holdfast" / name for name in EXTRA_MODULES[extra]])
     assert imported - CORE == EXTRAS[extra] - NOT_IMPORTED.get(extra, set())
 
