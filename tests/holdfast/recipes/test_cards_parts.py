@@ -14,10 +14,10 @@ from holdfast import Anneal
 from holdfast.recipes.cards.evaluation import find_tree, play
 from holdfast.recipes.cards.games import Games, count_inputs, find_noops, load_game
 from holdfast.recipes.cards.league import SELF, League, choose_buckets, wilson_lower
-from holdfast.recipes.cards.policy import Policy, Sampler, reset_rows
-from holdfast.recipes.cards.ppo import ReturnScale, estimate
+from holdfast.recipes.cards.policy import Policy, Sampler, entropy, reset_rows
+from holdfast.recipes.cards.ppo import Learner, ReturnScale, Targets, estimate
 from holdfast.recipes.cards.rollouts import Rollout, Rollouts
-from holdfast.recipes.cards.settings import LeagueSettings
+from holdfast.recipes.cards.settings import LeagueSettings, TrainSettings
 
 KUHN = "kuhn_poker"
 ALWAYS = LeagueSettings(share=1.0, activate_after_steps=0, recent=2, middle=1, old=1)
@@ -155,6 +155,34 @@ def test_returns_are_scaled_by_their_deviation() -> None:
     scale.add(returns[4:])
     scale.add(returns[:0])
     assert scale.value == pytest.approx(returns.std(correction=0).item())
+
+
+def improve(ent_coef: float, advantage: float) -> tuple[Tensor, Tensor]:
+    """Improve a policy towards Bet, which has the advantage over Pass. Return the chances before and after."""
+    policy = make_policy(load_game(KUHN))
+    league = League(LeagueSettings(), policy, Accelerator(cpu=True))
+    rollout = make_rollouts(policy, league, 32).collect(4, find_noops(load_game(KUHN), None))
+    better = torch.where(rollout.action == 1, advantage, -advantage)
+    targets = Targets(better, rollout.value, torch.ones_like(rollout.value))
+    learner = Learner(
+        policy, torch.optim.Adam(policy.parameters(), 0.01), Accelerator(cpu=True), make_sampler(),
+        Anneal(ent_coef, ent_coef, 1), TrainSettings(passes=4), torch.Generator(),
+    )  # fmt: skip
+    with torch.no_grad():
+        before = policy(rollout.seen, rollout.seat, rollout.ended, rollout.memory)[0].softmax(-1)
+    learner.improve(rollout, targets)
+    with torch.no_grad():
+        return before, policy(rollout.seen, rollout.seat, rollout.ended, rollout.memory)[0].softmax(-1)
+
+
+def test_better_actions_become_more_likely() -> None:
+    before, after = improve(ent_coef=0.0, advantage=1.0)
+    assert (after > before)[..., 1].all()
+
+
+def test_the_entropy_coefficient_makes_the_policy_more_even() -> None:
+    before, after = improve(ent_coef=10.0, advantage=0.0)
+    assert entropy(after).mean() > entropy(before).mean()
 
 
 # ---- the league
