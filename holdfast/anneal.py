@@ -66,7 +66,9 @@ class Anneal:
                 raise ConfigError(f"an anneal ends at {end:g}, before it begins at {start:g}")
 
     @classmethod
-    def from_settings(cls, name: str, settings: Mapping[str, Any], epochs: float | None = None) -> Self:
+    def from_settings(
+        cls, name: str, settings: Mapping[str, Any], epochs: float | None = None, table: str = "settings"
+    ) -> Self:
         """Build the anneal that a recipe's settings describe.
 
         This reads ``<name>_initial``, ``<name>_final``, ``<name>_anneal_start_frac`` (default 0),
@@ -78,6 +80,7 @@ class Anneal:
             settings: the recipe's settings; those that don't begin with ``<name>_`` are ignored.
             epochs: the length that the fractions refer to, by default the setting ``schedule_epochs``. It isn't the
                 run's ``epochs``, so that extending a run changes no value.
+            table: the name of the table of settings in messages.
 
         Raises:
             ConfigError: a setting is missing, unknown or out of range; the message names it.
@@ -85,25 +88,25 @@ class Anneal:
         known = {f"{name}_{ending}": field for ending, field in ENDINGS.items()}
         for key in settings:
             if key.startswith(f"{name}_") and key not in known and not _is_of_longer_name(key, name):
-                raise ConfigError(f"unknown setting settings.{key}", hint=did_you_mean(key, known))
+                raise ConfigError(f"unknown setting {table}.{key}", hint=did_you_mean(key, known))
         found = {key: settings[key] for key in known if settings.get(key) is not None}
         for key in (f"{name}_initial", f"{name}_final"):
             if key not in found:
-                raise ConfigError(f"settings.{key} is missing", hint=f"anneal {name!r} needs a first and a last value")
+                raise ConfigError(f"{table}.{key} is missing", hint=f"anneal {name!r} needs a first and a last value")
         for key, value in found.items():
-            _check(f"settings.{key}", value, known[key])
+            _check(f"{table}.{key}", value, known[key])
         length = settings.get(LENGTH) if epochs is None else epochs
         if length is not None:
-            _check(f"settings.{LENGTH}" if epochs is None else "epochs", length, "epochs")
+            _check(f"{table}.{LENGTH}" if epochs is None else "epochs", length, "epochs")
         elif not {f"{name}_anneal_start_step", f"{name}_anneal_end_step"} <= found.keys():
             raise ConfigError(
                 f"anneal {name!r}: its length isn't known",
-                hint=f"set settings.{LENGTH}, or both {name}_anneal_start_step and {name}_anneal_end_step",
+                hint=f"set {table}.{LENGTH}, or both {name}_anneal_start_step and {name}_anneal_end_step",
             )
         try:
             return cls(**{known[key]: value for key, value in found.items()}, epochs=length)
         except ConfigError:
-            line = ", ".join(f"settings.{key} = {found[key]!r}" for key in known if key in found and "_anneal_" in key)
+            line = ", ".join(f"{table}.{key} = {found[key]!r}" for key in known if key in found and "_anneal_" in key)
             raise ConfigError(f"anneal {name!r} ends before it begins: {line}") from None
 
     def bounds(self, steps_per_epoch: int) -> tuple[float, float]:

@@ -16,6 +16,8 @@ SITE_FOLDERS = {"site-packages", "dist-packages"}
 STDLIB = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")})
 ENGINE = str(Path(holdfast.__file__).resolve().parent)
 INSTALLED = (ENGINE, *STDLIB)
+# The package of the recipes that come with Holdfast, and of what they share.
+RECIPES = "holdfast.recipes"
 # Modules that a debugger or the site's Python adds to a process. They don't depend on the recipe.
 INJECTED = ("pydev", "_pydev", "sitecustomize", "usercustomize")
 
@@ -77,10 +79,11 @@ def find_code(roots: Collection[str], before: Collection[str]) -> list[str]:
         roots: the recipe's modules. They and the rest of their packages count as the user's even if installed.
         before: the modules that were loaded before the recipe; they count only if the recipe's code imports them.
     """
-    own = {root.partition(".")[0] for root in roots} - {"holdfast"}
+    own = {_find_package(root) for root in roots} - {"holdfast"}
     # Skip names that no import finds: torch.compile loads its generated code under such names.
     new = [name for name in list(sys.modules) if name not in before and is_users(name, own) and _is_found(name)]
-    waiting = [*(root for root in roots if find_file(root)), *new]
+    parents = [each for root in roots for each in _prefixes(root)[:-1] if is_users(each, own)]
+    waiting = [*(root for root in roots if find_file(root)), *parents, *new]
     found: set[str] = set()
     while waiting:
         name = waiting.pop()
@@ -91,17 +94,23 @@ def find_code(roots: Collection[str], before: Collection[str]) -> list[str]:
     return sorted(found)
 
 
+def _find_package(root: str) -> str:
+    """Return the package of a recipe's module: the top-level one, or that of all recipes which come with Holdfast."""
+    return RECIPES if root.startswith(f"{RECIPES}.") else root.partition(".")[0]
+
+
 def is_users(name: str, own: Collection[str] = ()) -> bool:
     """Return whether a module is the user's code: not the standard library's, not installed, not Holdfast's.
 
     Args:
-        own: top-level packages that are the user's even if installed.
+        own: packages that are the user's even if installed.
     """
     top = name.partition(".")[0]
     file = find_file(name)
     if not file or name == "__main__" or top.startswith(INJECTED):
         return False
-    return top in own or not any(_is_installed(each) for each in {file, find_file(top)} if each)
+    is_own = any(f"{name}.".startswith(f"{each}.") for each in own)
+    return is_own or not any(_is_installed(each) for each in {file, find_file(top)} if each)
 
 
 @functools.cache

@@ -145,6 +145,11 @@ def test_an_anneal_is_read_from_settings(settings: dict[str, Any], bounds: tuple
     assert anneal.bounds(10) == bounds
 
 
+def test_messages_name_the_table_of_the_settings() -> None:
+    with pytest.raises(ConfigError, match=r"settings\.policy\.temperature_final is missing"):
+        Anneal.from_settings("temperature", {"temperature_initial": 1.0}, epochs=3, table="settings.policy")
+
+
 def test_the_length_of_the_training_can_be_given() -> None:
     assert Anneal.from_settings("temperature", MOVES, epochs=3).bounds(10) == (0.0, 30.0)
     assert Anneal.from_settings("temperature", {**MOVES, "schedule_epochs": 2}, epochs=3).bounds(10) == (0.0, 30.0)

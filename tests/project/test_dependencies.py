@@ -18,6 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 OURS = {"holdfast", "tasks", "flows", "deployments"}
 # Modules of the engine that are imported only if an extra is installed.
 EXTRA_MODULES = {
+    "cards": ["recipes/cards/evaluation.py", "recipes/cards/games.py"],
     "s3": ["store/s3.py"],
     "azure": ["store/azure.py"],
     "gcs": ["store/gcs.py"],
@@ -32,6 +33,7 @@ EXTRA_MODULES = {
 }
 # Extras that only make test-extras installs, in the dependency group `extras`, each with a module that it brings.
 LATER = {
+    "cards": "pyspiel",
     "chat": "tokenizers",
     "lightning": "lightning",
     "tensorboard": "tensorboard",
