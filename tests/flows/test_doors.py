@@ -22,8 +22,8 @@ from websockets.sync.client import connect
 from deployments import local
 from tasks import server
 from tests.conftest import ROOT, MakeHome, kill_tree
+from tests.support.chromium import BROWSERS, browser
 from tests.support.pools import ON_THIS_MACHINE, clean_environment
-from tests.support.screenshots import BROWSERS, browser
 
 pytestmark = [
     pytest.mark.slow,

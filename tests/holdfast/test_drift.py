@@ -61,9 +61,10 @@ def test_every_field_has_a_class() -> None:
 
 def test_the_identity_is_made_of_the_identity_fields() -> None:
     fields = {"recipe": "m:f", "run": "a", "settings": {"lr": 1}, "init_from": {"run": "b"}}
-    identity = parse_config(fields).identity
-    found = {change.name for change in compare({}, identity, find_defaults())}
-    assert found == {name for name in list_fields(RunConfig) if classify(name) == "identity"}
+    identity, virtual = (parse_config({**fields, "compute": {"virtual_ranks": number}}).identity for number in (0, 8))
+    found, instead = ({each.name for each in compare({}, made, find_defaults())} for made in (identity, virtual))
+    assert found | instead == {name for name in list_fields(RunConfig) if classify(name) == "identity"}
+    assert (found - instead, instead - found) == ({"compute.ranks"}, {"compute.virtual_ranks"})
 
 
 @pytest.mark.parametrize(

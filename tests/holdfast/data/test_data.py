@@ -51,15 +51,24 @@ def test_the_permutation_is_well_mixed() -> None:
 @pytest.mark.parametrize("start", [0, 1, 7, 8, 9, 23])
 def test_any_start_and_any_ranks_see_the_same_samples(ranks: int, start: int) -> None:
     order = Order(samples=70, batch_size=4, grad_accum=2, seed=3)
-    found = [list(take(order, Share(4, rank, ranks), start, 24)) for rank in range(ranks)]
+    found = [list(take(order, [Share(4, rank, ranks)], start, 24)) for rank in range(ranks)]
     merged = [list(itertools.chain(*(batch for _, batch in shares))) for shares in zip(*found, strict=True)]
     expected = [micro_batch.tolist() for step in range(start, 24) for micro_batch in order.step_indices(step)]
     assert merged == expected
 
 
-def take(order: Order, share: Share, start: int, stop: int) -> Iterator[tuple[str, list[int]]]:
+@pytest.mark.parametrize("start", [0, 7])
+def test_several_shares_see_in_each_step_what_as_many_ranks_see(start: int) -> None:
+    order = Order(samples=70, batch_size=4, grad_accum=2, seed=3)
+    shares = [Share(4, number, 4) for number in range(4)]
+    alone = [take(order, [share], start, 24) for share in shares]
+    expected = [next(each) for _ in range(start, 24) for each in alone for _ in range(order.grad_accum)]
+    assert list(take(order, shares, start, 24)) == expected
+
+
+def take(order: Order, shares: list[Share], start: int, stop: int) -> Iterator[tuple[str, list[int]]]:
     """Return the samples of one rank from one step to another, for data that are their own indices."""
-    batches = Batches(range(order.samples), list, order, share, order.grad_accum, order.seed, workers=0)
+    batches = Batches(range(order.samples), list, order, shares, order.grad_accum, order.seed, workers=0)
     batches.begin(start, stop)
     while True:
         try:
@@ -70,7 +79,7 @@ def take(order: Order, share: Share, start: int, stop: int) -> Iterator[tuple[st
 
 def test_a_micro_batch_is_named_by_its_samples_in_their_order() -> None:
     order = Order(samples=70, batch_size=4, grad_accum=2, seed=3)
-    for name, batch in take(order, Share(4, 1, 2), 0, 3):
+    for name, batch in take(order, [Share(4, 1, 2)], 0, 3):
         assert name.partition("-")[0] == digest(np.array(batch)) != digest(np.array(batch[::-1]))
 
 
