@@ -241,10 +241,15 @@ class _Account:
         return each.restart_s if each.restart_s != before_s else 0.0
 
     def _add_start(self, first: Trained) -> None:
-        """Add the time until the first recorded step. Ranks that died before their first save trained in vain."""
+        """Add the time until the first recorded step.
+
+        Ranks that died before their first save trained in vain. But if the commit before can't be read, the run stands
+        on its steps.
+        """
         if first.restart_s and first.began - self.at > first.restart_s + ORDERED_WITHIN_S:
             self._spend(min(self.at + first.restart_s, first.began - first.restart_s), "restart")
-            self._lose(first.began - first.restart_s)
+            until = first.began - first.restart_s
+            self._spend(until, "productive") if first.is_after_gap else self._lose(until)
         self._spend(first.began, "restart")
 
     def add_end(self, now: float) -> None:

@@ -348,8 +348,33 @@ def test_a_damaged_run_shows_what_is_left_and_says_what_is_missing() -> None:
     ]  # fmt: skip
     assert ledger.wall_s == pytest.approx(whole_s, abs=1)
     assert [each.number for each in ledger.attempts] == [1, 2, 3]
-    # Commit 5's steps survive, because commit 6 descends from it. Commit 3 was its attempt's first.
-    assert ledger.attempts[2].buckets["productive"] == pytest.approx(60, abs=1)
+    # Commit 5's steps survive, because commit 6 descends from it.
+    assert ledger.attempts[2].buckets["productive"] == pytest.approx(100, abs=2), "the second restart hides 20 s"
+
+
+def test_the_steps_of_a_lost_commit_survive_if_a_later_one_descends_from_it() -> None:
+    story = Story()
+    story.begin()
+    for _ in range(3):
+        story.train(60.0)
+    story.end("completed")
+    story.journal.store.delete(record_name("commits", 2))
+    ledger = make_ledger(Journal(open_store(story.journal.store_url), "run"))
+    assert ledger.buckets["productive"] == pytest.approx(180, abs=1)
+    assert ledger.buckets["save"] == pytest.approx(0, abs=1)
+
+
+def test_a_superseded_attempt_has_no_time_after_the_claim_that_superseded_it() -> None:
+    story = Story()
+    story.begin()
+    story.train(60.0)
+    story.end("superseded", after_s=500.0)  # it trained on in vain, beside its successor
+    story.begin()
+    story.train(60.0)
+    story.end("completed")
+    ledger = story.ledger()
+    assert ledger.wall_s == pytest.approx(story.now - START, abs=1)
+    assert ledger.buckets["productive"] == pytest.approx(120, abs=1)
 
 
 def test_records_of_an_earlier_version_are_placed_by_the_time_of_their_commit() -> None:
