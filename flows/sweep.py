@@ -12,14 +12,14 @@ from prefect.client.schemas.objects import FlowRun
 from pydantic import PositiveInt
 
 from flows.train import train
-from holdfast.config import RunConfig
-from holdfast.errors import HoldfastError, RunStopped
+from holdfast.config import KeepBest, RunConfig
+from holdfast.errors import ConfigError, HoldfastError, RunStopped
 from holdfast.journal import Journal
 from holdfast.liveness import Watch
 from holdfast.report import Gatherer, make_comparison
 from holdfast.standing import read_standing
 from holdfast.store import open_store
-from holdfast.sweep import expand
+from holdfast.sweep import expand, find_best
 from tasks import pool
 from tasks.reporting import key_of
 
@@ -27,18 +27,24 @@ log = logging.getLogger("holdfast.sweep")
 
 
 @flow(name="sweep", flow_run_name="sweep {config.run}", retries=0)
-def sweep(config: RunConfig, grid: dict[str, list[Any]], at_once: PositiveInt = 2) -> list[dict[str, Any]]:
+def sweep(
+    config: RunConfig, grid: dict[str, list[Any]], at_once: PositiveInt = 2, pin_best: bool = False
+) -> list[dict[str, Any]]:
     """Train one run for each combination of settings. If you start the sweep again, all its runs continue.
 
     Args:
         config: The settings that all runs share. With where = here the runs train one after the other.
         grid: The values to try, by dotted name, for example {"settings.lr": [0.1, 0.01], "seed": [1, 2]}.
         at_once: How many runs train at once on a work pool.
+        pin_best: Pin the best checkpoint of all runs, by the metric of retention.keep_best, when all are complete.
 
     Raises:
+        ConfigError: the grid is wrong, or pin_best has no metric.
         RunStopped: some runs are not complete. All others are.
     """
     configs = expand(config, grid)
+    if pin_best and config.retention.keep_best is None:
+        raise ConfigError("pin_best needs a metric", hint='retention.keep_best = {"metric": "avg_loss"}')
     failed = _train_here(configs) if config.where == "here" else _train_on_pool(configs, at_once)
     rows = [describe_run(each, grid) for each in configs]
     create_table_artifact(rows, f"{key_of(config.run)}-sweep", f"sweep of {config.run}")
@@ -48,6 +54,8 @@ def sweep(config: RunConfig, grid: dict[str, list[Any]], at_once: PositiveInt = 
     if failed:
         named = "; ".join(f"{run}: {reason}" for run, reason in failed.items())
         raise RunStopped(f"{len(failed)} of {len(configs)} runs are not complete: {named}")
+    if pin_best and config.retention.keep_best is not None:
+        pin_best_commit(configs, config.retention.keep_best)
     return rows
 
 
@@ -90,6 +98,20 @@ def write_report(config: RunConfig, configs: list[RunConfig]) -> None:
         log.warning("the report of the sweep can't be written: %s", error)
     else:
         log.info("report  %s/%s-sweep.html", store.url, config.run)
+
+
+def pin_best_commit(configs: list[RunConfig], rule: KeepBest) -> None:
+    """Pin the best checkpoint of all runs, so that no retention deletes it."""
+    store = open_store(configs[0].store)
+    found = find_best([Journal(store, each.run) for each in configs], rule)
+    if found is None:
+        log.warning("no checkpoint has the metric %s, so none is pinned", rule.metric)
+        return
+    journal, commit = found
+    journal.pin(commit.number)
+    log.info(
+        "best  %s  %s %.6g  commit %d is pinned", journal.run, rule.metric, commit.metrics[rule.metric], commit.number
+    )
 
 
 def describe_run(config: RunConfig, grid: dict[str, list[Any]]) -> dict[str, Any]:

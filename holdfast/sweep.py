@@ -5,8 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.config import RunConfig, parse_config, set_field
+from holdfast.config import KeepBest, RunConfig, parse_config, set_field
 from holdfast.errors import ConfigError
+from holdfast.journal import Commit, Journal
 
 LONGEST_NAME = 100
 
@@ -40,3 +41,14 @@ def name_run(run: str, changes: Mapping[str, Any]) -> str:
     """Return a run's name with its changed settings, cut to 100 characters: ``language-lr-0.001-seed-2``."""
     parts = [f"{name.rpartition('.')[2]}-{value}" for name, value in changes.items()]
     return re.sub(r"[^A-Za-z0-9._]+", "-", "-".join([run, *parts]))[:LONGEST_NAME].strip("-")
+
+
+def find_best(journals: Sequence[Journal], rule: KeepBest) -> tuple[Journal, Commit] | None:
+    """Return the best commit of several runs by the rule's metric, and its run; None if no commit has the metric.
+
+    Of equal commits it is the newest of the first run. Pruned and quarantined commits don't count.
+    """
+    found = [(journal, commit) for journal in journals for commit in journal.candidates()]
+    valued = [(value, pair) for pair in found if (value := pair[1].metrics.get(rule.metric)) is not None]
+    valued.sort(key=lambda each: each[0], reverse=rule.mode == "max")
+    return valued[0][1] if valued else None

@@ -407,12 +407,15 @@ def test_a_false_alarm_leaves_one_line_of_commits(run: PoolRun, reference: Refer
 
 
 def test_a_sweep(run: PoolRun) -> None:
-    sweep = run.pool.start("sweep/sweep", config=run.config(epochs=1), grid={"settings.lr": [0.1, 0.01]}, at_once=2)
+    config = run.config(epochs=1, retention={"keep_best": {"metric": "avg_loss"}})
+    sweep = run.pool.start("sweep/sweep", config=config, grid={"settings.lr": [0.1, 0.01]}, at_once=2, pin_best=True)
     assert run.pool.await_end(sweep)["state"]["name"] == "Completed"
     (table,) = run.pool.artifacts(sweep)
     assert "lr-0.1" in table["data"]
-    for lr in ("0.1", "0.01"):
-        assert PoolRun(run.pool, run.folder, f"{run.name}-lr-{lr}").standing().step == 10
+    runs = [PoolRun(run.pool, run.folder, f"{run.name}-lr-{lr}") for lr in ("0.1", "0.01")]
+    assert [each.standing().step for each in runs] == [10, 10]
+    pins = [(each.standing().avg_loss, each.journal().numbers("pins")) for each in runs]
+    assert [len(numbers) for _, numbers in sorted(pins)] == [1, 0]
     assert "settings.lr" in (run.folder / "runs" / f"{run.name}-sweep.html").read_text("utf-8")
 
 

@@ -1,10 +1,15 @@
-"""Tests of the configurations of a sweep."""
+"""Tests of the configurations of a sweep, and of its best checkpoint."""
+
+import math
 
 import pytest
 
-from holdfast.config import RunConfig
+from holdfast.config import KeepBest, RunConfig
 from holdfast.errors import ConfigError
-from holdfast.sweep import expand
+from holdfast.journal import Journal, record_name
+from holdfast.store.memory import MemoryStore
+from holdfast.sweep import expand, find_best
+from tests.support.makers import make_commit
 
 CONFIG = RunConfig(recipe="m:f", run="toy", settings={"lr": 1.0})
 
@@ -37,3 +42,28 @@ def test_a_sweep_sets_tables_that_are_missing() -> None:
 def test_a_wrong_grid_is_refused(grid: dict[str, list[object]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         expand(CONFIG, grid)
+
+
+def make_run(store: MemoryStore, name: str, values: list[float]) -> Journal:
+    """Return a run with a commit for each value of the metric ``x``; a commit without a value comes first."""
+    journal = Journal(store, name)
+    journal.begin("m:f")
+    for number, value in enumerate([None, *values], start=1):
+        commit = make_commit(number, metrics={} if value is None else {"x": value})
+        journal.store.create(record_name("commits", number), commit.to_bytes())
+    return journal
+
+
+def test_the_best_checkpoint_of_a_sweep_is_there_and_has_the_best_value() -> None:
+    store = MemoryStore("sweep-best")
+    runs = [make_run(store, "a", [3.0, 1.0, 5.0]), make_run(store, "b", [math.nan, 2.0, 5.0])]
+
+    def best(mode: str) -> tuple[str, int] | None:
+        found = find_best(runs, KeepBest.model_validate({"metric": "x", "mode": mode}))
+        return found and (found[0].run, found[1].number)
+
+    assert (best("min"), best("max")) == (("a", 3), ("a", 4))
+    runs[0].store.create(record_name("pruned", 3), b"{}")
+    runs[0].quarantine(4, "damaged", 1)
+    assert (best("min"), best("max")) == (("b", 3), ("b", 4))
+    assert find_best(runs, KeepBest(metric="y")) is None
