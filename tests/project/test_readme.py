@@ -110,7 +110,7 @@ def test_the_readmes_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict
                 line for line in said.splitlines() if line.startswith(SAME_EVERYWHERE)
             ]
     assert Journal(open_store(str(tmp_path / "elsewhere")), "spirals").newest()
-    assert re.match(r"[0-9a-f]{64} \[", run(["python", "-c", program], tmp_path, prefect_api))
+    assert re.fullmatch(r"[0-9a-f]{64}\n", run(["python", "-c", program], tmp_path, prefect_api))
     (sink,) = blocks("concepts.md", "python")
     assert re.match(r"62 .*\n124 .*'accuracy': ", run(["python", "-c", sink], tmp_path, {}))
 

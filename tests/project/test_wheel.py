@@ -105,7 +105,7 @@ def test_neither_prefect_nor_the_checkout_is_there(binaries: Path, recipe: Path)
 
 
 def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path) -> None:
-    """Modules of extras are exempt: stores of clouds, a recipe, adapters, sinks, and the suites for pytest."""
+    """Modules of extras are exempt: stores of clouds, recipes, adapters, sinks, and the suites for pytest."""
     program = (
         "import holdfast, importlib, pkgutil\n"
         "for module in pkgutil.walk_packages(holdfast.__path__, 'holdfast.'):\n"
@@ -117,6 +117,7 @@ def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path
     adapters = {"lightning": ("", "_loop", "_state"), "transformers": ("",)}
     assert missing == {
         "holdfast.store.azure": "azure",
+        "holdfast.recipes.cards": "pyspiel",
         "holdfast.recipes.chat_models": "transformers",
         "holdfast.recipes.chat_tokens": "tokenizers",
         "holdfast.testing.stores": "pytest",
