@@ -1,6 +1,6 @@
 # make train   train the language model, or continue it      make train ARGS="--set epochs=8"
 # make test    the suite: kills, servers, clouds             make check   lint, types, layers and the quick tests
-# make test-extras    other people's loops, metric sinks and data streams      make test-clusters    attempts in containers
+# make test-extras    other people's loops, metric sinks and data streams      make test-pools    work pools of every kind
 # make up      a server, work pools and workers on this machine      make down    end them      make up POSTGRES=1
 #              make up GPUS=2, or GPUS=all: a worker for each GPU, so that two runs never share one
 # make setup   only prepare .venv                            make clean   remove it
@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests' own files are UTF-8, whatever the locale. test_any_machine tests another locale.
 test test-extras check: export PYTHONUTF8 := 1
 
-.PHONY: setup train up down test test-extras test-clusters check bench soak docs screenshots image up-compose down-compose check-infra dist clean bench-preempt
+.PHONY: setup train up down test test-extras test-pools check bench soak docs screenshots image up-compose down-compose check-infra dist clean bench-preempt
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
@@ -74,16 +74,17 @@ down: .venv/ready
 		&& touch $@ || { rm -rf .venv/mlflow; echo "MLflow can't be installed with pip: the test of its sink is skipped"; }
 
 test: .venv/ready .venv/azurite .venv/axe
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not cluster and not extras" $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not pool and not extras" $(ARGS)
 
 test-extras: .venv/extras .venv/mlflow/ready
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m extras $(ARGS)
 
-# With the image of `infra/image rank-cpu`; without it, or without a container engine, they are skipped and say so.
-test-clusters: export CONTAINERS_CONF := $(CURDIR)/tests/support/containers.conf
-test-clusters: .venv/ready
+# Tests of containers need the image of `infra/image rank-cpu`; without it, or without an engine, they are skipped and
+# say so.
+test-pools: export CONTAINERS_CONF := $(CURDIR)/tests/support/containers.conf
+test-pools: .venv/ready
 	@infra/image rank-cpu || BASE=debian infra/image rank-cpu || echo "there is no image: tests are skipped"
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m cluster tests/infra $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m pool $(ARGS)
 
 check: .venv/ready
 	$(BIN)/ruff check .

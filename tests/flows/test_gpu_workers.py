@@ -15,7 +15,7 @@ from tests.conftest import kill_tree
 from tests.support.nvidia_smi import HOPPER, install, print_gpus, uuid
 from tests.support.pools import ENDS_WITHIN_S, Pool, PoolRun, await_true, served
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.pool, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")

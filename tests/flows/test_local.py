@@ -22,7 +22,7 @@ from tests.conftest import ROOT, kill_tree
 from tests.support.pools import ON_THIS_MACHINE
 from tests.support.waiting import await_equal
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.pool, pytest.mark.timeout(1500)]
 
 
 class Local:

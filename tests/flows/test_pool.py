@@ -19,7 +19,7 @@ from holdfast.testing.faults import fault
 from tests.conftest import IS_SOAK, MakeHome, Reference
 from tests.support.pools import ENDS_WITHIN_S, Pool, PoolRun, await_true, pool_up, strike
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.pool]
 
 STEPS = 30
 CHUNK = 4

@@ -18,7 +18,7 @@ from tests.conftest import IS_SOAK, ROOT, kill_tree
 from tests.support.containers import IMAGE, Engine, engine_up, host_process
 from tests.support.pools import Pool, PoolRun, await_true, served
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.cluster]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.pool]
 
 STEPS = 30
 CHUNK = 4

@@ -16,7 +16,7 @@ from tests.support.cluster import GPU, GPU_TAINT, SPOT, Cluster, Node
 from tests.support.kubernetes_jobs import find_faults, read_manifests
 from tests.support.pools import Pool, PoolRun, await_true, served
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.cluster]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.pool]
 
 STEPS = 30
 CHUNK = 4
