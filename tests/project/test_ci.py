@@ -80,7 +80,7 @@ def test_a_workflow_runs_ci_run() -> None:
 
 def test_ci_run_makes_everything() -> None:
     text = (ROOT / ".ci" / "run").read_text("utf-8")
-    assert set(re.findall(r"^make ([\w-]+)$", text, re.M)) == MAKES
+    assert set(re.findall(r"^make ([\w-]+)", text, re.M)) == MAKES
     for script in ("run", "prepare"):
         assert os.access(ROOT / ".ci" / script, os.X_OK)
         assert "set -euo pipefail" in (ROOT / ".ci" / script).read_text("utf-8")
