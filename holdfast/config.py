@@ -202,13 +202,18 @@ class Compute(Section):
 
 
 class Resume(Section):
-    """The checks and permissions when a run continues, and the time that a stop may take."""
+    """The checks and permissions when a run continues, and the times that a stop and a step may take."""
 
     trusted_keys: tuple[str, ...] = Field(
         (), description="Public keys: PEM files, or env:NAME. A run refuses every commit that none of them signed."
     )
     stop_within_s: Seconds = Field(
         25.0, gt=0, description="Seconds in which a run saves and commits after SIGTERM or Ctrl-C."
+    )
+    hung_after_s: Literal["auto"] | Annotated[Seconds, Field(gt=0)] = Field(
+        "auto",
+        description="Seconds without progress in a step or an evaluation after which a rank hangs, and all ranks are "
+        "replaced; never less than 3 times the longest so far. auto: 20 times the longest, from 30 to 60.",
     )
     accept_drift: tuple[str, ...] = Field(
         (),
@@ -227,6 +232,14 @@ class Resume(Section):
         description="Also compare the gradient of one micro-batch in training mode, taken at each save and before the "
         "first resumed step. It costs one micro-batch a chunk.",
     )
+
+    @field_validator("hung_after_s", mode="wrap")
+    @classmethod
+    def _is_seconds_or_auto(cls, seconds: object, validate: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return validate(seconds)
+        except ValidationError:  # one line instead of one for each type
+            raise ValueError('expected a number of seconds, more than 0, or "auto"') from None
 
 
 class Preemption(Section):

@@ -47,6 +47,7 @@ _ROWS = (
     Reason("vanished", "it gave no sign of life any more: its machine is gone", MACHINE, True, False, "Crashed"),
     Reason("crashed", "its process died, and its worker saw that", FAILURE, True, False, "Crashed"),
     Reason("rank_crashed", "a rank died, and so did the ranks that replaced it", FAILURE, True),
+    Reason("rank_hung", "a rank made no progress any more, nor did the ranks that replaced it", FAILURE, True),
     Reason("out_of_memory", "the recipe asked for more memory than there is", FAILURE),
     Reason("recipe_failed", "the recipe's own code raised an error", FAILURE),
     Reason("unhealthy", "a health signal left its limits", FAILURE),

@@ -24,6 +24,7 @@
         │   └── NameMissing          (FileNotFoundError)  no file has this name
         ├── StateError               (TypeError)          part of the state can't be saved without a pickle
         ├── RankDied                 (ChildProcessError)  a rank ended unexpectedly; retryable
+        │   └── RankHung             (ChildProcessError)  a rank made no progress any more, and was ended; retryable
         ├── OutOfMemory              (MemoryError)        the recipe asked for more than there is; retryable
         ├── RecipeFailed             (RuntimeError)       the recipe's own code raised; retryable
         ├── Unhealthy                (RuntimeError)       a health signal left its limits; retryable
@@ -168,6 +169,12 @@ class RankDied(RunStopped, ChildProcessError):
 
     is_retryable = True
     reason = "rank_crashed"
+
+
+class RankHung(RankDied):
+    """A rank made no progress any more. Its attempt has ended all ranks."""
+
+    reason = "rank_hung"
 
 
 class OutOfMemory(RunStopped, MemoryError):

@@ -9,6 +9,7 @@ MARK_VARIABLE = "HOLDFAST_RANKS"
 # The largest number of steps of an epoch, to which a proof cuts it; 0 for no cut.
 LONGEST_EPOCH_VARIABLE = "HOLDFAST_LONGEST_EPOCH"
 RANK_MODULE = "holdfast.rank"
+STOPPED = "T"  # the state of a process after SIGSTOP
 
 
 def find_processes(mark: str) -> list[int]:
@@ -33,3 +34,15 @@ def leads_session(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return os.getsid(pid) == pid
     return False
+
+
+def read_process(pid: int) -> tuple[str, float]:
+    """Return the state of a process as one letter, and the seconds of processor time that it has used.
+
+    The state is that of its main thread; empty if it can't be read. Source: proc(5), /proc/PID/stat.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return "", 0.0

@@ -35,6 +35,7 @@ from holdfast.errors import (
     NameTaken,
     OutOfMemory,
     RankDied,
+    RankHung,
     RecipeFailed,
     Unhealthy,
 )
@@ -251,6 +252,7 @@ class Attempt:
             saved = self._await_saved(chunk.stop)
         except (RankDied, RecipeFailed, Unhealthy, OutOfMemory) as error:
             self.close()
+            self.ranks.hangs += isinstance(error, RankHung)
             if self._stopping is Stopping.TOLD and isinstance(error, RankDied):
                 self._stopping = Stopping.STOPPED
                 if error.data.get("is_silent"):  # otherwise the ranks ended in time, and had no new step to save
@@ -259,6 +261,7 @@ class Attempt:
             if self._history and isinstance(error, RankDied):
                 self._history.note_death()
             raise self._failures.find_no_progress(error, self.step) or error from error.__cause__
+        self.ranks.hangs = 0
         if self._history:
             self._history.note_saved(saved, saved.step - self.step)
         self._pipeline.add(saved)

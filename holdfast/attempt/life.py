@@ -1,5 +1,6 @@
 """A whole life of a run in one process: open, train chunk after chunk, commit, stop in time, end on record."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from holdfast.errors import HoldfastError
 from holdfast.preemption import Notice, Source, watch
 from holdfast.standing import Outcome
 
+log = logging.getLogger(__name__)
+
 CHUNK_RETRIES = 2
 RETRY_AFTER_S = 1.0
 
@@ -32,6 +35,8 @@ def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
         except HoldfastError as error:
             if not error.is_retryable:
                 raise
+            hint = f" ({error.hint})" if error.hint else ""
+            log.warning("%s; new ranks go on from the last commit%s", error, hint)
             time.sleep(RETRY_AFTER_S)
     return attempt.train_chunk(chunk)
 

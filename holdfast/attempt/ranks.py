@@ -30,6 +30,10 @@ from holdfast.terminal import counted
 
 log = logging.getLogger(__name__)
 
+# By this factor a rank may take longer after each hang: a step that takes long once, such as one that compiles again,
+# isn't killed for ever.
+PATIENCE = 4.0
+
 
 class AttemptRanks:
     """The ranks of one attempt: `build` starts them, `build_again` replaces them, `end` ends them.
@@ -42,6 +46,7 @@ class AttemptRanks:
         ancestor: the checkpoint of another run that this run begins with; None if it begins with its own weights.
         restart_s: seconds from the start of these ranks until they began to train; 0 before that.
         restored: the number of the commit that was last restored into them, and so verified; 0 for none.
+        hangs: how often they hung in a row, without a save in between.
     """
 
     present: Present
@@ -55,6 +60,7 @@ class AttemptRanks:
         self.running: Ranks | None = None
         self.ancestor: Ancestor | None = None
         self.restored = 0
+        self.hangs = 0
 
     @property
     def own(self) -> Ranks:
@@ -86,6 +92,7 @@ class AttemptRanks:
     def _start(self, newest: Commit | None) -> None:
         self.restart_s = 0.0
         self.running = launching.start(*_arguments(self.config, self._number, newest))
+        self.running.watch.patience = PATIENCE**self.hangs
         try:
             gpus = self._check_gpus(self.running)  # while the ranks import torch
             self.built = self.running.expect(Ready)

@@ -9,20 +9,23 @@ from pathlib import Path
 from typing import BinaryIO
 
 from holdfast.errors import ConfigError, OutOfMemory, RankDied
+from holdfast.rank.stacks import find_line
 
 # How many lines of the log an error shows.
 LAST_LINES = 3
 # Each line that torchrun itself writes to the ranks' log names this path.
 TORCHRUN = "torch/distributed/elastic"
+# With this line faulthandler begins the stacks of a process that crashes.
+CRASH = "Fatal Python error: "
 # The counters of this container (cgroup 2, then 1) come before the counter of the machine.
 OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat")
 
 
 class RankLog:
-    """The log file of one set of ranks. It starts where the log of earlier ranks in the same file ends."""
+    """The log file of one set of ranks, at `path`. It starts where the log of earlier ranks in the same file ends."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._begins = path.stat().st_size if path.exists() else 0
         self._oom_kills = count_oom_kills()
 
@@ -33,11 +36,11 @@ class RankLog:
             ConfigError: the file or its folder can't be written.
         """
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            return self._path.open("ab")
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return self.path.open("ab")
         except OSError as error:
             raise ConfigError(
-                f"the ranks' output can't be written to {self._path}: {error.strerror}", hint='--set log.folder="..."'
+                f"the ranks' output can't be written to {self.path}: {error.strerror}", hint='--set log.folder="..."'
             ) from None
 
     def describe_end(self, returncode: int) -> RankDied | OutOfMemory:
@@ -47,15 +50,18 @@ class RankLog:
             returncode: the return code of the rank, or of torchrun if there are several ranks.
         """
         lines = self._read().splitlines()
-        ending = find_ending(lines) or _name_ending(returncode)
-        lines = list(itertools.takewhile(lambda line: TORCHRUN not in line, lines))[-LAST_LINES:]
-        last = f" (last lines of {self._path}: {' | '.join(line.strip() for line in lines)})" if lines else ""
+        crash = list(itertools.dropwhile(lambda line: not line.startswith(CRASH), lines))
+        place = find_line(crash)
+        ending = (find_ending(lines) or _name_ending(returncode)) + (f" at {place}" if place else "")
+        lines = list(itertools.takewhile(lambda line: TORCHRUN not in line and not line.startswith(CRASH), lines))
+        lines = lines[-LAST_LINES:]
+        last = f" (last lines of {self.path}: {' | '.join(line.strip() for line in lines)})" if lines else ""
         if count_oom_kills() > self._oom_kills:
             return OutOfMemory(f"the kernel killed a rank for want of memory ({ending}){last}")
         return RankDied(f"the ranks ended: {ending}{last}")
 
     def _read(self) -> str:
-        with contextlib.suppress(OSError), self._path.open("rb") as log:
+        with contextlib.suppress(OSError), self.path.open("rb") as log:
             log.seek(self._begins)
             return log.read().decode(errors="replace")
         return ""
@@ -76,16 +82,21 @@ def count_oom_kills() -> int:
 def find_ending(lines: Sequence[str]) -> str:
     """Return how the first rank to fail ended, from torchrun's lines in the log; empty if there are none.
 
-    A rank that was killed by a signal comes first: a rank that loses another one ends with an exit code, and torchrun
-    may see that first. SIGTERM doesn't count, because torchrun itself sends it to the remaining ranks.
+    A rank that was killed by a signal comes first: a rank that loses another one ends with an exit code, or aborts
+    (SIGABRT) under NCCL, and torchrun may see that first. SIGTERM doesn't count, because torchrun itself sends it to
+    the remaining ranks.
     """
     text = "\n".join(lines)
     first = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", text)
     listed = re.findall(r"\(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+)", text)
     found = [(int(rank), int(code)) for code, rank in first] + [(int(rank), int(code)) for rank, code in listed]
     killed = [(rank, code) for rank, code in found if code < 0 and -code != signal.SIGTERM]
+    killed.sort(key=lambda each: -each[1] == signal.SIGABRT)
     return next((f"rank {rank}: {_name_ending(code)}" for rank, code in [*killed, *found]), "")
 
 
 def _name_ending(returncode: int) -> str:
-    return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    names = {each.value: f" ({each.name})" for each in signal.Signals}
+    return f"signal {-returncode}{names.get(-returncode, '')}"

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import queue
 import signal
@@ -16,11 +17,13 @@ from typing import IO, ClassVar, Self, TypeVar
 from pydantic import BaseModel
 
 from holdfast.config import RunConfig
-from holdfast.errors import HoldfastError, RankDied, RunStopped
+from holdfast.errors import HoldfastError, RankDied, RankHung, RunStopped
+from holdfast.heartbeats import HEARTBEATS_VARIABLE, Beat, Heartbeats
 from holdfast.journal import Commit
 from holdfast.probe import Gate
 from holdfast.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, find_processes, leads_session
 from holdfast.rank.ending import RankLog
+from holdfast.rank.hanging import LOOK_EVERY_S, Watch
 from holdfast.rank.messages import (
     Begin,
     Begun,
@@ -34,6 +37,7 @@ from holdfast.rank.messages import (
     Finished,
     Order,
     Problem,
+    Ready,
     Restore,
     Restored,
     Save,
@@ -49,6 +53,8 @@ from holdfast.rank.process import Spawn, make_command, make_environment, start_p
 log = logging.getLogger(__name__)
 
 END_WITHIN_S = 5.0
+KILLED_WITHIN_S = 60.0  # a process with much memory takes seconds to end
+CAUSE_WITHIN_S = 45.0  # torchrun notices a dead rank, and ends the others within 30 s
 
 E = TypeVar("E", bound=BaseModel)
 F = TypeVar("F", bound=BaseModel)
@@ -63,6 +69,7 @@ class Ranks:
 
     Attributes:
         began: when the ranks were started, on the clock of `time.monotonic`.
+        watch: the watch over their heartbeats.
     """
 
     # The default of the argument `spawn`; tests replace it.
@@ -86,7 +93,10 @@ class Ranks:
         self._has_several = config.compute.rank_count > 1
         self._mark = uuid.uuid4().hex
         self._log = RankLog(log_path)
-        environment = make_environment(config, commit)
+        heartbeats = Heartbeats(config.compute.rank_count)
+        self._delete_heartbeats = weakref.finalize(self, heartbeats.close)
+        self.watch = Watch(heartbeats, config.resume.hung_after_s)
+        environment = make_environment(config, commit) | {HEARTBEATS_VARIABLE: str(heartbeats.path)}
         environment |= {MARK_VARIABLE: self._mark, LONGEST_EPOCH_VARIABLE: str(longest_epoch)}
         with self._log.open() as log:
             self._process = (spawn or self.spawn)(make_command(config), environment, log)
@@ -127,18 +137,37 @@ class Ranks:
         Raises:
             HoldfastError: a rank reported this error.
             RankDied: the ranks ended without a report, or sent nothing for ``within_s`` seconds.
+            RankHung: a rank made no progress any more; all ranks have been killed.
             OutOfMemory: the kernel has killed a rank because memory ran out.
         """
-        try:
-            event = self._events.get(timeout=within_s)
-        except queue.Empty:
-            raise RankDied(f"the ranks reported nothing for {within_s:.0f} s", is_silent=True) from None
+        event = self._await_event(within_s)
         if event is None:
             raise self._describe_end()
         if isinstance(event, Failed):
             error = event.error
             raise self._find_cause() or error if error.data.get("is_effect") else error
+        if isinstance(event, Ready):
+            self._delete_heartbeats()  # all ranks have joined; the file of a killed attempt would stay for ever
         return event
+
+    def _await_event(self, within_s: float | None) -> Event | None:
+        """Return the next event; None if the ranks have ended. Look at the heartbeats while none comes."""
+        deadline = math.inf if within_s is None else time.monotonic() + within_s
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            try:
+                return self._events.get(timeout=min(LOOK_EVERY_S, left_s))
+            except queue.Empty:
+                if time.monotonic() >= deadline:
+                    raise RankDied(f"the ranks reported nothing for {within_s:.0f} s", is_silent=True) from None
+            if hung := self.watch.look():
+                raise self._kill_hung(hung)
+
+    def _kill_hung(self, hung: dict[int, Beat]) -> RankHung:
+        """Let the ranks write their stacks into the log, and kill them. Return the error for those that hang."""
+        error = self.watch.diagnose(hung, self._log.path)
+        self.signal(signal.SIGKILL)
+        return error
 
     def expect(self, kind: type[E], *others: type[F]) -> E | F:
         """Return the next event if it is of one of these classes. Log each `Skipped` before it, and ignore `Woken`.
@@ -162,9 +191,9 @@ class Ranks:
         self._events.put(Woken())
 
     def _find_cause(self) -> HoldfastError | None:
-        """Return the error that made one rank lose another; None if the ranks send nothing for `END_WITHIN_S`."""
+        """Return the error that made one rank lose another; None if the ranks send nothing for `CAUSE_WITHIN_S`."""
         with contextlib.suppress(queue.Empty):
-            while event := self._events.get(timeout=END_WITHIN_S):
+            while event := self._events.get(timeout=CAUSE_WITHIN_S):
                 if isinstance(event, Failed) and not event.data.get("is_effect"):
                     return event.error
             return self._describe_end()
@@ -259,8 +288,8 @@ class Ranks:
             if self._has_ended(within_s):
                 return
             self.signal(number)
-        self._process.wait()
-        self._has_ended(within_s)
+        if not self._has_ended(KILLED_WITHIN_S):
+            log.warning("the ranks can't be killed: they are inside the kernel, as with a GPU that has failed")
 
     def _has_ended(self, within_s: float) -> bool:
         deadline = time.monotonic() + within_s

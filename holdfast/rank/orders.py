@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterator
 
 from accelerate.utils import broadcast_object_list
 
+from holdfast import heartbeats
 from holdfast.checkpoint import Saved
 from holdfast.durations import Durations, Slowing
+from holdfast.heartbeats import Phase, Place
+from holdfast.rank.agreement import Agreement, Wish
 from holdfast.rank.messages import End, Order, Save, Stop, decode_order
 from holdfast.training import Training
 
@@ -29,12 +32,14 @@ class Orders:
         """
         self._training = training
         self._report = report
-        self._several = training.accelerator.num_processes > 1
+        self._agreement = Agreement() if training.accelerator.num_processes > 1 else None
+        self._agreed = Wish.NOTHING
         self._queue: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._failure: Exception | None = None  # of the thread that reads
         self._stop_at = math.inf  # of time.monotonic()
         self._saving = threading.Event()
         self._last_pause = math.inf
+        self._step_s = 0.0  # of the last measured step
         self._steps, self._urgent, self._saves = Durations(unknown_s=0.0), Durations(), Durations()
         self._slowing = Slowing()
         self._is_saving = False  # when the step in progress began
@@ -66,13 +71,17 @@ class Orders:
         self._queue.put(None)
 
     def is_stopping(self) -> bool:
-        """Return whether to stop training here; all ranks get the same answer."""
-        return self._ask_all(self._is_last_moment())
+        """Return whether to stop training after this pause, or this last step; all ranks get the same answer."""
+        if self._agreement is None or self._agreed is Wish.NOTHING:
+            self._agreed = self._ask_all()
+        agreed, self._agreed = self._agreed, Wish.NOTHING
+        return agreed is Wish.STOP
 
     def is_pausing(self) -> bool:
         """Return whether to pause training here, to save or to stop; all ranks get the same answer.
 
-        Call it between all steps: it measures steps by the time between two calls.
+        Several ranks answer as of the call before; see `Agreement`. Call it between all steps: it measures steps by the
+        time between two calls.
 
         Raises:
             StoreError: the save that is under way has failed.
@@ -80,10 +89,12 @@ class Orders:
         self._training.saver.check()
         now = time.monotonic()
         if now > self._last_pause:
-            self._steps.add(now - self._last_pause)
+            self._step_s = now - self._last_pause
+            self._steps.add(self._step_s)
             self._slowing.add(now - self._last_pause, is_beside=self._is_saving)
         self._last_pause, self._is_saving = now, self._training.saver.is_busy
-        return self._ask_all(self._is_last_moment() or self._saving.is_set())
+        self._agreed = self._ask_all()
+        return self._agreed > Wish.NOTHING
 
     def begin_save(self, save: Callable[..., None], *, is_urgent: bool) -> None:
         """Begin a save. All saves are urgent until one has shown how long an urgent save takes.
@@ -112,18 +123,25 @@ class Orders:
         save_s = min(self._urgent.bound_s, self._saves.bound_s)
         # A save that is under way has to end first, so count two.
         saves_s = save_s * (2 if self._training.saver.is_busy else 1)
-        return time.monotonic() >= self._stop_at - saves_s - self._steps.bound_s
+        steps = 1 + (self._agreement.steps_late if self._agreement else 0)
+        return time.monotonic() >= self._stop_at - saves_s - steps * self._steps.bound_s
 
-    def _ask_all(self, answer: bool) -> bool:
-        return any(self._training.gather(answer)) if self._several else answer
+    def _ask_all(self) -> Wish:
+        wish = Wish.STOP if self._is_last_moment() else Wish.SAVE if self._saving.is_set() else Wish.NOTHING
+        if self._agreement is None:
+            return wish
+        self._saving.clear()  # it is passed on once
+        heartbeats.mark(Place.SYNCING)
+        return self._agreement.exchange(wish, max(self._step_s, time.monotonic() - self._last_pause))
 
     def __iter__(self) -> Iterator[Order]:
         while (order := self._next()) is not None and not isinstance(order, End):
             yield order
 
     def _next(self) -> Order | None:
+        heartbeats.begin(Phase.WAITING)
         orders = [self._queue.get() if self._training.accelerator.is_main_process else None]
-        if self._several:
+        if self._agreement is not None:
             broadcast_object_list(orders)
         return orders[0]
 

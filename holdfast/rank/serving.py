@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import faulthandler
 import functools
 import gc
 import os
@@ -14,12 +15,13 @@ from typing import Any
 import torch
 from torch.distributed import DistError
 
-from holdfast import checkpoint, opened
+from holdfast import checkpoint, heartbeats, opened
 from holdfast.checkpoint import Metadata, Payload
 from holdfast.environment import describe_environment
 from holdfast.errors import CheckpointDamaged, GateTripped, HoldfastError, OutOfMemory, RankDied, RecipeFailed
 from holdfast.fingerprint import to_plain
 from holdfast.function import default_settings
+from holdfast.heartbeats import Phase
 from holdfast.journal import Commit
 from holdfast.location import describe_error, find_hint
 from holdfast.rank.events import Events
@@ -59,6 +61,14 @@ from holdfast.training import (
     steps,
 )
 
+# The phase of the rank's heartbeat in which it obeys each order; each step of a `Train` begins its own.
+PHASES: dict[type, Phase] = {
+    Restore: Phase.RESTORING,
+    Begin: Phase.RESTORING,
+    Evaluate: Phase.EVALUATING,
+    Examine: Phase.EVALUATING,
+    Train: Phase.SAVING,
+}
 # torch raises a RuntimeError with this text if the CPU's memory runs out.
 CPU_OUT_OF_MEMORY = "can't allocate memory"
 # gloo and NCCL raise a RuntimeError with one of these texts if another rank has died.
@@ -93,6 +103,7 @@ def obey(
     """
     folder = open_store(training.config.store).inside(training.config.run).existing()
     for order in orders:
+        heartbeats.begin(PHASES[type(order)])
         match order:
             case Restore():
                 restore(training, folder, order, events, prefetch)
@@ -136,6 +147,7 @@ def train_and_save(
         train_s = time.monotonic() - began
         if record is not None:
             record.complete(ran_on)  # the steps may have imported more modules
+        heartbeats.begin(Phase.SAVING)
         is_stopping = orders.is_stopping()
         if training.progress.step > first:
             orders.begin_save(functools.partial(save, train_s=train_s), is_urgent=is_stopping)
@@ -258,6 +270,8 @@ def describe_data(training: Training) -> dict[str, Any]:
 def main(prefetch: Prefetch | None = None) -> int:
     """Run one rank to its end. Return its exit code: 0 if it ended by an order."""
     events = Events()
+    heartbeats.join()
+    faulthandler.enable(file=2)  # a crash in native code writes its stack into the log
     prefetch = prefetch or Prefetch()
     built: list[Training] = []
     before, watching = {*sys.modules}, contextlib.ExitStack()
@@ -266,6 +280,7 @@ def main(prefetch: Prefetch | None = None) -> int:
     def begin(training: Training) -> Generator[None, None, None]:
         watching.close()
         built.append(training)
+        heartbeats.note_device(str(training.accelerator.device))
         is_main = training.accelerator.is_main_process
         record = Record(training, before, files, prefetch.read_environment()) if is_main else None
         training.saver.buffers = prefetch.buffers

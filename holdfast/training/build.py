@@ -9,12 +9,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
 
-from holdfast import determinism, state
+from holdfast import determinism, heartbeats, state
 from holdfast.checkpoint import Saver
 from holdfast.config import RunConfig
 from holdfast.data import Batches, Order, Share, combine, is_stream, make_batches, take_apart
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.function import build_recipe
+from holdfast.heartbeats import Place
 from holdfast.memory.pinning import pinning
 from holdfast.probe import Probe
 from holdfast.processes import LONGEST_EPOCH_VARIABLE
@@ -249,7 +250,9 @@ class Training:
         """Return this rank's next micro-batch, on its device unless ``is_moved`` is False, after its samples' name."""
         if not self._has_begun:
             self.begin_data()
+        heartbeats.mark(Place.LOADING)
         samples, batch = next(self.batches)
+        heartbeats.mark(Place.COMPUTING)
         if self.order is None and self.progress.step == 0:
             self.first.keep(batch, self.gather)
         return samples, send_to_device(batch, self.accelerator.device) if is_moved else batch

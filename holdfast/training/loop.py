@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from holdfast import determinism
+from holdfast import determinism, heartbeats
 from holdfast.errors import RecipeError
+from holdfast.heartbeats import Phase, Place
 from holdfast.shown import describe
 from holdfast.training.build import Training
 from holdfast.training.capturing import CHANGED_BY_A_SHARE
@@ -38,6 +39,7 @@ def steps(
     """
     began, first = time.monotonic(), training.progress.step
     while training.progress.step < stop and not is_stopping():
+        heartbeats.begin(Phase.STEP, training.progress.step + 1)
         training.set_anneals()
         with training.generators.training():
             yield
@@ -83,7 +85,10 @@ def _learn(training: Training) -> tuple[dict[str, torch.Tensor], list[str]]:
         with accelerator.accumulate(training.model):
             with accelerator.autocast():
                 loss = recipe.loss(training.model, batch)
+            if accelerator.sync_gradients:
+                heartbeats.mark(Place.SYNCING)
             accelerator.backward(loss)
+            heartbeats.mark(Place.COMPUTING)
             if accelerator.sync_gradients:
                 grad_norm = clip(training)
             training.optimizer.step()
@@ -108,9 +113,11 @@ def _learn_in_shares(training: Training, virtual: VirtualRanks) -> tuple[dict[st
                         loss = recipe.loss(training.model, batch)
                     accelerator.backward(loss)
                     losses.append(loss.detach().float().reshape(()))
+        heartbeats.mark(Place.SYNCING)
     if extras is not None and _sum_extras(training) != extras:
         raise RecipeError("a share of a batch has changed the extras", hint=CHANGED_BY_A_SHARE)
     numbers = {"loss": virtual.loss(), "grad_norm": clip(training).float()}
+    heartbeats.mark(Place.COMPUTING)
     training.optimizer.step()
     training.optimizer.zero_grad()
     return numbers, names
@@ -182,7 +189,12 @@ def evaluate(training: Training) -> tuple[dict[str, float], dict[str, str | byte
     if training.recipe.evaluate is None:
         return {}, {}
     model = training.accelerator.unwrap_model(training.model)
-    with undisturbed(model, training.optimizer), training.generators.borrowed(), torch.no_grad():
+    with (
+        heartbeats.within(Phase.EVALUATING),
+        undisturbed(model, training.optimizer),
+        training.generators.borrowed(),
+        torch.no_grad(),
+    ):
         found = training.recipe.evaluate(model)
         shown = {name: value for name, value in found.items() if isinstance(value, str | bytes)}
         return {name: float(value) for name, value in found.items() if name not in shown}, shown

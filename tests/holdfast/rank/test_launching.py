@@ -144,7 +144,7 @@ def test_the_cause_is_raised_rather_than_its_effect_on_another_rank(make: Make) 
         ranks.next_event()
 
 
-@pytest.mark.parametrize(("returncode", "ending"), [(-9, "signal 9"), (3, "exit code 3")])
+@pytest.mark.parametrize(("returncode", "ending"), [(-9, r"signal 9 \(SIGKILL\)"), (3, "exit code 3")])
 def test_ranks_that_end_without_a_report_are_described_by_their_log(make: Make, returncode: int, ending: str) -> None:
     ranks, _ = make(SAID, returncode=returncode)
     assert ranks.next_event() == SAID

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint import Saved
 from holdfast.config import Compute, Log, RunConfig
-from holdfast.errors import HoldfastError, RankDied, RecipeFailed
+from holdfast.errors import HoldfastError, OutOfMemory, RankDied, RecipeFailed
+from holdfast.journal import Journal
 from holdfast.proof import Proof
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Progress, Ready
+from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S, has_not_ended
 from tests.support.lives import Lives, ranks_of
 
@@ -63,9 +66,46 @@ def test_a_rank_killed_by_a_signal_is_named(tmp_path: Path, started: list[Ranks]
     started.append(Ranks(make_config(tmp_path, how="kill", rank=1), tmp_path / "ranks.log"))
     error = train_to_the_end(started[0])
     assert isinstance(error, RankDied)
-    assert str(error).startswith("the ranks ended: rank 1: signal 9")
+    assert str(error).startswith("the ranks ended: rank 1: signal 9 (SIGKILL)")
     assert "torchrun" not in str(error)
     assert "=====" not in str(error)
+
+
+def test_a_crash_in_native_code_names_rank_signal_and_line(tmp_path: Path, started: list[Ranks]) -> None:
+    started.append(Ranks(make_config(tmp_path, how="crash", rank=1), tmp_path / "ranks.log"))
+    error = train_to_the_end(started[0])
+    assert isinstance(error, RankDied)
+    place = Path("tests/support/failing.py").absolute()
+    assert str(error).startswith(f"the ranks ended: rank 1: signal 11 (SIGSEGV) at {place}:")
+
+
+def test_a_rank_without_memory_is_named(tmp_path: Path, started: list[Ranks]) -> None:
+    started.append(Ranks(make_config(tmp_path, how="greed", rank=1), tmp_path / "ranks.log"))
+    error = train_to_the_end(started[0])
+    assert isinstance(error, OutOfMemory)
+    place = Path("tests/support/failing.py").absolute()
+    assert str(error).startswith(f"out of memory in step 2 of rank 1: {place}:")
+
+
+def test_a_signal_to_one_rank_stops_all_at_one_step(tmp_path: Path, started: list[Ranks]) -> None:
+    Journal(open_store(str(tmp_path)), "several").begin("failing")
+    started.append(ranks := Ranks(make_config(tmp_path), tmp_path / "ranks.log"))
+    ranks.expect(Ready)
+    ranks.train(10_000, "f" * 64)
+    ranks.expect(Progress)
+    ranks.save()
+    while not isinstance(ranks.next_event(), Saved):
+        pass
+    for _ in range(10):  # the order gave one save, and no more
+        last = ranks.expect(Progress).step
+    (second,) = (each for each in ranks_of(os.getpid()) if each.environ().get("RANK") == "1")
+    second.send_signal(signal.SIGTERM)
+    while not isinstance(event := ranks.next_event(), Saved):
+        assert isinstance(event, Progress)
+        last = event.step
+    assert event.step == last, "the other rank has trained no further"
+    with pytest.raises(RankDied, match="the ranks ended: exit code 0"):
+        ranks.next_event()
 
 
 def test_ranks_with_state_of_their_own_in_the_probe_are_proved(nursery: Lives, tmp_path: Path) -> None:

@@ -1,0 +1,231 @@
+"""The heartbeat of each rank: a few numbers in memory that it shares with its attempt, which tell where it stands.
+
+A rank writes them as it goes, which costs four microseconds a step, and never waits for a reader.
+`holdfast.rank.hanging` reads them once a second. Nothing here imports torch.
+"""
+
+import contextlib
+import enum
+import faulthandler
+import math
+import mmap
+import os
+import platform
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.errors import ConfigError
+
+# The file that the ranks of this machine share with their attempt.
+HEARTBEATS_VARIABLE = "HOLDFAST_HEARTBEATS"
+# A rank that gets this signal writes the stacks of its threads to its standard error. Not SIGUSR1, with which batch
+# systems announce the end of a job, so that a loop may have a handler of its own.
+STACKS_SIGNAL = signal.SIGUSR2
+GPU = ", GPU "
+RECORD_BYTES = 256
+NUMBERS = 6  # the integers of a record: process, phases, phase, place, marks, step
+
+
+class Phase(enum.IntEnum):
+    """The work that a rank is doing. Other bounds hold for each; see `holdfast.rank.hanging`."""
+
+    BUILDING = 0
+    WAITING = 1
+    """It waits for an order."""
+    RESTORING = 2
+    STEP = 3
+    EVALUATING = 4
+    SAVING = 5
+
+
+# The phases whose durations are measured.
+MEASURED = (Phase.STEP, Phase.EVALUATING)
+TEXT_AT = 8 * (NUMBERS + len(MEASURED))
+
+
+class Place(enum.IntEnum):
+    """The part of a phase that a rank is in."""
+
+    COMPUTING = 0
+    LOADING = 1
+    SYNCING = 2
+    """It waits for the other ranks, or is about to."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """One look at a rank's heartbeat.
+
+    Attributes:
+        pid: its process.
+        phases: the number of phases that it has begun.
+        marks: the number of times that it has come to another place.
+        step: the step that it trains; in other phases the step that it trained last.
+        longest_s: the longest step and the longest evaluation so far, in seconds; 0 for none. The process's first step
+            doesn't count: it also compiles, starts loader workers and connects the ranks.
+        where: its host, and its GPU if it has one.
+    """
+
+    pid: int
+    phases: int
+    phase: Phase
+    place: Place
+    marks: int
+    step: int
+    longest_s: Mapping[Phase, float]
+    where: str
+
+    @property
+    def has_gpu(self) -> bool:
+        """Return whether the rank trains on a GPU."""
+        return GPU in self.where
+
+    @property
+    def position(self) -> tuple[int, bool, int]:
+        """Return how far the rank has come, in an order that holds for all ranks of a run.
+
+        Ranks may come to different numbers of places before they wait for each other, so that counts less.
+        """
+        return self.phases, self.place is Place.SYNCING, self.marks
+
+
+class Heartbeats:
+    """The heartbeats of the ranks on this machine, for their attempt.
+
+    Attributes:
+        path: the file that they share; `close` deletes it.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        """
+        Raises:
+            ConfigError: the file can't be written.
+        """
+        try:
+            number, name = tempfile.mkstemp(prefix="holdfast-")
+            os.close(number)
+            self.path = Path(name)
+            self.path.write_bytes(bytes(RECORD_BYTES * ranks))
+        except OSError as error:
+            raise ConfigError(
+                f"the ranks' heartbeats can't be written to the folder for temporary files: {error.strerror}",
+                hint="TMPDIR names another folder",
+            ) from None
+        self._memory = _map(self.path)
+        self._ranks = ranks
+
+    def read(self) -> dict[int, Beat]:
+        """Return the heartbeat of each rank that has one, by rank."""
+        return {rank: beat for rank in range(self._ranks) if (beat := self._read(rank)) is not None}
+
+    def _read(self, rank: int) -> Beat | None:
+        record = memoryview(self._memory)[rank * RECORD_BYTES : (rank + 1) * RECORD_BYTES]
+        pid, phases, phase, place, marks, step, *_ = record[:TEXT_AT].cast("q")
+        longest_s = dict(zip(MEASURED, record[:TEXT_AT].cast("d")[NUMBERS:], strict=True))
+        where = bytes(record[TEXT_AT:]).rstrip(b"\0").decode(errors="replace")
+        if not pid:
+            return None
+        return Beat(pid, phases, Phase(phase), Place(place), marks, step, longest_s, where)
+
+    def close(self) -> None:
+        """Delete the file. Ranks that have joined keep their memory, and no other can join."""
+        self.path.unlink(missing_ok=True)
+
+
+class Heartbeat:
+    """The heartbeat of this process, a rank."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        """
+        Raises:
+            OSError, ValueError, IndexError: there is no such file, or it has no record for this rank.
+        """
+        record = memoryview(_map(path))[rank * RECORD_BYTES : (rank + 1) * RECORD_BYTES]
+        self._numbers = record[:TEXT_AT].cast("q")
+        self._longest = record[:TEXT_AT].cast("d")[NUMBERS:]
+        self._text = record[TEXT_AT:]
+        self._phase, self._step, self._began = Phase.BUILDING, 0, 0.0
+        self._has_trained = False
+        self.note_device("cpu")
+        faulthandler.register(STACKS_SIGNAL, file=2)
+        self._numbers[0] = os.getpid()
+
+    def begin(self, phase: Phase, step: int | None = None) -> None:
+        """Begin a phase; without a step it belongs to the step before it."""
+        now = time.monotonic()
+        if self._phase in MEASURED and (self._has_trained or self._phase is not Phase.STEP):
+            index = MEASURED.index(self._phase)
+            self._longest[index] = max(self._longest[index], now - self._began)
+        self._has_trained |= self._phase is Phase.STEP
+        self._phase, self._began = phase, now
+        self._step = self._step if step is None else step
+        self._numbers[2], self._numbers[3], self._numbers[5] = phase, Place.COMPUTING, self._step
+        self._numbers[1] += 1
+
+    def mark(self, place: Place) -> None:
+        """Come to a place in the present phase."""
+        self._numbers[3] = place
+        self._numbers[4] += 1
+
+    @contextlib.contextmanager
+    def within(self, phase: Phase) -> Iterator[None]:
+        """Be in a phase during the block, and then in the present one again."""
+        outer = self._phase
+        self.begin(phase)
+        yield
+        self.begin(outer)
+        self._began = math.inf  # the rest of a step is no step to measure
+
+    def note_device(self, device: str) -> None:
+        """Note the device that this rank trains on, as torch names it."""
+        place, listed = "", os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if device.startswith("cuda"):
+            number = int(device.partition(":")[2] or 0)
+            gpu = listed[number].strip() if number < len(listed) else ""
+            place = f"{GPU}{gpu or number}"
+        text = f"{platform.node()}{place}".encode()[: len(self._text)]
+        self._text[:] = text.ljust(len(self._text), b"\0")
+
+
+def _map(path: Path) -> mmap.mmap:
+    with path.open("r+b") as file:
+        return mmap.mmap(file.fileno(), 0)
+
+
+# ---- the heartbeat of this process, if it is a rank of an attempt on this machine
+
+_own: Heartbeat | None = None
+
+
+def join() -> None:
+    """Begin this rank's heartbeat. A process whose attempt has no file for it here goes without."""
+    global _own
+    with contextlib.suppress(KeyError, OSError, ValueError, IndexError):
+        _own = Heartbeat(Path(os.environ[HEARTBEATS_VARIABLE]), int(os.environ.get("RANK", "0")))
+
+
+def begin(phase: Phase, step: int | None = None) -> None:
+    """Begin a phase; see `Heartbeat.begin`."""
+    if _own is not None:
+        _own.begin(phase, step)
+
+
+def mark(place: Place) -> None:
+    """Come to a place in the present phase."""
+    if _own is not None:
+        _own.mark(place)
+
+
+def within(phase: Phase) -> contextlib.AbstractContextManager[None]:
+    """Be in a phase during the block, and then in the present one again."""
+    return _own.within(phase) if _own is not None else contextlib.nullcontext()
+
+
+def note_device(device: str) -> None:
+    """Note the device that this rank trains on, as torch names it."""
+    if _own is not None:
+        _own.note_device(device)

@@ -1,0 +1,167 @@
+"""The search for ranks that hang, from their heartbeats: which one it is, where it stands, and the stack of each.
+
+A rank hangs if it stays at one place for longer than its bound, and no other rank is behind it.
+
+==========================  ========================================================================================
+phase                       bound
+==========================  ========================================================================================
+a step, an evaluation       ``resume.hung_after_s``: "auto" is 20 times the longest so far, 30 s at least and 60 s at
+                            most; always 3 times the longest so far at least
+the process's first step    10 minutes: it compiles, starts loader workers and connects the ranks
+building, restoring,        an hour: they depend on data and storage, and two of them have little in common
+saving, first evaluation
+waiting for an order        none
+==========================  ========================================================================================
+
+Three facts of the operating system decide besides the clock:
+
+- A rank whose process is stopped (SIGSTOP) for as long as a step may take hangs in every phase.
+- A rank that uses its processor computes: an evaluation inside a loop, a compilation, a long step. It gets an hour,
+  unless it waits for the other ranks' GPUs, which NCCL does in a busy loop.
+- Time counts only while the attempt itself looks, so that a machine that was suspended loses no run.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from holdfast.errors import RankHung
+from holdfast.heartbeats import Beat, Heartbeats, Phase, Place
+from holdfast.processes import STOPPED, read_process
+from holdfast.rank.stacks import write_stacks
+
+LOOK_EVERY_S = 1.0
+LEAST_S, MOST_S = 30.0, 60.0
+TIMES, LEAST_TIMES = 20.0, 3.0
+FIRST_STEP_S = 600.0
+UNKNOWN_S = 3600.0
+BUSY_CORES = 0.05  # from so many on a rank computes; one that waits for a lock or a socket uses a hundredth
+
+
+@dataclass
+class _Seen:
+    """One rank, as the last look saw it.
+
+    Attributes:
+        cpu_s: the processor time that its process has used.
+        still_s: seconds for which the rank has been at its place.
+        idle_s: likewise, without computing.
+        stopped_s: seconds for which its process has been stopped.
+    """
+
+    beat: Beat
+    cpu_s: float = 0.0
+    still_s: float = 0.0
+    idle_s: float = 0.0
+    stopped_s: float = 0.0
+
+
+class Watch:
+    """The watch over the ranks of this machine.
+
+    Attributes:
+        patience: a factor of all bounds: more after each hang, in case that it was none.
+    """
+
+    def __init__(self, heartbeats: Heartbeats, hung_after_s: float | Literal["auto"]) -> None:
+        self.patience = 1.0
+        self._heartbeats, self._hung_after_s = heartbeats, hung_after_s
+        self._seen: dict[int, _Seen] = {}
+        self._looked_at = time.monotonic()
+
+    def look(self) -> dict[int, Beat]:
+        """Look at each rank; return the heartbeats of those that hang, by rank. Call it every `LOOK_EVERY_S`."""
+        now = time.monotonic()
+        elapsed_s, self._looked_at = now - self._looked_at, now
+        for rank, beat in self._heartbeats.read().items():
+            self._note(rank, beat, elapsed_s)
+        hung = [rank for rank, seen in self._seen.items() if seen.stopped_s > self._bound(Phase.STEP, first_s=MOST_S)]
+        return {rank: self._seen[rank].beat for rank in hung or self._find_behind()}
+
+    def _note(self, rank: int, beat: Beat, elapsed_s: float) -> None:
+        state, cpu_s = read_process(beat.pid)
+        last = self._seen.get(rank)
+        if last is None:
+            self._seen[rank] = _Seen(beat, cpu_s)
+            return
+        counted_s = min(elapsed_s, 2 * LOOK_EVERY_S)  # a longer pause was the attempt's own, or the machine's
+        # One that waits for a processor (R) computes, too.
+        is_busy = state in ("R", "") or cpu_s - last.cpu_s > BUSY_CORES * elapsed_s
+        is_same = beat.position == last.beat.position
+        last.still_s = last.still_s + counted_s if is_same else 0.0
+        last.idle_s = last.idle_s + counted_s if is_same and not is_busy else 0.0
+        last.stopped_s = last.stopped_s + counted_s if state == STOPPED else 0.0
+        last.beat, last.cpu_s = beat, cpu_s
+
+    def _find_behind(self) -> list[int]:
+        """Return the ranks that all others wait for, if all of those hang."""
+        first = min((seen.beat.position for seen in self._seen.values()), default=None)
+        behind = {rank: seen for rank, seen in self._seen.items() if seen.beat.position == first}
+        return [*behind] if all(map(self._is_late, behind.values())) else []
+
+    def _is_late(self, seen: _Seen) -> bool:
+        phase, place = seen.beat.phase, seen.beat.place
+        if phase is Phase.WAITING:
+            return False
+        bound_s = self._bound(phase, FIRST_STEP_S if phase is Phase.STEP else UNKNOWN_S)
+        waits_busily = place is Place.SYNCING and seen.beat.has_gpu and len(self._seen) > 1
+        quiet_s = seen.still_s if waits_busily else seen.idle_s
+        return quiet_s > bound_s or seen.still_s > max(bound_s, UNKNOWN_S * self.patience)
+
+    def _bound(self, phase: Phase, first_s: float) -> float:
+        """Return how long a rank may stay at one place in a phase, in seconds.
+
+        Args:
+            first_s: the bound while no such phase is measured.
+        """
+        longest_s = max(seen.beat.longest_s.get(phase, 0.0) for seen in self._seen.values())
+        chosen_s = min(MOST_S, max(LEAST_S, TIMES * longest_s)) if self._hung_after_s == "auto" else self._hung_after_s
+        if not longest_s:
+            chosen_s = max(chosen_s, first_s)
+        return max(chosen_s, LEAST_TIMES * longest_s) * self.patience
+
+    def diagnose(self, hung: Mapping[int, Beat], log: Path) -> RankHung:
+        """Let each rank write its stack into the log, and return the error for those that hang."""
+        lines = self._write_stacks(log)
+        rank, beat = min(hung.items())
+        seen = self._seen[rank]
+        who = " and ".join(f"rank {rank} ({_name(beat)})" for rank, beat in sorted(hung.items()))
+        line = next((f" at {lines[beat.pid]}" for _, beat in sorted(hung.items()) if lines.get(beat.pid)), "")
+        if seen.stopped_s:
+            reason = "its process is stopped"
+        elif beat.phase is Phase.STEP and (longest_s := beat.longest_s[Phase.STEP]):
+            reason = f"no progress for {seen.still_s:.0f} s, and the longest step took {longest_s:.2g} s"
+        else:
+            reason = f"no progress for {seen.still_s:.0f} s"
+        return RankHung(
+            f"{who} {'hangs' if len(hung) == 1 else 'hang'} {_describe_place(beat)}{line}: {reason}",
+            hint=f"{log} has the stack of each rank; resume.hung_after_s sets the bound",
+            is_silent=True,
+        )
+
+    def _write_stacks(self, log: Path) -> dict[int, str]:
+        titles = {
+            seen.beat.pid: f"rank {rank} ({_name(seen.beat)}) {_describe_place(seen.beat)}, "
+            f"{seen.still_s:.0f} s without progress; its stack:"
+            for rank, seen in sorted(self._seen.items())
+        }
+        return write_stacks(log, titles)
+
+
+def _name(beat: Beat) -> str:
+    return f"process {beat.pid} on {beat.where}"
+
+
+def _describe_place(beat: Beat) -> str:
+    phases = {
+        Phase.BUILDING: "while it builds the recipe",
+        Phase.WAITING: "while it waits for an order",
+        Phase.RESTORING: "while it restores a checkpoint",
+        Phase.STEP: f"in step {beat.step}",
+        Phase.EVALUATING: f"in an evaluation after step {beat.step}",
+        Phase.SAVING: f"while it saves step {beat.step}",
+    }
+    places = {Place.COMPUTING: "", Place.LOADING: ", loading data", Place.SYNCING: ", waiting for other ranks"}
+    return phases[beat.phase] + places[beat.place]

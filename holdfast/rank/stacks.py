@@ -1,0 +1,83 @@
+"""The Python stacks of ranks that still answer: each writes its own into the ranks' log when it gets a signal."""
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from holdfast.heartbeats import STACKS_SIGNAL
+from holdfast.location import is_own_code
+from holdfast.processes import STOPPED, read_process
+
+ANSWERS_WITHIN_S = 3.0
+SETTLED_S = 0.2
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+)')
+_THREAD = re.compile(r"^(Current thread|Thread) 0x")
+
+
+def write_stacks(log: Path, titles: Mapping[int, str]) -> dict[int, str]:
+    """Let processes write their stacks into the log, one after the other, each below its title.
+
+    Args:
+        titles: what to write above each process's stack, by process id.
+
+    Returns:
+        The line of the user's code that each process is in, by process id, as ``file:line``; empty if its stack has
+        none, or if it doesn't answer within `ANSWERS_WITHIN_S`.
+    """
+    found = {}
+    for pid, title in titles.items():
+        begins = _append(log, f"---- {title}\n")
+        text = ""
+        if read_process(pid)[0] != STOPPED:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, STACKS_SIGNAL)
+            text = _read_settled(log, begins)
+        if not text:
+            _append(log, "it doesn't answer: its process is stopped, or inside the kernel\n")
+        found[pid] = find_line(text.splitlines())
+    return found
+
+
+def find_line(lines: Sequence[str]) -> str:
+    """Return the innermost line of the user's own code in the stacks that faulthandler wrote, as ``file:line``.
+
+    The current thread is searched first, and then the others from the oldest on. Empty if none has such a line.
+    """
+    threads: list[list[str]] = [[]]
+    for line in lines:
+        if _THREAD.match(line):
+            threads.append([])
+        threads[-1].append(line)
+    current = [thread for thread in threads[1:] if thread[0].startswith("Current")]
+    for thread in (*current, *reversed(threads)):
+        for frame in filter(None, map(_FRAME.match, thread)):
+            if is_own_code(frame[1]):
+                return f"{frame[1]}:{frame[2]}"
+    return ""
+
+
+def _append(log: Path, text: str) -> int:
+    """Append text to the log; return the log's size then, in bytes. A log that can't be written gets none."""
+    with contextlib.suppress(OSError), log.open("ab") as file:
+        file.write(text.encode())
+        return file.tell()
+    return 0
+
+
+def _read_settled(log: Path, begins: int) -> str:
+    """Return what is in the log from a byte on, once nothing has been added for `SETTLED_S`."""
+    deadline, size, settled_at = time.monotonic() + ANSWERS_WITHIN_S, begins, 0.0
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            if (now := log.stat().st_size) != size:
+                size, settled_at = now, time.monotonic() + SETTLED_S
+        if settled_at and time.monotonic() > settled_at:
+            break
+        time.sleep(SETTLED_S / 10)
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(begins)
+        return file.read().decode(errors="replace")
+    return ""

@@ -1,0 +1,127 @@
+"""The watch over ranks finds those that hang, and no others. The ranks here are processes that only have heartbeats."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.heartbeats import HEARTBEATS_VARIABLE, Heartbeats
+from holdfast.processes import STOPPED, read_process
+from holdfast.rank.hanging import Watch
+from tests.support.waiting import await_equal
+
+HUNG_AFTER_S = 0.5
+# Trains two steps, so that one is measured, and then does what its argument says.
+RANK = """
+import sys, time
+from holdfast.heartbeats import Phase, Place, begin, join, mark, within
+join()
+if sys.argv[1] != "first":
+    for step in (1, 2):
+        begin(Phase.STEP, step)
+        time.sleep(0.001)
+begin(Phase.STEP, 3)
+if sys.argv[1] == "syncs":
+    mark(Place.SYNCING)
+if sys.argv[1] == "loads":
+    mark(Place.LOADING)
+if sys.argv[1] == "waits":
+    begin(Phase.WAITING)
+if sys.argv[1] == "saves":
+    begin(Phase.SAVING)
+while sys.argv[1] == "computes":
+    pass
+time.sleep(1000)
+"""
+Start = Callable[..., tuple[Watch, list[int]]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a process for each rank, which ends after the test; return the watch over them, and their ids."""
+    ranks: list[subprocess.Popen[bytes]] = []
+
+    def start(*does: str) -> tuple[Watch, list[int]]:
+        heartbeats = Heartbeats(len(does))
+        for rank, each in enumerate(does):
+            own = os.environ | {HEARTBEATS_VARIABLE: str(heartbeats.path), "RANK": str(rank)}
+            with (tmp_path / "ranks.log").open("ab") as log:
+                ranks.append(subprocess.Popen([sys.executable, "-c", RANK, each], env=own, stderr=log))
+        phases = 1 if "first" in does else 3
+        await_equal(lambda: [each.phases >= phases for each in heartbeats.read().values()], [True] * len(does))
+        heartbeats.close()
+        return Watch(heartbeats, HUNG_AFTER_S), [each.pid for each in ranks]
+
+    yield start
+    for each in ranks:
+        each.kill()
+        each.wait()
+
+
+def look_until_late(watch: Watch) -> list[int]:
+    """Look until all ranks have been at their places for twice the bound; return the ranks that hang."""
+    while True:
+        hung = watch.look()
+        if hung or min(seen.still_s for seen in watch._seen.values()) > 2 * HUNG_AFTER_S:
+            return [*hung]
+        time.sleep(0.05)
+
+
+def test_the_rank_that_the_others_wait_for_hangs(start: Start, tmp_path: Path) -> None:
+    watch, pids = start("syncs", "loads", "syncs")
+    assert look_until_late(watch) == [1]
+    error = watch.diagnose(watch.look(), tmp_path / "ranks.log")
+    assert f"rank 1 (process {pids[1]} on {os.uname().nodename}) hangs in step 3, loading data" in str(error)
+    log = (tmp_path / "ranks.log").read_text()
+    assert log.count("---- rank") == log.count("most recent call first") == 3
+
+
+def test_a_rank_that_computes_does_not_hang(start: Start) -> None:
+    assert look_until_late(start("computes")[0]) == []
+
+
+def test_ranks_that_wait_for_one_that_computes_do_not_hang(start: Start) -> None:
+    assert look_until_late(start("syncs", "computes")[0]) == []
+
+
+@pytest.mark.parametrize("does", ["first", "waits", "saves"])
+def test_what_is_not_measured_has_longer_bounds(start: Start, does: str) -> None:
+    assert look_until_late(start(does)[0]) == []
+
+
+@pytest.mark.parametrize("does", ["waits", "saves"])
+def test_a_stopped_rank_hangs_in_every_phase(start: Start, tmp_path: Path, does: str) -> None:
+    watch, pids = start(does, does)
+    os.kill(pids[0], signal.SIGSTOP)
+    await_equal(lambda: read_process(pids[0])[0], STOPPED)
+    assert look_until_late(watch) == [0]
+    assert "its process is stopped" in str(watch.diagnose(watch.look(), tmp_path / "ranks.log"))
+
+
+def test_a_watch_that_was_suspended_counts_no_time(start: Start) -> None:
+    """Otherwise a machine that wakes up would lose every run on it."""
+    watch, _ = start("loads")
+    watch.look()
+    watch._looked_at -= 1000.0
+    watch.look()
+    assert watch._seen[0].still_s < 10.0
+
+
+def test_a_hang_that_was_none_gives_the_next_ranks_more_time(start: Start) -> None:
+    watch, _ = start("loads")
+    watch.patience = 100.0
+    assert look_until_late(watch) == []
+
+
+def test_a_bound_is_never_below_three_times_the_longest_step(start: Start) -> None:
+    watch, _ = start("loads")
+    watch.look()
+    longest_s = max(watch._seen[0].beat.longest_s.values())
+    watch._hung_after_s = longest_s / 100
+    bound_s = watch._bound(watch._seen[0].beat.phase, first_s=0.0)
+    assert bound_s == pytest.approx(3 * longest_s)
