@@ -46,7 +46,7 @@ class RankLog:
         Args:
             returncode: the return code of the rank, or of torchrun if there are several ranks.
         """
-        lines = self._read().splitlines()
+        lines = self.read().splitlines()
         ending = find_ending(lines) or _name_ending(returncode)
         lines = list(itertools.takewhile(lambda line: TORCHRUN not in line, lines))[-LAST_LINES:]
         last = f" (last lines of {self._path}: {' | '.join(line.strip() for line in lines)})" if lines else ""
@@ -54,7 +54,8 @@ class RankLog:
             return OutOfMemory(f"the kernel killed a rank for want of memory ({ending}){last}")
         return RankDied(f"the ranks ended: {ending}{last}")
 
-    def _read(self) -> str:
+    def read(self) -> str:
+        """Return what these ranks have written; empty if the file can't be read."""
         with contextlib.suppress(OSError), self._path.open("rb") as log:
             log.seek(self._begins)
             return log.read().decode(errors="replace")

@@ -34,6 +34,7 @@ from holdfast.rank.messages import (
     Finished,
     Order,
     Problem,
+    Ready,
     Restore,
     Restored,
     Save,
@@ -45,6 +46,7 @@ from holdfast.rank.messages import (
     encode,
 )
 from holdfast.rank.process import Spawn, make_command, make_environment, start_process
+from holdfast.rank.rendezvous import explain_end
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +85,8 @@ class Ranks:
             spawn: starts the process; by default `Ranks.spawn`.
         """
         self.began = time.monotonic()
-        self._has_several = config.compute.rank_count > 1
+        self._compute = config.compute
+        self._is_built = False  # whether the ranks have met and built the recipe
         self._mark = uuid.uuid4().hex
         self._log = RankLog(log_path)
         environment = make_environment(config, commit)
@@ -117,7 +120,7 @@ class Ranks:
 
     def _find_others(self) -> list[int]:
         """Return the processes outside of our child's group. A single rank has none, which saves a search of 0.1 s."""
-        return find_processes(self._mark) if self._has_several else []
+        return find_processes(self._mark) if self._compute.has_several else []
 
     # ---- events
 
@@ -138,7 +141,18 @@ class Ranks:
         if isinstance(event, Failed):
             error = event.error
             raise self._find_cause() or error if error.data.get("is_effect") else error
+        if isinstance(event, Ready):
+            self._check_first()
         return event
+
+    def _check_first(self) -> None:
+        """Note that the ranks are ready; refuse ranks that torchrun has started in place of these.
+
+        It does so when a node joins. They hold no checkpoint's state, so the attempt has to start over with all nodes.
+        """
+        if self._is_built:
+            raise RankDied("another node has joined, so the ranks start again")
+        self._is_built = True
 
     def expect(self, kind: type[E], *others: type[F]) -> E | F:
         """Return the next event if it is of one of these classes. Log each `Skipped` before it, and ignore `Woken`.
@@ -173,7 +187,11 @@ class Ranks:
     def _describe_end(self) -> HoldfastError:
         """Return the error for ranks that ended without reporting one."""
         self._events.put(None)  # so that the next call of `next_event` raises it, too
-        return self._log.describe_end(self._process.wait())
+        code = self._process.wait()
+        if self._is_built and code == 0 and self._compute.has_nodes:
+            return RankDied("the ranks have stopped: the command on another node was told to end")
+        never_met = None if self._is_built else explain_end(self._log.read(), self._compute)
+        return never_met or self._log.describe_end(code)
 
     # ---- orders
 

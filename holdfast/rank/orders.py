@@ -39,7 +39,8 @@ class Orders:
         self._slowing = Slowing()
         self._is_saving = False  # when the step in progress began
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
-        if training.accelerator.is_main_process:
+        # The first rank of another node gets no orders, but the end of its input tells it that its node has to stop.
+        if training.accelerator.is_local_main_process:
             threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
