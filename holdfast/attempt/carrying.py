@@ -10,7 +10,7 @@ from holdfast.gpus import check_gpus, settle_ranks
 from holdfast.journal import Journal
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Ready
-from holdfast.rank.rendezvous import describe_wait, find_node, too_few
+from holdfast.rank.rendezvous import describe_wait, find_node
 from holdfast.standing import is_trained
 from holdfast.store import open_store
 
@@ -32,13 +32,14 @@ def carry(config: RunConfig) -> None:
         HoldfastError: the ranks of this node can't be started.
     """
     carrier = Carrier(settle_ranks(config))
+    log.info("node %d: %s", find_node(config.compute), describe_wait(config.compute))
     while not carrier.is_over():
         try:
             carrier.join()
         except NodesMissing:
             if carrier.is_late():
                 raise
-            time.sleep(MEET_AGAIN_AFTER_S)
+        time.sleep(MEET_AGAIN_AFTER_S)
     carrier.report()
 
 
@@ -76,12 +77,13 @@ class Carrier:
             HoldfastError: this node's ranks can't be used, and new ones could not either.
         """
         check_gpus(self._config.compute)
-        log.info("node %d: %s", self._node, describe_wait(self._config.compute))
         ranks = Ranks(self._config, self._log_path)
         self._is_training = False
         try:
             self._follow(ranks)
         except HoldfastError as error:
+            if isinstance(error, RankDied) and not self._is_training:  # torchrun on node 0 has ended meanwhile
+                raise NodesMissing(f"the nodes have not met; the end of {self._log_path} may say why") from None
             if not error.is_retryable:
                 raise
             log.warning("node %d: %s", self._node, error)
@@ -89,7 +91,8 @@ class Carrier:
             # Ranks that train save first; this is also how a signal to this command reaches all ranks.
             ranks.end(self._config.resume.stop_within_s if self._is_training else 0.0)
             if self._is_training:
-                self._has_carried, self._alone_since = True, time.monotonic()
+                self._has_carried = True
+                self._alone_since = time.monotonic()
 
     def _follow(self, ranks: Ranks) -> None:
         """Wait until the attempt ends; raise the error that ends the ranks before."""
@@ -101,8 +104,6 @@ class Carrier:
                     raise
                 if self.is_over():
                     return
-                if not self._is_training and self.is_late():
-                    raise too_few(self._config.compute) from None
                 continue
             if isinstance(event, Ready):
                 self._is_training = True

@@ -1,5 +1,6 @@
 """A whole life of a run in one process: open, train chunk after chunk, commit, stop in time, end on record."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from holdfast.errors import HoldfastError
 from holdfast.preemption import Notice, Source, watch
 from holdfast.standing import Outcome
 
+log = logging.getLogger(__name__)
+
 CHUNK_RETRIES = 2
 RETRY_AFTER_S = 1.0
 
@@ -32,6 +35,7 @@ def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
         except HoldfastError as error:
             if not error.is_retryable:
                 raise
+            log.warning("%s; training goes on with new ranks", error)
             time.sleep(RETRY_AFTER_S)
     return attempt.train_chunk(chunk)
 

@@ -146,9 +146,9 @@ class Ranks:
         return event
 
     def _check_first(self) -> None:
-        """Note that the ranks are ready; refuse ranks that torchrun has started in place of these.
+        """Note that the ranks are ready; refuse ranks that torchrun has started in place of these, as a node joined.
 
-        It does so when a node joins. They hold no checkpoint's state, so the attempt has to start over with all nodes.
+        They hold no checkpoint's state, so the attempt has to start ranks itself.
         """
         if self._is_built:
             raise RankDied("another node has joined, so the ranks start again")
@@ -188,8 +188,6 @@ class Ranks:
         """Return the error for ranks that ended without reporting one."""
         self._events.put(None)  # so that the next call of `next_event` raises it, too
         code = self._process.wait()
-        if self._is_built and code == 0 and self._compute.has_nodes:
-            return RankDied("the ranks have stopped: the command on another node was told to end")
         never_met = None if self._is_built else explain_end(self._log.read(), self._compute)
         return never_met or self._log.describe_end(code)
 

@@ -32,6 +32,7 @@ class Orders:
         self._several = training.accelerator.num_processes > 1
         self._queue: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._failure: Exception | None = None  # of the thread that reads
+        self.is_ended = False  # by the attempt; not by a signal, or by another node
         self._stop_at = math.inf  # of time.monotonic()
         self._saving = threading.Event()
         self._last_pause = math.inf
@@ -56,10 +57,12 @@ class Orders:
                     elif order.within_s is None:
                         break
                     else:
+                        self.is_ended = True
                         self._stop_at = min(self._stop_at, time.monotonic() + order.within_s)
         except Exception as error:
             self._failure = error
         finally:
+            self.is_ended = True
             self._stop()
 
     def _stop(self) -> None:
@@ -121,6 +124,7 @@ class Orders:
     def __iter__(self) -> Iterator[Order]:
         while (order := self._next()) is not None and not isinstance(order, End):
             yield order
+        self.is_ended |= order is not None
 
     def _next(self) -> Order | None:
         orders = [self._queue.get() if self._training.accelerator.is_main_process else None]

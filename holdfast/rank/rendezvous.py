@@ -23,7 +23,8 @@ NODE_VARIABLES = (NODE_VARIABLE, "SLURM_NODEID", "JOB_COMPLETION_INDEX")
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 # The request for an interface's address, and the place of the address in the answer. Source: netdevice(7).
 SIOCGIFADDR, ADDRESS = 0x8915, slice(20, 24)
-LAST_CALL_S = 30  # torchrun's default: once the least number of nodes has come, others have this long to join
+LAST_CALL_S = 30  # torchrun's default for the time that others have to join after the least number of nodes
+READ_WITHIN_S = 60  # torchrun's default for one answer of the rendezvous, and for the first connection
 # torchrun's exceptions in the ranks' log. Each is the last one of its traceback.
 PORT_TAKEN, TOO_FEW, NOT_REACHED = "EADDRINUSE", "RendezvousTimeoutError", "RendezvousConnectionError"
 
@@ -112,12 +113,16 @@ def make_arguments(config: RunConfig) -> list[str]:
     if not compute.has_nodes:
         return ["--standalone"]
     wait_s = int(compute.wait_s)
-    is_host = "true" if find_node(compute) == 0 else "false"
-    last_call_s = min(LAST_CALL_S, wait_s)
+    settings = {
+        "is_host": "true" if find_node(compute) == 0 else "false",
+        "join_timeout": wait_s,
+        "last_call_timeout": min(LAST_CALL_S, wait_s // 2),
+        "read_timeout": min(READ_WITHIN_S, wait_s),
+    }
     return [
         f"--nnodes={compute.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={compute.rendezvous}",
         f"--rdzv-id={config.run}", f"--local-addr={find_address(compute)}",
-        f"--rdzv-conf=is_host={is_host},join_timeout={wait_s},last_call_timeout={last_call_s}",
+        "--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in settings.items()),
     ]  # fmt: skip
 
 

@@ -81,6 +81,9 @@ def serve(training: Training, events: Events, prefetch: Prefetch, record: Record
         orders.check()
     finally:
         training.saver.wait()
+    if training.config.compute.has_nodes and not orders.is_ended:
+        # torchrun would now let all nodes meet again, where the ranks of one that is told to end never come.
+        events.send_error(RankDied("the ranks have stopped: a node has joined, or was told to end"))
 
 
 def obey(

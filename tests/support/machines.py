@@ -7,13 +7,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S, ROOT
@@ -67,15 +66,23 @@ class Nodes:
 
     def await_step(self, step: int) -> None:
         """Wait until the run has a commit at this step, or later."""
+        self._wait(lambda: self.step() >= step)
+
+    def await_word(self, node: int, word: str) -> None:
+        """Wait until a node's command has printed a text."""
+        self._wait(lambda: word in self.said(node))
+
+    def step(self) -> int:
+        """Return the step of the newest commit; 0 if there is none."""
+        newest = self.journal.newest()
+        return newest.step if newest else 0
+
+    def _wait(self, is_done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + COMMAND_WITHIN_S
-        while True:
-            with contextlib.suppress(HoldfastError):
-                newest = self.journal.newest()
-                if newest and newest.step >= step:
-                    return
-            over = [node for node, process in self.started.items() if process.poll() not in (None, 0)]
-            assert not over, "\n".join(map(self.said, over))
-            assert time.monotonic() < deadline, "\n".join(map(self.said, self.started))
+        while not is_done():
+            has_failed = any(process.poll() for process in self.started.values())
+            if has_failed or time.monotonic() > deadline:
+                raise AssertionError("\n".join(map(self.said, self.started)))
             time.sleep(0.05)
 
     def kill(self, node: int) -> None:

@@ -13,7 +13,7 @@ from tests.support.machines import Nodes, nodes_in
 
 pytestmark = pytest.mark.slow
 
-EPOCHS = 20
+EPOCHS = 12
 STEPS = 16 * EPOCHS
 RECIPE = 'recipe = "tests.support.failing:failing"'
 SETTINGS = [f"epochs = {EPOCHS}", "chunk.steps = 8", "compute.virtual_ranks = 2"]
@@ -83,6 +83,18 @@ def test_a_store_that_one_node_cannot_reach_is_named(nodes: Nodes, tmp_path: Pat
     assert f"node 1 ({socket.gethostname()}) does not share the store {tmp_path}/another: attempt 1" in nodes.said(0)
 
 
+def test_an_error_on_another_node_reaches_the_attempt(nodes: Nodes) -> None:
+    """The ranks of node 0 only lose their connections."""
+    for node in (0, 1):
+        nodes.start(node, "--set", "settings.how=raise", "--set", "settings.rank=1")
+    assert nodes.wait(0) == 3
+    error = nodes.said(0).partition("error: ")[2]
+    assert f"training failed in step 2 of rank 1 on {socket.gethostname()}: " in error
+    assert "tests/support/failing.py:" in error
+    assert nodes.wait(1) == 3
+    assert "error: the attempt on node 0 has ended (recipe_failed): " in nodes.said(1)
+
+
 def test_a_port_that_is_taken_is_named(nodes: Nodes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -102,4 +114,5 @@ def test_a_node_that_does_not_come_is_waited_for_and_missed(nodes: Nodes) -> Non
 def test_a_node_gives_up_if_no_attempt_comes(nodes: Nodes) -> None:
     nodes.start(1, "--set", "compute.wait_s=2")
     assert nodes.wait(1) == 3
-    assert "Traceback" not in nodes.said(1)
+    assert "error: compute.rendezvous = 127.0.0.1:" in nodes.said(1)
+    assert "can't be reached from" in nodes.said(1)

@@ -86,7 +86,9 @@ def test_node_0_serves_the_rendezvous_at_an_address_that_others_reach(monkeypatc
         served[node] = make_command(config)
     expected = {"--nnodes=1:3", f"--rdzv-endpoint={AT}", "--rdzv-id=r", "--local-addr=127.0.0.1", "--nproc-per-node=2"}
     assert expected <= {*served["0"]}
-    assert {*served["0"]} - {*served["1"]} == {"--rdzv-conf=is_host=true,join_timeout=7,last_call_timeout=7"}
+    assert {*served["0"]} - {*served["1"]} == {
+        "--rdzv-conf=is_host=true,join_timeout=7,last_call_timeout=3,read_timeout=7"
+    }
     environment = make_environment(config, 0)
     assert (environment["HOLDFAST_NODE"], environment["GLOO_SOCKET_IFNAME"]) == ("1", "lo")
 
