@@ -1,7 +1,7 @@
 """The meeting of several nodes at torchrun's c10d rendezvous, seen from the command on each node; imports no torch.
 
 torchrun on node 0 serves the rendezvous at ``compute.rendezvous``, and torchrun on every other node connects to it. It
-numbers the nodes by their addresses, so the ranks put the ranks of node 0 first; see `holdfast.rank.nodes`.
+numbers the nodes by their addresses, so the ranks themselves put those of node 0 first; see `holdfast.rank.nodes`.
 """
 
 import contextlib

@@ -33,6 +33,7 @@ from holdfast.rank.messages import (
     Evaluated,
     Examine,
     Examined,
+    Failed,
     Finished,
     Found,
     Progress,
@@ -83,7 +84,7 @@ def serve(training: Training, events: Events, prefetch: Prefetch, record: Record
         training.saver.wait()
     if training.config.compute.has_nodes and not orders.is_ended:
         # torchrun would now let all nodes meet again, where the ranks of one that is told to end never come.
-        events.send_error(RankDied("the ranks have stopped: a node has joined, or was told to end"))
+        events.send(Failed.of(RankDied("the ranks have stopped: a node has joined, or was told to end")))
 
 
 def obey(
