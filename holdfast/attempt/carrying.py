@@ -86,7 +86,8 @@ class Carrier:
                 raise NodesMissing(f"the nodes have not met; the end of {self._log_path} may say why") from None
             if not error.is_retryable:
                 raise
-            log.warning("node %d: %s", self._node, error)
+            if not error.data.get("is_ordered"):
+                log.warning("node %d: %s", self._node, error)
         finally:
             # Ranks that train save first; this is also how a signal to this command reaches all ranks.
             ranks.end(self._config.resume.stop_within_s if self._is_training else 0.0)
