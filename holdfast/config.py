@@ -166,6 +166,18 @@ class Compute(Section):
         "order: any number of ranks up to it trains the same bytes. 0 is off: then the number of ranks is part of the "
         "fingerprint.",
     )
+    nodes: Annotated[int, Field(ge=1, le=1024)] | str = Field(
+        1,
+        description='Number of machines that train the run together, each with this number of ranks. "1:4" takes as '
+        "many as come, from 1 to 4. Start the same command on each; see nodes.md.",
+    )
+    rendezvous: str | None = Field(
+        None, description="host:port at which several nodes meet: an address of node 0, and a free port there."
+    )
+    wait_s: Seconds = Field(600.0, ge=1, description="Seconds to wait for the other nodes, at the start and later.")
+    lost_after_s: Seconds = Field(
+        60.0, ge=5, description="Seconds without a sign of life after which another node is lost."
+    )
     mixed_precision: Literal["no", "bf16", "fp16"] = Field(
         "no", description="Precision of accelerate's autocast. fp16 needs a GPU and adds a gradient scaler."
     )
@@ -189,14 +201,61 @@ class Compute(Section):
         except ValidationError:  # one line instead of one for each type
             raise ValueError('expected a number from 1 to 1024, or "all"') from None
 
+    @field_validator("nodes", mode="wrap")
+    @classmethod
+    def _is_a_number_or_a_range(cls, nodes: object, validate: ValidatorFunctionWrapHandler) -> object:
+        least, colon, most = str(nodes).partition(":")
+        is_range = colon and least.isdecimal() and most.isdecimal() and 1 <= int(least) < int(most) <= 1024
+        try:
+            if is_range or not isinstance(nodes, str):
+                return validate(nodes)
+        except ValidationError:  # one line instead of one for each type
+            pass
+        raise ValueError('expected a number from 1 to 1024, or a range such as "1:4"')
+
+    @field_validator("rendezvous")
+    @classmethod
+    def _is_host_and_port(cls, address: str | None) -> str | None:
+        host, _, port = (address or "host:1").rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise ValueError("expected host:port, such as node0.example:29500")
+        return address
+
+    @model_validator(mode="after")
+    def _has_what_nodes_need(self) -> Self:
+        if self.nodes != 1 and self.rendezvous is None:
+            raise ValueError(f"nodes = {self.nodes!r} needs a rendezvous, such as node0.example:29500")
+        if isinstance(self.nodes, str) and not self.virtual_ranks:
+            raise ValueError(f'nodes = "{self.nodes}" changes the number of ranks, which needs virtual_ranks')
+        return self
+
+    @property
+    def has_nodes(self) -> bool:
+        """Return whether several machines may train the run together."""
+        return self.nodes != 1
+
+    @property
+    def has_several(self) -> bool:
+        """Return whether torchrun starts the ranks: there are several of them, or of nodes."""
+        return self.rank_count > 1 or self.has_nodes
+
+    @property
+    def node_range(self) -> tuple[int, int]:
+        """Return the least and the largest number of nodes."""
+        least, _, most = str(self.nodes).partition(":")
+        return int(least), int(most or least)
+
     @property
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change the mathematics."""
-        return self.model_dump(include={"virtual_ranks" if self.virtual_ranks else "ranks", "mixed_precision"})
+        """Return the settings that change the mathematics. The number of ranks is that of all nodes together."""
+        identity = self.model_dump(include={"virtual_ranks" if self.virtual_ranks else "ranks", "mixed_precision"})
+        if isinstance(identity.get("ranks"), int):
+            identity["ranks"] *= self.node_range[0]
+        return identity
 
     @property
     def rank_count(self) -> int:
-        """Return the number of ranks, which `holdfast.gpus.settle_ranks` has put in place of "all"."""
+        """Return the number of ranks of a node, which `holdfast.gpus.settle_ranks` has put in place of "all"."""
         assert self.ranks != "all", "the number of ranks is not settled yet"
         return self.ranks
 

@@ -29,6 +29,7 @@
         ├── RecipeFailed             (RuntimeError)       the recipe's own code raised; retryable
         ├── Unhealthy                (RuntimeError)       a health signal left its limits; retryable
         ├── GpuUnhealthy             (RuntimeError)       a GPU that a run would take reports a fault
+        ├── NodesMissing             (TimeoutError)       too few nodes came to the rendezvous
         ├── NoProgress               (RuntimeError)       the same failure at the same step again
         └── Superseded               (RuntimeError)       a later attempt owns the run
 
@@ -202,6 +203,10 @@ class GpuUnhealthy(RunStopped, RuntimeError):
     """A GPU that a run would take, or its driver, reports a fault."""
 
     reason = "gpu_unhealthy"
+
+
+class NodesMissing(RunStopped, TimeoutError):
+    """Too few nodes came to the rendezvous in time."""
 
 
 class NoProgress(RunStopped, RuntimeError):

@@ -27,7 +27,7 @@ HEARTBEATS_VARIABLE = "HOLDFAST_HEARTBEATS"
 STACKS_SIGNAL = signal.SIGUSR2
 GPU = ", GPU "
 RECORD_BYTES = 256
-NUMBERS = 6  # the integers of a record: process, phases, phase, place, marks, step
+NUMBERS = 7  # the integers of a record: process, phases, phase, place, marks, step, rank
 
 
 class Phase(enum.IntEnum):
@@ -120,16 +120,16 @@ class Heartbeats:
 
     def read(self) -> dict[int, Beat]:
         """Return the heartbeat of each rank that has one, by rank."""
-        return {rank: beat for rank in range(self._ranks) if (beat := self._read(rank)) is not None}
+        return dict(filter(None, map(self._read, range(self._ranks))))
 
-    def _read(self, rank: int) -> Beat | None:
-        record = memoryview(self._memory)[rank * RECORD_BYTES : (rank + 1) * RECORD_BYTES]
-        pid, phases, phase, place, marks, step, *_ = record[:TEXT_AT].cast("q")
+    def _read(self, number: int) -> tuple[int, Beat] | None:
+        record = memoryview(self._memory)[number * RECORD_BYTES : (number + 1) * RECORD_BYTES]
+        pid, phases, phase, place, marks, step, rank, *_ = record[:TEXT_AT].cast("q")
         longest_s = dict(zip(MEASURED, record[:TEXT_AT].cast("d")[NUMBERS:], strict=True))
         where = bytes(record[TEXT_AT:]).rstrip(b"\0").decode(errors="replace")
         if not pid:
             return None
-        return Beat(pid, phases, Phase(phase), Place(place), marks, step, longest_s, where)
+        return rank, Beat(pid, phases, Phase(phase), Place(place), marks, step, longest_s, where)
 
     def close(self) -> None:
         """Delete the file. Ranks that have joined keep their memory, and no other can join."""
@@ -139,12 +139,16 @@ class Heartbeats:
 class Heartbeat:
     """The heartbeat of this process, a rank."""
 
-    def __init__(self, path: Path, rank: int) -> None:
+    def __init__(self, path: Path, rank: int, number: int | None = None) -> None:
         """
+        Args:
+            number: the rank's number on this machine; by default its rank.
+
         Raises:
-            OSError, ValueError, IndexError: there is no such file, or it has no record for this rank.
+            OSError, ValueError, IndexError: there is no such file, or it has no record of this number.
         """
-        record = memoryview(_map(path))[rank * RECORD_BYTES : (rank + 1) * RECORD_BYTES]
+        number = rank if number is None else number
+        record = memoryview(_map(path))[number * RECORD_BYTES : (number + 1) * RECORD_BYTES]
         self._numbers = record[:TEXT_AT].cast("q")
         self._longest = record[:TEXT_AT].cast("d")[NUMBERS:]
         self._text = record[TEXT_AT:]
@@ -152,6 +156,7 @@ class Heartbeat:
         self._has_trained = False
         self.note_device("cpu")
         faulthandler.register(STACKS_SIGNAL, file=2)
+        self._numbers[6] = rank
         self._numbers[0] = os.getpid()
 
     def begin(self, phase: Phase, step: int | None = None) -> None:
@@ -205,7 +210,8 @@ def join() -> None:
     """Begin this rank's heartbeat. A process whose attempt has no file for it here goes without."""
     global _own
     with contextlib.suppress(KeyError, OSError, ValueError, IndexError):
-        _own = Heartbeat(Path(os.environ[HEARTBEATS_VARIABLE]), int(os.environ.get("RANK", "0")))
+        rank, number = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
+        _own = Heartbeat(Path(os.environ[HEARTBEATS_VARIABLE]), rank, number)
 
 
 def begin(phase: Phase, step: int | None = None) -> None:

@@ -16,7 +16,7 @@ from holdfast.attempt.lineage import Present, describe_present
 from holdfast.checkpoint import Saved
 from holdfast.config import Log, RunConfig
 from holdfast.errors import ConfigError, GateTripped, HoldfastError
-from holdfast.gpus import check_gpus, settle_ranks
+from holdfast.gpus import check_gpus, gather_nodes, settle_ranks
 from holdfast.journal import Commit, Journal
 from holdfast.probe import Gate
 from holdfast.proof import Proof, judge_unregistered, list_not_reached
@@ -42,7 +42,7 @@ def prove(config: RunConfig, steps: int, kills: int, seed: int | None = None) ->
     """
     if steps < 2 or kills < 1:
         raise ConfigError(f"--steps {steps} --kills {kills}: expected at least 2 steps and 1 kill")
-    config = settle_ranks(config)
+    config = gather_nodes(settle_ranks(config))
     check_gpus(config.compute)
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:

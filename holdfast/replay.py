@@ -12,7 +12,7 @@ from holdfast.attempt.lineage import Past, Present, begin_from, choose_gate, des
 from holdfast.checkpoint import Payload, Saved
 from holdfast.config import Log, RunConfig
 from holdfast.errors import GateTripped, HoldfastError, NameMissing, RecordDamaged, RunStopped, WrongUse
-from holdfast.gpus import check_gpus
+from holdfast.gpus import check_gpus, gather_nodes
 from holdfast.journal import Commit, Journal, metrics_name
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Problem, Ready
@@ -64,7 +64,7 @@ def ranks_at(journal: Journal, at: Commit | None, settings: Commit) -> Iterator[
         GateTripped: the gate refuses the restored state.
     """
     with tempfile.TemporaryDirectory(prefix="holdfast-") as scratch:
-        config = read_run_config(journal, settings, Path(scratch))
+        config = gather_nodes(read_run_config(journal, settings, Path(scratch)))
         check_gpus(config.compute)
         with Ranks(config, Path(scratch) / "ranks.log", at.number if at else 0) as ranks:
             built = ranks.expect(Ready)

@@ -1,6 +1,7 @@
 """One process life of a run: claim it, find where to go on, train chunks, commit them, stop in time."""
 
 from holdfast.attempt.attempt import Attempt
+from holdfast.attempt.carrying import carry
 from holdfast.attempt.commits import Proposal, publish_commit
 from holdfast.attempt.life import CHUNK_RETRIES, RETRY_AFTER_S, Acts, Cause, find_ending, live
 from holdfast.attempt.line import Line
@@ -18,6 +19,7 @@ __all__ = [
     "Line",
     "Observer",
     "Proposal",
+    "carry",
     "find_ending",
     "live",
     "publish_commit",

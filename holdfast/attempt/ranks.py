@@ -19,12 +19,13 @@ from holdfast.attempt.lineage import (
     find_ancestor,
 )
 from holdfast.config import RunConfig
-from holdfast.errors import HoldfastError, StateError
+from holdfast.errors import ConfigError, HoldfastError, StateError
 from holdfast.gpus import check_gpus, settle_ranks
 from holdfast.journal import Commit, Journal, format_time
 from holdfast.rank import launching
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import CARRIED, Problem, Ready
+from holdfast.rank.rendezvous import describe_wait, find_node
 from holdfast.store import open_store
 from holdfast.terminal import counted
 
@@ -91,6 +92,10 @@ class AttemptRanks:
 
     def _start(self, newest: Commit | None) -> None:
         self.restart_s = 0.0
+        if self.config.compute.has_nodes:
+            if node := find_node(self.config.compute):
+                raise ConfigError(f"this is node {node}, which only carries ranks", hint="start it with holdfast train")
+            log.info("%s", describe_wait(self.config.compute))
         self.running = launching.start(*_arguments(self.config, self._number, newest))
         self.running.watch.patience = PATIENCE**self.hangs
         try:

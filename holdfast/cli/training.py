@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from holdfast.attempt import live
+from holdfast.attempt import carry, live
 from holdfast.cli.app import Json, Set, app, print_json
 from holdfast.config import load_config
 from holdfast.drill import Striker
 from holdfast.journal import Journal
 from holdfast.progress import CommitLines, ProgressView, log_plain_lines
+from holdfast.rank.rendezvous import find_node
 from holdfast.standing import TrainResult, read_standing, stopped_early
 from holdfast.store import open_store
 
@@ -16,7 +17,8 @@ from holdfast.store import open_store
 def train(config: Path, /, *, set_: Set = None, json: Json = False) -> None:
     """Train a run, or continue it from its last verified checkpoint, in this process and without Prefect.
 
-    Killed at any moment, the same command finishes the run on the same bytes.
+    Killed at any moment, the same command finishes the run on the same bytes. With several nodes the command on node 0
+    trains the run, and the same command on each other node carries ranks for it.
 
     Args:
         config: The run's configuration, a TOML file.
@@ -25,6 +27,9 @@ def train(config: Path, /, *, set_: Set = None, json: Json = False) -> None:
     """
     settings = load_config(config, set_ or [])
     log_plain_lines()
+    if find_node(settings.compute):
+        carry(settings)
+        return
     journal = Journal(open_store(settings.store), settings.run)
     newest = journal.newest()
     outcome = live(settings, [CommitLines(), ProgressView(), Striker()])

@@ -1,6 +1,6 @@
 """The GPUs of this machine: which of them a run takes, and whether they are healthy. Importing it imports no torch."""
 
-from holdfast.gpus.checks import check_gpus, describe_visible, explain_ranks, settle_ranks, too_few_gpus
+from holdfast.gpus.checks import check_gpus, describe_visible, explain_ranks, gather_nodes, settle_ranks, too_few_gpus
 from holdfast.gpus.report import Gpu, Report, read_report
 from holdfast.gpus.visible import list_taken, list_visible
 
@@ -10,6 +10,7 @@ __all__ = [
     "check_gpus",
     "describe_visible",
     "explain_ranks",
+    "gather_nodes",
     "list_taken",
     "list_visible",
     "read_report",

@@ -34,6 +34,18 @@ def settle_ranks(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"compute": compute.model_copy(update={"ranks": count})})
 
 
+def gather_nodes(config: RunConfig) -> RunConfig:
+    """Return the configuration with the ranks of all its nodes on one machine, for a command that trains there alone.
+
+    With virtual ranks any number of ranks trains the same bytes, so one node's are enough.
+    """
+    compute = config.compute
+    if not compute.has_nodes:
+        return config
+    ranks = compute.rank_count * (1 if compute.virtual_ranks else compute.node_range[0])
+    return config.model_copy(update={"compute": compute.model_copy(update={"nodes": 1, "ranks": ranks})})
+
+
 def _count_visible(compute: Compute) -> int:
     report = read_report()
     _judge(compute, [report.problem] if report.is_fault else [], "")

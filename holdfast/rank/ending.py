@@ -49,7 +49,7 @@ class RankLog:
         Args:
             returncode: the return code of the rank, or of torchrun if there are several ranks.
         """
-        lines = self._read().splitlines()
+        lines = self.read().splitlines()
         crash = list(itertools.dropwhile(lambda line: not line.startswith(CRASH), lines))
         place = find_line(crash)
         ending = (find_ending(lines) or _name_ending(returncode)) + (f" at {place}" if place else "")
@@ -60,7 +60,8 @@ class RankLog:
             return OutOfMemory(f"the kernel killed a rank for want of memory ({ending}){last}")
         return RankDied(f"the ranks ended: {ending}{last}")
 
-    def _read(self) -> str:
+    def read(self) -> str:
+        """Return what these ranks have written; empty if the file can't be read."""
         with contextlib.suppress(OSError), self.path.open("rb") as log:
             log.seek(self._begins)
             return log.read().decode(errors="replace")

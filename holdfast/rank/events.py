@@ -12,18 +12,18 @@ MESSAGE_LETTERS = 600  # as JSON a character takes at most six bytes
 
 
 class Events:
-    """One rank's end of the pipe: the main rank sends events, and every rank sends the error that ends it."""
+    """One rank's end of the pipe: a node's first rank sends events, and every rank sends the error that ends it."""
 
     def __init__(self) -> None:
         # The recipe may print: send its output to standard error, so that the pipe has nothing but events.
         self._pipe = os.dup(1)
         os.dup2(2, 1)
         self._lock = threading.Lock()  # the thread of a save reports while training does
-        self._is_main = os.environ.get("RANK", "0") == "0"
+        self._is_first = os.environ.get("LOCAL_RANK", "0") == "0"
 
     def send(self, event: Event) -> None:
-        """Report an event if this is the main rank and the attempt is still alive."""
-        if self._is_main:
+        """Report an event if this is a node's first rank and the process that started it is still alive."""
+        if self._is_first:
             self._write(encode(event))
 
     def send_error(self, error: HoldfastError) -> None:
@@ -33,7 +33,7 @@ class Events:
         """
         failed = Failed.of(error)
         line = encode(failed)
-        if not self._is_main and len(line) > ATOMIC_BYTES:  # the main rank may be writing at the same time
+        if not self._is_first and len(line) > ATOMIC_BYTES:  # the first rank may be writing at the same time
             line = encode(Failed(kind=failed.kind, message=failed.message[:MESSAGE_LETTERS]))
         self._write(line)
 
@@ -44,4 +44,4 @@ class Events:
                 while line:
                     line = line[os.write(self._pipe, line) :]
         except BrokenPipeError:
-            self._is_main = False  # the attempt has died; the next one finds the saved checkpoints on the store
+            self._is_first = False  # the attempt has died; the next one finds the saved checkpoints on the store

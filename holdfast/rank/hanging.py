@@ -65,8 +65,15 @@ class Watch:
         patience: a factor of all bounds: more after each hang, in case that it was none.
     """
 
-    def __init__(self, heartbeats: Heartbeats, hung_after_s: float | Literal["auto"]) -> None:
+    def __init__(
+        self, heartbeats: Heartbeats, hung_after_s: float | Literal["auto"], *, has_others: bool = False
+    ) -> None:
+        """
+        Args:
+            has_others: whether ranks of other machines, which have a watch there, belong to the same training.
+        """
         self.patience = 1.0
+        self._has_others = has_others
         self._heartbeats, self._hung_after_s = heartbeats, hung_after_s
         self._seen: dict[int, _Seen] = {}
         self._looked_at = time.monotonic()
@@ -103,7 +110,7 @@ class Watch:
 
     def _is_late(self, seen: _Seen) -> bool:
         phase, place = seen.beat.phase, seen.beat.place
-        if phase is Phase.WAITING:
+        if phase is Phase.WAITING or (self._has_others and place is Place.SYNCING):
             return False
         bound_s = self._bound(phase, FIRST_STEP_S if phase is Phase.STEP else UNKNOWN_S)
         waits_busily = place is Place.SYNCING and seen.beat.has_gpu and len(self._seen) > 1

@@ -49,6 +49,7 @@ from holdfast.rank.messages import (
     encode,
 )
 from holdfast.rank.process import Spawn, make_command, make_environment, start_process
+from holdfast.rank.rendezvous import explain_end
 
 log = logging.getLogger(__name__)
 
@@ -90,12 +91,13 @@ class Ranks:
             spawn: starts the process; by default `Ranks.spawn`.
         """
         self.began = time.monotonic()
-        self._has_several = config.compute.rank_count > 1
+        self._compute = config.compute
+        self._is_built = False  # whether the ranks have met and built the recipe
         self._mark = uuid.uuid4().hex
         self._log = RankLog(log_path)
         heartbeats = Heartbeats(config.compute.rank_count)
         self._delete_heartbeats = weakref.finalize(self, heartbeats.close)
-        self.watch = Watch(heartbeats, config.resume.hung_after_s)
+        self.watch = Watch(heartbeats, config.resume.hung_after_s, has_others=config.compute.has_nodes)
         environment = make_environment(config, commit) | {HEARTBEATS_VARIABLE: str(heartbeats.path)}
         environment |= {MARK_VARIABLE: self._mark, LONGEST_EPOCH_VARIABLE: str(longest_epoch)}
         with self._log.open() as log:
@@ -127,7 +129,7 @@ class Ranks:
 
     def _find_others(self) -> list[int]:
         """Return the processes outside of our child's group. A single rank has none, which saves a search of 0.1 s."""
-        return find_processes(self._mark) if self._has_several else []
+        return find_processes(self._mark) if self._compute.has_several else []
 
     # ---- events
 
@@ -148,6 +150,7 @@ class Ranks:
             raise self._find_cause() or error if error.data.get("is_effect") else error
         if isinstance(event, Ready):
             self._delete_heartbeats()  # all ranks have joined; the file of a killed attempt would stay for ever
+            self._check_first()
         return event
 
     def _await_event(self, within_s: float | None) -> Event | None:
@@ -168,6 +171,15 @@ class Ranks:
         error = self.watch.diagnose(hung, self._log.path)
         self.signal(signal.SIGKILL)
         return error
+
+    def _check_first(self) -> None:
+        """Note that the ranks are ready; refuse ranks that torchrun has started in place of these, as a node joined.
+
+        They hold no checkpoint's state, so the attempt has to start ranks itself.
+        """
+        if self._is_built:
+            raise RankDied("another node has joined, so the ranks start again")
+        self._is_built = True
 
     def expect(self, kind: type[E], *others: type[F]) -> E | F:
         """Return the next event if it is of one of these classes. Log each `Skipped` before it, and ignore `Woken`.
@@ -202,7 +214,11 @@ class Ranks:
     def _describe_end(self) -> HoldfastError:
         """Return the error for ranks that ended without reporting one."""
         self._events.put(None)  # so that the next call of `next_event` raises it, too
-        return self._log.describe_end(self._process.wait())
+        code = self._process.wait()
+        if code == 0 and self._is_built and self._compute.has_nodes:
+            return RankDied("the ranks have ended as they were told to", is_ordered=True)
+        never_met = None if self._is_built else explain_end(self._log.read(), self._compute)
+        return never_met or self._log.describe_end(code)
 
     # ---- orders
 

@@ -36,6 +36,7 @@ class Orders:
         self._agreed = Wish.NOTHING
         self._queue: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._failure: Exception | None = None  # of the thread that reads
+        self.is_ended = False  # by the attempt; not by a signal, or by another node
         self._stop_at = math.inf  # of time.monotonic()
         self._saving = threading.Event()
         self._last_pause = math.inf
@@ -44,7 +45,8 @@ class Orders:
         self._slowing = Slowing()
         self._is_saving = False  # when the step in progress began
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
-        if training.accelerator.is_main_process:
+        # The first rank of another node gets no orders, but the end of its input tells it that its node has to stop.
+        if training.accelerator.is_local_main_process:
             threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -60,10 +62,12 @@ class Orders:
                     elif order.within_s is None:
                         break
                     else:
+                        self.is_ended = True
                         self._stop_at = min(self._stop_at, time.monotonic() + order.within_s)
         except Exception as error:
             self._failure = error
         finally:
+            self.is_ended = True
             self._stop()
 
     def _stop(self) -> None:
@@ -137,6 +141,7 @@ class Orders:
     def __iter__(self) -> Iterator[Order]:
         while (order := self._next()) is not None and not isinstance(order, End):
             yield order
+        self.is_ended |= order is not None
 
     def _next(self) -> Order | None:
         heartbeats.begin(Phase.WAITING)

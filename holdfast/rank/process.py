@@ -11,6 +11,7 @@ from typing import IO, BinaryIO, Protocol, cast
 from holdfast import determinism
 from holdfast.config import RunConfig
 from holdfast.processes import RANK_MODULE
+from holdfast.rank import rendezvous
 from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE
 
 # By these variables torchrun, accelerate, MPI and Slurm tell a process its place among others. A rank that inherited
@@ -64,11 +65,16 @@ def start_process(command: Sequence[str], environment: dict[str, str], log: Bina
 
 
 def make_command(config: RunConfig) -> list[str]:
-    """Return the command that starts the ranks: one rank directly, several through torchrun."""
+    """Return the command that starts this machine's ranks: a run's only rank directly, several through torchrun.
+
+    Raises:
+        ConfigError, NodesMissing: several nodes can't meet; see `holdfast.rank.rendezvous`.
+    """
     rank = ["-m", RANK_MODULE]
-    if config.compute.rank_count == 1:
+    if not config.compute.has_several:
         return [sys.executable, *rank]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.compute.rank_count}"]
+    meeting = rendezvous.make_arguments(config)
+    torchrun = ["-m", "torch.distributed.run", *meeting, f"--nproc-per-node={config.compute.rank_count}"]
     return [sys.executable, *torchrun, *rank]
 
 
@@ -89,6 +95,7 @@ def make_environment(config: RunConfig, commit: int) -> dict[str, str]:
     return {
         **kept,
         **determinism.preamble(config.determinism),
+        **rendezvous.make_variables(config.compute),
         "PYTHONUTF8": "1",  # a recipe's open() reads the same text on every machine, whatever the locale
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         CONFIG_VARIABLE: config.model_dump_json(),

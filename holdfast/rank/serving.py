@@ -6,6 +6,7 @@ import faulthandler
 import functools
 import gc
 import os
+import socket
 import sys
 import time
 import traceback
@@ -24,6 +25,7 @@ from holdfast.function import default_settings
 from holdfast.heartbeats import Phase
 from holdfast.journal import Commit
 from holdfast.location import describe_error, find_hint
+from holdfast.rank.agreeing import check_same, check_store
 from holdfast.rank.events import Events
 from holdfast.rank.messages import (
     Begin,
@@ -33,6 +35,7 @@ from holdfast.rank.messages import (
     Evaluated,
     Examine,
     Examined,
+    Failed,
     Finished,
     Found,
     Progress,
@@ -43,9 +46,11 @@ from holdfast.rank.messages import (
     Train,
     Tripped,
 )
+from holdfast.rank.nodes import Nodes
 from holdfast.rank.orders import Orders
 from holdfast.rank.prefetch import Prefetch
 from holdfast.rank.record import Record
+from holdfast.rank.rendezvous import NODE_VARIABLE
 from holdfast.store import Store, open_store
 from holdfast.training import (
     Training,
@@ -79,12 +84,17 @@ def serve(training: Training, events: Events, prefetch: Prefetch, record: Record
     """Report what was built, then obey orders until one says to end or to stop. Yield before each step to train."""
     orders = Orders(training, events.send)
     ready = describe(training, record)
+    if training.config.compute.has_nodes:
+        check_same(training, ready.environment)
     events.send(ready)
     try:
         yield from obey(training, orders, events, prefetch, record, ready.environment)
         orders.check()
     finally:
         training.saver.wait()
+    if training.config.compute.has_nodes and not orders.is_ended:
+        # torchrun would now let all nodes meet again, where the ranks of one that is told to end never come.
+        events.send(Failed.of(RankDied("the ranks have stopped: a node has joined, or was told to end")))
 
 
 def obey(
@@ -98,12 +108,16 @@ def obey(
     """Obey one order after the other. Yield before each step to train.
 
     Args:
-        record: the main rank's record of code and files; None in the other ranks.
+        record: the record of code and files of a node's first rank; None in the other ranks.
         ran_on: the ``environment`` for the metadata of each checkpoint.
     """
     folder = open_store(training.config.store).inside(training.config.run).existing()
+    is_checked = not training.config.compute.has_nodes
     for order in orders:
         heartbeats.begin(PHASES[type(order)])
+        if not is_checked and isinstance(order, Restore | Begin | Train):
+            check_store(training)
+            is_checked = True
         match order:
             case Restore():
                 restore(training, folder, order, events, prefetch)
@@ -270,10 +284,10 @@ def describe_data(training: Training) -> dict[str, Any]:
 def main(prefetch: Prefetch | None = None) -> int:
     """Run one rank to its end. Return its exit code: 0 if it ended by an order."""
     events = Events()
-    heartbeats.join()
     faulthandler.enable(file=2)  # a crash in native code writes its stack into the log
     prefetch = prefetch or Prefetch()
     built: list[Training] = []
+    nodes: Nodes | None = None
     before, watching = {*sys.modules}, contextlib.ExitStack()
     files = watching.enter_context(opened.watch())
 
@@ -281,29 +295,37 @@ def main(prefetch: Prefetch | None = None) -> int:
         watching.close()
         built.append(training)
         heartbeats.note_device(str(training.accelerator.device))
-        is_main = training.accelerator.is_main_process
-        record = Record(training, before, files, prefetch.read_environment()) if is_main else None
+        is_first = training.accelerator.is_local_main_process
+        record = Record(training, before, files, prefetch.read_environment()) if is_first else None
         training.saver.buffers = prefetch.buffers
         gc.freeze()  # otherwise collecting what was built so far would stall a step by 0.2 s now and then
         gc.enable()
         return serve(training, events, prefetch, record)
 
+    def fail(error: HoldfastError) -> int:
+        events.send_error(nodes.share(error) if nodes else error)
+        return error.exit_code
+
     try:
+        if prefetch.config.compute.has_nodes:
+            nodes = Nodes(prefetch.config.compute, events)  # it settles this rank's number
+        heartbeats.join()
         run_program(prefetch.config, begin)
         if built and built[0].progress.step >= built[0].total_steps:
             events.send(Finished())
     except HoldfastError as error:
         traceback.print_exc()
-        events.send_error(error)
-        return error.exit_code
+        return fail(error)
     except Exception as error:
         failed = _describe_failure(built[0] if built else None, error)
         if isinstance(failed, RankDied):
             print(failed, file=sys.stderr)  # a traceback here would bury the traceback of the rank that died
         else:
             traceback.print_exc()
-        events.send_error(failed)
-        return failed.exit_code
+        return fail(failed)
+    finally:
+        if nodes is not None:
+            nodes.leave()
     return 0
 
 
@@ -313,6 +335,7 @@ def _describe_failure(training: Training | None, error: Exception) -> RecipeFail
     if has_others and (isinstance(error, DistError) or any(text in str(error) for text in LOST_CONNECTION)):
         return RankDied(f"rank {os.environ['RANK']} lost the connection to another in step {step}", is_effect=True)
     rank = f" of rank {os.environ['RANK']}" if has_others else ""
+    rank += f" on {socket.gethostname()}" if NODE_VARIABLE in os.environ else ""
     where = f"step {step}{rank}: {describe_error(error)}"
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or CPU_OUT_OF_MEMORY in str(error):
         return OutOfMemory(f"out of memory in {where}", hint="a smaller batch_size with more grad_accum", step=step)

@@ -1,0 +1,125 @@
+"""The command on each node but the first of a run of several nodes: it carries ranks for the attempt on node 0."""
+
+import logging
+import time
+from pathlib import Path
+
+from holdfast.config import RunConfig
+from holdfast.errors import HoldfastError, NodesMissing, RankDied, RunStopped
+from holdfast.gpus import check_gpus, settle_ranks
+from holdfast.journal import Journal
+from holdfast.rank.launching import Ranks
+from holdfast.rank.messages import Ready
+from holdfast.rank.rendezvous import describe_wait, find_node
+from holdfast.standing import is_trained
+from holdfast.store import open_store
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 2.0  # how often to look on the store whether the attempt has ended
+MEET_AGAIN_AFTER_S = 1.0
+
+
+def carry(config: RunConfig) -> None:
+    """Carry ranks on this node for the attempt on node 0, until that attempt ends.
+
+    Ranks that end are replaced: those of all nodes meet again. If a signal's handler raises an exception, the ranks of
+    all nodes stop at one step and save first.
+
+    Raises:
+        NodesMissing: no attempt could be joined for ``compute.wait_s`` seconds.
+        RunStopped: the attempt has ended before the run is complete; the same command on all nodes continues it.
+        HoldfastError: the ranks of this node can't be started.
+    """
+    carrier = Carrier(settle_ranks(config))
+    log.info("node %d: %s", find_node(config.compute), describe_wait(config.compute))
+    while not carrier.is_over():
+        try:
+            carrier.join()
+        except NodesMissing:
+            if carrier.is_late():
+                raise
+        time.sleep(MEET_AGAIN_AFTER_S)
+    carrier.report()
+
+
+class Carrier:
+    """One node's ranks, one set after the other."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._journal = Journal(open_store(config.store), config.run)
+        self._node = find_node(config.compute)
+        self._log_path = Path(config.log.folder) / config.run / f"node-{self._node:04d}.log"
+        newest = self._journal.attempts()
+        # The last attempt that had ended when this command began. A later one is the attempt to join.
+        self._before = newest if not newest or self._journal.read_ending(newest) else newest - 1
+        self._is_training = False  # whether this node's ranks have met the others and are ready
+        self._has_carried = False
+        self._alone_since = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Return whether the attempt has ended: it says so, or it let its ranks end without claiming the run."""
+        newest = self._journal.attempts()
+        if newest > self._before:
+            return self._journal.read_ending(newest) is not None
+        return self._has_carried
+
+    def is_late(self) -> bool:
+        """Return whether this node has waited for an attempt as long as it may."""
+        return time.monotonic() - self._alone_since > self._config.compute.wait_s
+
+    def join(self) -> None:
+        """Start ranks, and wait until they end or the attempt does.
+
+        Raises:
+            NodesMissing: the ranks could not meet those of the other nodes.
+            HoldfastError: this node's ranks can't be used, and new ones could not either.
+        """
+        check_gpus(self._config.compute)
+        ranks = Ranks(self._config, self._log_path)
+        self._is_training = False
+        try:
+            self._follow(ranks)
+        except HoldfastError as error:
+            if isinstance(error, RankDied) and not self._is_training:  # torchrun on node 0 has ended meanwhile
+                raise NodesMissing(f"the nodes have not met; the end of {self._log_path} may say why") from None
+            if not error.is_retryable:
+                raise
+            if not error.data.get("is_ordered"):
+                log.warning("node %d: %s", self._node, error)
+        finally:
+            # Ranks that train save first; this is also how a signal to this command reaches all ranks.
+            ranks.end(self._config.resume.stop_within_s if self._is_training else 0.0)
+            if self._is_training:
+                self._has_carried = True
+                self._alone_since = time.monotonic()
+
+    def _follow(self, ranks: Ranks) -> None:
+        """Wait until the attempt ends; raise the error that ends the ranks before."""
+        while True:
+            try:
+                event = ranks.next_event(LOOK_EVERY_S)
+            except RankDied as error:
+                if not error.data.get("is_silent"):
+                    raise
+                if self.is_over():
+                    return
+                continue
+            if isinstance(event, Ready):
+                self._is_training = True
+                log.info("node %d: training; the ranks write to %s", self._node, self._log_path)
+
+    def report(self) -> None:
+        """Say how the attempt has ended.
+
+        Raises:
+            RunStopped: it has ended before the run is complete.
+        """
+        newest = self._journal.attempts()
+        ending = self._journal.read_ending(newest) if newest > self._before else None
+        if is_trained(self._journal, self._config.epochs):
+            log.info("node %d: run %s is complete", self._node, self._config.run)
+            return
+        how = f"has ended ({ending.reason}): {ending.message}" if ending else "has ended before it trained"
+        raise RunStopped(f"the attempt on node 0 {how}", hint="the same command on every node continues the run")

@@ -1,0 +1,103 @@
+"""The checks that the nodes of a run have the same settings, code and versions, and the same store."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.changes import Change, compare, show
+from holdfast.config import RunConfig
+from holdfast.drift import SHOWN_CHANGES, is_harmless
+from holdfast.errors import ConfigDrift, HoldfastError, StoreError
+from holdfast.fingerprint import ABSENT
+from holdfast.journal import Journal
+from holdfast.rank.nodes import name_node
+from holdfast.recorded import VERSIONS, compare_records
+from holdfast.store import open_store
+from holdfast.training import Training
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a node would train.
+
+    Args:
+        name: its number and its host.
+        settings: the settings that have to be equal on all nodes.
+        environment: its machine, and its record of code; see `holdfast.rank.record`.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    environment: dict[str, Any]
+
+
+def check_same(training: Training, environment: dict[str, Any]) -> None:
+    """Check that all nodes train with the same settings, code and versions. All ranks call it.
+
+    Args:
+        environment: this rank's machine, with the record of code in a node's first rank.
+
+    Raises:
+        ConfigDrift: two nodes differ; the error names them and what differs. All ranks raise it.
+    """
+    config, own = training.config, None
+    if training.accelerator.is_local_main_process:
+        own = Node(name_node(config.compute), describe_settings(config), environment)
+    first, *others = [node for node in training.gather(own) if node]
+    for node in others:
+        compare_nodes(first, node)
+
+
+def compare_nodes(first: Node, second: Node) -> None:
+    """Raise ConfigDrift if two nodes would train different things."""
+    there, here = first.environment, second.environment
+    versions = [
+        Change(name=name, kind="package", saved=there.get(name, ABSENT), current=here.get(name, ABSENT))
+        for name in VERSIONS
+        if name != "holdfast" and there.get(name) != here.get(name)  # compare_records has it
+    ]
+    records = [each for each in compare_records(there, here) if each.kind == "package" or not is_harmless(each)]
+    differ = [*compare(first.settings, second.settings, {}), *versions, *records]
+    causes = [each for each in differ if each.kind != "built"] or differ
+    if causes:
+        shown = [f"{each.name} is {show(each.saved)} there, {show(each.current)} here" for each in causes]
+        more = len(shown) - SHOWN_CHANGES
+        shown[SHOWN_CHANGES:] = [f"and {more} more"] if more > 0 else []
+        raise ConfigDrift(
+            f"{second.name} would train something else than {first.name}: {'; '.join(shown)}",
+            hint="the same settings, code and packages have to be on all nodes",
+            fields={change.name: [change.saved, change.current] for change in causes},
+        )
+
+
+def describe_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the settings that have to be equal on all nodes. Folders and waiting times may differ."""
+    return {"run": config.run, "epochs": config.epochs, "checkpoint": config.checkpoint.model_dump(), **config.identity}
+
+
+def check_store(training: Training) -> None:
+    """Check that all nodes see the attempt's claim, and so the same store. All ranks call it after the claim.
+
+    Raises:
+        StoreError: a node doesn't see the claim. All ranks raise it.
+    """
+    config = training.config
+    attempt = training.gather(_find_attempt(config) if training.accelerator.is_main_process else 0)[0]
+    problem = ""
+    if training.accelerator.is_local_main_process:
+        problem = _look_for(config, attempt)
+    if problem := next(filter(None, training.gather(problem)), ""):
+        raise StoreError(problem, hint="all nodes have to reach one store: a shared file system, or a bucket")
+
+
+def _find_attempt(config: RunConfig) -> int:
+    return Journal(open_store(config.store), config.run).attempts()
+
+
+def _look_for(config: RunConfig, attempt: int) -> str:
+    """Return why this node can't see an attempt's claim; empty if it sees it."""
+    try:
+        found = Journal(open_store(config.store), config.run).has_attempt(attempt)
+        reason = "" if found else f"attempt {attempt} of run {config.run!r} is not there"
+    except HoldfastError as error:
+        reason = str(error)
+    return f"{name_node(config.compute)} does not share the store {config.store}: {reason}" if reason else ""

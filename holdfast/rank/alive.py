@@ -1,0 +1,84 @@
+"""Signs of life between nodes, by which a rank notices that another node is lost.
+
+A node that vanishes closes no connection, so a collective with it waits for as long as the kernel sends packets again:
+15 minutes on Linux.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+
+from holdfast.errors import RankDied
+from holdfast.terminal import spell_s
+
+# A sign is lost with a busy node or network now and then; these many in a row are not.
+SIGNS = 6
+LEFT = "left"
+
+
+class Watch:
+    """The signs of one node and of the others. Each sign is a count and the name of its node."""
+
+    def __init__(
+        self,
+        connect: Callable[[], TCPStore],
+        own: int,
+        count: int,
+        name: str,
+        lost_after_s: float,
+        report: Callable[[RankDied], None],
+    ) -> None:
+        """Give signs of this node, and watch for those of the others.
+
+        Args:
+            connect: returns a connection to the store that all nodes share.
+            own: this node's number in torchrun's count, below ``count``.
+            name: this node's name for messages.
+            report: called in another thread with the error that names the lost nodes. It has to end this process.
+        """
+        self._connect, self._name, self._lost_after_s, self._report = connect, name, lost_after_s, report
+        self._own, self._others = _key(own), [_key(node) for node in range(count) if node != own]
+        self._seen: dict[str, tuple[str, float]] = {}  # each node's last new sign, and when it came
+        self._has_left = threading.Event()
+        # Two threads: the one that talks to the store may wait for a node that has vanished.
+        self._signer = threading.Thread(target=self._exchange, daemon=True)
+        self._signer.start()
+        threading.Thread(target=self._judge, daemon=True).start()
+
+    def leave(self) -> None:
+        """Tell the other nodes that this one ends in order, so that they don't miss it."""
+        self._has_left.set()
+        self._signer.join(self._lost_after_s / SIGNS)
+
+    def _exchange(self) -> None:
+        try:
+            store, count, has_left = self._connect(), 0, False
+            while not has_left:
+                count += 1
+                store.set(self._own, f"{count} {self._name}")
+                for key in self._others:
+                    if store.check([key]):
+                        self._note(key, store.get(key).decode())
+                has_left = self._has_left.wait(self._lost_after_s / SIGNS)
+            store.set(self._own, LEFT)
+        except (DistError, RuntimeError):
+            pass  # node 0 has ended or is lost: the signs that stay away tell
+
+    def _note(self, key: str, sign: str) -> None:
+        if key not in self._seen or sign != self._seen[key][0]:
+            self._seen[key] = sign, time.monotonic()
+
+    def _judge(self) -> None:
+        while not self._has_left.wait(self._lost_after_s / SIGNS):
+            due = time.monotonic() - self._lost_after_s
+            lost = [sign.partition(" ")[2] for sign, at in list(self._seen.values()) if sign != LEFT and at < due]
+            if lost:
+                names = ", ".join(sorted(lost))
+                self._report(RankDied(f"no sign of life from {names} for {spell_s(self._lost_after_s)}"))
+                return
+
+
+def _key(node: int) -> str:
+    return f"holdfast/alive/{node}"

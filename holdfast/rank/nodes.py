@@ -1,0 +1,89 @@
+"""A rank among the ranks of several nodes: its place, the first cause of a failure, and the signs of life.
+
+All of it goes through the key-value store that torchrun on node 0 serves at ``compute.rendezvous``.
+"""
+
+import os
+import socket
+import sys
+from datetime import timedelta
+
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+
+from holdfast.config import Compute
+from holdfast.errors import HoldfastError, RankDied
+from holdfast.rank.alive import Watch
+from holdfast.rank.events import Events
+from holdfast.rank.messages import Failed, decode_event, encode
+from holdfast.rank.rendezvous import find_node, split_address
+
+FIRST, CAUSE = "holdfast/first", "holdfast/cause"
+STORE_WITHIN_S = 60.0
+# A rank tells its error before its connections end, so the cause is there when other ranks lose their connections.
+CAUSE_WITHIN_S = 1.0
+
+
+def name_node(compute: Compute) -> str:
+    """Return this node's name for messages: its number and its host."""
+    return f"node {find_node(compute)} ({socket.gethostname()})"
+
+
+class Nodes:
+    """One rank's part in a run of several nodes. The first rank of each node also gives signs of life."""
+
+    def __init__(self, compute: Compute, events: Events) -> None:
+        """Put this rank in its place, and begin to watch the other nodes.
+
+        Args:
+            events: reports a lost node. The loss ends this process: a collective with the lost node would not.
+
+        Raises:
+            DistError: the store can't be reached.
+        """
+        self._compute = compute
+        self._is_zero = find_node(compute) == 0
+        self._store = self._connect()
+        self._watch: Watch | None = None
+        is_first = os.environ["LOCAL_RANK"] == "0"
+        self._take_place(is_first)
+        if is_first:
+
+            def report(error: RankDied) -> None:
+                print(error, file=sys.stderr, flush=True)
+                events.send_error(error)
+                os._exit(error.exit_code)
+
+            own, count = int(os.environ["GROUP_RANK"]), int(os.environ["GROUP_WORLD_SIZE"])
+            self._watch = Watch(self._connect, own, count, name_node(compute), compute.lost_after_s, report)
+
+    def _connect(self) -> TCPStore:
+        host, port = split_address(self._compute)
+        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=STORE_WITHIN_S))
+
+    def _take_place(self, is_first: bool) -> None:
+        """Count the ranks from the first one of node 0, which is the one that talks to the attempt.
+
+        torchrun numbers nodes in the order of their addresses. Only where the count begins changes.
+        """
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        if is_first and self._is_zero:
+            self._store.set(FIRST, str(rank))
+        os.environ["RANK"] = str((rank - int(self._store.get(FIRST))) % size)
+
+    def share(self, error: HoldfastError) -> HoldfastError:
+        """Tell the other nodes the error that ends this rank. If it is the effect of another error, return that one."""
+        try:
+            if not error.data.get("is_effect"):
+                self._store.set(CAUSE, encode(Failed.of(error)))
+            elif self._is_zero:
+                self._store.wait([CAUSE], timedelta(seconds=CAUSE_WITHIN_S))
+                cause = decode_event(self._store.get(CAUSE).decode())
+                return cause.error if isinstance(cause, Failed) else error
+        except (DistError, RuntimeError):
+            pass  # no rank has told its error, or the store has ended
+        return error
+
+    def leave(self) -> None:
+        """Tell the other nodes that this rank ends, so that they don't take its node for lost."""
+        if self._watch is not None:
+            self._watch.leave()

@@ -1,0 +1,178 @@
+"""The meeting of several nodes at torchrun's c10d rendezvous, seen from the command on each node; imports no torch.
+
+torchrun on node 0 serves the rendezvous at ``compute.rendezvous``, and torchrun on every other node connects to it. It
+numbers the nodes by their addresses, so the ranks themselves put those of node 0 first; see `holdfast.rank.nodes`.
+"""
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from ipaddress import ip_address
+
+from holdfast.config import Compute, RunConfig
+from holdfast.errors import ConfigError, HoldfastError, NodesMissing
+from holdfast.terminal import counted, spell_s
+
+NODE_VARIABLE = "HOLDFAST_NODE"
+# The number of this node, as a person, Slurm's srun or an indexed Kubernetes Job gives it.
+NODE_VARIABLES = (NODE_VARIABLE, "SLURM_NODEID", "JOB_COMPLETION_INDEX")
+# gloo binds the address of the machine's name, which another machine often can't reach.
+INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+# The request for an interface's address, and the place of the address in the answer. Source: netdevice(7).
+SIOCGIFADDR, ADDRESS = 0x8915, slice(20, 24)
+LAST_CALL_S = 30  # torchrun's default for the time that others have to join after the least number of nodes
+READ_WITHIN_S = 60  # torchrun's default for one answer of the rendezvous, and for the first connection
+# torchrun's exceptions in the ranks' log. Each is the last one of its traceback.
+PORT_TAKEN, TOO_FEW, NOT_REACHED = "EADDRINUSE", "RendezvousTimeoutError", "RendezvousConnectionError"
+
+
+def find_node(compute: Compute, environ: Mapping[str, str] = os.environ) -> int:
+    """Return this node's number, counted from 0: node 0 holds the attempt, all others only carry ranks.
+
+    Raises:
+        ConfigError: there are several nodes, and no variable has this node's number.
+    """
+    if not compute.has_nodes:
+        return 0
+    for name in NODE_VARIABLES:
+        if number := environ.get(name, ""):
+            if not number.isdecimal():
+                raise ConfigError(f"{name} = {number!r}: expected the number of this node, from 0")
+            if name == "SLURM_NODEID" and environ.get("SLURM_LOCALID", "0") != "0":
+                raise ConfigError(
+                    "srun has started several commands on this node", hint="srun --ntasks-per-node=1 holdfast train ..."
+                )
+            return int(number)
+    raise ConfigError(
+        f"compute.nodes = {compute.nodes}: this node's number is not known",
+        hint=f"start with srun or as an indexed Job, or set {NODE_VARIABLE}=0 on one node, 1 on the next, and so on",
+    )
+
+
+def split_address(compute: Compute) -> tuple[str, int]:
+    """Return the host and the port of the rendezvous."""
+    host, _, port = (compute.rendezvous or "").rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def find_address(compute: Compute) -> str:
+    """Return this machine's own address on the way to the rendezvous.
+
+    Raises:
+        NodesMissing: the host of the rendezvous has no address yet, or there is no way to it.
+        ConfigError: the host's address is one that only this machine can reach.
+    """
+    host, port = split_address(compute)
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing, but chooses the way
+            own = str(probe.getsockname()[0])
+    except OSError as error:
+        raise NodesMissing(
+            f"{name_rendezvous(compute)}: {host} can't be reached from {socket.gethostname()}: {error.strerror}",
+            hint="give an address of node 0 that all nodes can reach",
+        ) from None
+    if ip_address(own).is_loopback and not is_loopback(host):
+        raise ConfigError(
+            f"{name_rendezvous(compute)}: here {host} is {own}, which no other node can reach",
+            hint="/etc/hosts may say so; give the IP address of node 0",
+        )
+    return own
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine by its name or number already, as for nodes that share one machine."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def find_interface(address: str) -> str | None:
+    """Return the name of the network interface that has this IPv4 address; None if none is found."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as request:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(request, SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(answer[ADDRESS]) == address:
+                    return name
+    return None
+
+
+def make_arguments(config: RunConfig) -> list[str]:
+    """Return torchrun's arguments about the nodes.
+
+    Raises:
+        ConfigError, NodesMissing: see `find_node` and `find_address`.
+    """
+    compute = config.compute
+    if not compute.has_nodes:
+        return ["--standalone"]
+    wait_s = int(compute.wait_s)
+    settings = {
+        "is_host": "true" if find_node(compute) == 0 else "false",
+        "join_timeout": wait_s,
+        "last_call_timeout": min(LAST_CALL_S, wait_s // 2),
+        "read_timeout": min(READ_WITHIN_S, wait_s),
+    }
+    return [
+        f"--nnodes={compute.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={compute.rendezvous}",
+        f"--rdzv-id={config.run}", f"--local-addr={find_address(compute)}",
+        "--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in settings.items()),
+    ]  # fmt: skip
+
+
+def make_variables(compute: Compute) -> dict[str, str]:
+    """Return the environment variables of a rank of several nodes: its node's number, and gloo's interface."""
+    if not compute.has_nodes:
+        return {}
+    interface = None if INTERFACE_VARIABLE in os.environ else find_interface(find_address(compute))
+    return {NODE_VARIABLE: str(find_node(compute)), **({INTERFACE_VARIABLE: interface} if interface else {})}
+
+
+def name_rendezvous(compute: Compute) -> str:
+    """Return the setting of the rendezvous, as messages name it."""
+    return f"compute.rendezvous = {compute.rendezvous}"
+
+
+def describe_wait(compute: Compute) -> str:
+    """Return a line that says for how many nodes this one waits, where and for how long."""
+    least, most = compute.node_range
+    nodes = counted(least, "node") if least == most else f"{least} to {most} nodes"
+    return f"waiting at {compute.rendezvous} for {nodes}, this one included, for up to {spell_s(compute.wait_s)}"
+
+
+def too_few(compute: Compute) -> NodesMissing:
+    """Return the error for too few nodes."""
+    least, _ = compute.node_range
+    return NodesMissing(
+        f"compute.nodes = {compute.nodes}: fewer than {counted(least, 'node')} came to {compute.rendezvous} within "
+        f"{spell_s(compute.wait_s)}",
+        hint="start the same command on every node; --set compute.wait_s=... waits longer",
+    )
+
+
+def explain_end(text: str, compute: Compute) -> HoldfastError | None:
+    """Return the error for ranks that never started, because the nodes didn't meet; None if that isn't why they ended.
+
+    Args:
+        text: what torchrun and the ranks have written to their log.
+    """
+    if not compute.has_nodes:
+        return None
+    if PORT_TAKEN in text:
+        port = split_address(compute)[1]
+        hint = "another run may be trained on this machine: choose another port, the same on all nodes"
+        return ConfigError(f"{name_rendezvous(compute)}: port {port} is taken on {socket.gethostname()}", hint=hint)
+    if TOO_FEW in text:
+        return too_few(compute)
+    if NOT_REACHED in text:
+        return NodesMissing(
+            f"{name_rendezvous(compute)} can't be reached from {socket.gethostname()}",
+            hint="is it an address of node 0, is node 0 up, and may this node connect to that port?",
+        )
+    return None

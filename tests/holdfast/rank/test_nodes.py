@@ -1,0 +1,118 @@
+"""Several nodes train one run: the same command on each, torchrun's rendezvous between them."""
+
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.server import free_port
+from tests.support.lives import Lives
+from tests.support.machines import Nodes, nodes_in
+
+pytestmark = pytest.mark.slow
+
+EPOCHS = 12
+STEPS = 16 * EPOCHS
+RECIPE = 'recipe = "tests.support.failing:failing"'
+SETTINGS = [f"epochs = {EPOCHS}", "chunk.steps = 8", "compute.virtual_ranks = 2"]
+
+MINE = """
+from holdfast import Recipe
+from tests.support.failing import failing
+
+def build(lr: float = LR) -> Recipe:
+    return failing()
+"""
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    """Yield two nodes that meet on this machine, with a rank each."""
+    meeting = ["compute.nodes = 2", f'compute.rendezvous = "127.0.0.1:{free_port()}"']
+    with nodes_in(tmp_path, [RECIPE, *SETTINGS, *meeting]) as made:
+        yield made
+
+
+def test_a_node_that_is_told_to_end_stops_all_and_another_takes_its_place(
+    nodes: Nodes, nursery: Lives, tmp_path: Path
+) -> None:
+    """The ranks of both nodes stop at one step, which is saved; the attempt waits for the node, and goes on with it."""
+    nodes.start(0)
+    nodes.start(1)
+    nodes.await_step(16)
+    nodes.started[1].send_signal(signal.SIGTERM)
+    assert nodes.wait(1) == 143, nodes.said(1)
+    nodes.start(1)
+    assert nodes.wait(0) == 0, nodes.said(0)
+    assert nodes.wait(1) == 0, nodes.said(1)
+    assert nodes.said(0).count("waiting at 127.0.0.1:") == 2
+    assert "run r is complete" in nodes.said(1)
+    commits = nodes.list_commits()
+    assert max(commits) == STEPS
+
+    alone = tmp_path / "alone.toml"
+    alone.write_text(
+        "\n".join([RECIPE, *SETTINGS, 'run = "r"', f'store = "{tmp_path}/alone"', 'compute.device = "cpu"'])
+    )
+    done = nursery.call("tests.support.forked:train", str(alone), [])
+    assert commits[STEPS] in done.stdout, "one rank ends on other bytes"
+
+
+def test_nodes_with_other_code_or_settings_are_refused_by_name(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.settings = ['recipe = "mine:build"', *nodes.settings[1:]]
+    for node, code in enumerate(("0.01", "0.02")):
+        (tmp_path / str(node)).mkdir()
+        (tmp_path / str(node) / "mine.py").write_text(MINE.replace("LR", code))
+        nodes.start(node, "--set", f"epochs={node + 1}", PYTHONPATH=str(tmp_path / str(node)))
+    assert nodes.wait(0) == nodes.wait(1) == 1
+    for said in map(nodes.said, (0, 1)):
+        host = socket.gethostname()
+        assert (
+            f"error: node 1 ({host}) would train something else than node 0 ({host}): epochs is 1 there, 2 here" in said
+        )
+        assert "; sources.mine is " in said
+        assert "Traceback" not in said
+
+
+def test_a_store_that_one_node_cannot_reach_is_named(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.start(0)
+    nodes.start(1, "--set", f"store={tmp_path}/another")
+    assert nodes.wait(0) == nodes.wait(1) == 3
+    assert f"node 1 ({socket.gethostname()}) does not share the store {tmp_path}/another: attempt 1" in nodes.said(0)
+
+
+def test_an_error_on_another_node_reaches_the_attempt(nodes: Nodes) -> None:
+    """The ranks of node 0 only lose their connections."""
+    for node in (0, 1):
+        nodes.start(node, "--set", "settings.how=raise", "--set", "settings.rank=1")
+    assert nodes.wait(0) == 3
+    error = nodes.said(0).partition("error: ")[2]
+    assert f"training failed in step 2 of rank 1 on {socket.gethostname()}: " in error
+    assert "tests/support/failing.py:" in error
+    assert nodes.wait(1) == 3
+    assert "error: the attempt on node 0 has ended (recipe_failed): " in nodes.said(1)
+
+
+def test_a_port_that_is_taken_is_named(nodes: Nodes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        nodes.start(0, "--set", f"compute.rendezvous=127.0.0.1:{port}")
+        assert nodes.wait(0) == 1
+    assert f"error: compute.rendezvous = 127.0.0.1:{port}: port {port} is taken on" in nodes.said(0)
+    assert "Traceback" not in nodes.said(0)
+
+
+def test_a_node_that_does_not_come_is_waited_for_and_missed(nodes: Nodes) -> None:
+    nodes.start(0, "--set", "compute.wait_s=2")
+    assert nodes.wait(0) == 3
+    assert "for 2 nodes, this one included, for up to 2 s" in nodes.said(0)
+    assert "error: compute.nodes = 2: fewer than 2 nodes came to 127.0.0.1:" in nodes.said(0)
+
+
+def test_a_node_gives_up_if_no_attempt_comes(nodes: Nodes) -> None:
+    nodes.start(1, "--set", "compute.wait_s=2")
+    assert nodes.wait(1) == 3
+    assert "error: compute.rendezvous = 127.0.0.1:" in nodes.said(1)
+    assert "can't be reached from" in nodes.said(1)

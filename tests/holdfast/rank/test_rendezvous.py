@@ -1,0 +1,103 @@
+"""The settings of several nodes, this node's number, and the messages if nodes can't meet."""
+
+import socket
+from typing import Any
+
+import pytest
+
+from holdfast.config import Compute, RunConfig
+from holdfast.errors import ConfigError, NodesMissing
+from holdfast.gpus import gather_nodes
+from holdfast.rank.process import make_command, make_environment
+from holdfast.rank.rendezvous import find_address, find_interface, find_node
+
+AT = "127.0.0.1:29500"
+
+
+def make_config(**compute: Any) -> RunConfig:
+    return RunConfig(recipe="tests.support.toy:toy", run="r", compute=Compute(**{"rendezvous": AT, **compute}))
+
+
+@pytest.mark.parametrize(
+    ("variables", "number"),
+    [
+        ({"HOLDFAST_NODE": "3"}, 3),
+        ({"SLURM_NODEID": "2", "SLURM_LOCALID": "0"}, 2),
+        ({"JOB_COMPLETION_INDEX": "1"}, 1),
+        ({"HOLDFAST_NODE": "0", "SLURM_NODEID": "2"}, 0),  # what a person says counts first
+    ],
+)
+def test_a_node_gets_its_number_from_its_launcher(variables: dict[str, str], number: int) -> None:
+    assert find_node(make_config(nodes=4).compute, variables) == number
+
+
+def test_the_only_node_needs_no_number() -> None:
+    assert find_node(make_config().compute, {"SLURM_NODEID": "2"}) == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, "this node's number is not known"),
+        ({"HOLDFAST_NODE": "first"}, "HOLDFAST_NODE = 'first': expected the number"),
+        ({"SLURM_NODEID": "0", "SLURM_LOCALID": "1"}, "srun has started several commands on this node"),
+    ],
+)
+def test_a_node_without_a_number_of_its_own_is_refused(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_node(make_config(nodes=2).compute, variables)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"nodes": 0}, "expected a number from 1 to 1024, or a range"),
+        ({"nodes": "2:1"}, "expected a number from 1 to 1024, or a range"),
+        ({"nodes": "all"}, "expected a number from 1 to 1024, or a range"),
+        ({"nodes": 2, "rendezvous": None}, "nodes = 2 needs a rendezvous"),
+        ({"nodes": "1:2"}, 'nodes = "1:2" changes the number of ranks, which needs virtual_ranks'),
+        ({"nodes": 2, "rendezvous": "node0"}, "expected host:port"),
+        ({"nodes": 2, "rendezvous": "node0:70000"}, "expected host:port"),
+    ],
+)
+def test_settings_that_nodes_cannot_have_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_config(**settings)
+
+
+def test_the_fingerprint_has_the_ranks_of_all_nodes() -> None:
+    assert make_config(nodes=2, ranks=2).identity == make_config(ranks=4).identity
+    with_virtual = make_config(nodes="1:2", ranks=2, virtual_ranks=8)
+    assert with_virtual.identity == make_config(virtual_ranks=8).identity
+
+
+def test_a_proof_takes_the_ranks_of_all_nodes_on_one_machine() -> None:
+    gathered = gather_nodes(make_config(nodes=2, ranks=2))
+    assert (gathered.compute.nodes, gathered.compute.ranks) == (1, 4)
+    assert gathered.identity == make_config(nodes=2, ranks=2).identity
+
+
+def test_node_0_serves_the_rendezvous_at_an_address_that_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    config = make_config(nodes="1:3", ranks=2, virtual_ranks=8, wait_s=7)
+    served = {}
+    for node in ("0", "1"):
+        monkeypatch.setenv("HOLDFAST_NODE", node)
+        served[node] = make_command(config)
+    expected = {"--nnodes=1:3", f"--rdzv-endpoint={AT}", "--rdzv-id=r", "--local-addr=127.0.0.1", "--nproc-per-node=2"}
+    assert expected <= {*served["0"]}
+    assert {*served["0"]} - {*served["1"]} == {
+        "--rdzv-conf=is_host=true,join_timeout=7,last_call_timeout=3,read_timeout=7"
+    }
+    environment = make_environment(config, 0)
+    assert (environment["HOLDFAST_NODE"], environment["GLOO_SOCKET_IFNAME"]) == ("1", "lo")
+
+
+def test_the_address_of_another_name_is_refused() -> None:
+    with pytest.raises(NodesMissing, match=r"compute.rendezvous = no.such.invalid:1: no.such.invalid can't be reached"):
+        find_address(make_config(nodes=2, rendezvous="no.such.invalid:1").compute)
+
+
+def test_an_interface_is_found_by_its_address() -> None:
+    assert find_interface("127.0.0.1") == next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    assert find_interface("192.0.2.1") is None
