@@ -12,7 +12,7 @@ from accelerate.utils import gather_object, send_to_device
 from holdfast import determinism, state
 from holdfast.checkpoint import Saver
 from holdfast.config import RunConfig
-from holdfast.data import Batches, Order, Share, combine, is_stream, make_batches, take_apart
+from holdfast.data import Batches, Order, Share, combine, is_stream, list_divisors, make_batches, take_apart
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.function import build_recipe
 from holdfast.memory.pinning import pinning
@@ -187,7 +187,10 @@ class Training:
             return None
         ranks = self.accelerator.num_processes
         if recipe.batch_size % ranks and self.virtual is None:
-            raise ConfigError(f"compute.ranks = {ranks}: the batch of {recipe.batch_size} can't be shared out evenly")
+            raise ConfigError(
+                f"compute.ranks = {ranks}: a batch of {recipe.batch_size} samples can't be shared out evenly",
+                hint=f"numbers that can share it out: {list_divisors(recipe.batch_size)}",
+            )
         if is_stream(recipe.data):
             return None
         order = Order(len(recipe.data), recipe.batch_size, recipe.grad_accum, self.config.seed)  # type: ignore[arg-type]
@@ -259,9 +262,9 @@ class Training:
         """Return whether `probe_batch` has a micro-batch: always for map-style data, for a stream if it was kept."""
         return self.order is not None or bool(self.first.text)
 
-    def probe_batch(self) -> Any:
-        """Return the main rank's part of the first micro-batch, on this rank's device."""
-        batch = self.batches.first() if self.order is not None else self.first.read()
+    def probe_batch(self, ranks: int | None = None) -> Any:
+        """Return the main rank's part of the first micro-batch, on this rank's device; see `Batches.first`."""
+        batch = self.batches.first(ranks) if self.order is not None else self.first.read()
         return send_to_device(batch, self.accelerator.device)
 
     def set_anneals(self) -> dict[str, float]:
