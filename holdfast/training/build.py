@@ -23,6 +23,7 @@ from holdfast.shown import Gallery
 from holdfast.state import capture_rng, digest_rng
 from holdfast.training.capturing import describe_built
 from holdfast.training.checksums import choose_every, describe_components
+from holdfast.training.detail import describe_parts
 from holdfast.training.devices import prepare
 from holdfast.training.first_batch import FirstBatch
 from holdfast.training.kept import GRADIENTS, Gradients, Kept
@@ -79,7 +80,9 @@ class Training:
         gallery: the texts and pictures that were shown since the last checkpoint.
         first_lrs: the rates of the first step of each epoch that has begun. Part of the metadata, not of the state.
         trained: the step that was trained last, for `record_step`.
-        is_detailed: whether each line of the trail has the checksums of all components and tensors, for a proof.
+        is_detailed: whether each line of the trail has the checksums of all components and tensors, and the facts of
+            each rank or share, for a proof.
+        drawn_from: a digest of the generators at the beginning of the step, if `is_detailed`.
 
     Raises:
         RecipeError: the recipe can't be built.
@@ -133,6 +136,7 @@ class Training:
         self._unread: list[tuple[Unread, dict[str, Any]]] = []  # each with the further fields of its line
         self._has_begun = False
         self.is_detailed = False
+        self.drawn_from = ""
         self._checksum_every = choose_every(self)
         self.generators = state.Generators()
 
@@ -289,6 +293,8 @@ class Training:
         facts: dict[str, Any] = {"rng": self.generators.digest()}
         if self.is_detailed or unread.step % self._checksum_every == 0:
             facts["state"] = describe_components(self, in_detail=self.is_detailed)
+        if self.is_detailed and (self.accelerator.num_processes > 1 or self.virtual is not None):
+            facts["parts"] = describe_parts(self, unread, facts["state"])
         self._unread.append((unread, facts))
 
     def read_metrics(self) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from holdfast import determinism
 from holdfast.checkpoint import serialize
 from holdfast.errors import ConfigError
 from holdfast.state import to_payload
+from holdfast.terminal import counted
 
 if TYPE_CHECKING:
     from holdfast.training.build import Training
@@ -98,7 +99,7 @@ def take_position(training: "Training", saved: Mapping[str, Any]) -> Any:
 def _refuse(training: "Training", saved: Mapping[str, Any], reason: str, hint: str) -> ConfigError:
     ranks, others = training.accelerator.num_processes, len(saved["rng"])
     return ConfigError(
-        f"compute.ranks = {ranks}: the checkpoint of step {saved['progress']['step']}, which {others} "
-        f"rank{'s' if others > 1 else ''} saved, can't be shared out: {reason}",
+        f"compute.ranks = {ranks}: the checkpoint of step {saved['progress']['step']}, which "
+        f"{counted(others, 'rank')} saved, can't be shared out: {reason}",
         hint=f"compute.ranks = {others} continues; {hint}",
     )
