@@ -143,10 +143,13 @@ class Batches:
         """Return the first share of the first micro-batch of map-style data.
 
         Args:
-            ranks: the number of shares that it is cut into; by default as in training.
+            ranks: the number of shares that it is cut into; by default, and if it can't be cut into so many after a
+                change of the batch size, as in training.
         """
         assert self._order is not None
-        share = replace(self._shares[0], rank=0, ranks=ranks or self._shares[0].ranks)
+        share = replace(self._shares[0], rank=0)
+        if ranks and share.batch_size % ranks == 0:
+            share = replace(share, ranks=ranks)
         indices = share.of(self._order.step_indices(0)[0]).tolist()
         return Samples(self._data, self._collate, self._seed).__getitems__(Indices(0, indices))[1]
 
