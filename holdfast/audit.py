@@ -14,6 +14,7 @@ from holdfast.errors import GateTripped, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.replay import find_difference, make_pruned_error, read_committed_trail, read_trail, replayed
 from holdfast.store import Store
+from holdfast.terminal import counted
 
 SHOWN_NAMES = 8
 SHOWN_TENSORS = 3
@@ -29,6 +30,7 @@ class Audit(BaseModel):
         unchecked: what could not be checked, and why: a checkpoint was pruned, or settings were changed; else empty.
         expected, found: the committed content id and the replay's; ``found`` is empty if the gate refused the start.
         gate: why the gate refused the checkpoint to start from; empty if it didn't.
+        ranks: the number of ranks of the replay, if one was asked for; None for the run's.
         first_step, first_differs_in, first_tensors: the first difference between the trails; see
             `holdfast.trail.Difference`. None and empty if they are equal.
         different: names of the tensors and values that differ at the end; the first part of a name is its component.
@@ -48,6 +50,7 @@ class Audit(BaseModel):
     expected: str
     found: str = ""
     gate: str = ""
+    ranks: int | None = None
     first_step: int | None = None
     first_differs_in: list[str] = []
     first_tensors: list[str] = []
@@ -66,12 +69,13 @@ class Audit(BaseModel):
     def __str__(self) -> str:
         across = f", across the resume at {', '.join(map(str, self.resumes))}" if self.resumes else ""
         what = f"commit {self.commit} ({self.path}, steps {self.start}-{self.stop}{across})"
+        on = f" on {counted(self.ranks, 'rank')}" if self.ranks else ""
         if self.is_identical:
-            lines = [f"{what}: replayed to the same bytes, {self.expected}"]
+            lines = [f"{what}: replayed{on} to the same bytes, {self.expected}"]
         elif self.gate:
             lines = [f"{what}: it can't be replayed from commit {self.from_commit}", f"  {self.gate}"]
         else:
-            lines = [f"{what}: the replay ends on other bytes: {self.found[:12]}, not {self.expected[:12]}"]
+            lines = [f"{what}: the replay{on} ends on other bytes: {self.found[:12]}, not {self.expected[:12]}"]
             lines += describe_difference(self.first_step, self.first_differs_in, self.first_tensors, self.different)
         lines += [f"  not checked: {self.unchecked}"] if self.unchecked else []
         notes = [] if self.is_identical else self.notes
@@ -96,16 +100,18 @@ def describe_difference(step: int | None, fields: list[str], tensors: list[str],
     return lines
 
 
-def audit_commit(journal: Journal, commit: Commit, start: int | None = None) -> Audit:
+def audit_commit(journal: Journal, commit: Commit, start: int | None = None, ranks: int | None = None) -> Audit:
     """Replay the steps up to a commit in fresh processes; compare the content id, and if it differs, the trails.
 
     Args:
         start: the number of the commit to begin with, 0 for the beginning of the run. By default it is the parent. If
             the run may have been resumed from the parent, it is the parent's parent, because a replay from the parent
             would repeat that resume with its faults.
+        ranks: the number of ranks of the replay; None for the run's.
 
     Raises:
-        WrongUse: the start isn't an ancestor of the commit, or its checkpoint was pruned.
+        WrongUse: the start isn't an ancestor of the commit, or its checkpoint was pruned; or equal bytes aren't
+            promised on this number of ranks.
         CheckpointDamaged: the start, or the commit itself, is damaged.
         RunStopped: the replay ended early.
     """
@@ -114,10 +120,10 @@ def audit_commit(journal: Journal, commit: Commit, start: int | None = None) -> 
     known: dict[str, Any] = {
         "run": journal.run, "commit": commit.number, "path": commit.path, "start": begin.step if begin else 0,
         "stop": commit.step, "from_commit": begin.number if begin else 0, "resumes": span.resumes,
-        "unchecked": span.unchecked, "expected": commit.checkpoint_sha256,
+        "unchecked": span.unchecked, "expected": commit.checkpoint_sha256, "ranks": ranks,
     }  # fmt: skip
     try:
-        with replayed(journal, begin, commit) as (saved, folder, present):
+        with replayed(journal, begin, commit, ranks) as (saved, folder, present):
             notes = list(dict.fromkeys(note for each in span.commits for note in list_notes(journal, each, present)))
             found = saved.metadata.checkpoint_sha256
             if found == commit.checkpoint_sha256:

@@ -163,8 +163,8 @@ class Compute(Section):
         0,
         ge=0,
         description="Shares of each batch, with random numbers of their own, whose gradients are summed in a fixed "
-        "order: any number of ranks up to it trains the same bytes. 0 is off: then the number of ranks is part of the "
-        "fingerprint.",
+        "order: any number of ranks up to it trains the same bytes. 0 is off: then another number "
+        "gives other bytes.",
     )
     nodes: Annotated[int, Field(ge=1, le=1024)] | str = Field(
         1,
@@ -465,6 +465,10 @@ class RunConfig(Section):
         # An automatic chunk must end where retention keeps a checkpoint.
         marks = (keep.keep_every * steps_per_epoch, keep.keep_every_steps)
         return self.chunk.next_stop(start, steps_per_epoch, self.epochs * steps_per_epoch, auto_steps, marks)
+
+    def with_ranks(self, ranks: int) -> Self:
+        """Return this configuration with a number of ranks."""
+        return self.model_copy(update={"compute": self.compute.model_copy(update={"ranks": ranks})})
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -124,11 +124,16 @@ class Verdict:
     reasons: tuple[str, ...] = ()
 
 
-def judge(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Verdict:
+def judge(
+    saved: Mapping[str, Any], current: Mapping[str, Any], ranks: tuple[int | None, int | None] = (None, None)
+) -> Verdict:
     """Decide whether a run trained in the environment ``saved`` continues in ``current`` with equal bits.
 
     Both are results of `describe_environment`. A value that one of them lacks counts as different, since nothing can be
     promised about it. On a device without terms nothing is promised.
+
+    Args:
+        ranks: the saved and the current number of ranks; None if it isn't known, or with virtual ranks.
     """
     device = saved.get("device") or current.get("device")
     terms = terms_on(device)
@@ -143,6 +148,7 @@ def judge(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Verdict:
         if missing:
             reasons.append(f"{', '.join(dict.fromkeys(missing))}: {where}")
     reasons += _changed_packages(saved.get("packages"), current.get("packages"))
+    reasons += _changed_ranks(*ranks)
     if not terms:
         reasons.append(f"device: nothing is promised on {device!r}" if device else "device: not recorded")
     return Verdict("not promised", tuple(reasons)) if reasons else Verdict("identical")
@@ -159,6 +165,13 @@ def _changed_packages(saved: Any, current: Any) -> list[str]:
     return [
         f"{name}: saved {version!r}, here {current.get(name, 'not installed')!r}" for name, version in changed.items()
     ]
+
+
+def _changed_ranks(saved: int | None, current: int | None) -> list[str]:
+    """Return a line if another number of ranks sums gradients and draws random numbers."""
+    if None in (saved, current) or saved == current:
+        return []
+    return [f"ranks: saved {saved}, here {current}; only with compute.virtual_ranks would the bits be equal"]
 
 
 def terms_on(device: str | None) -> tuple[Term, ...]:

@@ -1,6 +1,7 @@
 """Settings of a process under which the same step gives the same bits: environment, torch's flags, seeds."""
 
 import functools
+import hashlib
 import os
 import random
 import sys
@@ -145,6 +146,12 @@ def reseed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def derive_seed(*names: int | str) -> int:
+    """Return a seed that follows from some names, such as the run's seed, a step and a share."""
+    text = "/".join(map(str, names))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") // 2
 
 
 def separate_threads() -> None:

@@ -26,14 +26,20 @@ SHOWN_CHANGES = 12
 def is_harmless(change: Change) -> bool:
     """Return whether a change never stops a run.
 
-    Harmless are: a new field with its default (from an upgrade); a package's version (it affects only the promise of
-    equal bits); a module or a file that was not used before; and a file that is no longer read.
+    Harmless are: a new field with its default (from an upgrade); a package's version and the number of ranks (they
+    affect only the promise of equal bits); a module or a file that was not used before; and a file that is no longer
+    read.
     """
-    if change.kind == "package":
+    if change.kind == "package" or is_of_ranks(change):
         return True
     if change.kind == "file" and ABSENT in (change.saved, change.current):
         return True
     return (change.kind == "source" and change.saved == ABSENT) or (change.kind == "added" and change.is_default)
+
+
+def is_of_ranks(change: Change) -> bool:
+    """Return whether a run without virtual ranks goes on with another number of ranks."""
+    return change.kind == "value" and change.name == "compute.ranks"
 
 
 def is_accepted(change: Change, accept: Sequence[str]) -> bool:

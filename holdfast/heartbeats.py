@@ -210,7 +210,8 @@ def join() -> None:
     """Begin this rank's heartbeat. A process whose attempt has no file for it here goes without."""
     global _own
     with contextlib.suppress(KeyError, OSError, ValueError, IndexError):
-        rank, number = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
+        rank = int(os.environ.get("RANK", "0"))
+        number = int(os.environ.get("LOCAL_RANK", rank))
         _own = Heartbeat(Path(os.environ[HEARTBEATS_VARIABLE]), rank, number)
 
 

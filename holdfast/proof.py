@@ -1,5 +1,6 @@
 """The result of `holdfast prove`, and its text for a person."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ class Proof(BaseModel):
     Attributes:
         kills: the steps in which SIGKILL ended the ranks.
         chunks: the steps at which a chunk of the killed run ended.
+        ranks: the numbers of ranks of the killed run's lives, one after the other and then again from the first, which
+            the straight run had.
         resumed_from: the steps of the checkpoints from which the killed run resumed, or tried to.
         steps_per_epoch: the length of an epoch in this proof, which may cut it.
         own_steps_per_epoch: the length of an epoch in the recipe.
@@ -41,6 +44,7 @@ class Proof(BaseModel):
     steps: int
     kills: list[int]
     chunks: list[int]
+    ranks: list[int] = [1]
     resumed_from: list[int]
     steps_per_epoch: int
     own_steps_per_epoch: int
@@ -70,10 +74,12 @@ class Proof(BaseModel):
         if self._differs_from_itself:
             lines.append("  that is before anything was resumed: the recipe differs from itself")
         rows = [("content id", self.straight), ("settings", self.config_fingerprint), ("ran on", self._machine())]
+        rows += [("ranks", self._describe_ranks())] if len({*self.ranks}) > 1 else []
         rows += [("not reached", line) for line in self.not_reached] if self.is_proved else []
         rows += [("but", line) for line in self.unchanged]
         rows += [("but", f"{name} {CARRIED}") for name in self.carried]
-        rows += [("again with", f"--seed {self.seed} --steps {self.steps} --kills {len(self.kills)}")]
+        ranks = f" --ranks {','.join(map(str, self.ranks))}" if len({*self.ranks}) > 1 else ""
+        rows += [("again with", f"--seed {self.seed} --steps {self.steps} --kills {len(self.kills)}{ranks}")]
         return "\n".join([*lines, *(f"  {name:12}{value}" for name, value in rows)])
 
     def _describe_verdict(self) -> list[str]:
@@ -91,6 +97,11 @@ class Proof(BaseModel):
         lines = [f"not proved: {what} end on other bytes with {killed}"]
         first = self.first_step, self.first_differs_in, self.first_tensors
         return lines + describe_difference(*first, self.different)
+
+    def _describe_ranks(self) -> str:
+        """Return on how many ranks each life was trained."""
+        lives = [number for number, _ in zip(itertools.cycle(self.ranks), [0, *self.resumed_from], strict=False)]
+        return f"{self.ranks[0]} straight, and {', '.join(map(str, lives[:-1]))} and {lives[-1]} between the kills"
 
     def _machine(self) -> str:
         known = self.environment

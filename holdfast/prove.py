@@ -1,12 +1,13 @@
 """`holdfast prove`: train the same steps straight, and killed and resumed, and compare the results."""
 
+import itertools
 import logging
 import os
 import random
 import signal
 import sys
 import tempfile
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from holdfast.attempt import Line
 from holdfast.attempt.lineage import Present, describe_present
 from holdfast.checkpoint import Saved
 from holdfast.config import Log, RunConfig
-from holdfast.errors import ConfigError, GateTripped, HoldfastError
+from holdfast.errors import ConfigError, GateTripped, HoldfastError, WrongUse
 from holdfast.gpus import check_gpus, gather_nodes, settle_ranks
 from holdfast.journal import Commit, Journal
 from holdfast.probe import Gate
@@ -28,7 +29,7 @@ from holdfast.store import open_store
 log = logging.getLogger(__name__)
 
 
-def prove(config: RunConfig, steps: int, kills: int, seed: int | None = None) -> Proof:
+def prove(config: RunConfig, steps: int, kills: int, seed: int | None = None, ranks: Sequence[int] = ()) -> Proof:
     """Train ``steps`` steps twice, each time in a temporary folder: straight, and in chunks with SIGKILLs of the ranks.
 
     Both runs cut an epoch to at most half of the steps, so that they cross the end of one.
@@ -36,24 +37,29 @@ def prove(config: RunConfig, steps: int, kills: int, seed: int | None = None) ->
     Args:
         kills: the number of SIGKILLs; fewer if there are too few steps.
         seed: the seed that chooses chunks and kills; None for a random seed.
+        ranks: the numbers of ranks of the killed run's lives, one after the other and then again from the first, which
+            the straight run has; empty for the configuration's.
 
     Raises:
+        WrongUse: the numbers of ranks aren't promised to give equal bytes, or there are too few kills for them.
         HoldfastError: the recipe can't be built, or fails.
     """
     if steps < 2 or kills < 1:
         raise ConfigError(f"--steps {steps} --kills {kills}: expected at least 2 steps and 1 kill")
     config = gather_nodes(settle_ranks(config))
-    check_gpus(config.compute)
+    ranks = ranks or [config.compute.rank_count]
+    check_ranks(config, ranks, kills)
+    check_gpus(config.with_ranks(max(ranks)).compute)
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         straight = _Run(config, folder, "straight", [steps])
-        straight.live(0)
+        straight.live(ranks[0], 0)
         kill_steps, chunks = choose_kills(steps, kills, straight.steps_per_epoch, random.Random(seed))
         resumed = _Run(config, folder, "resumed", chunks)
         compared: dict[str, Any] = {}
         try:
-            for kill_at in [*kill_steps, 0]:
-                resumed.live(kill_at)
+            for number, kill_at in zip(itertools.cycle(ranks), [*kill_steps, 0], strict=False):
+                resumed.live(number, kill_at)
             compared["resumed"] = resumed.content_id
             if straight.content_id != resumed.content_id:
                 payloads = straight.read_payload(), resumed.read_payload()
@@ -62,10 +68,31 @@ def prove(config: RunConfig, steps: int, kills: int, seed: int | None = None) ->
             compared |= {"gate": error.message, "different": error.data.get("different", [])}
             compared |= find_difference((straight.read_trail(), resumed.read_trail()))
         return Proof(
-            recipe=config.recipe, seed=seed, steps=steps, kills=kill_steps, chunks=chunks,
-            resumed_from=resumed.resumed_from, straight=straight.content_id, **straight.describe(),
+            recipe=config.recipe, seed=seed, steps=steps, kills=kill_steps, chunks=chunks, ranks=list(ranks),
+            resumed_from=resumed.resumed_from, straight=straight.content_id, **straight.describe(max(ranks)),
             **judge_unregistered(straight.built, straight.found, resumed.found), **compared,
         )  # fmt: skip
+
+
+def check_ranks(config: RunConfig, ranks: Sequence[int], kills: int) -> None:
+    """Check that a proof can end on the same bytes with these numbers of ranks, and reaches all of them.
+
+    Raises:
+        WrongUse: it can't.
+    """
+    option = f"--ranks {','.join(map(str, ranks))}"
+    if min(ranks) < 1:
+        raise WrongUse(f"{option}: expected numbers from 1 on")
+    if len({*ranks}) > 1 and not config.compute.virtual_ranks:
+        raise WrongUse(
+            f"{option}: without virtual ranks, equal bytes are not promised on another number of ranks",
+            hint="--set compute.virtual_ranks=8 trains the same bytes on up to 8; --ranks 2 proves one number",
+        )
+    if len(ranks) > kills + 1:
+        raise WrongUse(
+            f"{option}: a run that is killed {kills} times has {kills + 1} lives, too few for {len(ranks)} numbers",
+            hint=f"--kills {len(ranks) - 1}",
+        )
 
 
 def choose_kills(steps: int, kills: int, epoch: int, choice: random.Random) -> tuple[list[int], list[int]]:
@@ -85,7 +112,7 @@ def choose_kills(steps: int, kills: int, epoch: int, choice: random.Random) -> t
     others = [step for step in range(1, steps) if step not in places]
     places = places[:kills] + choice.sample(others, min(max(kills - len(places), 0), len(others)))
     places.sort()
-    kill_steps = [choice.randint(place + 1, stop) for place, stop in pairwise([*places, steps])]
+    kill_steps = [choice.randint(place + 1, stop) for place, stop in itertools.pairwise([*places, steps])]
     return kill_steps, sorted({*places, steps} | ({first} if first < places[0] else set()))
 
 
@@ -124,8 +151,12 @@ class _Run:
     def _find(self, index: int) -> list[Found]:
         return self._examined[index].unregistered if self._examined else []
 
-    def describe(self) -> dict[str, Any]:
-        """Return the fields of a `Proof` that describe the run."""
+    def describe(self, ranks: int) -> dict[str, Any]:
+        """Return the fields of a `Proof` that describe the run.
+
+        Args:
+            ranks: the largest number of ranks in the proof.
+        """
         assert self._present is not None
         examined, compute, environment = self._examined[0], self._config.compute, self._present.environment
         epoch, own_epoch = self.steps_per_epoch, examined.own_steps_per_epoch
@@ -135,7 +166,7 @@ class _Run:
             "steps_per_epoch": epoch, "own_steps_per_epoch": own_epoch,
             "not_reached": list_not_reached(
                 self._chunks[-1], epoch, own_epoch, examined.events,
-                compute.rank_count, compute.loader_workers, environment["device"],
+                ranks, compute.loader_workers, environment["device"],
             ),
         }  # fmt: skip
 
@@ -144,27 +175,29 @@ class _Run:
         assert newest is not None
         return newest
 
-    def live(self, kill_at: int) -> None:
+    def live(self, ranks: int, kill_at: int) -> None:
         """Start ranks, resume, and train and commit chunks until the last step or until the kill.
 
         Args:
+            ranks: the number of ranks.
             kill_at: the step in which to kill the ranks; 0 for none.
 
         Raises:
             GateTripped: the resumed state isn't the saved one.
         """
-        with Ranks(self._config, self._log, longest_epoch=self._chunks[-1] // 2) as ranks:
-            line = self._resume(ranks)
+        self._config = self._config.with_ranks(ranks)
+        with Ranks(self._config, self._log, longest_epoch=self._chunks[-1] // 2) as started:
+            line = self._resume(started)
             if not self._examined:
-                self._examined.append(ranks.examine())
+                self._examined.append(started.examine())
             for stop in self._chunks:
                 if stop > (line.head.step if line.head else 0):
-                    saved = self._train(ranks, line, stop, kill_at)
+                    saved = self._train(started, line, stop, kill_at)
                     if saved is None:
                         return
                     line.commit(saved, "chunk")
                     log.info("%s: trained to step %d of %d", self._journal.run, stop, self._chunks[-1])
-            self._examined.append(ranks.examine())
+            self._examined.append(started.examine())
 
     def _resume(self, ranks: Ranks) -> Line:
         built = ranks.expect(Ready)

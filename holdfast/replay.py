@@ -17,6 +17,7 @@ from holdfast.journal import Commit, Journal, metrics_name
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Problem, Ready
 from holdfast.store import Store, open_store
+from holdfast.terminal import counted
 from holdfast.trail import find_first
 
 Trail = list[dict[str, Any]]
@@ -51,20 +52,42 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path) -> RunConfi
     return config.model_copy(update=moved)
 
 
+def _choose_ranks(config: RunConfig, number: int | None) -> RunConfig:
+    """Return a run's configuration with another number of ranks; None leaves it as it is.
+
+    Raises:
+        WrongUse: without virtual ranks the run's bytes depend on their number.
+    """
+    compute = config.compute
+    if number is None or number == compute.ranks:
+        return config
+    if not compute.virtual_ranks:
+        raise WrongUse(
+            f"--ranks {number}: {counted(compute.rank_count, 'rank')} trained the steps, without virtual ranks: equal "
+            "bytes are not promised on another number",
+            hint="leave --ranks out",
+        )
+    return config.with_ranks(number)
+
+
 @contextlib.contextmanager
-def ranks_at(journal: Journal, at: Commit | None, settings: Commit) -> Iterator[tuple[Ranks, Present]]:
+def ranks_at(
+    journal: Journal, at: Commit | None, settings: Commit, number: int | None = None
+) -> Iterator[tuple[Ranks, Present]]:
     """Start ranks for the block, and restore a commit's state into them through the gate.
 
     Args:
         at: the commit to restore; None for the state that the run began with.
         settings: the commit whose settings the ranks get.
+        number: the number of ranks; None for that of the settings.
 
     Raises:
+        WrongUse: equal bytes aren't promised on this number of ranks.
         CheckpointDamaged: the checkpoint is damaged.
         GateTripped: the gate refuses the restored state.
     """
     with tempfile.TemporaryDirectory(prefix="holdfast-") as scratch:
-        config = gather_nodes(read_run_config(journal, settings, Path(scratch)))
+        config = _choose_ranks(gather_nodes(read_run_config(journal, settings, Path(scratch))), number)
         check_gpus(config.compute)
         with Ranks(config, Path(scratch) / "ranks.log", at.number if at else 0) as ranks:
             built = ranks.expect(Ready)
@@ -101,25 +124,31 @@ def make_pruned_error(journal: Journal, start: Commit, commit: Commit) -> WrongU
 
 
 @contextlib.contextmanager
-def replayed(journal: Journal, start: Commit | None, commit: Commit) -> Iterator[tuple[Saved, Store, Present]]:
+def replayed(
+    journal: Journal, start: Commit | None, commit: Commit, ranks: int | None = None
+) -> Iterator[tuple[Saved, Store, Present]]:
     """Train from one commit's checkpoint straight to another commit's step, and save into a temporary folder.
 
     Args:
         start: an earlier commit; None for the beginning of the run.
+        ranks: the number of ranks; None for the run's.
 
     Yields:
         The checkpoint, the folder with it (deleted after the block), and the settings and machine of the replay.
 
     Raises:
-        WrongUse: the start's checkpoint was pruned.
+        WrongUse: the start's checkpoint was pruned, or equal bytes aren't promised on this number of ranks.
         CheckpointDamaged, GateTripped: the start can't be restored.
         RunStopped: the ranks ended early.
     """
     if start is not None and journal.is_pruned(start.number):
         raise make_pruned_error(journal, start, commit)
-    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder, ranks_at(journal, start, commit) as (ranks, now):
-        ranks.train(commit.step, now.fingerprint, into=folder, is_detailed=True)
-        while not isinstance(saved := ranks.next_event(), Saved):
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-") as folder,
+        ranks_at(journal, start, commit, ranks) as (started, now),
+    ):
+        started.train(commit.step, now.fingerprint, into=folder, is_detailed=True)
+        while not isinstance(saved := started.next_event(), Saved):
             pass
         if saved.step != commit.step:
             raise RunStopped(f"the replay of commit {commit.number} was stopped after step {saved.step}")

@@ -9,8 +9,13 @@ from typing import Any
 
 Line = Mapping[str, Any]
 
-# The fields of a line, causes before effects. A difference in ``state`` is named by its components.
-CAUSES = ("samples", "lrs", "anneals", "loss", "grad_norm", "logged", "state", "rng", "metrics")
+# The fields of a line and of its parts, causes before effects. A difference in ``state`` is named by its components.
+CAUSES = (
+    "samples", "generators", "buffers", "lrs", "anneals", "loss", "gradient", "partial_sum", "sum", "grad_norm",
+    "logged", "state", "rng", "metrics",
+)  # fmt: skip
+# How the facts of a part are named that a line doesn't have.
+FACTS = {"partial_sum": "sum of gradients", "sum": "sum of all gradients"}
 # The first parts of the components' names, in the order in which a difference spreads within a step.
 COMPONENTS = ("buffers", "optimizer", "model", "schedulers", "scaler", "extras")
 
@@ -20,7 +25,8 @@ class Difference:
     """The first step in which two trails differ.
 
     Attributes:
-        fields: the fields that differ in that step, causes first; in place of ``state`` its components that differ.
+        fields: the fields that differ in that step, causes first; in place of ``state`` its components that differ. If
+            not all ranks differ, a field of theirs is named with the rank: ``loss of rank 1``.
         tensors: names of the tensors that differ after that step, in the order of `COMPONENTS`; empty if the trails
             have no checksums of tensors there.
     """
@@ -47,7 +53,9 @@ def spreads(component: str) -> tuple[int, str]:
 
 
 def _compare_lines(one: Line, other: Line) -> Iterator[str]:
+    parts = _pair_parts(one, other)
     for name in CAUSES:
+        yield from _compare_parts(name, parts)
         if name not in one or name not in other:  # earlier versions wrote fewer; checksums are not in every line
             continue
         if name == "samples":
@@ -57,6 +65,44 @@ def _compare_lines(one: Line, other: Line) -> Iterator[str]:
             yield from (each for each in shared if one[name][each] != other[name][each])
         elif one[name] != other[name]:
             yield name
+
+
+def _pair_parts(one: Line, other: Line) -> list[tuple[Line, Line]]:
+    """Return the facts of each rank or share in both lines. Only shares are compared if the numbers of ranks differ."""
+    ones, others = (
+        {(each.get("share"), each["rank"]): each for each in line.get("parts", [])} for line in (one, other)
+    )
+    if ones.keys() == others.keys():
+        return [(ones[key], others[key]) for key in sorted(ones, key=str)]
+    shares = {share: each for (share, _), each in ones.items() if share is not None}
+    return [(shares[share], each) for (share, _), each in others.items() if share in shares]
+
+
+def _compare_parts(name: str, parts: Sequence[tuple[Line, Line]]) -> Iterator[str]:
+    """Yield the fields in which some ranks differ and others don't, with the ranks; a fact alone if all differ."""
+    known = [(dict(_read_fact(name, one)), dict(_read_fact(name, other)), other) for one, other in parts]
+    known = [each for each in known if each[0] and each[1]]
+    for field in sorted({field for one, other, _ in known for field in one.keys() & other.keys()}, key=spreads):
+        found = [part for one, other, part in known if one.get(field) != other.get(field)]
+        if found and len(found) == len(known) and name in ("generators", "buffers", "gradient", *FACTS):
+            yield FACTS.get(field, field)
+        elif len(found) < len(known):
+            yield from (f"{FACTS.get(field, field)} of {where}" for where in _name_ranks(found))
+
+
+def _read_fact(name: str, part: Line) -> Iterator[tuple[str, str]]:
+    """Yield a part's fact by its name; of ``state`` each component's."""
+    if name == "state":
+        yield from part.get("state", {}).items()
+    elif name in part:
+        yield name, part[name]
+
+
+def _name_ranks(parts: Sequence[Line]) -> Iterator[str]:
+    """Yield each rank of some parts, with the shares that they are."""
+    for rank in dict.fromkeys(part["rank"] for part in parts):
+        shares = [str(part["share"]) for part in parts if part["rank"] == rank and "share" in part]
+        yield f"rank {rank} (share{'s' if len(shares) > 1 else ''} {', '.join(shares)})" if shares else f"rank {rank}"
 
 
 def _compare_samples(one: str, other: str) -> Iterator[str]:

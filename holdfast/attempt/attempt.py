@@ -30,7 +30,7 @@ from holdfast.config import RunConfig
 from holdfast.durations import LEAST_MARGIN_S, MARGIN_S, Durations
 from holdfast.endings import Ending
 from holdfast.errors import (
-    ConfigDrift,
+    ConfigError,
     HoldfastError,
     NameTaken,
     OutOfMemory,
@@ -170,7 +170,10 @@ class Attempt:
         signing_key = load_signing_key(config.signing_key) if config.signing_key else None
         trusted_keys = [load_trusted_key(source) for source in config.resume.trusted_keys]
         known = Known.read(self.journal)
-        self.ranks.build(known.newest)
+        try:
+            self.ranks.build(known.newest)
+        except ConfigError as error:
+            raise (explain_ranks(error, config.compute.rank_count) if self._takes_all_gpus else error) from None
         self.fingerprint = self.ranks.present.fingerprint
         self._line = Line(
             self.journal,
@@ -189,10 +192,7 @@ class Attempt:
         lineage: dict[str, Any] = {}
         if newest is not None:
             past = Past.read(self.journal, newest, self.line.read_metadata)
-            try:
-                lineage["drift"] = judge_drift(past, present, self.config, known.epochs)
-            except ConfigDrift as error:
-                raise (explain_ranks(error) if self._takes_all_gpus else error) from None
+            lineage["drift"] = judge_drift(past, present, self.config, known.epochs)
             if self._is_verified_end(newest):
                 self.line.check_trusted(newest)
                 self.line.head = newest

@@ -50,12 +50,13 @@ def publish_commit(attempt: "Attempt", proposal: Proposal) -> Commit:
 def check_fingerprint(attempt: "Attempt", proposal: Proposal) -> None:
     """Return if a checkpoint was trained with the run's settings.
 
-    An adopted one may have been trained with those of the commit before it, if a change was let through since.
+    An adopted one may have been trained with others that were let through; see `Line.may_adopt`.
 
     Raises:
         ConfigDrift: it was not.
     """
     trained_with = proposal.saved.metadata.config_fingerprint
-    if trained_with not in (attempt.line.fingerprints() if proposal.reason == "adopted" else {attempt.fingerprint}):
+    is_adopted = proposal.reason == "adopted" and attempt.line.may_adopt(trained_with)
+    if trained_with != attempt.fingerprint and not is_adopted:
         path, current = proposal.saved.path, attempt.fingerprint
         raise ConfigDrift(f"{path} was trained with settings {trained_with[:16]}, not {current[:16]}")

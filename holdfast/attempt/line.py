@@ -11,7 +11,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 from holdfast import checkpoint
+from holdfast.changes import compare
 from holdfast.checkpoint import Saved
+from holdfast.drift import is_of_ranks
 from holdfast.errors import GateTripped, HoldfastError, NameMissing, NameTaken, NoVerifiedCheckpoint, RecordDamaged
 from holdfast.journal import Commit, FileRecord, Journal, Latest, now
 from holdfast.journal.signing import check_signed, sign_commit
@@ -225,7 +227,7 @@ class Line:
         if self._trusted_keys:
             return False  # an orphan is not signed: anyone who can write to the store could have put it there
         for saved in checkpoint.find_orphans(
-            self.journal.store, self.head, self.fingerprints(), self.steps_per_epoch, self._find_refused
+            self.journal.store, self.head, self.may_adopt, self.steps_per_epoch, self._find_refused
         ):
             log.info("adopting %s (step %d), which a dead attempt had saved", saved.path, saved.step)
             try:
@@ -235,9 +237,19 @@ class Line:
             return True
         return False
 
-    def fingerprints(self) -> set[str]:
-        """Return the fingerprints that an orphan may have: of the settings now, and of the head's, before a drift."""
-        return {self.config_fingerprint, *([self.head.config_fingerprint] if self.head else [])}
+    def may_adopt(self, fingerprint: str) -> bool:
+        """Return whether an orphan may have been trained with settings of this fingerprint.
+
+        They may be those of now, those of the head, before a drift, and any of these with another number of ranks.
+        """
+        known = [self.config_fingerprint, *([self.head.config_fingerprint] if self.head else [])]
+        return fingerprint in known or any(self._differ_in_ranks(fingerprint, each) for each in known)
+
+    def _differ_in_ranks(self, one: str, other: str) -> bool:
+        configs = self.journal.read_config(one), self.journal.read_config(other)
+        if configs[0] is None or configs[1] is None:
+            return False
+        return all(map(is_of_ranks, compare(configs[0].identity, configs[1].identity, {})))
 
     def _find_refused(self) -> set[str]:
         """Return the folders of quarantined commits, and of those that the gate has refused."""

@@ -9,7 +9,7 @@ from holdfast import checkpoint
 from holdfast.changes import Change, compare, find_defaults, to_lineage
 from holdfast.config import InitFrom, Resume, RunConfig
 from holdfast.contract import Verdict, judge
-from holdfast.drift import SHOWN_CHANGES, check_drift, is_harmless
+from holdfast.drift import SHOWN_CHANGES, check_drift, is_harmless, is_of_ranks
 from holdfast.errors import ConfigDrift, ConfigError, DeterminismError, NameMissing, RecordDamaged, StateError
 from holdfast.fingerprint import fingerprint, validate_fingerprint
 from holdfast.journal import Commit, Journal
@@ -146,7 +146,7 @@ def judge_drift(past: Past, present: Present, config: RunConfig, epochs: int | N
     """
     changes = changes_since(past, present)
     let_through = check_drift(changes, config.resume.accept_drift, past.fingerprint, present.fingerprint)
-    _warn_of(let_through)
+    _warn_of([change for change in let_through if not is_of_ranks(change)])  # `judge_environment` warns of the ranks
     if epochs not in (None, config.epochs):
         let_through.append(Change(name="epochs", kind="value", saved=epochs, current=config.epochs))
     return to_lineage(let_through)
@@ -174,7 +174,14 @@ def _warn_of(changes: Sequence[Change]) -> None:
 
 def promise_for(past: Past, present: Present) -> Verdict:
     """Return whether the same bits are promised here as where the commit was trained."""
-    return judge(past.environment, present.environment)
+    ranks = count_ranks(past.identity), count_ranks(present.identity)
+    return judge(past.environment, present.environment, ranks)
+
+
+def count_ranks(identity: dict[str, Any] | None) -> int | None:
+    """Return the number of ranks that a run's bits depend on; None with virtual ranks, and if it isn't on record."""
+    ranks: int | None = (identity or {}).get("compute", {}).get("ranks")
+    return ranks
 
 
 def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
@@ -188,13 +195,15 @@ def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
     verdict = promise_for(past, present)
     if verdict.promise == "identical":
         return verdict
-    reasons = "\n".join(f"  {reason}" for reason in verdict.reasons)
+    reasons = "".join(f"\n  {reason}" for reason in verdict.reasons)
+    if len(verdict.reasons) == 1:
+        reasons = f" {verdict.reasons[0]}"
     if resume.environment == "refuse":
         raise DeterminismError(
-            f"equal bits are not promised on this machine:\n{reasons}",
+            f"equal bits are not promised on this machine:{reasons}",
             hint="continue where it was trained, or --set resume.environment=record",
         )
-    log.warning("equal bits are not promised on this machine; it goes into the lineage:\n%s", reasons)
+    log.warning("equal bits are not promised on this machine; that is on record:%s", reasons)
     return verdict
 
 

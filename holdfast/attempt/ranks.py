@@ -17,6 +17,7 @@ from holdfast.attempt.lineage import (
     describe_present,
     explain_unfit,
     find_ancestor,
+    judge_environment,
 )
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError, HoldfastError, StateError
@@ -59,6 +60,7 @@ class AttemptRanks:
         self._number = number
         self.restart_s = 0.0
         self.running: Ranks | None = None
+        self._judged = ""  # the fingerprint of the commit whose promise the attempt judges before it claims the run
         self.ancestor: Ancestor | None = None
         self.restored = 0
         self.hangs = 0
@@ -76,6 +78,7 @@ class AttemptRanks:
             newest: the commit that will probably be restored; the ranks read it ahead.
         """
         self._start(newest)
+        self._judged = newest.config_fingerprint if newest else ""
         self.ancestor = find_ancestor(self._journal, self.config.store, self.config.init_from, newest)
         self.present = describe_present(self.config, self.built, self.ancestor)
 
@@ -121,10 +124,13 @@ class AttemptRanks:
         """Restore a commit's state; return an error if the checkpoint is damaged or the gate refuses it.
 
         Raises:
+            DeterminismError: equal bits aren't promised from this commit on, and the configuration refuses that.
             StateError: the state doesn't fit what the ranks built.
             ConfigDrift: the state doesn't fit because of a change that was accepted.
         """
         past = Past.read(self._journal, commit, read_metadata)
+        if commit.config_fingerprint != self._judged:  # another number of ranks trained it: it was adopted, say
+            judge_environment(past, self.present, self.config.resume)
         try:
             event = self.own.restore(commit, choose_gate(past, self.present, self.config.resume))
         except StateError as error:

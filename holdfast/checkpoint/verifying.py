@@ -5,7 +5,7 @@ import functools
 import hashlib
 import logging
 import queue
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -218,7 +218,7 @@ def _check_files(
 def find_orphans(
     folder: Store,
     head: Commit | None,
-    config_fingerprints: Collection[str],
+    is_expected: Callable[[str], bool],
     steps_per_epoch: int,
     find_excluded: Callable[[], set[str]] = set,
 ) -> Iterator[Saved]:
@@ -229,10 +229,10 @@ def find_orphans(
 
     Args:
         head: the newest commit; None before the run's first.
-        config_fingerprints: the fingerprints of the settings that the checkpoints may have been trained with.
+        is_expected: whether the checkpoints may have been trained with settings of a fingerprint.
         find_excluded: returns the folders that must not be used again; called only if there are candidates.
     """
-    found = _find_children(folder, head, config_fingerprints, steps_per_epoch)
+    found = _find_children(folder, head, is_expected, steps_per_epoch)
     excluded = find_excluded() if found else set()
     before: Trail | None = None
     for path, metadata in found:
@@ -260,7 +260,7 @@ def find_orphans(
 
 
 def _find_children(
-    folder: Store, head: Commit | None, config_fingerprints: Collection[str], steps_per_epoch: int
+    folder: Store, head: Commit | None, is_expected: Callable[[str], bool], steps_per_epoch: int
 ) -> list[tuple[str, Metadata]]:
     """Return the folders whose metadata names ``head`` as parent, with the metadata; furthest first."""
     parent, step = (head.checkpoint_sha256, head.step) if head else ("", 0)
@@ -273,7 +273,7 @@ def _find_children(
             if (
                 metadata is not None
                 and metadata.previous_checkpoint_sha256 == parent
-                and metadata.config_fingerprint in config_fingerprints
+                and is_expected(metadata.config_fingerprint)
             ):
                 found.append((path, metadata))
     return sorted(found, key=lambda entry: (entry[1].optimizer_steps_total, entry[0]), reverse=True)

@@ -18,7 +18,15 @@ from holdfast.prove import prove as prove_recipe
 
 @app.command
 def prove(
-    config: Path, /, *, steps: int = 20, kills: int = 3, seed: int | None = None, set_: Set = None, json: Json = False
+    config: Path,
+    /,
+    *,
+    steps: int = 20,
+    kills: int = 3,
+    seed: int | None = None,
+    ranks: str = "",
+    set_: Set = None,
+    json: Json = False,
 ) -> int:
     """Train a recipe's first steps twice, straight and killed, and compare the bytes. Keep neither run.
 
@@ -29,16 +37,30 @@ def prove(
         steps: The number of steps.
         kills: How often SIGKILL ends the ranks.
         seed: The seed of the random chunks and kills; by default another one each time.
+        ranks: The numbers of ranks that train it in turn, as 1,2,4; by default the configuration's. More than one
+            number needs virtual ranks.
         set_: key=value: change a setting.
         json: Print JSON.
     """
     log_plain_lines()
-    proof = prove_recipe(load_config(config, set_ or []), steps, kills, seed)
+    proof = prove_recipe(load_config(config, set_ or []), steps, kills, seed, _read_numbers(ranks))
     if json:
         print_json(proof.model_dump() | {"is_proved": proof.is_proved})
     else:
         print(proof)
     return 0 if proof.is_proved else 2
+
+
+def _read_numbers(ranks: str) -> list[int]:
+    """Return the numbers in a list such as ``1,2,4``; none for an empty one.
+
+    Raises:
+        WrongUse: it isn't such a list.
+    """
+    numbers = ranks.split(",") if ranks else []
+    if not all(each.strip().isdecimal() for each in numbers):
+        raise WrongUse(f"--ranks {ranks}: expected numbers of ranks, such as --ranks 1,2,4")
+    return [int(each) for each in numbers]
 
 
 @app.command
@@ -50,6 +72,7 @@ def audit(
     from_: Annotated[str, Parameter(name="--from")] = "",
     random: int | None = None,
     seed: int | None = None,
+    ranks: int | None = None,
     json: Json = False,
 ) -> int:
     """Train chunks of a run again, and compare the bytes.
@@ -65,6 +88,7 @@ def audit(
         from_: An earlier commit to begin with; 0 for the beginning of the run.
         random: Audit this many commits, chosen at random, instead.
         seed: The seed of that choice; by default another one each time.
+        ranks: The number of ranks that train again; by default those of the run. Another number needs virtual ranks.
         json: Print JSON.
     """
     journal = open_journal(run)
@@ -74,7 +98,7 @@ def audit(
     start = int(from_) if from_.isdecimal() else find_commit(journal, from_).number if from_ else None
     audits = []
     for each in _chosen(journal, commit, random, seed):
-        audits.append(audit_commit(journal, each, start))
+        audits.append(audit_commit(journal, each, start, ranks))
         if not json:
             print(audits[-1])
     if json:

@@ -4,7 +4,7 @@ from holdfast.data.content import combine, digest_content
 from holdfast.data.loaders import NoBatches, is_torch_loader, list_saved, make_batches, take_apart
 from holdfast.data.loading import Batches, is_stream
 from holdfast.data.order import Order, digest, permute
-from holdfast.data.sharing import Share
+from holdfast.data.sharing import Share, list_divisors
 
 __all__ = [
     "Batches",
@@ -16,6 +16,7 @@ __all__ = [
     "digest_content",
     "is_stream",
     "is_torch_loader",
+    "list_divisors",
     "list_saved",
     "make_batches",
     "permute",

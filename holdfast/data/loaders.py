@@ -23,6 +23,7 @@ class NoBatches:
     """The batches of a loop that makes its own."""
 
     has_state = False
+    has_common_position = True
 
     def begin(self, step: int, stop: int, saved: Any = None, watch: Any = None) -> bool:
         """Do nothing; see `Batches.begin`."""
@@ -62,6 +63,7 @@ class LoaderBatches:
 
         is_sharded = isinstance(loader.batch_sampler, BatchSamplerShard)
         self._is_shared = is_sharded or isinstance(loader.sampler, DistributedSampler)
+        self.has_common_position = not self._is_shared
         self._pass, self._given = 0, 0  # batches of this pass
         self._number = 0  # batches of the whole run
         self._before: dict[str, Any] | None = None
@@ -211,6 +213,7 @@ class IterableBatches:
     """
 
     has_state = True
+    has_common_position = False  # each rank reads a part of its own
     is_at_end = False  # unknown
 
     def __init__(self, batches: Any, gather: Gather) -> None:

@@ -71,6 +71,11 @@ class Batches:
         """Return whether the data is a stream with a saved position of its own, beyond the step."""
         return self._order is None and not self._is_reread
 
+    @property
+    def has_common_position(self) -> bool:
+        """Return whether all ranks have one position, which holds for any number of them."""
+        return not self._is_reread
+
     def begin(self, step: int, stop: int, saved: Any = None, watch: Watch = lambda done, total: None) -> bool:
         """Start loading after ``step`` completed steps. This draws no random number.
 
@@ -134,10 +139,17 @@ class Batches:
             self._read = hashlib.sha256(f"{self._read}{name}".encode()).hexdigest()
         return name, batch
 
-    def first(self) -> Any:
-        """Return the first share of the first micro-batch of map-style data."""
+    def first(self, ranks: int | None = None) -> Any:
+        """Return the first share of the first micro-batch of map-style data.
+
+        Args:
+            ranks: the number of shares that it is cut into; by default, and if it can't be cut into so many after a
+                change of the batch size, as in training.
+        """
         assert self._order is not None
         share = replace(self._shares[0], rank=0)
+        if ranks and share.batch_size % ranks == 0:
+            share = replace(share, ranks=ranks)
         indices = share.of(self._order.step_indices(0)[0]).tolist()
         return Samples(self._data, self._collate, self._seed).__getitems__(Indices(0, indices))[1]
 

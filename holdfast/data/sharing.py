@@ -36,6 +36,11 @@ class Share:
         return items[self.rank * size : (self.rank + 1) * size]
 
 
+def list_divisors(number: int) -> str:
+    """Return the numbers that divide a number, for a message."""
+    return ", ".join(str(each) for each in range(1, number + 1) if number % each == 0)
+
+
 @contextlib.contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
     """Seed the CPU's generators from the numbers for the block, and restore their states afterwards."""

@@ -2,12 +2,11 @@
 
 import logging
 import os
-import re
 import subprocess
 import sys
 
 from holdfast.config import Compute, RunConfig
-from holdfast.errors import ConfigDrift, ConfigError, GpuUnhealthy
+from holdfast.errors import ConfigError, GpuUnhealthy
 from holdfast.gpus.report import Gpu, Report, read_report, run_program
 from holdfast.gpus.visible import list_taken, list_visible
 from holdfast.terminal import counted
@@ -31,7 +30,7 @@ def settle_ranks(config: RunConfig) -> RunConfig:
         return config
     count = 1 if compute.device == "cpu" else max(1, _count_visible(compute))
     count = min(count, compute.virtual_ranks or count)
-    return config.model_copy(update={"compute": compute.model_copy(update={"ranks": count})})
+    return config.with_ranks(count)
 
 
 def gather_nodes(config: RunConfig) -> RunConfig:
@@ -120,13 +119,10 @@ def describe_visible(report: Report, visible: tuple[Gpu, ...]) -> str:
     return f"{len(visible)} of this machine's {len(report.gpus)} GPUs are visible (CUDA_VISIBLE_DEVICES={chosen})"
 
 
-def explain_ranks(error: ConfigDrift) -> ConfigDrift:
-    """Return the error for drift with a hint that says which number ``compute.ranks = "all"`` stands for."""
-    if "compute.ranks" not in error.data["fields"]:
+def explain_ranks(error: ConfigError, ranks: int) -> ConfigError:
+    """Return an error about the number of ranks that says that ``compute.ranks = "all"`` stands for this number."""
+    named = f"compute.ranks = {ranks}:"
+    if not error.message.startswith(named):
         return error
-    saved, here = error.data["fields"]["compute.ranks"]
-    if not isinstance(saved, int):
-        return error  # an old record lacks it
-    way = f"compute.ranks = {saved}" if saved < here else f"compute.ranks = {saved} needs {saved} visible GPUs"
-    hint = re.sub("(put the saved [a-z ]+ back)", rf'\1 ({way}; "all" is {here} here)', error.hint, count=1)
-    return ConfigDrift(error.message, hint=hint, **error.data)
+    rest = error.message.removeprefix(named)
+    return ConfigError(f'compute.ranks = "all", which is {ranks} here:{rest}', hint=error.hint, **error.data)

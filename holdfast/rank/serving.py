@@ -206,11 +206,17 @@ def restore(training: Training, folder: Store, order: Restore, events: Events, p
         resumed = resume(training, payload, metadata, order.gate, lambda *skipped: report_skipped(events, *skipped))
     except GateTripped as error:
         problem = Tripped.of(error)
-    problems = [each for each in training.gather(problem) if each]
-    if problems:
-        events.send(problems[0])
+    problems = training.gather(problem)
+    if any(problems):
+        events.send(_name_rank(problems))
     elif resumed is not None:
         events.send(Restored(**vars(resumed)))
+
+
+def _name_rank(problems: list[Tripped | None]) -> Tripped:
+    """Return the first rank's problem; its message names the rank if others have none."""
+    rank, problem = next((rank, each) for rank, each in enumerate(problems) if each)
+    return problem if all(problems) else problem.model_copy(update={"message": f"rank {rank}: {problem.message}"})
 
 
 def report_skipped(events: Events, done: int, total: int) -> None:

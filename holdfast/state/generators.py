@@ -86,6 +86,11 @@ class Generators:
         has_same_gpus = len(states["cuda"]) == len(self._states["cuda"])
         self._states = states if has_same_gpus else states | {"cuda": self._states["cuda"]}
 
+    def reseed(self, seed: int) -> None:
+        """Begin anew, from a seed."""
+        determinism.reseed(seed)
+        self._states = capture_rng()
+
     def digest(self) -> str:
         """Return a digest of the states (16 hex characters). Of several GPUs, only the current one's state counts."""
         return digest_rng(self._states)

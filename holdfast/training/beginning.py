@@ -7,6 +7,7 @@ from holdfast.config import InitFrom, did_you_mean
 from holdfast.errors import ConfigError
 from holdfast.training import capturing
 from holdfast.training.build import Training
+from holdfast.training.elastic import take_extras
 from holdfast.training.naming import has_names, name_parameters
 
 
@@ -26,7 +27,7 @@ def begin_from(training: Training, payload: Payload, metadata: Metadata, init: I
     model.load_state_dict(_weights(model.state_dict(), saved["model"], init.reset))
     if init.load_optimizer:
         training.optimizer.load_state_dict(_moments(training, saved["optimizer"], init.reset))
-    extras = capturing.own_part(training, "extras", saved["extras"]) if init.extras else {}
+    extras = take_extras(training, saved, init.extras) if init.extras else {}
     for name in init.extras:
         if name not in extras or name not in training.recipe.extras:
             known = extras.keys() & training.recipe.extras.keys()

@@ -12,7 +12,7 @@ from accelerate.utils import gather_object, send_to_device
 from holdfast import determinism, heartbeats, state
 from holdfast.checkpoint import Saver
 from holdfast.config import RunConfig
-from holdfast.data import Batches, Order, Share, combine, is_stream, make_batches, take_apart
+from holdfast.data import Batches, Order, Share, combine, is_stream, list_divisors, make_batches, take_apart
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.function import build_recipe
 from holdfast.heartbeats import Place
@@ -24,6 +24,7 @@ from holdfast.shown import Gallery
 from holdfast.state import capture_rng, digest_rng
 from holdfast.training.capturing import describe_built
 from holdfast.training.checksums import choose_every, describe_components
+from holdfast.training.detail import describe_parts
 from holdfast.training.devices import prepare
 from holdfast.training.first_batch import FirstBatch
 from holdfast.training.kept import GRADIENTS, Gradients, Kept
@@ -80,7 +81,9 @@ class Training:
         gallery: the texts and pictures that were shown since the last checkpoint.
         first_lrs: the rates of the first step of each epoch that has begun. Part of the metadata, not of the state.
         trained: the step that was trained last, for `record_step`.
-        is_detailed: whether each line of the trail has the checksums of all components and tensors, for a proof.
+        is_detailed: whether each line of the trail has the checksums of all components and tensors, and the facts of
+            each rank or share, for a proof.
+        drawn_from: a digest of the generators at the beginning of the step, if `is_detailed`.
 
     Raises:
         RecipeError: the recipe can't be built.
@@ -134,6 +137,7 @@ class Training:
         self._unread: list[tuple[Unread, dict[str, Any]]] = []  # each with the further fields of its line
         self._has_begun = False
         self.is_detailed = False
+        self.drawn_from = ""
         self._checksum_every = choose_every(self)
         self.generators = state.Generators()
 
@@ -188,7 +192,10 @@ class Training:
             return None
         ranks = self.accelerator.num_processes
         if recipe.batch_size % ranks and self.virtual is None:
-            raise ConfigError(f"compute.ranks = {ranks}: the batch of {recipe.batch_size} can't be shared out evenly")
+            raise ConfigError(
+                f"compute.ranks = {ranks}: a batch of {recipe.batch_size} samples can't be shared out evenly",
+                hint=f"numbers that can share it out: {list_divisors(recipe.batch_size)}",
+            )
         if is_stream(recipe.data):
             return None
         order = Order(len(recipe.data), recipe.batch_size, recipe.grad_accum, self.config.seed)  # type: ignore[arg-type]
@@ -262,9 +269,9 @@ class Training:
         """Return whether `probe_batch` has a micro-batch: always for map-style data, for a stream if it was kept."""
         return self.order is not None or bool(self.first.text)
 
-    def probe_batch(self) -> Any:
-        """Return the main rank's part of the first micro-batch, on this rank's device."""
-        batch = self.batches.first() if self.order is not None else self.first.read()
+    def probe_batch(self, ranks: int | None = None) -> Any:
+        """Return the main rank's part of the first micro-batch, on this rank's device; see `Batches.first`."""
+        batch = self.batches.first(ranks) if self.order is not None else self.first.read()
         return send_to_device(batch, self.accelerator.device)
 
     def set_anneals(self) -> dict[str, float]:
@@ -289,6 +296,8 @@ class Training:
         facts: dict[str, Any] = {"rng": self.generators.digest()}
         if self.is_detailed or unread.step % self._checksum_every == 0:
             facts["state"] = describe_components(self, in_detail=self.is_detailed)
+        if self.is_detailed and (self.accelerator.num_processes > 1 or self.virtual is not None):
+            facts["parts"] = describe_parts(self, unread, facts["state"])
         self._unread.append((unread, facts))
 
     def read_metrics(self) -> list[dict[str, Any]]:

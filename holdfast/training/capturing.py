@@ -1,15 +1,15 @@
 """The state that the next step depends on: capture it from a training, and restore it in the right order."""
 
 import copy
-import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from holdfast.checkpoint import Payload, serialize
+from holdfast.checkpoint import Payload
 from holdfast.errors import RecipeError, StateError
-from holdfast.state import from_payload, to_payload
+from holdfast.state import from_payload
+from holdfast.training.elastic import digest_state, restore_generators, take_extras
 from holdfast.training.naming import numbered_state, optimizer_state
 from holdfast.training.schedulers import describe_schedules
 
@@ -63,8 +63,7 @@ def _of_each_rank(training: "Training", state: Any, name: str) -> list[Any]:
         return [state]
     if training.virtual is None and name != "extras":
         return training.gather(state)
-    digest = hashlib.sha256(b"".join(map(bytes, serialize(to_payload({name: state}))))).hexdigest()
-    if len(set(training.gather(digest))) == 1:
+    if len(set(training.gather(digest_state(name, state)))) == 1:
         return [state]
     if training.virtual is not None:
         raise RecipeError(
@@ -91,6 +90,7 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
 
     Raises:
         StateError: the saved state of a component doesn't fit what the recipe built.
+        ConfigError: another number of ranks saved it, and it can't be shared out.
     """
     accelerator = training.accelerator
     model = accelerator.unwrap_model(training.model)
@@ -102,7 +102,7 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
     for number, (scheduler, saved) in enumerate(zip(training.schedulers, state["schedulers"], strict=True)):
         parts[f"scheduler {number}"] = (scheduler, saved)
     parts["scaler"] = (accelerator.scaler, state["scaler"])
-    extras = own_part(training, "extras", state["extras"])
+    extras = take_extras(training, state)
     if unknown := sorted(extras.keys() - training.recipe.extras.keys()):
         raise _unfit(f"extra {unknown[0]}", "the recipe registers none of this name")
     for name, extra in training.recipe.extras.items():
@@ -114,7 +114,7 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
         if target is not None:
             load(name, target, saved)
     load_optimizer(training, state["optimizer"])
-    training.generators.load_state_dict(own_part(training, "rng", state["rng"]))
+    restore_generators(training, state)
 
 
 def _only_copies(model: nn.Module) -> bool:
@@ -153,22 +153,6 @@ def load_optimizer(training: "Training", saved: dict[str, Any]) -> None:
     except ValueError as error:
         raise _unfit("optimizer", str(error)) from None
     load("optimizer", training.optimizer, numbered)
-
-
-def own_part(training: "Training", name: str, parts: list[Any]) -> Any:
-    """Return this rank's part of a component that each rank has saved, or the only part if all were equal.
-
-    Args:
-        name: the component's name in the message of an error.
-        parts: one part per rank, or a single one.
-
-    Raises:
-        StateError: another number of ranks has saved the component.
-    """
-    ranks = training.accelerator.num_processes
-    if len(parts) not in (1, ranks):
-        raise _unfit(name, f"{len(parts)} ranks saved it, and now there are {ranks}")
-    return parts[training.accelerator.process_index if len(parts) > 1 else 0]
 
 
 def _unfit(name: str, reason: str) -> StateError:

@@ -41,6 +41,7 @@ def steps(
     while training.progress.step < stop and not is_stopping():
         heartbeats.begin(Phase.STEP, training.progress.step + 1)
         training.set_anneals()
+        training.drawn_from = training.generators.digest() if training.is_detailed else ""
         with training.generators.training():
             yield
         training.record_step()
@@ -103,7 +104,7 @@ def _learn_in_shares(training: Training, virtual: VirtualRanks) -> tuple[dict[st
     assert recipe.loss is not None
     names = []
     extras = _sum_extras(training) if virtual.is_first_step else None
-    with virtual.step(training.model, training.progress.step + 1):
+    with virtual.step(training.model, training.progress.step + 1, in_detail=training.is_detailed):
         for share in virtual.own:
             with virtual.share(share) as losses:
                 for _ in range(recipe.grad_accum):

@@ -29,17 +29,21 @@ SAMPLE_NUMBERS = 32
 Outputs = Callable[[nn.Module], Mapping[str, Any]]
 
 
-def measure(training: "Training") -> Probe:
+def measure(training: "Training", saved_by: int | None = None) -> Probe:
     """Measure the probe. Everything that the next step depends on stays unchanged.
+
+    Args:
+        saved_by: the number of ranks that saved the checkpoint, if it is another than these: then take the part of the
+            micro-batch that the main one of those had, and no gradient, which could not be equal to the bit.
 
     Raises:
         RecipeError: the probe changes a parameter, or ``health`` has limits for a number that the probe doesn't return.
     """
     training.set_anneals()
-    takes_gradient = training.config.resume.training_probe
+    takes_gradient = training.config.resume.training_probe and saved_by is None
     can_probe = training.recipe.loss is not None and training.has_probe_batch
     needs_batch = can_probe and (takes_gradient or training.recipe.probe is None)
-    batch = training.probe_batch() if needs_batch else None
+    batch = training.probe_batch(saved_by) if needs_batch else None
     outputs = training.recipe.probe or _default_probe(training, batch)
     losses = training.progress.recent_losses
     values = {"loss_window": math.fsum(losses) / len(losses)} if losses else {}

@@ -16,6 +16,7 @@ from holdfast.probe import Gate, Probe, check_health, compare
 from holdfast.store import open_store
 from holdfast.training import capturing
 from holdfast.training.build import Training
+from holdfast.training.elastic import count_others, take_position
 from holdfast.training.history import read_first_lrs
 from holdfast.training.merging import take_over
 from holdfast.training.naming import has_names
@@ -48,6 +49,7 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
 
     Raises:
         StateError: the state doesn't fit what the recipe built.
+        ConfigError: another number of ranks saved it, and it can't be shared out.
         ConfigDrift: the recipe builds other hyperparameters, though no setting and no code has changed.
         GateTripped: the restored state isn't the saved one, or isn't healthy.
     """
@@ -67,7 +69,7 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
     training.measured = {name: value for name, value in metadata.metrics.items() if is_measured(name)}
     training.probe = _own_probe(training, metadata)
     training.first.text = metadata.first_batch
-    probe = measure(training)
+    probe = measure(training, count_others(training, saved))
     difference = compare(training.probe or probe, probe, gate.tolerance if gate.how == "tolerance" else 0.0)
     complaints = check_health(probe, training.recipe.health)
     if difference and gate.how == "record":
@@ -106,25 +108,31 @@ def _own_probe(training: Training, metadata: Metadata) -> Probe | None:
 def _begin_data(training: Training, saved: Mapping[str, Any], metadata: Metadata, watch: Any) -> None:
     began = monotonic()
     training.replayed = metadata.replayed
-    if training.begin_data(capturing.own_part(training, "data", saved["data"]), watch):
+    if training.begin_data(take_position(training, saved), watch):
         micro_batches = training.progress.step * training.recipe.grad_accum
         training.replayed = {"micro_batches": float(micro_batches), "seconds": round(monotonic() - began, 3)}
 
 
 def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any]) -> None:
-    """Raise `GateTripped` if this process's state, captured again, differs from the loaded one in any value."""
+    """Raise `GateTripped` in all ranks if one's state, captured again, differs from the loaded one in any value."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     has_same_gpus = all(len(rng["cuda"]) == gpus for rng in saved["rng"])
+    # Left out: built values, which `_check_built` compares; the data's position, which many streams know only once
+    # they are read; and the generators of another number of ranks.
+    left_out = {"built", "data", *(["rng"] if count_others(training, saved) else [])}
     different = [
         name
         for name in differences(payload, state.to_payload(_capture_as(training, saved)))
-        # Left out: built values, which `_check_built` compares; the data's position, which many streams know only once
-        # they are read; and the GPUs' generators if the number of GPUs differs.
-        if not name.startswith(("built.", "data.")) and (has_same_gpus or not re.match(r"rng\.\d+\.cuda", name))
+        # Nor are the GPUs' generators compared if the number of GPUs differs.
+        if name.partition(".")[0] not in left_out and (has_same_gpus or not re.match(r"rng\.\d+\.cuda", name))
     ]
-    if different:
-        some = shorten(different, SHOWN_NAMES)
-        raise GateTripped(f"after the restore, {some} differ from the saved state", different=different)
+    # All ranks raise: those that went on to the probe would wait there for the others.
+    found = training.gather(different)
+    for rank, names in enumerate(found):
+        if names:
+            whose = "" if all(found) else f" of rank {rank}"
+            some = shorten(names, SHOWN_NAMES)
+            raise GateTripped(f"after the restore, {some}{whose} differ from the saved state", different=names)
 
 
 def _capture_as(training: Training, saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ and an all-gather, in an order that the tree fixes).
 """
 
 import contextlib
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,9 +17,11 @@ from torch import Tensor, distributed, nn
 
 from holdfast import determinism
 from holdfast.config import RunConfig
-from holdfast.data import is_stream
+from holdfast.data import is_stream, list_divisors
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.recipe import Recipe
+from holdfast.state import capture_rng, digest_rng
+from holdfast.state.checksum import checksum_together
 from holdfast.training.optimizers import parts_of
 from holdfast.training.tree import Node, TreeSum, deal, list_parts
 
@@ -42,8 +43,7 @@ def make_virtual(config: RunConfig, recipe: Recipe, accelerator: Accelerator) ->
     elif size is None or is_stream(recipe.data):
         problem, hint = "data whose order Holdfast doesn't make", "map-style data with a batch_size"
     elif size % shares:
-        divisors = ", ".join(str(number) for number in range(1, size + 1) if size % number == 0)
-        problem, hint = f"a batch of {size} samples in equal shares", f"a number that divides it: {divisors}"
+        problem, hint = f"a batch of {size} samples in equal shares", f"a number that divides it: {list_divisors(size)}"
     elif config.compute.mixed_precision == "fp16":
         problem, hint = "in fp16, which scales the gradient", 'mixed_precision = "bf16"'
     elif not _trains_model_alone(recipe):
@@ -120,6 +120,9 @@ class VirtualRanks:
     Attributes:
         own: the shares of this rank.
         is_first_step: whether no step has ended in this process.
+        facts: for a step in detail, checksums of each own share's generators, buffers, loss and gradient; see
+            `holdfast.training.detail`.
+        sums: then also checksums of the gradients' sum over the own shares, and of this rank's part of the whole sum.
     """
 
     def __init__(self, shares: int, accelerator: Accelerator, seed: int) -> None:
@@ -133,12 +136,18 @@ class VirtualRanks:
         self.own = list_shares(shares, self._rank, self._ranks)
         self._blocks = deal(shares, self._ranks)
         self.is_first_step = True
+        self.facts: list[dict[str, str]] = []
+        self.sums: dict[str, str] = {}
+        self._is_detailed = False
         self._sums: list[TreeSum] = []
         self._buckets: list[Bucket] = []
 
     @contextlib.contextmanager
-    def step(self, model: nn.Module, step: int) -> Iterator[None]:
+    def step(self, model: nn.Module, step: int, *, in_detail: bool = False) -> Iterator[None]:
         """Train one step's shares in the block, each in `share`. Afterwards the model has the gradient of all shares.
+
+        Args:
+            in_detail: whether to note `facts` and `sums`.
 
         Buffers end as the first share leaves them, as with DDP. The generators then have a state of the step.
         """
@@ -148,7 +157,10 @@ class VirtualRanks:
         self._model, self._step = model, step
         self._before = [each.clone() for each in model.buffers()]
         self._after = self._before
+        self._is_detailed, self.facts, self.sums = in_detail, [], {}
         yield
+        if in_detail:
+            self.sums["partial_sum"] = _describe([part for tree in self._sums for part in tree.parts.values()])
         for bucket, tree in zip(self._buckets, self._sums, strict=True):
             bucket.put_back(self._mean(tree))
         self._put_buffers(self._after)
@@ -164,12 +176,18 @@ class VirtualRanks:
         self._reseed(share)
         if share != self.own[0]:
             self._put_buffers(self._before)
+        if self._is_detailed:
+            self.facts.append({"generators": digest_rng(capture_rng()), "buffers": _describe([*self._model.buffers()])})
         losses: list[Tensor] = []
         yield losses
         if share == 0:
             self._after = [each.clone() for each in self._model.buffers()]
-        for bucket, tree in zip(self._buckets, self._sums, strict=True):
+        for bucket in self._buckets:
             _refuse_sparse(bucket)
+        if self._is_detailed:
+            grads = [each.grad for bucket in self._buckets for each in bucket.parameters if each.grad is not None]
+            self.facts[-1] |= {"loss": _describe(losses), "gradient": _describe(grads)}
+        for bucket, tree in zip(self._buckets, self._sums, strict=True):
             tree.add(Node(0, share), bucket.flatten())
             for each in bucket.parameters:
                 each.grad = None
@@ -180,8 +198,7 @@ class VirtualRanks:
         return self._mean(self._losses)[0]
 
     def _reseed(self, name: int | str) -> None:
-        text = f"{self._seed}/{self._step}/{name}"
-        determinism.reseed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") // 2)
+        determinism.reseed(determinism.derive_seed(self._seed, self._step, name))
 
     def _put_buffers(self, values: Sequence[Tensor]) -> None:
         with torch.no_grad():
@@ -205,9 +222,16 @@ class VirtualRanks:
         pieces = iter(received.view(-1, chunk).unbind())
         for node in (each for block in nodes for each in block):
             mine.add(node, next(pieces))
+        if self._is_detailed and tree is not self._losses:
+            self.sums["sum"] = self.sums.get("sum", "") + _describe([mine.root()])
         whole = sent.new_empty(chunk * self._ranks)
         distributed.all_gather_into_tensor(whole, mine.root().div_(self.shares).contiguous())
         return whole[:size]
+
+
+def _describe(tensors: Sequence[Tensor]) -> str:
+    """Return a checksum of some tensors, 16 hex characters."""
+    return f"{checksum_together(tensors):016x}"
 
 
 def _refuse_sparse(bucket: Bucket) -> None:

@@ -137,6 +137,17 @@ def test_a_difference_rules_out_the_promise_only_on_its_terms_devices(
     assert judge(saved, saved | changes) == Verdict("not promised" if reasons else "identical", reasons)
 
 
+@pytest.mark.parametrize(("saved", "here"), [(2, 2), (None, 2), (2, None), (None, None)])
+def test_ranks_that_are_as_many_or_virtual_keep_the_promise(saved: int | None, here: int | None) -> None:
+    assert judge(EPYC, EPYC, (saved, here)) == Verdict("identical")
+
+
+def test_another_number_of_ranks_rules_out_the_promise() -> None:
+    verdict = judge(EPYC, EPYC, (4, 1))
+    assert verdict.promise == "not promised"
+    assert verdict.reasons == ("ranks: saved 4, here 1; only with compute.virtual_ranks would the bits be equal",)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_term_can_forbid_the_promise(device: str) -> None:
     """Every term has a row in the table above that shows it."""

@@ -315,6 +315,14 @@ def test_only_additions_can_be_harmless(kind: Any) -> None:
     assert not is_harmless(Change(name="a", kind=kind, saved=1, current=1, is_default=True))
 
 
+def test_another_number_of_ranks_is_let_through_and_virtual_ranks_are_not() -> None:
+    two, three, virtual = ({**SAVED, "compute": each} for each in ({"ranks": 2}, {"ranks": 3}, {"virtual_ranks": 2}))
+    changes = compare(two, three, DEFAULTS)
+    assert check_drift(changes, [], fingerprint(two), fingerprint(three)) == changes != []
+    with pytest.raises(ConfigDrift, match=r"compute\.virtual_ranks: was compute\.ranks"):
+        check_drift(compare(two, virtual, DEFAULTS), [], fingerprint(two), fingerprint(virtual))
+
+
 def refuse(current: Mapping[str, Any], *accept: str, sources: Mapping[str, str] | None = None) -> ConfigDrift:
     changes = compare(SAVED, current, DEFAULTS) + compare_sources({"m": OLD}, sources or {"m": OLD})
     with pytest.raises(ConfigDrift) as caught:

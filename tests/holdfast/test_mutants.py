@@ -23,7 +23,8 @@ def make_config(mutation: Mutation, folder: Path) -> RunConfig:
     return RunConfig(
         recipe=mutation.recipe, run="mutant", settings=dict(mutation.settings), store=str(folder), epochs=9,
         chunk=ChunkLength(steps=3), log=Log(folder=str(folder / "logs")),
-        compute=Compute(ranks=mutation.ranks), resume=Resume(training_probe=mutation.caught_by != "audit"),
+        compute=Compute(ranks=mutation.ranks, virtual_ranks=mutation.virtual_ranks),
+        resume=Resume(training_probe=mutation.caught_by != "audit"),
     )  # fmt: skip
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from holdfast import RunConfig
+from holdfast.config import Compute
+from holdfast.errors import WrongUse
 from holdfast.proof import judge_unregistered, list_not_reached
-from holdfast.prove import choose_kills
+from holdfast.prove import check_ranks, choose_kills
 from holdfast.rank.messages import Found
 from holdfast.testing import assert_resumes
 
@@ -32,6 +34,25 @@ def test_kills_and_saves_surround_an_epochs_end(steps: int, kills: int) -> None:
                 assert any(start % epoch for start in resumed), "a resume is inside of an epoch"
             if kills >= 3 and steps > 3:
                 assert not all(start % epoch for start in resumed), "a resume is at the end of an epoch"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "virtual", "said"),
+    [
+        ([1, 2], 0, r"--ranks 1,2: without virtual ranks, equal bytes are not promised on another number of ranks"),
+        ([1, 0], 8, r"--ranks 1,0: expected numbers from 1 on"),
+        ([1, 2, 4, 8], 8, r"--ranks 1,2,4,8: a run that is killed 2 times has 3 lives, too few for 4 numbers"),
+    ],
+)
+def test_numbers_of_ranks_that_prove_nothing_are_refused(ranks: list[int], virtual: int, said: str) -> None:
+    config = RunConfig(recipe="m:f", run="r", compute=Compute(virtual_ranks=virtual))
+    with pytest.raises(WrongUse, match=said) as refused:
+        check_ranks(config, ranks, kills=2)
+    assert refused.value.exit_code == 1
+
+
+def test_one_number_of_ranks_is_proved_without_virtual_ranks() -> None:
+    check_ranks(RunConfig(recipe="m:f", run="r"), [2], kills=1)
 
 
 def found(name: str, sha256: str, **flags: bool) -> Found:

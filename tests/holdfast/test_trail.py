@@ -55,3 +55,50 @@ def test_only_steps_and_checksums_of_both_trails_are_compared() -> None:
     assert find_first(ONE, ONE[2:]) is None
     assert find_first(ONE, []) is None
     assert find_first(ONE[:2], [line(2, loss=2.0), line(7)]) == Difference(2, ("loss",))
+
+
+# ---- parts: the ranks, or the shares with virtual ranks
+
+
+def rank(number: int, **changed: Any) -> dict[str, Any]:
+    facts = {"samples": "aa", "generators": "bb", "loss": "cc", "state": {"model": "dd", "extras.seen": "ee"}}
+    return {"rank": number, **facts, **changed}
+
+
+def share(number: int, rank: int, **changed: Any) -> dict[str, Any]:
+    return {"share": number, "rank": rank, "samples": "aa", "buffers": "bb", "gradient": "cc", **changed}
+
+
+RANKS = [rank(0), rank(1)]
+SHARES = [*(share(number, number // 2) for number in range(4)), {"rank": 0, "sum": "x"}, {"rank": 1, "sum": "y"}]
+ON_ONE = [*(share(number, 0) for number in range(4)), {"rank": 0, "sum": "z"}]
+
+
+def named(one: list[dict[str, Any]], other: list[dict[str, Any]], **changed: Any) -> tuple[str, ...]:
+    found = find_first([line(1, parts=one)], [line(1, parts=other, **changed)])
+    return found.fields if found else ()
+
+
+def test_a_difference_in_some_ranks_is_named_with_the_rank() -> None:
+    assert named(RANKS, RANKS) == ()
+    assert named(RANKS, [rank(0), rank(1, samples="x", loss="x")], loss=3.0) == (
+        "samples of rank 1", "loss of rank 1", "loss"
+    )  # fmt: skip
+    changed = rank(1, generators="x", state={"model": "dd", "extras.seen": "x"})
+    assert named(RANKS, [rank(0), changed]) == ("generators of rank 1", "extras.seen of rank 1")
+
+
+def test_a_difference_in_all_ranks_is_named_once() -> None:
+    everywhere = [rank(0, loss="x", generators="x"), rank(1, loss="x", generators="x")]
+    assert named(RANKS, everywhere, loss=3.0) == ("generators", "loss")
+
+
+def test_a_difference_in_some_shares_is_named_with_the_rank_that_trained_them() -> None:
+    two = [*SHARES[:2], share(2, 1, buffers="x"), share(3, 1, buffers="x"), *SHARES[4:]]
+    assert named(SHARES, two) == ("buffers of rank 1 (shares 2, 3)",)
+    assert named(ON_ONE, two) == ("buffers of rank 1 (shares 2, 3)",), "the other run had another number of ranks"
+
+
+def test_sums_are_compared_for_one_number_of_ranks_only() -> None:
+    assert named(SHARES, [*SHARES[:5], {"rank": 1, "sum": "other"}]) == ("sum of all gradients of rank 1",)
+    assert named(SHARES, ON_ONE) == ()

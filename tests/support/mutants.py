@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tests.support import rank_faults
+
 
 @dataclass(frozen=True)
 class Mutation:
@@ -23,6 +25,7 @@ class Mutation:
         apply: puts the fault into the rank's code.
         recipe, settings: the recipe to train, and its settings.
         ranks: the number of ranks.
+        virtual_ranks: the number of virtual ranks.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Mutation:
     recipe: str = "tests.support.varied:averaged"
     settings: Mapping[str, Any] = field(default_factory=lambda: {"schedule": "cosine"})
     ranks: int = 1
+    virtual_ranks: int = 0
 
 
 def careless(name: str, caught_by: Any, named: str, recipe: str, ranks: int = 1, **settings: Any) -> Mutation:
@@ -233,6 +237,12 @@ def draw(training: Any, model: Any) -> None:
         random.random()
 
 
+def in_rank_1(name: str, named: str, change: Callable[[Any], object], recipe: str, virtual_ranks: int = 0) -> Mutation:
+    """Return a row for a fault of `rank_faults`, in the second of two ranks."""
+    apply = after_the_gate(rank_faults.in_one_rank(change))
+    return Mutation(name, "prove", named, apply, f"tests.support.{recipe}", {}, ranks=2, virtual_ranks=virtual_ranks)
+
+
 MUTATIONS = [
     Mutation("forget the scheduler", "gate", "schedulers.0", forget_the_scheduler),
     Mutation("forget one RNG", "gate", "rng.0.numpy", forget_one_rng),
@@ -281,6 +291,31 @@ MUTATIONS = [
     Mutation("a number drawn after the gate", "prove", "rng", after_the_gate(draw)),
     with_two_ranks("the first rank's generators, restored in both ranks", "rng.1.", "rng"),
     with_two_ranks("the first rank's normaliser, restored in both ranks", "extras.1.normaliser.mean", "extras"),
+    in_rank_1("a number drawn in one rank", "generators of rank 1", rank_faults.draw, "shares:counted"),
+    in_rank_1(
+        "one rank takes another's samples", "samples of rank 1", rank_faults.take_the_first_share, "shares:counted"
+    ),
+    in_rank_1(
+        "one rank's shares draw on, with virtual ranks",
+        "generators of rank 1 (shares 4, 5, 6, 7)",
+        rank_faults.keep_the_generators,
+        "shares:averaged",
+        8,
+    ),
+    in_rank_1(
+        "a buffer changed in one rank, with virtual ranks",
+        "buffers of rank 1 (shares 4, 5, 6, 7)",
+        rank_faults.grow_a_buffer,
+        "shares:counted",
+        8,
+    ),
+    in_rank_1(
+        "one rank sums in another order, with virtual ranks",
+        "sum of gradients of rank 1",
+        rank_faults.sum_in_a_row,
+        "shares:averaged",
+        8,
+    ),
     careless("a count that only the second rank keeps", "gate", "the gradient of a micro-batch", "counter", 2, rank=1),
     careless("noise in training that grows", "gate", "the gradient of a micro-batch", "noise"),
     careless("a dropout rate that grows", "gate", "the gradient of a micro-batch", "dropout"),

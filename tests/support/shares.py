@@ -1,4 +1,4 @@
-"""A recipe for virtual ranks: dropout, batch statistics, clipping, accumulation and an average of the weights."""
+"""Recipes for virtual ranks: dropout, batch statistics, a buffer, clipping, accumulation, an average of the weights."""
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,19 @@ GRAD_ACCUM = 2
 COPIES = 4  # of the points: six steps an epoch
 
 
+class Counted(nn.Module):
+    """A layer that counts its calls in training in a buffer, and scales its input by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+        return x * (1 + 0.01 * self.calls)
+
+
 def averaged(how: str = "") -> Recipe:
     """Build a small network and an average of its weights.
 
@@ -20,7 +33,9 @@ def averaged(how: str = "") -> Recipe:
         how: what the recipe does that virtual ranks can't train: ``counts`` changes an extra in the loss.
     """
     model = nn.Sequential(
-        nn.Linear(8, 31), nn.BatchNorm1d(31), nn.Tanh(), nn.Dropout(0.3), nn.Linear(31, 16), nn.Tanh(), nn.Linear(16, 1)
+        Counted(),
+        *(nn.Linear(8, 31), nn.BatchNorm1d(31), nn.Tanh(), nn.Dropout(0.3), nn.Linear(31, 16), nn.Tanh()),
+        nn.Linear(16, 1),
     )
     model.register_parameter("unused", nn.Parameter(torch.ones(3)))
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
@@ -44,6 +59,18 @@ def averaged(how: str = "") -> Recipe:
         extras={"average": average, **({"seen": seen} if how == "counts" else {})},
         after_step=lambda: average.update_parameters(model),
         evaluate=lambda model: {"size": model(torch.ones(2, 8)).sum()},
+    )
+
+
+def counted() -> Recipe:
+    """Build a model whose buffer changes the loss."""
+    model = nn.Sequential(Counted(), nn.Linear(8, 1))
+    return Recipe(
+        model=model,
+        data=ConcatDataset([Points(noise=False)] * COPIES),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+        loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
+        batch_size=BATCH_SIZE,
     )
 
 

@@ -11,11 +11,14 @@ import pytest
 from holdfast.attempt import Line
 from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Saved
 from holdfast.errors import CheckpointDamaged, NameTaken, NotTrusted, NoVerifiedCheckpoint, Superseded
+from holdfast.fingerprint import fingerprint
 from holdfast.journal import Commit, Journal, signature_name
 from holdfast.journal.signing import check_signed
 from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
 from tests.support.makers import (
+    IDENTITY,
+    STEPS_PER_EPOCH,
     Keys,
     assert_good,
     claim,
@@ -33,6 +36,38 @@ from tests.support.makers import (
 def save_after(line: Line, saved: Saved, steps: int = 10) -> Saved:
     """What ranks save next while the chunk before is not committed yet."""
     return save(line.journal.store, saved.step + steps, saved.metadata.checkpoint_sha256, steps=steps)
+
+
+def make_line_of(store: LocalStore, attempt: int, **compute: Any) -> Line:
+    """Continue a run with these settings of the ranks; return the line of its next attempt, not resumed yet."""
+    journal, identity = Journal(store, "run"), IDENTITY | {"compute": compute}
+    journal.begin("m:f")
+    claim(journal, attempt)
+    journal.record_config(fingerprint(identity), identity, {})
+    return Line(journal, attempt, fingerprint(identity), STEPS_PER_EPOCH)
+
+
+def test_what_another_number_of_ranks_has_saved_is_adopted(store: LocalStore) -> None:
+    """Neither the head's attempt had this number of ranks, nor has the one that adopts."""
+    first = make_line_of(store, 1, ranks=4)
+    resume(first)
+    train(first, config_fingerprint=first.config_fingerprint)
+    second = make_line_of(store, 2, ranks=2)
+    resume(second)
+    saved = save_next(second, config_fingerprint=second.config_fingerprint)
+    third = make_line_of(store, 3, ranks=1)
+    resume(third)
+    assert third.head
+    assert (third.head.why, third.head.step) == ("adopted", saved.step)
+    assert third.head.config_fingerprint == second.config_fingerprint
+
+
+def test_an_orphan_of_other_settings_is_not_adopted(store: LocalStore) -> None:
+    virtual = make_line_of(store, 1, virtual_ranks=4)
+    save_next(virtual, config_fingerprint=virtual.config_fingerprint)
+    other = make_line_of(store, 2, ranks=4)
+    resume(other)
+    assert other.head is None
 
 
 def test_what_is_read_wrong_once_is_not_quarantined(line: Line) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from holdfast.config import Compute, RunConfig, parse_config
-from holdfast.errors import ConfigDrift, ConfigError, GpuUnhealthy
+from holdfast.errors import ConfigError, GpuUnhealthy
 from holdfast.gpus import check_gpus, checks, explain_ranks, settle_ranks
 from holdfast.training.devices import choose_cuda
 from tests.conftest import Engine, Reference, assert_same_bytes
@@ -147,19 +147,15 @@ def recorded(engine: Engine) -> tuple[object, str]:
     return snapshot["config"]["compute"]["ranks"], snapshot["fingerprint"]
 
 
-def test_a_refused_number_says_what_all_stands_for() -> None:
-    hint = "put the saved values and code back, or train as a run of another name"
-
-    def explain(fields: dict[str, list[object]]) -> str:
-        return explain_ranks(ConfigDrift("settings differ", hint=hint, saved="a", current="b", fields=fields)).hint
-
-    assert explain({"compute.ranks": [2, 4]}).startswith(
-        'put the saved values and code back (compute.ranks = 2; "all" is 4 here), or train'
+def test_a_refused_number_says_that_all_stands_for_it() -> None:
+    refused = ConfigError("compute.ranks = 3: a batch of 4 samples can't be shared out evenly", hint="1, 2, 4")
+    explained = explain_ranks(refused, 3)
+    assert str(explained) == (
+        'compute.ranks = "all", which is 3 here: a batch of 4 samples can\'t be shared out evenly'
     )
-    assert explain({"compute.ranks": [4, 2]}).startswith(
-        'put the saved values and code back (compute.ranks = 4 needs 4 visible GPUs; "all" is 2 here), or train'
-    )
-    assert explain({"settings.lr": [4, 2]}) == explain({"compute.ranks": ["(absent)", 2]}) == hint
+    assert explained.hint == "1, 2, 4"
+    other = ConfigError("compute.virtual_ranks = 3: virtual ranks can't train")
+    assert explain_ranks(other, 3) is other
 
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees other GPUs than the program prints")
@@ -179,12 +175,16 @@ def test_all_trains_as_the_number_that_it_stands_for(engine: Engine, tmp_path: P
         diff = engine.command("diff", str(engine.run_folder), str(engine.config), *options, **two)
         assert "compute.ranks" not in diff.stdout, diff.stderr
 
-    refused = engine.run("compute.ranks=all", **two, CUDA_VISIBLE_DEVICES="1")
+    went_on = engine.run("compute.ranks=all", "epochs=2", **two, CUDA_VISIBLE_DEVICES="1")
+    assert went_on.returncode == 0, went_on.stderr
+    assert "ranks: saved 2, here 1" in went_on.stderr
+    ranks, other = recorded(engine)
+    assert ranks == 1
+    assert other != fingerprint
+    refused = engine.run("compute.ranks=all", "epochs=3", **on(tmp_path, HOPPER, HOPPER, HOPPER))
     assert refused.returncode == 1
-    assert "compute.ranks: saved 2, now 1" in refused.stderr
-    assert 'put the saved values back (compute.ranks = 2 needs 2 visible GPUs; "all" is 1 here)' in refused.stderr
-    assert recorded(engine) == (2, fingerprint)
-    assert engine.standing().attempts == 1
+    assert 'error: compute.ranks = "all", which is 3 here: a batch of 4 samples can\'t' in refused.stderr
+    assert "hint: numbers that can share it out: 1, 2, 4" in refused.stderr
 
 
 @pytest.mark.slow

@@ -15,16 +15,22 @@ SHARES = 8
 RANKS = (3, 2, 4, 1)
 
 
-def train(nursery: Lives, folder: Path, ranks: int, epochs: int, how: str = "") -> str:
-    """Train a run in the folder, or train it further; return what the command printed."""
+def write_config(folder: Path, ranks: int, epochs: int, how: str = "") -> str:
+    """Write the run's configuration into the folder; return its path."""
     lines = [
         'recipe = "tests.support.shares:averaged"', 'run = "r"', f"store = {json.dumps(str(folder))}",
         f"epochs = {epochs}", f'settings.how = "{how}"', "chunk.steps = 2", f"compute.ranks = {ranks}",
         f"compute.virtual_ranks = {SHARES}", 'compute.device = "cpu"', 'compute.mixed_precision = "bf16"',
     ]  # fmt: skip
     folder.mkdir(exist_ok=True)
-    (folder / "config.toml").write_text("\n".join(lines))
-    done = nursery.call("tests.support.forked:train", str(folder / "config.toml"), [])
+    path = folder / "config.toml"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def train(nursery: Lives, folder: Path, ranks: int, epochs: int, how: str = "") -> str:
+    """Train a run in the folder, or train it further; return what the command printed."""
+    done = nursery.call("tests.support.forked:train", write_config(folder, ranks, epochs, how), [])
     return done.stdout + done.stderr
 
 
@@ -45,6 +51,20 @@ def test_the_number_of_ranks_changes_no_byte(nursery: Lives, tmp_path: Path) -> 
         for name in ("one", "many")
     ]
     assert trails[0] == trails[1], "other losses, gradient norms or samples"
+    commit = str(max(commit.number for commit in Journal(open_store(str(tmp_path / "many")), "r").candidates()) - 1)
+    audited = nursery.call(
+        "tests.support.forked:command", "audit", str(tmp_path / "many" / "r"), "--commit", commit, "--ranks", "2"
+    )
+    assert audited.returncode == 0, audited.stderr
+    assert "replayed on 2 ranks to the same bytes" in audited.stdout
+
+
+def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path) -> None:
+    options = ("--ranks", "1,3,2", "--steps", "8", "--kills", "2", "--seed", "3")
+    done = nursery.call("tests.support.forked:command", "prove", write_config(tmp_path, 1, 1), *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\n  ranks       1 straight, and 1, 3 and 2 between the kills\n" in done.stdout
+    assert done.stdout.endswith("--seed 3 --steps 8 --kills 2 --ranks 1,3,2\n")
 
 
 def test_an_extra_that_a_share_changes_is_refused(nursery: Lives, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.training import Training
-from holdfast.training.loop import train_step
+from holdfast.training.loop import train, train_step
 from holdfast.training.virtual import list_shares, make_buckets
 from tests.support.trainings import live_in_chunks
 
@@ -52,6 +52,19 @@ def test_each_share_has_random_numbers_of_its_own(tmp_path: Path) -> None:
     once, again, next_step = (drawn[start : start + SHARES + 1] for start in range(0, len(drawn), SHARES + 1))
     assert once == again
     assert len({*once, *next_step}) == 2 * (SHARES + 1)
+
+
+def test_a_step_in_detail_has_the_facts_of_each_share(tmp_path: Path) -> None:
+    training = Training(make_config(tmp_path))
+    training.is_detailed = True
+    train(training, 1, lambda: False, lambda *done: None)
+    (line,) = training.read_metrics()
+    *shares, rank = line["parts"]
+    assert [each["share"] for each in shares] == list(range(SHARES))
+    for fact in ("samples", "generators", "loss", "gradient"):
+        assert len({each[fact] for each in shares}) == SHARES, fact
+    assert len({each["buffers"] for each in shares}) == 1
+    assert rank.keys() == {"rank", "partial_sum"}
 
 
 def test_a_parameter_that_no_share_uses_has_no_gradient(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""The resume of a checkpoint that another number of ranks has saved.
+
+Without virtual ranks each rank has generators, extras and a position in the data of its own. What all ranks have alike
+goes on with any number of them; what they have apart is made anew, or the resume is refused.
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from holdfast import determinism
+from holdfast.checkpoint import serialize
+from holdfast.errors import ConfigError
+from holdfast.state import to_payload
+from holdfast.terminal import counted
+
+if TYPE_CHECKING:
+    from holdfast.training.build import Training
+
+
+def digest_state(name: str, state: Any) -> str:
+    """Return the SHA-256 (hex) of a part of the state.
+
+    Args:
+        name: the part's name.
+    """
+    return hashlib.sha256(b"".join(map(bytes, serialize(to_payload({name: state}))))).hexdigest()
+
+
+def count_others(training: "Training", saved: Mapping[str, Any]) -> int | None:
+    """Return the number of ranks that saved a state; None if it is the number of these ranks.
+
+    Virtual ranks save as one rank, however many train them.
+    """
+    ranks = training.accelerator.num_processes if training.virtual is None else 1
+    return None if len(saved["rng"]) == ranks else len(saved["rng"])
+
+
+def restore_generators(training: "Training", saved: Mapping[str, Any]) -> None:
+    """Restore this rank's generators, after ``training.progress``.
+
+    If another number of ranks saved them, seed them from the run's seed, the step and the rank: the same numbers each
+    time, and others at each change.
+    """
+    rank = training.accelerator.process_index if training.virtual is None else 0
+    if count_others(training, saved) is None:
+        training.generators.load_state_dict(saved["rng"][rank])
+    else:
+        seed = determinism.derive_seed(training.config.seed, training.progress.step, f"rank {rank}")
+        training.generators.reseed(seed)
+
+
+def take_extras(training: "Training", saved: Mapping[str, Any], names: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the state of this rank's extras, by name.
+
+    Args:
+        names: the extras that are needed; all if None.
+
+    Raises:
+        ConfigError: another number of ranks saved them, and each rank had others.
+    """
+    parts: list[dict[str, Any]] = saved["extras"]
+    rank: int = training.accelerator.process_index
+    if len(parts) == 1:
+        return parts[0]
+    if count_others(training, saved) is None and training.virtual is None:
+        return parts[rank]
+    for name in parts[0]:
+        is_needed = names is None or name in names
+        if is_needed and len({digest_state(name, part[name]) for part in parts}) > 1:
+            raise _refuse(
+                training,
+                saved,
+                f"the extra {name!r} differs between the ranks",
+                "an extra that all ranks have alike, as one that after_step changes, goes on with any number",
+            )
+    return parts[0]
+
+
+def take_position(training: "Training", saved: Mapping[str, Any]) -> Any:
+    """Return this rank's position in the data.
+
+    Raises:
+        ConfigError: another number of ranks saved it, and each rank has a position of its own.
+    """
+    parts = saved["data"]
+    if count_others(training, saved) is None:
+        return parts[training.accelerator.process_index if len(parts) > 1 else 0]
+    if not training.batches.has_common_position or len({digest_state("data", part) for part in parts}) > 1:
+        raise _refuse(
+            training,
+            saved,
+            "each rank has a position of its own in the data",
+            "map-style data, or a stream with state_dict and load_state_dict, goes on with any number",
+        )
+    return parts[0]
+
+
+def _refuse(training: "Training", saved: Mapping[str, Any], reason: str, hint: str) -> ConfigError:
+    ranks, others = training.accelerator.num_processes, len(saved["rng"])
+    return ConfigError(
+        f"compute.ranks = {ranks}: the checkpoint of step {saved['progress']['step']}, which "
+        f"{counted(others, 'rank')} saved, can't be shared out: {reason}",
+        hint=f"compute.ranks = {others} continues; {hint}",
+    )
