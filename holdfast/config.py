@@ -166,6 +166,11 @@ class Compute(Section):
         "order: any number of ranks up to it trains the same bytes. 0 is off: then the number of ranks is part of the "
         "fingerprint.",
     )
+    parallel: Literal["ddp", "fsdp"] = Field(
+        "ddp",
+        description="What several ranks hold of a recipe's model and optimizer. ddp: each rank all of it. fsdp: each "
+        "rank a share, cut by torch's fully_shard; checkpoints are written and read in shares, too.",
+    )
     mixed_precision: Literal["no", "bf16", "fp16"] = Field(
         "no", description="Precision of accelerate's autocast. fp16 needs a GPU and adds a gradient scaler."
     )
@@ -192,7 +197,8 @@ class Compute(Section):
     @property
     def identity(self) -> dict[str, Any]:
         """Return the settings that change the mathematics."""
-        return self.model_dump(include={"virtual_ranks" if self.virtual_ranks else "ranks", "mixed_precision"})
+        own = self.model_dump(include={"virtual_ranks" if self.virtual_ranks else "ranks", "mixed_precision"})
+        return own if self.parallel == "ddp" else own | {"parallel": self.parallel}
 
     @property
     def rank_count(self) -> int:

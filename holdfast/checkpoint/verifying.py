@@ -67,11 +67,7 @@ def read_payload(folder: Store, commit: Commit, buffers: Buffers | None = None) 
         RunStopped: the checkpoint is larger than this machine's memory.
     """
     parts = find_parts(commit)
-    others = [file for file in commit.files if file not in parts]
-    damaged = _check_files(functools.partial(_verify_file, folder, commit.path), others)
-    damaged = damaged or _check_files(functools.partial(_size_damage, folder, commit.path), parts)
-    if damaged:
-        raise _damage_error(commit, damaged)
+    check_others(folder, commit, parts)
     buffers = buffers or Buffers()
     try:
         images = [buffers.lend(number, part.size_bytes) for number, part in enumerate(parts)]
@@ -81,13 +77,26 @@ def read_payload(folder: Store, commit: Commit, buffers: Buffers | None = None) 
             f"checkpoint {commit.path} has {size_bytes:,} bytes, for which this machine has too little memory"
         ) from None
     with ThreadPoolExecutor(READERS, "read") as readers:
-        fill = functools.partial(_fill, folder, commit.path, dict(zip(parts, images, strict=True)), readers)
+        fill = functools.partial(fill_part, folder, commit.path, dict(zip(parts, images, strict=True)), readers)
         if damaged := _check_files(fill, parts, waits=True):  # the next read may use the same memory
-            raise _damage_error(commit, damaged)
+            raise damage_error(commit, damaged)
     return deserialize(images)
 
 
-def _fill(
+def check_others(folder: Store, commit: Commit, parts: Sequence[FileRecord]) -> None:
+    """Verify all files of a commit that are no parts of its state, and the sizes of some parts.
+
+    Raises:
+        CheckpointDamaged: a file is missing or differs.
+    """
+    others = [file for file in commit.files if not is_part(file.name)]
+    damaged = _check_files(functools.partial(_verify_file, folder, commit.path), others)
+    damaged = damaged or _check_files(functools.partial(_size_damage, folder, commit.path), parts)
+    if damaged:
+        raise damage_error(commit, damaged)
+
+
+def fill_part(
     folder: Store, path: str, images: Mapping[FileRecord, memoryview], readers: ThreadPoolExecutor, part: FileRecord
 ) -> FileDamage | None:
     """Read a part into its image and return its damage, if any. One thread reads while another hashes."""
@@ -291,7 +300,7 @@ def _find_wrong_sums(
     return find_disagreement(before, trail.losses, read_sums(folder, path, metadata.parts), steps_per_epoch)
 
 
-def _damage_error(commit: Commit, damaged: list[FileDamage]) -> CheckpointDamaged:
+def damage_error(commit: Commit, damaged: list[FileDamage]) -> CheckpointDamaged:
     return CheckpointDamaged(
         f"checkpoint {commit.path} (commit {commit.number}) is damaged: {'; '.join(map(str, damaged))}",
         hint="the run continues from the newest checkpoint that verifies",

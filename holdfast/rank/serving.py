@@ -51,9 +51,11 @@ from holdfast.training import (
     begin_save,
     count_params,
     evaluate,
+    find_shares,
     find_unregistered,
     list_events,
     measure,
+    read_shares,
     resume,
     run_program,
     steps,
@@ -201,8 +203,11 @@ def load(
     """
     loaded, problem = None, None
     try:
-        taken = prefetch.take(commit) if prefetch else None
-        payload = taken or checkpoint.read_payload(folder, commit, training.saver.buffers)
+        if shares := find_shares(training):
+            payload = read_shares(training, shares, folder, commit)
+        else:
+            taken = prefetch.take(commit) if prefetch else None
+            payload = taken or checkpoint.read_payload(folder, commit, training.saver.buffers)
         metadata = checkpoint.read_metadata(folder, commit.path)
         assert metadata is not None
         loaded = payload, metadata

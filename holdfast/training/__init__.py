@@ -10,6 +10,7 @@ from holdfast.training.program import run_program
 from holdfast.training.progress import Progress
 from holdfast.training.resuming import Resumed, resume
 from holdfast.training.saving import begin_save, count_params, describe_state
+from holdfast.training.shares import find_shares, read_shares
 from holdfast.training.unregistered import Unregistered, find_unregistered
 
 __all__ = [
@@ -24,9 +25,11 @@ __all__ = [
     "count_params",
     "describe_state",
     "evaluate",
+    "find_shares",
     "find_unregistered",
     "list_events",
     "measure",
+    "read_shares",
     "resume",
     "run_program",
     "steps",

@@ -24,11 +24,13 @@ from holdfast.state import capture_rng, digest_rng
 from holdfast.training.capturing import describe_built
 from holdfast.training.checksums import choose_every, describe_components
 from holdfast.training.devices import prepare
+from holdfast.training.exchange import Exchange
 from holdfast.training.first_batch import FirstBatch
 from holdfast.training.kept import GRADIENTS, Gradients, Kept
 from holdfast.training.optimizers import Optimizers, read_rates
 from holdfast.training.progress import OWN_FIELDS, Progress, Unread
 from holdfast.training.schedulers import Schedulers
+from holdfast.training.sharding import check_sharding, shard
 from holdfast.training.synchronizing import Synchronized
 from holdfast.training.virtual import make_virtual
 
@@ -68,6 +70,7 @@ class Training:
         schedulers: torch schedulers over the optimizers.
         synchronized: the modules that several ranks train together without DDP.
         virtual: the shares of a step that this rank trains; None without virtual ranks.
+        exchange: the ranks that save and restore a sharded state together; None until they do; see `exchange_of`.
         gradients: the gradients that a step of the user's own leaves for the next one; None for the engine's.
         generators: the states of the random generators that training draws from.
         flags: torch's settings after the recipe was built; see `determinism.read_flags`.
@@ -97,7 +100,9 @@ class Training:
         self.kept = self.recipe if isinstance(self.recipe, Kept) else None
         determinism.check(config.determinism, "after the recipe was built")
         self.flags = determinism.read_flags()
+        check_sharding(config, self.recipe)
         self.virtual = make_virtual(config, self.recipe, self.accelerator)
+        self.exchange: Exchange | None = None
         self._separate_ranks()
         self.order = self._order()
         self.batches = self._batches()
@@ -109,6 +114,8 @@ class Training:
         if self.kept is None:
             self._prepare()
         self.synchronized = Synchronized(self.recipe, self.accelerator)
+        if config.compute.parallel == "fsdp":  # which leaves each rank its own buffers
+            self.synchronized.modules.append(self.recipe.model)
         gradients = self.recipe.extras.get(GRADIENTS)
         self.gradients = gradients if isinstance(gradients, Gradients) else None
         self.schedulers = Schedulers(self.recipe, self.steps_per_epoch)
@@ -158,10 +165,11 @@ class Training:
             self.optimizer = optimizer
             return
         accelerator.gradient_accumulation_steps = recipe.grad_accum
-        if self.virtual is None:
+        if self.virtual is None and self.config.compute.parallel == "ddp":
             self.model = accelerator.prepare(recipe.model)
-        else:  # they sum the gradients themselves, so the model gets no DDP wrapper
+        else:  # virtual ranks sum the gradients themselves, and shares have theirs: no DDP wraps the model
             self.model = accelerator.prepare_model(recipe.model, evaluation_mode=True)
+            shard(self.config, recipe, accelerator)
         if isinstance(optimizer, Optimizers):
             self.optimizer = Optimizers({name: accelerator.prepare(part) for name, part in optimizer.parts.items()})
         else:

@@ -115,9 +115,13 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
     """Raise `GateTripped` if this process's state, captured again, differs from the loaded one in any value."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     has_same_gpus = all(len(rng["cuda"]) == gpus for rng in saved["rng"])
+    captured = state.to_payload(_capture_as(training, saved))
+    found = differences(state.localize(payload), state.localize(captured))
+    if state.has_shards(captured):  # each rank has compared its own shares, and all have to go on, or none
+        found = sorted({name for names in training.gather(found) for name in names})
     different = [
         name
-        for name in differences(payload, state.to_payload(_capture_as(training, saved)))
+        for name in found
         # Left out: built values, which `_check_built` compares; the data's position, which many streams know only once
         # they are read; and the GPUs' generators if the number of GPUs differs.
         if not name.startswith(("built.", "data.")) and (has_same_gpus or not re.match(r"rng\.\d+\.cuda", name))
