@@ -51,6 +51,7 @@ from holdfast.training import (
     begin_save,
     count_params,
     evaluate,
+    exchange_of,
     find_shares,
     find_unregistered,
     list_events,
@@ -204,7 +205,8 @@ def load(
     loaded, problem = None, None
     try:
         if shares := find_shares(training):
-            payload = read_shares(training, shares, folder, commit)
+            training.saver.wait()
+            payload = read_shares(exchange_of(training), shares, folder, commit, training.saver.buffers)
         else:
             taken = prefetch.take(commit) if prefetch else None
             payload = taken or checkpoint.read_payload(folder, commit, training.saver.buffers)

@@ -3,6 +3,7 @@
 from holdfast.probe import Gate
 from holdfast.training.beginning import begin_from
 from holdfast.training.build import Training
+from holdfast.training.exchange import Exchange, exchange_of
 from holdfast.training.horizon import list_events
 from holdfast.training.loop import Report, evaluate, steps, train
 from holdfast.training.probing import measure
@@ -14,6 +15,7 @@ from holdfast.training.shares import find_shares, read_shares
 from holdfast.training.unregistered import Unregistered, find_unregistered
 
 __all__ = [
+    "Exchange",
     "Gate",
     "Progress",
     "Report",
@@ -25,6 +27,7 @@ __all__ = [
     "count_params",
     "describe_state",
     "evaluate",
+    "exchange_of",
     "find_shares",
     "find_unregistered",
     "list_events",

@@ -20,7 +20,7 @@ from holdfast.probe import Probe
 from holdfast.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.recipe import Recipe
 from holdfast.shown import Gallery
-from holdfast.state import capture_rng, digest_rng
+from holdfast.state import capture_rng, digest_rng, is_sharded
 from holdfast.training.capturing import describe_built
 from holdfast.training.checksums import choose_every, describe_components
 from holdfast.training.devices import prepare
@@ -30,7 +30,7 @@ from holdfast.training.kept import GRADIENTS, Gradients, Kept
 from holdfast.training.optimizers import Optimizers, read_rates
 from holdfast.training.progress import OWN_FIELDS, Progress, Unread
 from holdfast.training.schedulers import Schedulers
-from holdfast.training.sharding import check_sharding, shard
+from holdfast.training.sharding import check_sharding, place_model
 from holdfast.training.synchronizing import Synchronized
 from holdfast.training.virtual import make_virtual
 
@@ -148,8 +148,9 @@ class Training:
         recipe, accelerator = self.recipe, self.accelerator
         if isinstance(recipe.optimizer, Mapping):
             recipe.optimizer = Optimizers(recipe.optimizer)  # type: ignore[assignment]
+        place_model(self.config, recipe, accelerator)
         for extra in recipe.extras.values():
-            if isinstance(extra, torch.nn.Module):
+            if isinstance(extra, torch.nn.Module) and not any(map(is_sharded, extra.parameters())):
                 extra.to(accelerator.device)
         optimizer: Any = recipe.optimizer
         if accelerator.scaler is not None and (recipe.step is not None or isinstance(optimizer, Optimizers)):
@@ -169,7 +170,6 @@ class Training:
             self.model = accelerator.prepare(recipe.model)
         else:  # virtual ranks sum the gradients themselves, and shares have theirs: no DDP wraps the model
             self.model = accelerator.prepare_model(recipe.model, evaluation_mode=True)
-            shard(self.config, recipe, accelerator)
         if isinstance(optimizer, Optimizers):
             self.optimizer = Optimizers({name: accelerator.prepare(part) for name, part in optimizer.parts.items()})
         else:

@@ -68,20 +68,20 @@ class Exchange:
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
         self._device = device
         # The save's threads agree beside training, whose collectives have an order of their own.
-        self._group = distributed.new_group(backend="gloo", timeout=PATIENCE)
+        self.group = distributed.new_group(backend="gloo", timeout=PATIENCE)
 
     # ---- agreement, also from the threads of a save
 
     def decide(self, work: Callable[[], T]) -> T:
         """Let the main rank work, and return its result in all ranks, or raise its error in all ranks."""
         found: list[Any] = [_attempt(work) if self.rank == 0 else None]
-        distributed.broadcast_object_list(found, 0, group=self._group)
+        distributed.broadcast_object_list(found, 0, group=self.group)
         return _result(found[0])
 
     def each(self, work: Callable[[], T]) -> list[T]:
         """Let each rank work, and return the results by rank, or raise the first error in all ranks."""
         found: list[Any] = [None] * self.ranks
-        distributed.all_gather_object(found, _attempt(work), group=self._group)
+        distributed.all_gather_object(found, _attempt(work), group=self.group)
         return [_result(each) for each in found]
 
     # ---- rows, from the training's own thread

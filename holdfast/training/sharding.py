@@ -11,8 +11,9 @@ from torch.optim.swa_utils import AveragedModel
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
 from holdfast.recipe import Recipe
+from holdfast.state import is_sharded
+from holdfast.training.materializing import materialize
 from holdfast.training.optimizers import parts_of
-from holdfast.training.synchronizing import share_buffers
 
 SETTING = 'compute.parallel = "fsdp"'
 
@@ -34,32 +35,41 @@ def check_sharding(config: RunConfig, recipe: Recipe) -> None:
     raise ConfigError(f"{SETTING}: the engine can't shard {problem}", hint=hint)
 
 
-def shard(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> None:
-    """Cut the recipe's model over all ranks, in place, if the configuration asks for it and there are several.
+def place_model(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> None:
+    """Put the recipe's model in its place: give a model on the meta device memory, and cut it over the ranks.
 
-    Each block is gathered for its own forward and backward pass alone; `list_blocks` chooses the blocks. An
-    `AveragedModel` among the extras is cut in the same way, because it is updated from the model's shares. The
-    optimizers step the shares from then on.
+    It is cut if `compute.parallel` is "fsdp" and there are several ranks. Each block, which `list_blocks` chooses, is
+    gathered for its own forward and backward pass alone. No rank has memory for more than one block of a model on the
+    meta device. An `AveragedModel` among the extras is treated alike, because it is updated from the model's shares.
+    The optimizers step the shares from then on.
 
-    The model has to be on its device already.
+    Raises:
+        RecipeError: the model is on the meta device, and a module has no ``reset_parameters``.
     """
-    if config.compute.parallel != "fsdp" or accelerator.num_processes == 1:
-        return
+    is_cut = config.compute.parallel == "fsdp" and accelerator.num_processes > 1
+    averages = [each.module for each in recipe.extras.values() if isinstance(each, AveragedModel)]
+    before = dict(recipe.model.named_parameters(remove_duplicate=False))
+    for model in (recipe.model, *averages):
+        made: dict[int, nn.Parameter] = {}
+        for block in list_blocks(model):
+            materialize(block, accelerator.device, made)
+            if is_cut:
+                _cut_block(block, accelerator)
+    after = dict(recipe.model.named_parameters(remove_duplicate=False))
+    _replace(recipe, {id(each): after[name] for name, each in before.items() if after[name] is not each})
+
+
+def _cut_block(block: nn.Module, accelerator: Accelerator) -> None:
     from torch.distributed.device_mesh import init_device_mesh  # which takes 1.3 s to import
     from torch.distributed.fsdp import fully_shard
 
+    for tensor in (*block.parameters(), *block.buffers()):
+        if not is_sharded(tensor):
+            tensor.data = tensor.data.to(accelerator.device)
+            distributed.broadcast(tensor.detach(), 0)  # as DDP does it: a recipe may build other weights in a rank
+    # Shares are what optimizers and checkpoints find in the model, also between a forward pass and a step.
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    averages = [each for each in recipe.extras.values() if isinstance(each, AveragedModel)]
-    before = dict(recipe.model.named_parameters(remove_duplicate=False))
-    for model in (recipe.model, *(each.module for each in averages)):
-        for parameter in model.parameters():
-            distributed.broadcast(parameter.detach(), 0)  # as DDP does it: a recipe may build other weights in a rank
-        share_buffers(model)
-        for block in list_blocks(model):
-            # Shares are what optimizers and checkpoints find in the model, also between a forward pass and a step.
-            fully_shard(block, mesh=mesh, reshard_after_forward=True)
-    after = dict(recipe.model.named_parameters(remove_duplicate=False))
-    _replace(recipe, {id(parameter): after[name] for name, parameter in before.items()})
+    fully_shard(block, mesh=mesh, reshard_after_forward=True)
 
 
 def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
@@ -77,15 +87,15 @@ def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _replace(recipe: Recipe, shares: dict[int, nn.Parameter]) -> None:
-    """Let the recipe's optimizers step the shares of the parameters.
+    """Let the recipe's optimizers step the parameters that now stand for those that they were built with.
 
     Args:
-        shares: the share that stands for each whole parameter, by the id of the latter.
+        shares: the new parameters, each by the id of the one that it stands for.
     """
     for optimizer in parts_of(recipe.optimizer):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if id(parameter) in shares and parameter in optimizer.state:
+                if is_sharded(shares.get(id(parameter))) and parameter in optimizer.state:
                     state = optimizer.state.pop(parameter)
                     optimizer.state[shares[id(parameter)]] = _cut(state, parameter, shares[id(parameter)])
             group["params"] = [shares.get(id(each), each) for each in group["params"]]

@@ -10,12 +10,13 @@ from holdfast import checkpoint
 from holdfast.checkpoint import Header, Payload, Tensor
 from holdfast.errors import CheckpointDamaged
 from holdfast.journal import Commit, FileRecord
+from holdfast.memory import Buffers
 from holdfast.state.encoding import DTYPES
 from holdfast.state.sharded import ShardedBytes, is_sharded, local_of
 from holdfast.state.tensors import TensorBytes
 from holdfast.store import Store
 from holdfast.training.capturing import capture_extras
-from holdfast.training.exchange import Exchange, Placed, exchange_of, take_turns
+from holdfast.training.exchange import Exchange, Placed, take_turns
 
 if TYPE_CHECKING:
     from holdfast.training.build import Training
@@ -38,26 +39,28 @@ def _list_shares(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from _list_shares(item, f"{name}.{key}" if name else str(key))
 
 
-def read_shares(training: "Training", shares: Shares, folder: Store, commit: Commit) -> Payload:
+def read_shares(
+    exchange: Exchange, shares: Shares, folder: Store, commit: Commit, buffers: Buffers | None = None
+) -> Payload:
     """Read a committed state and verify it while reading; each rank keeps its own rows. All ranks call it together.
 
-    A rank reads the parts that it owns, one at a time, so that it needs memory for its share and for one part.
+    A rank reads the parts that it owns, one at a time, so that it needs memory for its share and for one part. No save
+    may be in progress, because its threads use the same exchange.
 
-    Returns:
-        The state, whose tensors are cut as those of the training are.
+    Args:
+        shares: tensors by name; those of the state are cut in the same way.
+        buffers: memory for a part; without it, new memory.
 
     Raises:
         CheckpointDamaged: a file is missing or differs, whichever rank has found it.
     """
-    training.saver.wait()  # its threads take part in the same agreements
-    exchange = exchange_of(training)
     parts = checkpoint.find_parts(commit)
     owners = checkpoint.deal([part.size_bytes for part in parts], exchange.ranks)
     own = [part for part, owner in zip(parts, owners, strict=True) if owner == exchange.rank]
     found = exchange.each(lambda: checkpoint.read_headers(folder, commit, own))
     headers = {name: header for each in found for name, header in each.items()}
     payload, places = _allocate([headers[part.name] for part in parts], shares)
-    memory = training.saver.buffers.take(0, max((part.size_bytes for part in own), default=0))
+    memory = (buffers or Buffers()).take(0, max((part.size_bytes for part in own), default=0))
     for turn in take_turns(list(zip(parts, places, strict=True)), owners):
         _read_turn(exchange, folder, commit, turn, memory)
     return payload

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,11 +16,10 @@ from holdfast.checkpoint import Payload, Saved, Saver, differences
 from holdfast.config import Compute, Determinism, Resume, RunConfig
 from holdfast.errors import CheckpointDamaged, StoreFull
 from holdfast.journal import Commit
-from holdfast.state import has_shards, localize, to_payload
+from holdfast.state import gather_whole, has_shards, is_sharded, localize, to_payload
 from holdfast.state.sharded import ShardedBytes
 from holdfast.store.local import LocalStore
-from holdfast.training import Gate, Training, begin_save, find_shares, read_shares, resume
-from holdfast.training.exchange import exchange_of
+from holdfast.training import Gate, Training, begin_save, exchange_of, find_shares, read_shares, resume
 from tests.support.forked import launch
 from tests.support.makers import METADATA_FIELDS
 from tests.support.trainings import save_step, train_to
@@ -46,6 +46,11 @@ class Blocks(nn.Module):
         self.scale = nn.Parameter(torch.ones(1))  # fewer rows than ranks
         self.frozen = nn.Parameter(torch.ones(5), requires_grad=False)
 
+    def reset_parameters(self) -> None:
+        """Set the parameters of this module itself, for a model that was built on the meta device."""
+        nn.init.ones_(self.scale)
+        nn.init.ones_(self.frozen)
+
     def forward(self, points: Tensor) -> Tensor:
         """Return a number for each point; shape (n, 1)."""
         found = self.first(points) + self.tied(points)
@@ -55,13 +60,15 @@ class Blocks(nn.Module):
         return out
 
 
-def averaged(width: int = 31) -> Recipe:
+def averaged(width: int = 31, device: str = "cpu") -> Recipe:
     """Build the network and an average of its weights.
 
     Args:
         width: the width of its layers.
+        device: where the network is built, such as ``meta``.
     """
-    model = Blocks(width)
+    with torch.device(device):
+        model = Blocks(width)
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -91,11 +98,13 @@ def in_ranks(count: int, function: str, *arguments: Any) -> int:
     return launch(functools.partial(globals()[function], *arguments), count)
 
 
-def make(folder: str, parallel: str = "fsdp", **changes: Any) -> Training:
+def make(folder: str, parallel: str = "fsdp", settings: dict[str, Any] | None = None) -> Training:
     """Build the training of this rank, with a checkpoint of many parts."""
-    compute = Compute(device="cpu", ranks=int(os.environ["WORLD_SIZE"]), parallel=parallel, **changes)  # type: ignore[arg-type]
+    ranks = int(os.environ["WORLD_SIZE"])
+    compute = Compute.model_validate({"device": "cpu", "ranks": ranks, "parallel": parallel})
     config = RunConfig(
         recipe="tests.support.sharded:averaged", run="r", store=folder, epochs=9, compute=compute,
+        settings=settings or {},
         determinism=Determinism(mode="fast"), resume=Resume(training_probe=True),
     )  # fmt: skip
     training = Training(config)
@@ -114,7 +123,9 @@ def resume_in(training: Training, store: LocalStore, saved: Saved, gate: str) ->
     """Restore a checkpoint as a rank does: in shares, if the training has shares."""
     shares = find_shares(training)
     commit = as_commit(saved)
-    payload = read_shares(training, shares, store, commit) if shares else checkpoint.read_payload(store, commit)
+    payload = (
+        read_shares(exchange_of(training), shares, store, commit) if shares else checkpoint.read_payload(store, commit)
+    )
     assert has_shards(payload) == bool(shares)
     resume(training, payload, saved.metadata, Gate(gate), lambda *skipped: None)  # type: ignore[arg-type]
 
@@ -186,12 +197,9 @@ def read_damage(folder: str, number: int) -> int:
         data[-1] ^= 1
         path.write_bytes(data)
     training.gather(None)
-    try:
-        read_shares(training, find_shares(training), store, as_commit(saved))
-    except CheckpointDamaged as error:
-        assert part.name in str(error)  # noqa: PT017: no pytest in these processes
-        return 0
-    return 1
+    with pytest.raises(CheckpointDamaged, match=part.name):
+        read_shares(exchange_of(training), find_shares(training), store, as_commit(saved))
+    return 0
 
 
 def fail_in_one(folder: str, rank: int) -> int:
@@ -201,13 +209,10 @@ def fail_in_one(folder: str, rank: int) -> int:
     train_to(training, 1)
     own = Failing(f"{folder}/r") if training.accelerator.process_index == rank else store
     begin_save(training, own, "f" * 64, {})
-    try:
+    with pytest.raises(StoreFull, match="no space"):
         training.saver.wait()
-    except StoreFull as error:
-        assert "no space" in str(error)  # noqa: PT017
-        assert not store.exists("epoch-0001-step-00000001/metadata.json")
-        return 0
-    return 1
+    assert not store.exists("epoch-0001-step-00000001/metadata.json")
+    return 0
 
 
 class Failing(LocalStore):
@@ -216,6 +221,20 @@ class Failing(LocalStore):
     def creating(self, name: str) -> Any:
         """Raise StoreFull."""
         raise StoreFull(f"{name}: no space left")
+
+
+def build_on_meta(folder: str) -> int:
+    """Build a model on the meta device: its weights don't depend on the sharding, and it trains."""
+    models = []
+    for parallel in ("fsdp", "ddp"):
+        training = make(folder, parallel, {"device": "meta"})
+        assert is_sharded(training.recipe.model.get_parameter("scale")) == (parallel == "fsdp")
+        models.append({name: gather_whole(each).clone() for name, each in training.recipe.model.state_dict().items()})
+        train_to(training, 2)
+    assert models[0]["first.weight"].std() > 0
+    for name, tensor in models[0].items():
+        assert torch.equal(tensor, models[1][name]), name
+    return 0
 
 
 def save_meshes(folder: str) -> int:
@@ -247,7 +266,7 @@ def save_meshes(folder: str) -> int:
             assert saved is not None
             found.append(saved.metadata.checkpoint_sha256)
             if peers is not None:  # and back
-                read = read_shares(training, model_shares(payload), own, as_commit(saved))
+                read = read_shares(peers, model_shares(payload), own, as_commit(saved))
                 assert not differences(localize(payload), localize(read))
     assert found[:2] == found[2:]
     return 0

@@ -48,6 +48,12 @@ def test_tensors_cut_over_two_dimensions_of_ranks_have_the_same_bytes(nursery: L
     check(nursery, 4, "save_meshes", str(tmp_path))
 
 
+def test_a_model_on_the_meta_device_has_the_same_weights_with_and_without_shares(
+    nursery: Lives, tmp_path: Path
+) -> None:
+    check(nursery, 2, "build_on_meta", str(tmp_path))
+
+
 def test_a_part_of_another_writer_is_left_alone(nursery: Lives, tmp_path: Path) -> None:
     check(nursery, 2, "save_beside_another", str(tmp_path))
 

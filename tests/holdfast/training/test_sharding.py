@@ -9,12 +9,14 @@ from torch import nn
 
 from holdfast.checkpoint import deal
 from holdfast.config import Compute, Determinism, RunConfig
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, RecipeError
 from holdfast.state.sharded import Region
 from holdfast.training import Training
 from holdfast.training.exchange import take_turns
+from holdfast.training.materializing import materialize
 from holdfast.training.sharding import list_blocks
 from tests.support.sharded import Blocks
+from tests.support.trainings import train_to
 
 
 def make_config(folder: Path, recipe: str = "sharded:averaged", **compute: Any) -> RunConfig:
@@ -62,6 +64,30 @@ def test_what_cannot_be_sharded_is_refused(tmp_path: Path, recipe: str, changes:
 def test_one_rank_is_not_sharded(tmp_path: Path) -> None:
     training = Training(make_config(tmp_path))
     assert all(type(each) is nn.Parameter for each in training.model.parameters())
+
+
+def test_a_model_on_the_meta_device_gets_memory_and_keeps_its_ties(tmp_path: Path) -> None:
+    config = make_config(tmp_path).model_copy(update={"settings": {"device": "meta"}})
+    training = Training(config)
+    model = training.recipe.model
+    assert model.get_parameter("tied.weight") is model.get_parameter("first.weight")
+    stepped = [each for group in training.optimizer.param_groups for each in group["params"]]
+    assert {*map(id, stepped)} == {*map(id, model.parameters())}
+    assert not model.get_parameter("frozen").requires_grad
+    before = model.get_parameter("first.weight").clone()
+    train_to(training, 1)
+    assert not torch.equal(before, model.get_parameter("first.weight"))
+    assert torch.equal(model.get_buffer("blocks.0.1.num_batches_tracked"), torch.tensor(2))
+
+
+def test_a_module_that_cannot_set_its_first_values_is_named() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(3, device="meta"))
+
+    with pytest.raises(RecipeError, match=r"the model's 1 \(.*Own\).*no reset_parameters"):
+        materialize(nn.Sequential(nn.Linear(1, 1), Own()), torch.device("cpu"), {})
 
 
 def test_the_fingerprint_has_the_sharding_only_if_there_is_one(tmp_path: Path) -> None:
