@@ -1,7 +1,7 @@
 """Checkpoints on the store: their format and names, saving with hashes in one pass, and verified reading."""
 
 from holdfast.checkpoint.difference import differences, shorten
-from holdfast.checkpoint.files import hash_file
+from holdfast.checkpoint.files import FileDamage, hash_file
 from holdfast.checkpoint.format import (
     HEADER_METADATA,
     PAYLOAD,
@@ -31,7 +31,6 @@ from holdfast.checkpoint.peers import deal
 from holdfast.checkpoint.saving import Saver, count_cores, save
 from holdfast.checkpoint.trail import split_lines
 from holdfast.checkpoint.verifying import (
-    FileDamage,
     check_saved,
     find_orphans,
     find_parts,

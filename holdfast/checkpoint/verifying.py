@@ -7,9 +7,8 @@ import logging
 import queue
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
-from holdfast.checkpoint.files import hash_file
+from holdfast.checkpoint.files import FileDamage, hash_file
 from holdfast.checkpoint.format import PAYLOAD, deserialize, is_part, part_name
 from holdfast.checkpoint.metadata import METADATA, METRICS, Metadata, Saved, content_id, is_folder_name, step_of
 from holdfast.checkpoint.payload import Payload
@@ -28,19 +27,6 @@ FEW = 3
 Watch = Callable[[int], None]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class FileDamage:
-    """A difference between one file of a checkpoint and its commit."""
-
-    path: str
-    name: str
-    expected: str
-    found: str
-
-    def __str__(self) -> str:
-        return f"{self.path}/{self.name} is {self.found} but was committed as {self.expected}"
 
 
 def read_metadata(folder: Store, path: str) -> Metadata | None:

@@ -24,7 +24,7 @@ from holdfast.checkpoint import (
 )
 from holdfast.errors import StateError
 from holdfast.memory import ALIGNED_BYTES, map_memory
-from holdfast.state.sharded import ShardedBytes, is_sharded, place_of
+from holdfast.state.sharded import ShardedBytes, check_is_cut, is_sharded, place_of
 from holdfast.state.tensors import TensorBytes
 
 DTYPES = {
@@ -140,6 +140,8 @@ def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], see
     if dtype is None or tensor.layout is not torch.strided or tensor.is_meta:
         kind = f"{tensor.layout} tensor of {tensor.dtype}{' without data' if tensor.is_meta else ''}"
         raise StateError(f"{name} is a {kind}, which safetensors can't hold")
+    if is_sharded(tensor):
+        check_is_cut(tensor, name)
     place = place_of(tensor)
     if place in seen:
         return seen[place][1]

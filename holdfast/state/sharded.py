@@ -8,13 +8,15 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from holdfast.checkpoint import Payload, Tensor
 from holdfast.errors import StateError
 from holdfast.state.tensors import TensorBytes
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,13 @@ def local_of(tensor: Any) -> torch.Tensor:
     return local
 
 
-def gather_whole(value: Any) -> Any:
+def gather_whole(value: T) -> T:
     """Return a value; a sharded tensor as a whole one, for which all ranks call this together."""
-    return value.detach().full_tensor() if is_sharded(value) else value
+    if not is_sharded(value):
+        return value
+    sharded: Any = value
+    whole: T = sharded.detach().full_tensor()
+    return whole
 
 
 def localize(payload: Payload) -> Payload:
@@ -127,17 +133,21 @@ def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), "whole", tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
-def list_regions(tensor: Any, name: str = "a tensor") -> dict[int, Region]:
-    """Return the region of a sharded tensor that each rank holds, by rank.
+def check_is_cut(tensor: Any, name: str) -> None:
+    """Raise StateError if a tensor is a sum of tensors in the ranks, which nobody has added yet.
 
-    Raises:
-        StateError: the tensor is a sum that the ranks have not added yet.
+    Args:
+        name: the tensor's name in the message.
     """
     if any(each.is_partial() for each in tensor.placements):
         raise StateError(
             f"{name} is a sum of which each rank holds a part, which can't be saved",
-            hint="redistribute it, or leave it out of the state",
+            hint="tensor.redistribute(placements=[Replicate()]), or leave it out of the state",
         )
+
+
+def list_regions(tensor: Any) -> dict[int, Region]:
+    """Return the region of a sharded tensor that each rank holds, by rank."""
     mesh = tensor.device_mesh
     regions = _list_regions(tuple(tensor.shape), tuple(mesh.shape), tuple(tensor.placements))
     return dict(zip(mesh.mesh.flatten().tolist(), regions, strict=True))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from holdfast.checkpoint import Part, Piece
+from holdfast.checkpoint import Part, Piece, in_memory
 from holdfast.errors import HoldfastError, RunStopped, StateError
 from holdfast.state.sharded import Region, ShardedBytes, list_regions, local_of
 from holdfast.state.tensors import TensorBytes
@@ -76,7 +76,8 @@ class Exchange:
         """Let the main rank work, and return its result in all ranks, or raise its error in all ranks."""
         found: list[Any] = [_attempt(work) if self.rank == 0 else None]
         distributed.broadcast_object_list(found, 0, group=self.group)
-        return _result(found[0])
+        result: T = _result(found[0])
+        return result
 
     def each(self, work: Callable[[], T]) -> list[T]:
         """Let each rank work, and return the results by rank, or raise the first error in all ranks."""
@@ -106,7 +107,7 @@ class Exchange:
     def _collecting(self, part: Part, owner: int, image: memoryview | None) -> Iterator[Move]:
         (_, header), *others = place(part.pieces)
         if image is not None:
-            image[: len(header)] = header  # every rank has made the same
+            image[: len(header)] = in_memory(header)  # every rank has made the same
         for position, piece in others:
             sources = _once(list_regions(piece.tensor), owner) if isinstance(piece, ShardedBytes) else {0: None}
             for source, region in sources.items():
@@ -216,7 +217,7 @@ def take_turns(parts: Iterable[T], owners: Iterable[int]) -> Iterator[list[tuple
 
 def _once(regions: Mapping[int, Region], owner: int) -> dict[int, Region]:
     """Return each region once: with the owner as its holder, if it holds it, or else with the first rank that does."""
-    holders = {region: rank for rank, region in reversed(regions.items())}
+    holders = {region: rank for rank, region in reversed(list(regions.items()))}
     if owner in regions:
         holders[regions[owner]] = owner
     return {rank: region for region, rank in holders.items()}
@@ -237,7 +238,7 @@ def _flatten(tensor: Tensor) -> Tensor:
 
 
 def _unpack(message: list[Move], landing: Tensor) -> None:
-    for move, piece in zip(message, landing.split([each.size_bytes for each in message]), strict=True):
+    for move, piece in zip(message, torch.split(landing, [each.size_bytes for each in message]), strict=True):
         assert move.write is not None
         if piece.data_ptr() != move.write.data_ptr():
             # Cloned, because a piece between others may not be aligned for its dtype.

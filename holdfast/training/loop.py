@@ -145,7 +145,8 @@ def clip(training: Training) -> torch.Tensor:
     accelerator, limit = training.accelerator, training.recipe.clip_norm
     parameters = list(training.model.parameters())
     if limit is not None and limit < math.inf:
-        return gather_whole(accelerator.clip_grad_norm_(parameters, limit))
+        norm: torch.Tensor = accelerator.clip_grad_norm_(parameters, limit)
+        return gather_whole(norm)
     # Clipping to infinity would read the whole gradient again, and one infinite number would make all of it NaN.
     accelerator.unscale_gradients()
     gradients = [each.grad for each in parameters if each.grad is not None]
