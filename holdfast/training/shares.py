@@ -17,6 +17,7 @@ from holdfast.state.tensors import TensorBytes
 from holdfast.store import Store
 from holdfast.training.capturing import capture_extras
 from holdfast.training.exchange import Exchange, Placed, take_turns
+from holdfast.training.kept import GRADIENTS
 
 if TYPE_CHECKING:
     from holdfast.training.build import Training
@@ -135,7 +136,10 @@ def _find_share(name: str, shares: Shares) -> Any:
     """
     component, _, rest = name.partition(".")
     if component == "extras":  # a list with the extras of each rank, or of all
-        return shares.get(f"extras.{rest.partition('.')[2]}")
+        _, _, rest = rest.partition(".")
+        if rest.startswith(f"{GRADIENTS}."):  # cut as the parameters are, and not there before the first step
+            return shares.get(f"model.{rest.removeprefix(f'{GRADIENTS}.')}")
+        return shares.get(f"extras.{rest}")
     if component != "optimizer":
         return shares.get(name)
     parameter = rest.removeprefix("state.")

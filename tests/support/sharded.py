@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import ConcatDataset
 
-from holdfast import Recipe, Schedule, checkpoint
+from holdfast import Recipe, Run, Schedule, checkpoint
 from holdfast.checkpoint import Payload, Saved, Saver, differences
 from holdfast.config import Compute, Determinism, Resume, RunConfig
 from holdfast.errors import CheckpointDamaged, StoreFull
@@ -88,6 +88,27 @@ def averaged(width: int = 31, device: str = "cpu") -> Recipe:
         after_step=lambda: average.update_parameters(model),
         evaluate=lambda model: {"size": model(torch.ones(2, 8)).sum()},
     )
+
+
+def looped(run: Run) -> None:
+    """Train the network in a loop that cuts it itself."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(3)  # the ranks build the same model
+    model: Any = Blocks()
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    torch.manual_seed(run.accelerator.process_index)
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(per_epoch=6):
+        points = torch.randn(4, 8)
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(points), points.sum(1, keepdim=True))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        step.log(loss=loss)
 
 
 # ---- checks that several ranks make together: functions for `Lives.call`, whose return value is the exit code

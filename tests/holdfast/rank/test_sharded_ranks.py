@@ -81,10 +81,11 @@ def test_killed_in_any_phase_of_a_save_a_run_ends_on_the_same_bytes(nursery: Liv
         assert train(nursery, folder, 2) == expected, (point, victim)
 
 
-def test_sharded_ranks_are_proved(nursery: Lives, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("recipe", "parallel"), [("averaged", "fsdp"), ("looped", "ddp")])
+def test_sharded_ranks_are_proved(nursery: Lives, tmp_path: Path, recipe: str, parallel: str) -> None:
     settings = {
-        "recipe": "tests.support.sharded:averaged", "run": "p", "store": str(tmp_path), "epochs": 2,
-        "compute": {"ranks": 2, "device": "cpu", "parallel": "fsdp"}, "log": {"folder": str(tmp_path)},
+        "recipe": f"tests.support.sharded:{recipe}", "run": "p", "store": str(tmp_path), "epochs": 2,
+        "compute": {"ranks": 2, "device": "cpu", "parallel": parallel}, "log": {"folder": str(tmp_path)},
     }  # fmt: skip
     done = nursery.call("tests.support.forked:prove_mutated", "", settings, 6, 1, 3)
     proof = Proof.model_validate_json(done.stdout)
