@@ -111,10 +111,11 @@ class Exchange:
         for position, piece in others:
             sources = _once(list_regions(piece.tensor), owner) if isinstance(piece, ShardedBytes) else {0: None}
             for source, region in sources.items():
-                yield from self._move(position, piece, region, image, holder=source, owner=owner, is_saved=True)
+                if self.rank in (source, owner):
+                    yield from self._move(position, piece, region, image, holder=source, owner=owner, is_saved=True)
 
     def list_deliveries(self, pieces: Iterable[Placed], owner: int, image: memoryview | None) -> Iterator[Move]:
-        """Yield the moves that copy a part's bytes to the tensors of all ranks.
+        """Yield this rank's moves among those that copy a part's bytes to the tensors of all ranks.
 
         Args:
             pieces: where the tensors' bytes are in the part.
@@ -124,7 +125,8 @@ class Exchange:
             everywhere: dict[int, Region | None] = dict.fromkeys(range(self.ranks))
             holders = list_regions(piece.tensor) if isinstance(piece, ShardedBytes) else everywhere
             for holder, region in holders.items():
-                yield from self._move(position, piece, region, image, holder=holder, owner=owner, is_saved=False)
+                if self.rank in (holder, owner):
+                    yield from self._move(position, piece, region, image, holder=holder, owner=owner, is_saved=False)
 
     def _move(
         self, position: int, piece: Any, region: Region | None, image: memoryview | None,
@@ -154,7 +156,7 @@ class Exchange:
                 yield Move(owner, holder, size_bytes, is_direct, placed, held)
 
     def copy(self, moves: Iterable[Move]) -> None:
-        """Carry out some moves. All ranks call it with the same moves."""
+        """Carry out some moves. All ranks call it, each with the moves that it takes part in, in the same order."""
         between: dict[tuple[int, int], list[Move]] = {}
         for move in moves:
             if move.source != move.target:
@@ -165,8 +167,6 @@ class Exchange:
                 move.write.copy_(move.read)
         orders, landings = [], []
         for (source, target), together in between.items():
-            if self.rank not in (source, target):
-                continue
             small = [each for each in together if not each.is_direct]
             for message in (*([each] for each in together if each.is_direct), *([small] if small else [])):
                 if self.rank == source:

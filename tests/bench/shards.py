@@ -19,13 +19,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from holdfast.checkpoint import Saver
-from holdfast.journal import Commit
 from holdfast.state import to_payload
 from holdfast.store.local import LocalStore
 from holdfast.training import Exchange, read_shares
 from tests.bench.disk import make_cold
 from tests.bench.frame import Benchmark, Row, ask, compare, scratch, time_of
-from tests.support.makers import METADATA_FIELDS
+from tests.support.makers import METADATA_FIELDS, commit_of
 
 MB = 10**6
 SIZES = {"300 MB": 300 * MB, "1 GB": 1000 * MB, "3 GB": 3000 * MB}
@@ -106,13 +105,10 @@ class _Bench:
             yield "durable", time.perf_counter() - began
         yield "save memory", peak.shares
         assert saved is not None
-        commit = Commit.model_construct(
-            number=1, path=saved.path, files=saved.files, checkpoint_sha256=saved.metadata.checkpoint_sha256
-        )
         self._make_cold(self.folder / "run" / saved.path)
         with _Peak(self) as peak:
             shares = {f"model.{name}": each for name, each in self.state.items()}
-            yield "restore", self._time(lambda: read_shares(self.exchange, shares, self.store, commit))
+            yield "restore", self._time(lambda: read_shares(self.exchange, shares, self.store, commit_of(saved)))
         yield "restore memory", peak.shares
         if self.exchange.rank == 0:
             self.store.delete_folder(saved.path)

@@ -15,13 +15,12 @@ from holdfast import Recipe, Run, Schedule, checkpoint
 from holdfast.checkpoint import Payload, Saved, Saver, differences
 from holdfast.config import Compute, Determinism, Resume, RunConfig
 from holdfast.errors import CheckpointDamaged, StoreFull
-from holdfast.journal import Commit
 from holdfast.state import gather_whole, has_shards, is_sharded, localize, to_payload
 from holdfast.state.sharded import ShardedBytes
 from holdfast.store.local import LocalStore
 from holdfast.training import Gate, Training, begin_save, exchange_of, find_shares, read_shares, resume
 from tests.support.forked import launch
-from tests.support.makers import METADATA_FIELDS
+from tests.support.makers import METADATA_FIELDS, commit_of
 from tests.support.trainings import save_step, train_to
 from tests.support.varied import Points
 
@@ -133,17 +132,10 @@ def make(folder: str, parallel: str = "fsdp", settings: dict[str, Any] | None = 
     return training
 
 
-def as_commit(saved: Saved) -> Commit:
-    """Return a saved checkpoint as its commit would name it."""
-    return Commit.model_construct(
-        number=1, path=saved.path, files=saved.files, checkpoint_sha256=saved.metadata.checkpoint_sha256
-    )
-
-
 def resume_in(training: Training, store: LocalStore, saved: Saved, gate: str) -> None:
     """Restore a checkpoint as a rank does: in shares, if the training has shares."""
     shares = find_shares(training)
-    commit = as_commit(saved)
+    commit = commit_of(saved)
     payload = (
         read_shares(exchange_of(training), shares, store, commit) if shares else checkpoint.read_payload(store, commit)
     )
@@ -219,7 +211,7 @@ def read_damage(folder: str, number: int) -> int:
         path.write_bytes(data)
     training.gather(None)
     with pytest.raises(CheckpointDamaged, match=part.name):
-        read_shares(exchange_of(training), find_shares(training), store, as_commit(saved))
+        read_shares(exchange_of(training), find_shares(training), store, commit_of(saved))
     return 0
 
 
@@ -287,7 +279,7 @@ def save_meshes(folder: str) -> int:
             assert saved is not None
             found.append(saved.metadata.checkpoint_sha256)
             if peers is not None:  # and back
-                read = read_shares(peers, model_shares(payload), own, as_commit(saved))
+                read = read_shares(peers, model_shares(payload), own, commit_of(saved))
                 assert not differences(localize(payload), localize(read))
     assert found[:2] == found[2:]
     return 0
