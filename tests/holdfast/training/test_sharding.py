@@ -96,7 +96,7 @@ def test_the_fingerprint_has_the_sharding_only_if_there_is_one(tmp_path: Path) -
 
 
 def test_parts_are_dealt_by_their_bytes_and_the_main_rank_has_the_first() -> None:
-    assert deal([1, 5, 5, 4, 1], 3) == [0, 1, 2, 0, 1]
+    assert deal([1, 5, 5, 4, 1], 3) == [0, 1, 2, 0, 0]
     assert deal([9], 4) == [0]
     assert deal([], 2) == []
     loads = [0] * 3
