@@ -1,6 +1,7 @@
 """Writing a checkpoint's files, several at once. The store copies unchanged files from the last checkpoint."""
 
 import functools
+import itertools
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -83,20 +84,6 @@ def write_checkpoint(
         # A dead attempt may have left parts of another cut in a folder.
         return next(path for path in candidates if not {*filter(is_part, folder.list(path))} - {*names})
 
-    def complete(path: str, found: list[list[FileRecord]], written: list[FileRecord]) -> Saved:
-        records = sorted((record for each in found for record in each), key=lambda record: record.name)
-        complete = Metadata(
-            **metadata,
-            writer=secrets.token_hex(16),
-            parts=records,
-            shown=next((file for file in written if file.name == SHOWN), None),
-            checkpoint_sha256=content_id(records),
-            checkpoint_size_bytes=sum(record.size_bytes for record in records),
-        )
-        described = write_file(folder, path, METADATA, complete.to_bytes())
-        faults.reach("metadata-durable")
-        return Saved(path=path, files=[*records, *written, described], metadata=complete)
-
     while True:
         path = peers.decide(choose)
         written: list[FileRecord] = []
@@ -107,10 +94,32 @@ def write_checkpoint(
             return [part.record.result() for part in parts]
 
         try:
-            found = peers.each(write)
-            return peers.decide(functools.partial(complete, path, found, written))
+            records = sorted(itertools.chain(*peers.each(write)), key=lambda record: record.name)
+            return peers.decide(functools.partial(_complete, folder, path, records, written, metadata))
         except NameTaken:
             continue
+
+
+def _complete(
+    folder: Store, path: str, parts: list[FileRecord], others: list[FileRecord], metadata: dict[str, Any]
+) -> Saved:
+    """Write ``metadata.json``, which makes a checkpoint complete.
+
+    Args:
+        parts: the records of all parts.
+        others: the records of the other files.
+    """
+    described = Metadata(
+        **metadata,
+        writer=secrets.token_hex(16),
+        parts=parts,
+        shown=next((file for file in others if file.name == SHOWN), None),
+        checkpoint_sha256=content_id(parts),
+        checkpoint_size_bytes=sum(part.size_bytes for part in parts),
+    )
+    record = write_file(folder, path, METADATA, described.to_bytes())
+    faults.reach("metadata-durable")
+    return Saved(path=path, files=[*parts, *others, record], metadata=described)
 
 
 def _write_parts_and_lines(

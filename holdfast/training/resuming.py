@@ -117,7 +117,9 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
     has_same_gpus = all(len(rng["cuda"]) == gpus for rng in saved["rng"])
     captured = state.to_payload(_capture_as(training, saved))
     found = differences(state.localize(payload), state.localize(captured))
-    if state.has_shards(captured):  # each rank has compared its own shares, and all have to go on, or none
+    if state.has_shards(captured):  # each rank has compared its own shares and extras; all have to go on, or none
+        own = f"extras.{training.accelerator.process_index if len(saved['extras']) > 1 else 0}."
+        found = [name for name in found if name.startswith(own) or not name.startswith("extras.")]
         found = sorted({name for names in training.gather(found) for name in names})
     different = [
         name

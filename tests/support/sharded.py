@@ -34,14 +34,15 @@ PART_BYTES = 4096
 class Blocks(nn.Module):
     """A small network whose sizes no number of ranks divides."""
 
-    def __init__(self, width: int = 31) -> None:
+    def __init__(self, width: int = 31, *, tied: bool = True) -> None:
         super().__init__()
         self.first = nn.Linear(8, width)
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Dropout(0.3)) for _ in range(2)
         )
         self.tied = nn.Linear(8, width)
-        self.tied.weight = self.first.weight
+        if tied:
+            self.tied.weight = self.first.weight
         self.head = nn.Linear(width, 1)
         self.scale = nn.Parameter(torch.ones(1))  # fewer rows than ranks
         self.frozen = nn.Parameter(torch.ones(5), requires_grad=False)
@@ -60,15 +61,16 @@ class Blocks(nn.Module):
         return out
 
 
-def averaged(width: int = 31, device: str = "cpu") -> Recipe:
+def averaged(width: int = 31, device: str = "cpu", tied: bool = True) -> Recipe:
     """Build the network and an average of its weights.
 
     Args:
         width: the width of its layers.
         device: where the network is built, such as ``meta``.
+        tied: whether two layers share a weight.
     """
     with torch.device(device):
-        model = Blocks(width)
+        model = Blocks(width, tied=tied)
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -176,6 +178,13 @@ def change_the_sharding(folder: str) -> int:
         found = save_step(training, store) if parallel == "fsdp" else save_whole(training, store)
         assert found.metadata.checkpoint_sha256 == first.metadata.checkpoint_sha256, parallel
         saved = found
+    whole = make(folder, "ddp", {"tied": False})
+    train_to(whole, 2)  # the ranks' averages have other batch statistics, so that each saves its own
+    training = make(folder, "fsdp", {"tied": False})
+    resume_in(training, store, save_whole(whole, store), "record")
+    pairs = zip(training.recipe.model.parameters(), whole.recipe.model.parameters(), strict=True)
+    assert all(torch.equal(gather_whole(cut), each) for cut, each in pairs)
+    train_to(training, 3)
     return 0
 
 
