@@ -196,17 +196,22 @@ def save_whole(training: Training, store: LocalStore) -> Saved:
     return saved
 
 
-def save_beside_another(folder: str) -> int:
-    """Save where another writer's part lies that isn't the main rank's: the save takes the next name."""
+def save_beside_another(folder: str, number: int) -> int:
+    """Save where another writer's part lies: the save takes the next name.
+
+    Args:
+        number: the part's number. If it is the first part, no rank gives a part of its own a name there.
+    """
     store = LocalStore(f"{folder}/r")
     training = make(folder)
     train_to(training, 2)
-    name = save_step(training, LocalStore(f"{folder}/probe")).metadata.parts[-1].name
+    name = save_step(training, LocalStore(f"{folder}/probe")).metadata.parts[number].name
     if training.accelerator.is_main_process:
         store.create(f"epoch-0001-step-00000002/{name}", b"another writer's bytes")
     saved = save_step(training, store)
     assert saved.path == "epoch-0001-step-00000002.2"
     assert not store.exists("epoch-0001-step-00000002/metadata.json")
+    assert number or store.list("epoch-0001-step-00000002") == [name]
     assert store.read(f"epoch-0001-step-00000002/{name}") == b"another writer's bytes"
     return 0
 
