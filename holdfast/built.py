@@ -104,11 +104,17 @@ def _describe_model(name: str, model: nn.Module, seen: set[int]) -> dict[str, An
 
 def _describe_object(name: str, thing: Any, seen: set[int]) -> dict[str, Any]:
     """Return the name of an object's class and the plain values among its public attributes."""
-    found: dict[str, Any] = {name: type(thing).__qualname__}
+    found: dict[str, Any] = {name: _class_of(thing).__qualname__}
     for key, value in sorted(getattr(thing, "__dict__", {}).items()):
         if (not key.startswith("_") or key in INNER) and key not in SKIPPED:
             found |= _walk(f"{name}.{key}", value, seen)
     return found
+
+
+def _class_of(thing: Any) -> type:
+    """Return an object's class; of a module that `fully_shard` has cut, the class that it had before."""
+    first, *others = type(thing).__bases__
+    return others[0] if others and first.__module__.startswith("torch.distributed.fsdp") else type(thing)
 
 
 def _walk(name: str, value: Any, seen: set[int]) -> Values:

@@ -178,6 +178,11 @@ class Compute(Section):
     lost_after_s: Seconds = Field(
         60.0, ge=5, description="Seconds without a sign of life after which another node is lost."
     )
+    parallel: Literal["ddp", "fsdp"] = Field(
+        "ddp",
+        description="What several ranks hold of a recipe's model and optimizer. ddp: each rank all of it. fsdp: each "
+        "rank a share, cut by torch's fully_shard; checkpoints are written and read in shares, too.",
+    )
     mixed_precision: Literal["no", "bf16", "fp16"] = Field(
         "no", description="Precision of accelerate's autocast. fp16 needs a GPU and adds a gradient scaler."
     )
@@ -251,7 +256,7 @@ class Compute(Section):
         identity = self.model_dump(include={"virtual_ranks" if self.virtual_ranks else "ranks", "mixed_precision"})
         if isinstance(identity.get("ranks"), int):
             identity["ranks"] *= self.node_range[0]
-        return identity
+        return identity if self.parallel == "ddp" else identity | {"parallel": self.parallel}
 
     @property
     def rank_count(self) -> int:

@@ -1,10 +1,11 @@
 """Checkpoints on the store: their format and names, saving with hashes in one pass, and verified reading."""
 
 from holdfast.checkpoint.difference import differences, shorten
-from holdfast.checkpoint.files import hash_file
+from holdfast.checkpoint.files import FileDamage, hash_file
 from holdfast.checkpoint.format import (
     HEADER_METADATA,
     PAYLOAD,
+    Part,
     cut,
     deserialize,
     is_part,
@@ -24,11 +25,12 @@ from holdfast.checkpoint.metadata import (
     is_folder_name,
     step_of,
 )
-from holdfast.checkpoint.payload import Payload, Tensor, copy_pieces, in_memory
+from holdfast.checkpoint.partial import Header, read_headers, read_part
+from holdfast.checkpoint.payload import Payload, Piece, Tensor, copy_pieces, in_memory
+from holdfast.checkpoint.peers import deal
 from holdfast.checkpoint.saving import Saver, count_cores, save
 from holdfast.checkpoint.trail import split_lines
 from holdfast.checkpoint.verifying import (
-    FileDamage,
     check_saved,
     find_orphans,
     find_parts,
@@ -46,8 +48,11 @@ __all__ = [
     "PAYLOAD",
     "SHOWN",
     "FileDamage",
+    "Header",
     "Metadata",
+    "Part",
     "Payload",
+    "Piece",
     "Saved",
     "Saver",
     "Tensor",
@@ -56,6 +61,7 @@ __all__ = [
     "copy_pieces",
     "count_cores",
     "cut",
+    "deal",
     "deserialize",
     "differences",
     "find_disagreements",
@@ -66,7 +72,9 @@ __all__ = [
     "in_memory",
     "is_folder_name",
     "is_part",
+    "read_headers",
     "read_metadata",
+    "read_part",
     "read_payload",
     "read_saved",
     "save",

@@ -2,10 +2,24 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from holdfast.errors import NameMissing, NameTaken
 from holdfast.journal import FileRecord
 from holdfast.store import Bytes, Store
+
+
+@dataclass(frozen=True)
+class FileDamage:
+    """A difference between one file of a checkpoint and its commit."""
+
+    path: str
+    name: str
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.path}/{self.name} is {self.found} but was committed as {self.expected}"
 
 
 def write_file(folder: Store, path: str, name: str, data: bytes) -> FileRecord:

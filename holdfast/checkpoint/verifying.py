@@ -7,9 +7,8 @@ import logging
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
-from holdfast.checkpoint.files import hash_file
+from holdfast.checkpoint.files import FileDamage, hash_file
 from holdfast.checkpoint.format import PAYLOAD, deserialize, is_part, part_name
 from holdfast.checkpoint.metadata import METADATA, METRICS, Metadata, Saved, content_id, is_folder_name, step_of
 from holdfast.checkpoint.payload import Payload
@@ -28,19 +27,6 @@ FEW = 3
 Watch = Callable[[int], None]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class FileDamage:
-    """A difference between one file of a checkpoint and its commit."""
-
-    path: str
-    name: str
-    expected: str
-    found: str
-
-    def __str__(self) -> str:
-        return f"{self.path}/{self.name} is {self.found} but was committed as {self.expected}"
 
 
 def read_metadata(folder: Store, path: str) -> Metadata | None:
@@ -67,11 +53,7 @@ def read_payload(folder: Store, commit: Commit, buffers: Buffers | None = None) 
         RunStopped: the checkpoint is larger than this machine's memory.
     """
     parts = find_parts(commit)
-    others = [file for file in commit.files if file not in parts]
-    damaged = _check_files(functools.partial(_verify_file, folder, commit.path), others)
-    damaged = damaged or _check_files(functools.partial(_size_damage, folder, commit.path), parts)
-    if damaged:
-        raise _damage_error(commit, damaged)
+    check_others(folder, commit, parts)
     buffers = buffers or Buffers()
     try:
         images = [buffers.lend(number, part.size_bytes) for number, part in enumerate(parts)]
@@ -81,13 +63,26 @@ def read_payload(folder: Store, commit: Commit, buffers: Buffers | None = None) 
             f"checkpoint {commit.path} has {size_bytes:,} bytes, for which this machine has too little memory"
         ) from None
     with ThreadPoolExecutor(READERS, "read") as readers:
-        fill = functools.partial(_fill, folder, commit.path, dict(zip(parts, images, strict=True)), readers)
+        fill = functools.partial(fill_part, folder, commit.path, dict(zip(parts, images, strict=True)), readers)
         if damaged := _check_files(fill, parts, waits=True):  # the next read may use the same memory
-            raise _damage_error(commit, damaged)
+            raise damage_error(commit, damaged)
     return deserialize(images)
 
 
-def _fill(
+def check_others(folder: Store, commit: Commit, parts: Sequence[FileRecord]) -> None:
+    """Verify all files of a commit that are no parts of its state, and the sizes of some parts.
+
+    Raises:
+        CheckpointDamaged: a file is missing or differs.
+    """
+    others = [file for file in commit.files if not is_part(file.name)]
+    damaged = _check_files(functools.partial(_verify_file, folder, commit.path), others)
+    damaged = damaged or _check_files(functools.partial(_size_damage, folder, commit.path), parts)
+    if damaged:
+        raise damage_error(commit, damaged)
+
+
+def fill_part(
     folder: Store, path: str, images: Mapping[FileRecord, memoryview], readers: ThreadPoolExecutor, part: FileRecord
 ) -> FileDamage | None:
     """Read a part into its image and return its damage, if any. One thread reads while another hashes."""
@@ -291,7 +286,7 @@ def _find_wrong_sums(
     return find_disagreement(before, trail.losses, read_sums(folder, path, metadata.parts), steps_per_epoch)
 
 
-def _damage_error(commit: Commit, damaged: list[FileDamage]) -> CheckpointDamaged:
+def damage_error(commit: Commit, damaged: list[FileDamage]) -> CheckpointDamaged:
     return CheckpointDamaged(
         f"checkpoint {commit.path} (commit {commit.number}) is damaged: {'; '.join(map(str, damaged))}",
         hint="the run continues from the newest checkpoint that verifies",

@@ -1,5 +1,7 @@
 """Writing a checkpoint's files, several at once. The store copies unchanged files from the last checkpoint."""
 
+import functools
+import itertools
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -10,6 +12,7 @@ from holdfast import faults
 from holdfast.checkpoint.files import check_same, write_file
 from holdfast.checkpoint.format import is_part
 from holdfast.checkpoint.metadata import METADATA, SHOWN, Metadata, Saved, content_id, folder_name
+from holdfast.checkpoint.peers import Peers
 from holdfast.errors import NameMissing, NameTaken
 from holdfast.journal import FileRecord
 from holdfast.store import Store
@@ -57,50 +60,90 @@ class File:
 
 
 def write_checkpoint(
-    folder: Store, parts: Sequence[File], metadata: dict[str, Any], lines: Mapping[str, bytes], pool: ThreadPoolExecutor
+    folder: Store,
+    parts: Sequence[File],
+    names: Sequence[str],
+    metadata: dict[str, Any],
+    lines: Mapping[str, bytes],
+    pool: ThreadPoolExecutor,
+    peers: Peers,
 ) -> Saved:
     """Write all files of a checkpoint durably, and return the saved checkpoint; see `Saver.begin`.
 
     Args:
-        lines: the files of JSON lines beside the state, by name.
+        parts: the parts that this rank owns; the main rank owns the first one.
+        names: the names of all parts.
+        lines: the files of JSON lines beside the state, by name; the main rank writes them.
+        peers: the ranks that write the checkpoint together. Only when all have written their parts durably, the main
+            rank completes it.
     """
-    natural = folder_name(metadata["optimizer_steps_total"], metadata["steps_per_epoch"])
-    for path in _candidate_names(natural):
-        if {name for name in folder.list(path) if is_part(name)} - {part.name for part in parts}:
-            continue  # a dead attempt left parts of another cut
-        try:
-            written = _write_parts_and_lines(folder, path, parts, lines, pool)
+    candidates = _candidate_names(folder_name(metadata["optimizer_steps_total"], metadata["steps_per_epoch"]))
+    is_main = peers.rank == 0
+
+    def choose() -> str:
+        # A dead attempt may have left parts of another cut in a folder.
+        return next(path for path in candidates if not {*filter(is_part, folder.list(path))} - {*names})
+
+    while True:
+        path = peers.decide(choose)
+        written: list[FileRecord] = []
+
+        def write(path: str = path, written: list[FileRecord] = written) -> list[FileRecord]:
+            written += _write_parts_and_lines(folder, path, parts, lines if is_main else {}, pool, peers)
             faults.reach("payload-durable")
-            records = [part.record.result() for part in parts]
-            complete = Metadata(
-                **metadata,
-                writer=secrets.token_hex(16),
-                parts=records,
-                shown=next((file for file in written if file.name == SHOWN), None),
-                checkpoint_sha256=content_id(records),
-                checkpoint_size_bytes=sum(record.size_bytes for record in records),
-            )
-            described = write_file(folder, path, METADATA, complete.to_bytes())
-            faults.reach("metadata-durable")
-            return Saved(path=path, files=[*records, *written, described], metadata=complete)
+            return [part.record.result() for part in parts]
+
+        try:
+            records = sorted(itertools.chain(*peers.each(write)), key=lambda record: record.name)
+            return peers.decide(functools.partial(_complete, folder, path, records, written, metadata))
         except NameTaken:
             continue
-    raise AssertionError("there is always a next name")
+
+
+def _complete(
+    folder: Store, path: str, parts: list[FileRecord], others: list[FileRecord], metadata: dict[str, Any]
+) -> Saved:
+    """Write ``metadata.json``, which makes a checkpoint complete.
+
+    Args:
+        parts: the records of all parts.
+        others: the records of the other files.
+    """
+    described = Metadata(
+        **metadata,
+        writer=secrets.token_hex(16),
+        parts=parts,
+        shown=next((file for file in others if file.name == SHOWN), None),
+        checkpoint_sha256=content_id(parts),
+        checkpoint_size_bytes=sum(part.size_bytes for part in parts),
+    )
+    record = write_file(folder, path, METADATA, described.to_bytes())
+    faults.reach("metadata-durable")
+    return Saved(path=path, files=[*parts, *others, record], metadata=described)
 
 
 def _write_parts_and_lines(
-    folder: Store, path: str, parts: Sequence[File], lines: Mapping[str, bytes], pool: ThreadPoolExecutor
+    folder: Store,
+    path: str,
+    parts: Sequence[File],
+    lines: Mapping[str, bytes],
+    pool: ThreadPoolExecutor,
+    peers: Peers,
 ) -> list[FileRecord]:
-    """Write the parts and the files of lines durably, and return the records of the latter."""
+    """Write this rank's parts and the files of lines durably, and return the records of the latter."""
     # All are written at once, but the first part gets its name first: so one of two writers gets the folder.
-    first = pool.submit(_write_part, folder, path, parts[0], lambda: None)
-    others = [pool.submit(_write_part, folder, path, part, first.result) for part in parts[1:]]
+    is_named: Future[None] = Future()
+    firsts = [pool.submit(_write_part, folder, path, part, lambda: None) for part in parts[: peers.rank == 0]]
+    others = [pool.submit(_write_part, folder, path, part, is_named.result) for part in parts[len(firsts) :]]
     try:
-        first.result()
+        peers.decide(lambda: [each.result() for each in firsts])
+        is_named.set_result(None)
         written = [write_file(folder, path, name, data) for name, data in lines.items()]
         for each in others:
             each.result()
     finally:
+        if not is_named.done():
+            is_named.set_exception(NameTaken(f"{path} isn't this save's folder"))
         for each in others:  # if one failed, those that have not started yet
             each.cancel()
         wait(others)  # so that none of them is still running when the caller tries the next name

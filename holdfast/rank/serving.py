@@ -58,9 +58,12 @@ from holdfast.training import (
     begin_save,
     count_params,
     evaluate,
+    exchange_of,
+    find_shares,
     find_unregistered,
     list_events,
     measure,
+    read_shares,
     resume,
     run_program,
     steps,
@@ -233,8 +236,12 @@ def load(
     """
     loaded, problem = None, None
     try:
-        taken = prefetch.take(commit) if prefetch else None
-        payload = taken or checkpoint.read_payload(folder, commit, training.saver.buffers)
+        if shares := find_shares(training):
+            training.saver.wait()
+            payload = read_shares(exchange_of(training), shares, folder, commit, training.saver.buffers)
+        else:
+            taken = prefetch.take(commit) if prefetch else None
+            payload = taken or checkpoint.read_payload(folder, commit, training.saver.buffers)
         metadata = checkpoint.read_metadata(folder, commit.path)
         assert metadata is not None
         loaded = payload, metadata

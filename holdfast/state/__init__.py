@@ -10,13 +10,18 @@ from holdfast.state.generators import (
     restore_rng,
     write_generator,
 )
+from holdfast.state.sharded import gather_whole, has_shards, is_sharded, localize
 
 __all__ = [
     "Generators",
     "capture_rng",
     "digest_rng",
     "from_payload",
+    "gather_whole",
+    "has_shards",
     "is_generator",
+    "is_sharded",
+    "localize",
     "read_generator",
     "restore_rng",
     "to_payload",

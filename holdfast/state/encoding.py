@@ -24,6 +24,7 @@ from holdfast.checkpoint import (
 )
 from holdfast.errors import StateError
 from holdfast.memory import ALIGNED_BYTES, map_memory
+from holdfast.state.sharded import ShardedBytes, check_is_cut, is_sharded, place_of
 from holdfast.state.tensors import TensorBytes
 
 DTYPES = {
@@ -36,8 +37,8 @@ DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 KEY_TYPES = (str, int, float, bool, type(None))
 
-# By address: the tensors that begin there, with their names in the payload.
-_Seen = dict[int, list[tuple[torch.Tensor, str]]]
+# By place: the names of the tensors in the payload. The tensors stay alive, so that no place is used again.
+_Seen = dict[tuple[Any, ...], tuple[torch.Tensor, str]]
 
 
 def to_payload(state: Any) -> Payload:
@@ -62,13 +63,17 @@ def from_payload(payload: Payload, lent: Collection[str] = ()) -> Any:
     own: dict[str, torch.Tensor] = {}
 
     def new(name: str) -> torch.Tensor:
+        piece = next(iter(tensors[name].pieces), None)
+        if isinstance(piece, ShardedBytes):
+            whole: torch.Tensor = piece.tensor
+            return whole
         if name not in own:
             own[name] = _new(tensors[name])
         return own[name]
 
     def lend(name: str) -> torch.Tensor:
         dtype, shape, (piece, *others) = tensors[name]
-        if others or not len(piece):
+        if others or not len(piece) or isinstance(piece, ShardedBytes):
             return new(name)
         return torch.frombuffer(in_memory(piece), dtype=DTYPES[dtype]).view(shape)
 
@@ -135,23 +140,19 @@ def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], see
     if dtype is None or tensor.layout is not torch.strided or tensor.is_meta:
         kind = f"{tensor.layout} tensor of {tensor.dtype}{' without data' if tensor.is_meta else ''}"
         raise StateError(f"{name} is a {kind}, which safetensors can't hold")
-    pointer = tensor.data_ptr()
-    for other, known in seen.get(pointer, ()):
-        if _are_tied(tensor, other):
-            return known
+    if is_sharded(tensor):
+        check_is_cut(tensor, name)
+    place = place_of(tensor)
+    if place in seen:
+        return seen[place][1]
     while name in tensors or name == HEADER_METADATA:  # {"a.b": x} beside {"a": {"b": y}}
         name += "'"
-    data = TensorBytes(tensor) if tensor.numel() else b""
+    view = ShardedBytes if is_sharded(tensor) else TensorBytes
+    data = view(tensor) if tensor.numel() else b""
     tensors[name] = Tensor(dtype, tuple(tensor.shape), (data,))
-    if data:  # empty tensors may share an address without being tied
-        seen.setdefault(pointer, []).append((tensor, name))
+    if data and place[0]:  # empty tensors may share an address without being tied
+        seen[place] = (tensor, name)
     return name
-
-
-def _are_tied(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors that begin at the same address have the same dtype, shape, strides and device."""
-    places = [(each.dtype, each.shape, each.stride(), each.device) for each in (one, other)]
-    return places[0] == places[1]
 
 
 def _decode(value: Any, take: Callable[[str], torch.Tensor]) -> Any:

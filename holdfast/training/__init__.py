@@ -3,6 +3,7 @@
 from holdfast.probe import Gate
 from holdfast.training.beginning import begin_from
 from holdfast.training.build import Training
+from holdfast.training.exchange import Exchange, exchange_of
 from holdfast.training.horizon import list_events
 from holdfast.training.loop import Report, evaluate, steps, train
 from holdfast.training.probing import measure
@@ -10,9 +11,11 @@ from holdfast.training.program import run_program
 from holdfast.training.progress import Progress
 from holdfast.training.resuming import Resumed, resume
 from holdfast.training.saving import begin_save, count_params, describe_state
+from holdfast.training.shares import find_shares, read_shares
 from holdfast.training.unregistered import Unregistered, find_unregistered
 
 __all__ = [
+    "Exchange",
     "Gate",
     "Progress",
     "Report",
@@ -24,9 +27,12 @@ __all__ = [
     "count_params",
     "describe_state",
     "evaluate",
+    "exchange_of",
+    "find_shares",
     "find_unregistered",
     "list_events",
     "measure",
+    "read_shares",
     "resume",
     "run_program",
     "steps",

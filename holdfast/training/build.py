@@ -21,16 +21,18 @@ from holdfast.probe import Probe
 from holdfast.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.recipe import Recipe
 from holdfast.shown import Gallery
-from holdfast.state import capture_rng, digest_rng
+from holdfast.state import capture_rng, digest_rng, is_sharded
 from holdfast.training.capturing import describe_built
 from holdfast.training.checksums import choose_every, describe_components
 from holdfast.training.detail import describe_parts
 from holdfast.training.devices import prepare
+from holdfast.training.exchange import Exchange
 from holdfast.training.first_batch import FirstBatch
 from holdfast.training.kept import GRADIENTS, Gradients, Kept
 from holdfast.training.optimizers import Optimizers, read_rates
 from holdfast.training.progress import OWN_FIELDS, Progress, Unread
 from holdfast.training.schedulers import Schedulers
+from holdfast.training.sharding import check_sharding, place_model
 from holdfast.training.synchronizing import Synchronized
 from holdfast.training.virtual import make_virtual
 
@@ -70,6 +72,7 @@ class Training:
         schedulers: torch schedulers over the optimizers.
         synchronized: the modules that several ranks train together without DDP.
         virtual: the shares of a step that this rank trains; None without virtual ranks.
+        exchange: the ranks that save and restore a sharded state together; None until they do; see `exchange_of`.
         gradients: the gradients that a step of the user's own leaves for the next one; None for the engine's.
         generators: the states of the random generators that training draws from.
         flags: torch's settings after the recipe was built; see `determinism.read_flags`.
@@ -101,7 +104,9 @@ class Training:
         self.kept = self.recipe if isinstance(self.recipe, Kept) else None
         determinism.check(config.determinism, "after the recipe was built")
         self.flags = determinism.read_flags()
+        check_sharding(config, self.recipe)
         self.virtual = make_virtual(config, self.recipe, self.accelerator)
+        self.exchange: Exchange | None = None
         self._separate_ranks()
         self.order = self._order()
         self.batches = self._batches()
@@ -113,6 +118,8 @@ class Training:
         if self.kept is None:
             self._prepare()
         self.synchronized = Synchronized(self.recipe, self.accelerator)
+        if config.compute.parallel == "fsdp":  # which leaves each rank its own buffers
+            self.synchronized.modules.append(self.recipe.model)
         gradients = self.recipe.extras.get(GRADIENTS)
         self.gradients = gradients if isinstance(gradients, Gradients) else None
         self.schedulers = Schedulers(self.recipe, self.steps_per_epoch)
@@ -146,8 +153,9 @@ class Training:
         recipe, accelerator = self.recipe, self.accelerator
         if isinstance(recipe.optimizer, Mapping):
             recipe.optimizer = Optimizers(recipe.optimizer)  # type: ignore[assignment]
+        place_model(self.config, recipe, accelerator)
         for extra in recipe.extras.values():
-            if isinstance(extra, torch.nn.Module):
+            if isinstance(extra, torch.nn.Module) and not any(map(is_sharded, extra.parameters())):
                 extra.to(accelerator.device)
         optimizer: Any = recipe.optimizer
         if accelerator.scaler is not None and (recipe.step is not None or isinstance(optimizer, Optimizers)):
@@ -163,9 +171,9 @@ class Training:
             self.optimizer = optimizer
             return
         accelerator.gradient_accumulation_steps = recipe.grad_accum
-        if self.virtual is None:
+        if self.virtual is None and self.config.compute.parallel == "ddp":
             self.model = accelerator.prepare(recipe.model)
-        else:  # they sum the gradients themselves, so the model gets no DDP wrapper
+        else:  # virtual ranks sum the gradients themselves, and shares have theirs: no DDP wraps the model
             self.model = accelerator.prepare_model(recipe.model, evaluation_mode=True)
         if isinstance(optimizer, Optimizers):
             self.optimizer = Optimizers({name: accelerator.prepare(part) for name, part in optimizer.parts.items()})

@@ -8,7 +8,7 @@ from torch import nn
 
 from holdfast.checkpoint import Payload
 from holdfast.errors import RecipeError, StateError
-from holdfast.state import from_payload
+from holdfast.state import from_payload, has_shards, to_payload
 from holdfast.training.elastic import digest_state, restore_generators, take_extras
 from holdfast.training.naming import numbered_state, optimizer_state
 from holdfast.training.schedulers import describe_schedules
@@ -63,6 +63,10 @@ def _of_each_rank(training: "Training", state: Any, name: str) -> list[Any]:
         return [state]
     if training.virtual is None and name != "extras":
         return training.gather(state)
+    cut = {key: each for key, each in state.items() if name == "extras" and has_shards(to_payload(each))}
+    if cut:  # these extras are one in all ranks
+        others = {key: each for key, each in state.items() if key not in cut}
+        return [each | cut for each in _of_each_rank(training, others, name)]
     if len(set(training.gather(digest_state(name, state)))) == 1:
         return [state]
     if training.virtual is not None:

@@ -3,6 +3,7 @@
 Content ids show that two runs differ; the trail shows in which step and in which component they differ first.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +40,8 @@ def describe_components(training: "Training", *, in_detail: bool) -> dict[str, A
     Args:
         in_detail: whether each tensor has a checksum of its own, under ``tensors``.
     """
-    payload = state.to_payload(capture_own(training))
+    whole = state.to_payload(capture_own(training))
+    payload = state.localize(whole)
     buffers = {name for name, _ in training.accelerator.unwrap_model(training.model).named_buffers()}
     members: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in _tensors_of(payload).items():
@@ -54,7 +56,18 @@ def describe_components(training: "Training", *, in_detail: bool) -> dict[str, A
         each = {name: tensor for component in members.values() for name, tensor in component.items()}
         sums = dict(zip(each, checksum(list(each.values())), strict=True))
         found["tensors"] = {name: f"{value:016x}" for name, value in sums.items()}
-    return found
+    return _join(training.gather(found)) if state.has_shards(whole) else found
+
+
+def _join(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one checksum for the checksums of each name in all ranks, each of which has a share of the state."""
+    names = dict.fromkeys(name for found in ranks for name in found)
+    return {
+        name: _join([found.get(name, {}) for found in ranks])
+        if name == "tensors"
+        else f"{checksum_value(' '.join(found.get(name, '') for found in ranks).encode()):016x}"
+        for name in names
+    }
 
 
 def _tensors_of(payload: Payload) -> dict[str, torch.Tensor]:

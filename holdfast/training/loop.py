@@ -11,6 +11,7 @@ from holdfast import determinism, heartbeats
 from holdfast.errors import RecipeError
 from holdfast.heartbeats import Phase, Place
 from holdfast.shown import describe
+from holdfast.state import gather_whole
 from holdfast.training.build import Training
 from holdfast.training.capturing import CHANGED_BY_A_SHARE
 from holdfast.training.checksums import describe_components
@@ -153,11 +154,12 @@ def clip(training: Training) -> torch.Tensor:
     parameters = list(training.model.parameters())
     if limit is not None and limit < math.inf:
         norm: torch.Tensor = accelerator.clip_grad_norm_(parameters, limit)
-        return norm
+        return gather_whole(norm)
     # Clipping to infinity would read the whole gradient again, and one infinite number would make all of it NaN.
     accelerator.unscale_gradients()
     gradients = [each.grad for each in parameters if each.grad is not None]
-    return torch.nn.utils.get_total_norm([each.coalesce().values() if each.is_sparse else each for each in gradients])
+    dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
+    return gather_whole(torch.nn.utils.get_total_norm(dense))
 
 
 def end_epoch(training: Training) -> None:
@@ -198,4 +200,4 @@ def evaluate(training: Training) -> tuple[dict[str, float], dict[str, str | byte
     ):
         found = training.recipe.evaluate(model)
         shown = {name: value for name, value in found.items() if isinstance(value, str | bytes)}
-        return {name: float(value) for name, value in found.items() if name not in shown}, shown
+        return {name: float(gather_whole(value)) for name, value in found.items() if name not in shown}, shown

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,9 @@ from holdfast.checkpoint import serialize
 from holdfast.config import did_you_mean
 from holdfast.errors import RecipeError
 from holdfast.probe import Probe
+from holdfast.state import gather_whole, is_sharded
 from holdfast.state.checksum import checksum_together
+from holdfast.state.sharded import local_of
 from holdfast.training.naming import name_parameters
 from holdfast.training.synchronizing import share_buffers
 from holdfast.training.undisturbed import undisturbed
@@ -72,7 +74,7 @@ def _take_outputs(training: "Training", outputs: Outputs) -> dict[str, Any]:
         _share_buffers(training, model)
         try:
             with training.generators.borrowed(training.config.seed), torch.no_grad():
-                return dict(outputs(model))
+                return {name: gather_whole(value) for name, value in outputs(model).items()}
         except RuntimeError as error:
             if "require grad" not in str(error):
                 raise
@@ -80,6 +82,7 @@ def _take_outputs(training: "Training", outputs: Outputs) -> dict[str, Any]:
         _share_buffers(training, model)
         with training.generators.borrowed(training.config.seed), torch.enable_grad():
             found = outputs(model.eval())
+            found = {name: gather_whole(value) for name, value in found.items()}
             return {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
 
 
@@ -137,20 +140,24 @@ def _take_gradient(training: "Training", batch: Any) -> str:
     parameters = [each for _, each in sorted(named, key=lambda pair: pair[0]) if each.requires_grad]
     with undisturbed(model, training.optimizer) as kept, _kept_extras(training), torch.enable_grad():
         _share_buffers(training, model)
+        gradient: Sequence[Tensor | None] | None = None
         try:
-            with training.generators.borrowed(training.config.seed):
-                loss = _take_loss(training, model.train(), batch)
-                gradient = torch.autograd.grad(loss, parameters, allow_unused=True)
+            if not any(map(is_sharded, parameters)):  # the gradient of a share comes from backward() alone
+                with training.generators.borrowed(training.config.seed):
+                    loss = _take_loss(training, model.train(), batch)
+                    gradient = torch.autograd.grad(loss, parameters, allow_unused=True)
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
             kept.put_back()  # reentrant checkpointing supports backward(), not autograd.grad
             _share_buffers(training, model)
+        if gradient is None:
             with training.generators.borrowed(training.config.seed):
                 loss = _take_loss(training, model.train(), batch)
                 loss.backward()  # type: ignore[no-untyped-call]
                 gradient = tuple(each.grad for each in parameters)
-        dense = [each.to_dense() for each in gradient if each is not None]  # an embedding's gradient may be sparse
+        local = [local_of(each) if is_sharded(each) else each for each in gradient if each is not None]
+        dense = [each.to_dense() for each in local]  # an embedding's gradient may be sparse
         return f"{checksum_together([loss, *dense]):016x}"
 
 

@@ -120,9 +120,14 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
     # Left out: built values, which `_check_built` compares; the data's position, which many streams know only once
     # they are read; and the generators of another number of ranks.
     left_out = {"built", "data", *(["rng"] if count_others(training, saved) else [])}
+    captured = state.to_payload(_capture_as(training, saved))
+    names = differences(state.localize(payload), state.localize(captured))
+    if state.has_shards(captured):  # each rank compares its own shares and extras
+        own = f"extras.{training.accelerator.process_index if len(saved['extras']) > 1 else 0}."
+        names = [name for name in names if name.startswith(own) or not name.startswith("extras.")]
     different = [
         name
-        for name in differences(payload, state.to_payload(_capture_as(training, saved)))
+        for name in names
         # Nor are the GPUs' generators compared if the number of GPUs differs.
         if name.partition(".")[0] not in left_out and (has_same_gpus or not re.match(r"rng\.\d+\.cuda", name))
     ]

@@ -17,6 +17,7 @@ from holdfast.store import Store
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture
 from holdfast.training.checksums import describe_components
+from holdfast.training.exchange import exchange_of
 from holdfast.training.probing import measure
 
 
@@ -33,8 +34,8 @@ def begin_save(
 ) -> None:
     """Copy the state and begin to write a checkpoint of it, with the trail of the steps since the last save.
 
-    Training may continue once this returns. Only the main rank writes. If the save before is still being written, wait
-    for it first.
+    Training may continue once this returns. Only the main rank writes, unless each rank holds a share of the state:
+    then each writes some of the checkpoint's parts. If the save before is still being written, wait for it first.
 
     Args:
         folder: the folder to write the checkpoint to.
@@ -57,8 +58,9 @@ def begin_save(
         rank_probes = rank_probes[:1]
     if training.recipe.loss is None or training.virtual is not None:
         _refuse_different_ranks(training)
-    captured, shown = capture(training), training.gallery.take()
-    if training.accelerator.is_main_process:
+    payload, shown = state.to_payload(capture(training)), training.gallery.take()
+    peers = exchange_of(training) if state.has_shards(payload) else None
+    if training.accelerator.is_main_process or peers is not None:
         training.saver.wait()  # it sets training.parent
         stall_s: Future[float] = Future()  # `note` may run before the stall has ended
 
@@ -73,8 +75,7 @@ def begin_save(
             "environment": environment,
         }  # fmt: skip
         try:
-            payload = state.to_payload(captured)
-            training.saver.begin(folder, payload, described, text, note, shown=shown, is_urgent=is_urgent)
+            training.saver.begin(folder, payload, described, text, note, shown=shown, is_urgent=is_urgent, peers=peers)
         finally:
             stall_s.set_result(time.monotonic() - began)
     training.metrics = []

@@ -328,4 +328,5 @@ def _is_copy(value: Any, model: nn.Module, random_parts: set[str]) -> bool:
 
 
 def _is_random(tensor: Tensor) -> bool:
-    return tensor.numel() > 1 and bool((tensor != tensor.flatten()[0]).any())
+    whole = state.gather_whole(tensor)
+    return whole.numel() > 1 and bool((whole != whole.flatten()[0]).any())

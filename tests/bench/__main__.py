@@ -13,10 +13,25 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import agreement, cold, flow, journal, loop, lost, peers, preempt, saving, strict, trust
+from tests.bench import agreement, cold, flow, journal, loop, lost, peers, preempt, saving, shards, strict, trust
 from tests.bench.frame import describe_machine, make_table
 
-BENCHMARKS = [each.BENCHMARK for each in (saving, lost, flow, cold, strict, trust, loop, agreement, peers, journal)]
+BENCHMARKS = [
+    each.BENCHMARK
+    for each in (
+        saving,
+        shards,
+        lost,
+        flow,
+        cold,
+        strict,
+        trust,
+        loop,
+        agreement,
+        peers,
+        journal,
+    )
+]
 # Those that only run if they are named.
 LONG = [preempt.BENCHMARK]
 WIDTH = 200

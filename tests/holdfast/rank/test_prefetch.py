@@ -12,6 +12,7 @@ from torch import Tensor
 from holdfast import RunConfig
 from holdfast.attempt import Line
 from holdfast.checkpoint import PAYLOAD, differences, read_payload
+from holdfast.config import Compute
 from holdfast.errors import CheckpointDamaged
 from holdfast.journal import Journal
 from holdfast.memory import WITHOUT_VARIABLE
@@ -53,6 +54,16 @@ def test_a_commit_that_was_not_prefetched_returns_none(line: Line, monkeypatch: 
         assert Prefetch().take(line.journal.read_commit(2)) is None
     monkeypatch.delenv(COMMIT_VARIABLE)
     assert Prefetch().take(line.journal.read_commit(2)) is None
+
+
+def test_a_rank_with_a_share_of_the_state_reads_nothing_ahead(
+    line: Line, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = RunConfig(recipe="m:f", run=line.journal.run, store=str(tmp_path))
+    for ranks, reads in ((1, True), (2, False)):
+        compute = Compute(ranks=ranks, parallel="fsdp")
+        monkeypatch.setenv(CONFIG_VARIABLE, config.model_copy(update={"compute": compute}).model_dump_json())
+        assert (Prefetch().take(line.journal.read_commit(2)) is not None) == reads
 
 
 def test_prefetch_reads_no_state_if_turned_off(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:

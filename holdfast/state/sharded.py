@@ -1,0 +1,162 @@
+"""Tensors that are cut over the ranks (torch's `DTensor`): their bytes, and the region that each rank holds.
+
+A payload has such a tensor under its full name, with its full shape, as if one rank held it.
+"""
+
+import functools
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from holdfast.checkpoint import Payload, Tensor
+from holdfast.errors import StateError
+from holdfast.state.tensors import TensorBytes
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box of a tensor: its first index and its length in each dimension."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def intersect(self, other: "Region") -> "Region":
+        """Return the part of this region that is also in the other; one dimension has length 0 if there is none."""
+        first = tuple(map(max, self.offset, other.offset))
+        ends = ([start + size for start, size in zip(each.offset, each.shape, strict=True)] for each in (self, other))
+        last = map(min, *ends)
+        return Region(first, tuple(max(0, end - start) for start, end in zip(first, last, strict=True)))
+
+    def within(self, outer: "Region") -> tuple[slice, ...]:
+        """Return the slices that take this region from a tensor that holds the outer one."""
+        starts = [mine - its for mine, its in zip(self.offset, outer.offset, strict=True)]
+        return tuple(slice(start, start + size) for start, size in zip(starts, self.shape, strict=True))
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class ShardedBytes:
+    """A range of the bytes of a tensor that is cut over the ranks; a `checkpoint.payload.Source`.
+
+    Attributes:
+        tensor: the whole tensor, of which this rank holds a region.
+        start: the first byte of the range, in the tensor's bytes.
+    """
+
+    __slots__ = ("_size_bytes", "address", "start", "tensor")
+
+    def __init__(self, tensor: Any, start: int = 0, stop: int | None = None) -> None:
+        self.tensor, self.start, self.address = tensor, start, 0
+        self._size_bytes = (tensor.nbytes if stop is None else stop) - start
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def __getitem__(self, piece: slice) -> "ShardedBytes":
+        start, stop, _ = piece.indices(len(self))
+        return ShardedBytes(self.tensor, self.start + start, self.start + stop)
+
+    def in_memory(self) -> memoryview:
+        """Return the bytes, gathered from all ranks. All ranks call it together: only for small tensors."""
+        whole = TensorBytes(gather_whole(self.tensor)).in_memory()
+        return whole[self.start : self.start + len(self)]
+
+    def copy_to(self, target: memoryview) -> None:
+        """Copy the bytes, gathered from all ranks, to the target."""
+        target[:] = self.in_memory()
+
+    @property
+    def rows(self) -> Region:
+        """Return the range as a region: consecutive rows of the tensor, or all of it."""
+        shape = tuple(self.tensor.shape)
+        if not shape or len(self) == self.tensor.nbytes:
+            return Region((0,) * len(shape), shape)
+        row_bytes = self.tensor.nbytes // shape[0]
+        inner = (0,) * (len(shape) - 1)
+        return Region((self.start // row_bytes, *inner), (len(self) // row_bytes, *shape[1:]))
+
+
+def is_sharded(value: Any) -> bool:
+    """Return whether a value is a tensor that is cut over the ranks, or is repeated in them, as torch's `DTensor`."""
+    # Not imported here: the import takes 1.3 s, which a run without such tensors would wait for.
+    found = sys.modules.get("torch.distributed.tensor")
+    return found is not None and isinstance(value, found.DTensor)
+
+
+def has_shards(payload: Payload) -> bool:
+    """Return whether some of a state's tensors are cut over the ranks."""
+    return any(isinstance(piece, ShardedBytes) for tensor in payload.tensors.values() for piece in tensor.pieces)
+
+
+def local_of(tensor: Any) -> torch.Tensor:
+    """Return the region of a sharded tensor that this rank holds; a view."""
+    local: torch.Tensor = tensor.detach().to_local()
+    return local
+
+
+def gather_whole(value: T) -> T:
+    """Return a value; a sharded tensor as a whole one, for which all ranks call this together."""
+    if not is_sharded(value):
+        return value
+    sharded: Any = value
+    whole: T = sharded.detach().full_tensor()
+    return whole
+
+
+def localize(payload: Payload) -> Payload:
+    """Return a state in which this rank's region stands for each tensor that is cut over the ranks."""
+    return Payload({name: _localize(tensor) for name, tensor in payload.tensors.items()}, payload.tree)
+
+
+def _localize(tensor: Tensor) -> Tensor:
+    if not tensor.pieces or not isinstance(piece := tensor.pieces[0], ShardedBytes):
+        return tensor
+    local = local_of(piece.tensor)
+    return Tensor(tensor.dtype, tuple(local.shape), (TensorBytes(local) if local.numel() else b"",))
+
+
+def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return where a tensor's elements are in memory; two tensors with equal places are tied."""
+    if is_sharded(tensor):
+        local = local_of(tensor)
+        # Not data_ptr: it is 0 for each rank that holds no row.
+        first = local.untyped_storage().data_ptr() + local.storage_offset() * local.itemsize
+        return first, "sharded", tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+    return tensor.data_ptr(), "whole", tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
+
+def check_is_cut(tensor: Any, name: str) -> None:
+    """Raise StateError if a tensor is a sum of tensors in the ranks, which nobody has added yet.
+
+    Args:
+        name: the tensor's name in the message.
+    """
+    if any(each.is_partial() for each in tensor.placements):
+        raise StateError(
+            f"{name} is a sum of which each rank holds a part, which can't be saved",
+            hint="tensor.redistribute(placements=[Replicate()]), or leave it out of the state",
+        )
+
+
+def list_regions(tensor: Any) -> dict[int, Region]:
+    """Return the region of a sharded tensor that each rank holds, by rank."""
+    mesh = tensor.device_mesh
+    regions = _list_regions(tuple(tensor.shape), tuple(mesh.shape), tuple(tensor.placements))
+    return dict(zip(mesh.mesh.flatten().tolist(), regions, strict=True))
+
+
+@functools.lru_cache(maxsize=4096)  # a model has many tensors of equal shape
+def _list_regions(shape: tuple[int, ...], mesh: tuple[int, ...], placements: Sequence[Any]) -> list[Region]:
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+
+    coordinates = torch.cartesian_prod(*map(torch.arange, mesh)).view(-1, len(mesh)).tolist()
+    found = [_compute_local_shape_and_global_offset(shape, mesh, each, placements) for each in coordinates]
+    return [Region(tuple(offset), tuple(local)) for local, offset in found]

@@ -1,0 +1,193 @@
+"""What saving and restoring a sharded state costs, beside `torch.distributed.checkpoint` (DCP) with the same sharding.
+
+The ranks of one measurement are started by torchrun and share this machine's cores and its disk.
+"""
+
+import json
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+from holdfast.checkpoint import Saver
+from holdfast.state import to_payload
+from holdfast.store.local import LocalStore
+from holdfast.training import Exchange, read_shares
+from tests.bench.disk import make_cold
+from tests.bench.frame import Benchmark, Row, ask, compare, scratch, time_of
+from tests.support.makers import METADATA_FIELDS, commit_of
+
+MB = 10**6
+SIZES = {"300 MB": 300 * MB, "1 GB": 1000 * MB, "3 GB": 3000 * MB}
+TENSORS = 48
+RANKS = (1, 2, 4)
+ROUNDS = 3
+
+
+def run(full: bool) -> list[Row]:
+    """The rows of all states and counts of ranks; the largest states only if there is time."""
+    chosen = [name for name in SIZES if full or name == "300 MB"]
+    return [row for name in chosen for ranks in RANKS for row in _ask_ranks(name, ranks)]
+
+
+def _ask_ranks(name: str, ranks: int) -> list[Row]:
+    with scratch() as folder:
+        launched = ("--standalone", f"--nproc-per-node={ranks}", "-m", "tests.bench.shards", name, folder)
+        found: list[Row] = ask("torch.distributed.run", *launched, OMP_NUM_THREADS="1")
+        return found
+
+
+# ---- in each rank
+
+
+def measure(name: str, folder: Path) -> list[Row]:
+    """All figures of one state over the ranks of this process's group."""
+    bench = _Bench(folder, SIZES[name])
+    for _ in range(ROUNDS):
+        for figure, seconds in bench.round():
+            slowest: list[Any] = [None] * bench.exchange.ranks
+            distributed.all_gather_object(slowest, seconds)
+            bench.times.setdefault(figure, []).append(max(slowest))
+    # DCP keeps memory for its next save, so only the first round shows what each needs.
+    times = {
+        figure: values[0] if "memory" in figure.split() else statistics.median(values)
+        for figure, values in bench.times.items()
+    }
+    state = f"{name}, {bench.exchange.ranks} rank{'s' if bench.exchange.ranks > 1 else ''}"
+
+    def row(figure: str, key: str, of: str, reach: float | None = None) -> Row:
+        return compare(state, figure, times[key], of, times[of], reach)
+
+    return [
+        row("stall", "stall", "copy of a share", 1.3),
+        row("stall", "stall", "DCP async_save returns"),
+        row("durable and hashed", "durable", "DCP save", 1.0),
+        row("durable and hashed", "durable", "DCP async_save is done", 1.0),
+        row("restored and verified", "restore", "DCP load", 1.0),
+        *(
+            compare(state, f"peak memory of a rank, {what}", times[f"{what} memory"], of, limit, reach, unit="shares")
+            for what, of, limit, reach in (
+                ("save", "the rank's share", 1.0, 2.2), ("restore", "the rank's share", 1.0, 2.2),
+                ("DCP async_save", "ours", times["save memory"], None),
+            )
+        ),
+    ]  # fmt: skip
+
+
+class _Bench:
+    def __init__(self, folder: Path, size_bytes: int) -> None:
+        self.exchange = Exchange(torch.device("cpu"))
+        self.mesh = init_device_mesh("cpu", (self.exchange.ranks,))
+        self.folder, self.times = folder, dict[str, list[float]]()
+        # A small save first, so that connections and threads don't count.
+        small, saver = to_payload({"small": self._make(torch.zeros(64, 64))}), Saver()
+        saver.begin(LocalStore(str(folder / "small")), small, METADATA_FIELDS, "", peers=self.exchange)
+        saver.wait()
+        self.base = _resident()
+        rows = size_bytes // 4 // TENSORS // 64 // self.exchange.ranks
+        self.state = {f"layer{number:04d}": self._make(torch.randn(rows, 64)) for number in range(TENSORS)}
+        self.share_bytes = TENSORS * rows * 64 * 4
+        self.store, self.saver = LocalStore(str(folder / "run")), Saver()
+
+    def _make(self, local: torch.Tensor) -> Any:
+        return DTensor.from_local(local, self.mesh, [Shard(0)], run_check=False)
+
+    def round(self) -> Iterator[tuple[str, float]]:
+        yield "copy of a share", self._time(self._copy)
+        with _Peak(self) as peak:
+            began = self._begin()
+            payload = to_payload({"model": self.state})
+            self.saver.begin(self.store, payload, METADATA_FIELDS, "", peers=self.exchange)
+            yield "stall", time.perf_counter() - began
+            saved = self.saver.wait()
+            yield "durable", time.perf_counter() - began
+        yield "save memory", peak.shares
+        if not self.times.get("restore"):
+            self.saver = Saver()  # a process that restores has no memory for saves yet
+        assert saved is not None
+        self._make_cold(self.folder / "run" / saved.path)
+        with _Peak(self) as peak:
+            shares = {f"model.{name}": each for name, each in self.state.items()}
+            yield "restore", self._time(lambda: read_shares(self.exchange, shares, self.store, commit_of(saved)))
+        yield "restore memory", peak.shares
+        if self.exchange.rank == 0:
+            self.store.delete_folder(saved.path)
+        yield from self._round_of_dcp()
+
+    def _round_of_dcp(self) -> Iterator[tuple[str, float]]:
+        yield "DCP save", self._time(lambda: dcp.save(self.state, storage_writer=self._writer("dcp")))
+        with _Peak(self) as peak:
+            began = self._begin()
+            saving: Any = dcp.async_save(
+                self.state, storage_writer=self._writer("async"), process_group=self.exchange.group
+            )
+            yield "DCP async_save returns", time.perf_counter() - began
+            saving.result()
+            yield "DCP async_save is done", time.perf_counter() - began
+        yield "DCP async_save memory", peak.shares
+        self._make_cold(self.folder / "dcp")
+        yield "DCP load", self._time(lambda: dcp.load(self.state, checkpoint_id=self.folder / "dcp"))
+
+    def _writer(self, name: str) -> dcp.FileSystemWriter:
+        return dcp.FileSystemWriter(self.folder / name)  # which syncs its files
+
+    def _copy(self) -> None:
+        for tensor in self.state.values():
+            tensor.to_local().clone()
+
+    def _make_cold(self, folder: Path) -> None:
+        if self.exchange.rank == 0:
+            make_cold(folder)
+
+    def _begin(self) -> float:
+        distributed.barrier()
+        return time.perf_counter()
+
+    def _time(self, call: Callable[[], object]) -> float:
+        distributed.barrier()
+        return time_of(call)
+
+
+class _Peak:
+    """The largest memory of this process in a block, in shares of the state. It has one already: the state itself."""
+
+    def __init__(self, bench: _Bench) -> None:
+        self._bench, self.shares = bench, 0.0
+
+    def __enter__(self) -> "_Peak":
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+        self.shares = (peak - self._bench.base) / self._bench.share_bytes
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+BENCHMARK = Benchmark(
+    "shards",
+    "Medians of the slowest rank. DCP syncs its files, hashes nothing, and reads nothing back to verify it. The ranks "
+    "share the machine's cores, so that more ranks are not faster here.",
+    run,
+)
+
+if __name__ == "__main__":
+    distributed.init_process_group("gloo")
+    figures = measure(sys.argv[1], Path(sys.argv[2]))
+    if distributed.get_rank() == 0:
+        print(json.dumps(figures))
+    distributed.destroy_process_group()

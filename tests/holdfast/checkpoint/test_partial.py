@@ -1,0 +1,56 @@
+"""A checkpoint is read part by part, and damage to a header or to a part's bytes is found."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import cut, in_memory, read_headers, read_part
+from holdfast.errors import CheckpointDamaged
+from holdfast.state import to_payload
+from holdfast.store.local import LocalStore
+from tests.support.makers import commit_of
+from tests.support.parts import PART_BYTES, PARTS, STATE, save
+
+
+def test_headers_say_where_the_rows_are(folder: LocalStore) -> None:
+    saved = save(folder)
+    headers = read_headers(folder, commit_of(saved), saved.metadata.parts)
+    assert list(headers) == PARTS
+    payload = to_payload(STATE)
+    assert [headers[name].tree for name in PARTS] == [payload.tree] + [None] * (len(PARTS) - 1)
+    for part, file in zip(cut(payload, PART_BYTES), saved.metadata.parts, strict=True):
+        image = memoryview(bytearray(file.size_bytes))
+        read_part(folder, commit_of(saved), file, image)
+        _, *pieces = part.pieces
+        for rows, piece in zip(sorted(headers[part.name].rows, key=lambda each: each.position), pieces, strict=True):
+            assert image[rows.position : rows.position + rows.size_bytes] == in_memory(piece)
+
+
+def test_only_the_parts_that_are_asked_for_are_read(folder: LocalStore) -> None:
+    saved = save(folder)
+    Path(folder.root, saved.path, PARTS[1]).unlink()
+    assert list(read_headers(folder, commit_of(saved), saved.metadata.parts[2:4])) == PARTS[2:4]
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "no header", "a tensor outside"])
+def test_damage_is_found(folder: LocalStore, damage: str) -> None:
+    saved = save(folder)
+    part, commit = saved.metadata.parts[2], commit_of(saved)
+    path = Path(folder.root, saved.path, part.name)
+    data = bytearray(path.read_bytes())
+    if damage == "flipped":
+        data[-1] ^= 1
+    elif damage == "no header":
+        data[:8] = b"\xff" * 8
+    elif damage == "a tensor outside":
+        data = data.replace(b'"data_offsets":[0,', b'"data_offsets":[9,')
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(data[:-1] if damage == "cut" else data)
+
+    def read() -> None:
+        read_headers(folder, commit, [part])
+        read_part(folder, commit, part, memoryview(bytearray(part.size_bytes)))
+
+    with pytest.raises(CheckpointDamaged, match=part.name):
+        read()

@@ -1,0 +1,98 @@
+"""Ranks that each hold a share of the state train, save and restore together, and no byte depends on the sharding."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdfast.journal import Journal
+from holdfast.proof import Proof
+from holdfast.store import open_store
+from tests.support.lives import Lives
+
+pytestmark = pytest.mark.slow
+
+EPOCHS = 2
+SETTINGS = [
+    'recipe = "tests.support.sharded:averaged"', 'run = "r"', f"epochs = {EPOCHS}", "chunk.steps = 3",
+    'compute.device = "cpu"', 'compute.parallel = "fsdp"', "checkpoint.part_bytes = 1048576",
+    "resume.training_probe = true", "retention.keep_last = 9",
+]  # fmt: skip
+
+
+def check(nursery: Lives, ranks: int, function: str, *arguments: object) -> None:
+    done = nursery.call("tests.support.sharded:in_ranks", ranks, function, *arguments, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+
+
+def train(nursery: Lives, folder: Path, ranks: int, **environment: str) -> list[str]:
+    """Train a run to its end. Return the content id of each commit."""
+    folder.mkdir(exist_ok=True)
+    lines = [*SETTINGS, f"store = {json.dumps(str(folder))}", f"compute.ranks = {ranks}", "settings.width = 300"]
+    (folder / "config.toml").write_text("\n".join(lines))
+    done = nursery.call("tests.support.forked:train", str(folder / "config.toml"), [], **environment)
+    assert done.returncode in (0, -9) or environment, done.stderr
+    return [each.checkpoint_sha256 for each in Journal(open_store(str(folder)), "r").candidates()]
+
+
+@pytest.fixture(autouse=True)
+def _imported(nursery: Lives) -> None:
+    """Spare each rank the import, which takes longer than what it does here."""
+    nursery.load("torch.distributed.fsdp")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_resumed_training_ends_on_the_same_bytes(nursery: Lives, tmp_path: Path, ranks: int) -> None:
+    check(nursery, ranks, "resume_and_train", str(tmp_path))
+
+
+def test_a_save_has_the_same_bytes_with_and_without_shares(nursery: Lives, tmp_path: Path) -> None:
+    check(nursery, 2, "change_the_sharding", str(tmp_path))
+
+
+def test_tensors_cut_over_two_dimensions_of_ranks_have_the_same_bytes(nursery: Lives, tmp_path: Path) -> None:
+    check(nursery, 4, "save_meshes", str(tmp_path))
+
+
+def test_a_model_on_the_meta_device_has_the_same_weights_with_and_without_shares(
+    nursery: Lives, tmp_path: Path
+) -> None:
+    check(nursery, 2, "build_on_meta", str(tmp_path))
+
+
+def test_a_part_of_another_writer_is_left_alone(nursery: Lives, tmp_path: Path) -> None:
+    for number in (0, -1):
+        check(nursery, 2, "save_beside_another", str(tmp_path / str(number)), number)
+
+
+def test_damage_that_one_rank_reads_is_raised_by_all(nursery: Lives, tmp_path: Path) -> None:
+    for number in (1, 2):
+        check(nursery, 2, "read_damage", str(tmp_path / str(number)), number)
+
+
+def test_a_save_that_fails_in_one_rank_fails_in_all(nursery: Lives, tmp_path: Path) -> None:
+    for rank in (0, 1):
+        check(nursery, 2, "fail_in_one", str(tmp_path / str(rank)), rank)
+
+
+def test_killed_in_any_phase_of_a_save_a_run_ends_on_the_same_bytes(nursery: Lives, tmp_path: Path) -> None:
+    expected = train(nursery, tmp_path / "straight", 2)
+    assert len(expected) == 4
+    for number, (point, victim) in enumerate(
+        [("payload-written", "self"), ("payload-durable", "other"), ("metadata-durable", "both")]
+    ):
+        folder, struck = tmp_path / str(number), tmp_path / f"struck-{number}"
+        train(nursery, folder, 2, HOLDFAST_FAULT=f"{point}:2:{victim}:{struck}")
+        assert struck.exists(), point
+        assert train(nursery, folder, 2) == expected, (point, victim)
+
+
+@pytest.mark.parametrize(("recipe", "parallel"), [("averaged", "fsdp"), ("looped", "ddp")])
+def test_sharded_ranks_are_proved(nursery: Lives, tmp_path: Path, recipe: str, parallel: str) -> None:
+    settings = {
+        "recipe": f"tests.support.sharded:{recipe}", "run": "p", "store": str(tmp_path), "epochs": 2,
+        "compute": {"ranks": 2, "device": "cpu", "parallel": parallel}, "log": {"folder": str(tmp_path)},
+    }  # fmt: skip
+    done = nursery.call("tests.support.forked:prove_mutated", "", settings, 6, 1, 3)
+    proof = Proof.model_validate_json(done.stdout)
+    assert proof.is_proved, str(proof)
