@@ -48,5 +48,9 @@ def prepare(config: RunConfig) -> Accelerator:
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1, sync_with_dataloader=False),
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )
+    if accelerator.num_processes > 2 and accelerator.ddp_handler is not None:
+        # Otherwise DDP arranges its buckets anew after a process's first step. Where more than two ranks sum in a ring,
+        # an element's place in its bucket decides in which order, so a resumed run would end on other bits.
+        accelerator.ddp_handler.find_unused_parameters = True
     determinism.check(config.determinism, "before the recipe is built")
     return accelerator

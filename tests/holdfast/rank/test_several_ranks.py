@@ -116,6 +116,15 @@ def test_ranks_with_state_of_their_own_in_the_probe_are_proved(nursery: Lives, t
     assert proof.is_proved, str(proof)
 
 
+def test_three_ranks_add_in_one_order_from_their_first_step_on(nursery: Lives, tmp_path: Path) -> None:
+    """A sum of two numbers has no order; the place of a gradient in its bucket decides that of three."""
+    changes = {"recipe": "tests.support.numbered:numbered", "settings": {"notes": str(tmp_path / "notes")}}
+    config = make_config(tmp_path).model_copy(update=changes | {"compute": Compute(ranks=3, device="cpu")})
+    done = nursery.call("tests.support.forked:prove_mutated", "", config.model_dump(mode="json"), 12, 2, 9)
+    proof = Proof.model_validate_json(done.stdout)
+    assert proof.is_proved, str(proof)
+
+
 def test_a_kill_reaches_every_rank(tmp_path: Path, started: list[Ranks]) -> None:
     started.append(ranks := Ranks(make_config(tmp_path), tmp_path / "ranks.log"))
     ranks.expect(Ready)
