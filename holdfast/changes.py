@@ -24,6 +24,7 @@ FIELD_CLASSES: dict[str, FieldClass] = {
     "determinism": "identity",
     "compute.ranks": "identity",
     "compute.virtual_ranks": "identity",
+    "compute.parallel": "identity",
     "compute.mixed_precision": "identity",
     "settings": "identity",
     "init_from": "identity",

@@ -61,10 +61,17 @@ def test_every_field_has_a_class() -> None:
 
 def test_the_identity_is_made_of_the_identity_fields() -> None:
     fields = {"recipe": "m:f", "run": "a", "settings": {"lr": 1}, "init_from": {"run": "b"}}
-    identity, virtual = (parse_config({**fields, "compute": {"virtual_ranks": number}}).identity for number in (0, 8))
-    found, instead = ({each.name for each in compare({}, made, find_defaults())} for made in (identity, virtual))
-    assert found | instead == {name for name in list_fields(RunConfig) if classify(name) == "identity"}
-    assert (found - instead, instead - found) == ({"compute.ranks"}, {"compute.virtual_ranks"})
+    cases = {
+        "compute.ranks": {},
+        "compute.virtual_ranks": {"virtual_ranks": 8},
+        "compute.parallel": {"parallel": "fsdp"},
+    }
+    made = {name: parse_config({**fields, "compute": compute}).identity for name, compute in cases.items()}
+    found = {name: {each.name for each in compare({}, made[name], find_defaults())} for name in cases}
+    assert set().union(*found.values()) == {name for name in list_fields(RunConfig) if classify(name) == "identity"}
+    usual = found["compute.ranks"]
+    assert usual - found["compute.virtual_ranks"] == {"compute.ranks"}
+    assert found["compute.parallel"] - usual == {"compute.parallel"}
 
 
 @pytest.mark.parametrize(
