@@ -59,6 +59,7 @@ SAID = {
     "docs/looking.md": "Look at runs, watch them live, and compare two of them.",
     "docs/map.md": "This page; made from the modules' docstrings.",
     "docs/metrics.md": "Watch a run in TensorBoard, Weights & Biases, Trackio or MLflow, as one curve.",
+    "docs/nodes.md": "Train one run on several machines: batch systems, Kubernetes, what happens when one goes.",
     "docs/operating.md": "Servers, work pools, lost machines, schedules, cancel.",
     "docs/performance.md": "What Holdfast costs, and what bounds each figure.",
     "docs/ranks.md": "Train on several ranks, and on any number of them to the same bytes.",
