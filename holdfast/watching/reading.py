@@ -181,7 +181,7 @@ class RunReader:
         self.seen = replace(
             self.seen, metadata=metadata or self.seen.metadata, epochs=epochs, next_stop=stop,
             sign_at=self.seen.sign_at or self._find_sign(), ledger=self._make_ledger(),
-            missing=tuple(self._missing.values()),
+            missing=tuple(self._missing[name] for name in sorted(self._missing)),  # several threads read
         )  # fmt: skip
 
     def _make_ledger(self) -> Ledger | None:

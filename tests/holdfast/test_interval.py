@@ -139,7 +139,7 @@ def test_the_prior_counts_at_first_and_fades() -> None:
 def test_only_unannounced_ends_are_losses(reason: str) -> None:
     why = "preempted" if reason == "preempted" else "chunk"
     counted = count_losses([life(reason, last_h=0.5, why=why)])
-    assert counted.count == (reason in {"vanished", "crashed", "rank_crashed"})
+    assert counted.count == (reason in {"vanished", "crashed", "rank_crashed", "rank_hung"})
     assert count_losses([life(None, last_h=0.5)]).count == 0
 
 

@@ -122,7 +122,7 @@ def test_damaged_and_lost_records_are_named_and_the_rest_is_shown(tmp_path: Path
     seen = RunReader(Journal(open_store(str(tmp_path)), "long")).begin()
     assert [commit.number for commit in seen.commits] == [1, 2, 3, 4, 6, 7, 8, 10, 11, 12]
     assert [line.partition(" ")[0] for line in seen.missing] == [
-        "run.json", "commits/00000005.json", "commits/00000009.json", "attempts/00000002.json",
+        "attempts/00000002.json", "commits/00000005.json", "commits/00000009.json", "run.json",
     ]  # fmt: skip
     assert seen.attempts[1] == (2, None)
 
