@@ -63,8 +63,9 @@ def _of_each_rank(training: "Training", state: Any, name: str) -> list[Any]:
         return [state]
     if training.virtual is None and name != "extras":
         return training.gather(state)
-    cut = {key: each for key, each in state.items() if name == "extras" and has_shards(to_payload(each))}
-    if cut:  # these extras are one in all ranks
+    # An extra with shards is one in all ranks.
+    cut = {key: each for key, each in state.items() if has_shards(to_payload(each))} if name == "extras" else {}
+    if cut:
         others = {key: each for key, each in state.items() if key not in cut}
         return [each | cut for each in _of_each_rank(training, others, name)]
     if len(set(training.gather(digest_state(name, state)))) == 1:
