@@ -9,6 +9,7 @@ from holdfast.checkpoint import read_metadata
 from holdfast.config import RunConfig
 from holdfast.errors import WrongUse
 from holdfast.forecast import NOTICES_S, Forecast, Warning, find_best_steps, forecast, reserve_s
+from holdfast.history import read_costs, read_losses
 from holdfast.interval import (
     FIRST_STEPS,
     Expected,
@@ -18,8 +19,6 @@ from holdfast.interval import (
     choose_interval,
     expect,
     measure,
-    read_costs,
-    read_losses,
 )
 from holdfast.journal import Journal
 from holdfast.traces import Trace

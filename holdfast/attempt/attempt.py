@@ -40,7 +40,8 @@ from holdfast.errors import (
     Unhealthy,
 )
 from holdfast.gpus import explain_ranks, settle_ranks
-from holdfast.interval import FIRST_STEPS, History
+from holdfast.history import History
+from holdfast.interval import FIRST_STEPS
 from holdfast.journal import Commit, Journal
 from holdfast.preemption import Notice
 from holdfast.rank.messages import Progress

@@ -13,16 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.endings import REASONS
+from holdfast.history import RECENT_ATTEMPTS, History, read_costs, read_losses
 from holdfast.interval import (
     FIRST_STEPS,
     FLOOR_S,
     PRIOR_LOSSES,
     PRIOR_S,
-    RECENT_ATTEMPTS,
     RECENT_COMMITS,
     SAVES,
     Cost,
-    History,
     Losses,
     Measured,
     choose_interval,
@@ -30,8 +29,6 @@ from holdfast.interval import (
     count_losses,
     expect,
     measure,
-    read_costs,
-    read_losses,
 )
 from holdfast.journal import AttemptRecord, Commit, EndingRecord, Journal, record_name
 from holdfast.store import open_store

@@ -30,7 +30,7 @@ from holdfast.errors import (
     Unhealthy,
     from_json,
 )
-from holdfast.interval import read_losses
+from holdfast.history import read_losses
 from holdfast.journal import Commit, Journal
 from holdfast.preemption import Notice
 from holdfast.rank.launching import Ranks

@@ -18,7 +18,7 @@ from holdfast.cli import app, run_app
 from holdfast.config import Retention, parse_config
 from holdfast.endings import Ending
 from holdfast.errors import ConfigError, RecordDamaged
-from holdfast.interval import read_losses
+from holdfast.history import read_losses
 from holdfast.journal import Journal
 from holdfast.retention import prune
 from holdfast.store.local import LocalStore
