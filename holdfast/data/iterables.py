@@ -1,0 +1,78 @@
+"""The batches of an iterable of batches with a state of its own."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from holdfast.data.content import digest_content
+from holdfast.data.loading import Watch
+from holdfast.data.streams import begin_pass, read_position, restart_never
+from holdfast.errors import RecipeError
+
+Gather = Callable[[Any], list[Any]]
+
+
+class IterableBatches:
+    """The batches that an iterable with a ``state_dict`` gives, such as torchdata's ``StatefulDataLoader`` of a stream.
+
+    It is iterated again at the end of each pass; see `streams.begin_pass`.
+    """
+
+    has_state = True
+    has_common_position = False  # each rank reads a part of its own
+    is_at_end = False  # unknown
+
+    def __init__(self, batches: Any, gather: Gather) -> None:
+        """
+        Args:
+            gather: returns the values that all ranks pass, by rank; all ranks call it together.
+        """
+        self._given, self._gather = batches, gather
+        self._batches: Iterator[Any] | None = None
+        self._pass = -1
+        self._is_shared: bool | None = None  # whether the ranks get other batches; None until the first one
+        restart_never(batches)
+
+    def begin(self, step: int, stop: int, saved: Any = None, watch: Watch | None = None) -> bool:
+        """Begin after ``step`` steps; see `Batches.begin`."""
+        if saved is not None:
+            self._pass = saved["pass"]
+            begin_pass(self._given, self._pass)
+            self._given.load_state_dict(saved["iterable"])
+            self._batches = iter(self._given)
+        return False
+
+    def __next__(self) -> tuple[str, Any]:
+        for _ in range(2):  # the second time after the end of a pass
+            if self._batches is None:
+                self._pass += 1
+                begin_pass(self._given, self._pass)
+                self._batches = iter(self._given)
+            for batch in self._batches:
+                name = digest_content(batch)
+                self._check_share(name)
+                return name, batch
+            self._batches = None
+        raise RecipeError("a pass over the batches gives none")
+
+    def end_pass(self) -> None:
+        """Leave out the rest of the pass: the next batch begins another."""
+        self._batches = None
+
+    def _check_share(self, name: str) -> None:
+        """Raise RecipeError if all of several ranks get the same first batch: each would train on all the data."""
+        if self._is_shared is None:
+            names = self._gather(name)
+            self._is_shared = len(names) == 1 or len(set(names)) > 1
+        if not self._is_shared:
+            raise RecipeError(
+                "all ranks get the same batches from a stream that nobody shares out",
+                hint="give each rank a part of its own, by run.rank and run.world_size or torch.distributed.get_rank()",
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, for `begin`."""
+        return {"pass": self._pass, "iterable": read_position(self._given)}
+
+    def describe(self) -> dict[str, int]:
+        """Return the fingerprint's part about the data's size: nothing is known."""
+        return {}
