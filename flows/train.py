@@ -34,6 +34,7 @@ from tasks.heartbeat import heartbeat
 from tasks.reporting import summarize
 from tasks.served import served_flow
 from tasks.server import server
+from tasks.states import ending_of_state
 
 log = logging.getLogger("holdfast.train")
 
@@ -155,7 +156,7 @@ def find_ending(journal: Journal, number: int, state: State[Any] | None) -> Endi
     could not reach the server.
     """
     newest = journal.newest()
-    by_state = pool.ending_of_state(state, newest.step if newest else 0)
+    by_state = ending_of_state(state, newest.step if newest else 0)
     if not journal.has_attempt(number):
         return by_state
     recorded = journal.end_attempt(number, by_state)

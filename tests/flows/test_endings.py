@@ -14,7 +14,7 @@ from holdfast.endings import Ending
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from tasks import own_run
-from tasks.pool import ending_of_state
+from tasks.states import ending_of_state
 from tests.support.makers import claim
 
 

@@ -34,7 +34,7 @@ from holdfast.liveness import (
     Verdict,
     Watch,
 )
-from tasks.pool import describe_wait, kind_of, state_of_lost
+from tasks.states import describe_wait, kind_of, state_of_lost
 
 POLL_S = 0.5
 LONG_S = 4000.0

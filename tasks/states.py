@@ -1,0 +1,79 @@
+"""What the state of an attempt's flow run says: what it waits for, whether it ended, and how."""
+
+from typing import Any
+
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.states import Cancelled, Crashed
+
+from holdfast.endings import REASONS, Ending
+from tasks.heartbeat import is_called_vanished
+
+# The name of a Pending state whose Job is in a cluster that has not started its pod.
+PLACED_LATER = "InfrastructurePending"
+# Parts of the message of a worker that could not start a flow run, each with what to do. Without the second part, a
+# person would have to search the worker's traceback for the cause, such as a socket that its user may not use.
+HINTS = {
+    "Could not connect to Docker": "start the container engine on the worker's machine, or let the worker's user use "
+    "the engine's socket; the worker's log names the cause",
+}
+
+
+def kind_of(state: State[Any]) -> str:
+    """Return a state's kind, as in the table of `holdfast.liveness`."""
+    if is_called_vanished(state):
+        return "VANISHED"
+    return "PREPARING" if state.name == PLACED_LATER else state.type.value
+
+
+def state_of_lost(state: State[Any], silent_s: float) -> State[Any]:
+    """Return the state that a lost flow run is set to.
+
+    Args:
+        state: its last state.
+        silent_s: the seconds without a sign of life.
+    """
+    silence = f"no sign of life for {silent_s:.0f} s"
+    if state.is_cancelling():
+        return Cancelled(message=f"cancelled; {silence}: its process was gone already")
+    if state.name == PLACED_LATER:
+        return Crashed(name="Vanished", message=f"its cluster found no machine for it: {silence}")
+    if state.is_pending():
+        return Crashed(name="Vanished", message=f"its worker took it and did not start it: {silence}")
+    return Crashed(name="Vanished", message=f"{silence}: its process, or its machine, is gone")
+
+
+def describe_wait(flow_run: FlowRun) -> str:
+    """Return a sentence on what a flow run waits for; empty if it doesn't wait."""
+    state, pool = flow_run.state, flow_run.work_pool_name
+    if state is None or state.is_scheduled():
+        return f"{flow_run.name} waits for a worker of pool {pool}; prefect worker start --pool {pool} starts one"
+    if state.name == PLACED_LATER:
+        return f"{flow_run.name} waits for its cluster to find a machine and to pull the image; its own log says more"
+    if state.is_pending():
+        return f"{flow_run.name} waits for its worker, which took it, to start it"
+    if state.is_paused():
+        return f"{flow_run.name} is paused; it waits until a person resumes it"
+    return ""
+
+
+def is_final(flow_run: FlowRun) -> bool:
+    """Return whether a flow run has ended."""
+    return flow_run.state is not None and flow_run.state.is_final()
+
+
+def ending_of_state(state: State[Any] | None, step: int) -> Ending:
+    """Return how an attempt without an ending record has ended, from its flow run's state.
+
+    Args:
+        step: the newest committed step.
+    """
+    if state is None:
+        return Ending("stopped", step=step)
+    reason = (state.name or "").lower().replace(" ", "_")
+    if state.is_cancelled():
+        reason = "cancelled"
+    elif reason not in REASONS:
+        reason = "stopped"
+    message = state.message or ""
+    hints = [hint for part, hint in HINTS.items() if part in message]
+    return Ending(reason, "; ".join([message.removesuffix(".") if hints else message, *hints]), step)
