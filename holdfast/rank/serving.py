@@ -1,5 +1,7 @@
 """The main loop of a rank: build the recipe, then carry out one order after the other."""
 
+# Over 300 lines: one function an order, so that all that a rank is told to do stands in one place.
+
 import contextlib
 import dataclasses
 import faulthandler

@@ -7,6 +7,8 @@ stream that keeps its position) with everything inside them, and wrappers, such 
 all registered.
 """
 
+# Over 300 lines: one search, whose rules are of no use apart.
+
 import dis
 import functools
 import hashlib

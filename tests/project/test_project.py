@@ -121,3 +121,10 @@ def test_flows_hold_functions_only() -> None:
 
 def test_flows_and_tasks_are_no_packages() -> None:
     assert not [*ROOT.glob("flows/__init__.py"), *ROOT.glob("tasks/__init__.py")]
+
+
+def test_a_long_file_says_why_it_is_long() -> None:
+    for room in ("holdfast", "tasks", "flows", "deployments"):
+        for path in ROOT.glob(f"{room}/**/*.py"):
+            text = path.read_text()
+            assert (text.count("\n") > 300) == ("\n# Over 300 lines: " in text), path
