@@ -68,8 +68,7 @@ def test_the_main_job_learns_and_prints_where_the_run_lies(tmp_path: Path) -> No
     assert re.fullmatch("[0-9a-f]{64}", shown["config_fingerprint"])
 
 
-@pytest.mark.parametrize("deadly", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["starting", "training"])
+@pytest.mark.parametrize(("moment", "deadly"), [("starting", signal.SIGKILL), ("training", signal.SIGTERM)])
 def test_no_process_is_left_behind(tmp_path: Path, make_home: MakeHome, moment: str, deadly: signal.Signals) -> None:
     """The command's death must end the ranks and its temporary server. Prefect's own server would survive for ever."""
     make_home(tmp_path / "prefect")

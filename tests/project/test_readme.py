@@ -198,10 +198,10 @@ def test_the_trainer_step_by_step(tmp_path: Path, nursery: Lives) -> None:
     assert config["architectures"] == ["BertForSequenceClassification"]
 
 
+@pytest.mark.extras("pyspiel")
 @pytest.mark.slow
 def test_the_cards_step_by_step(tmp_path: Path, prefect_api: dict[str, str], nursery: Lives) -> None:
     """The policy learns: NashConv is 0.917 for a policy that knows nothing, and 0.10 where the page was written."""
-    pytest.importorskip("pyspiel")
     nursery.load("holdfast.recipes.cards")
     config = Path("holdfast", "recipes", "cards.toml")
     (tmp_path / config).parent.mkdir(parents=True)

@@ -8,6 +8,7 @@ from tests.support.machines import can_make_namespaces, namespaces, nodes_in
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.pool,
     pytest.mark.skipif(not can_make_namespaces(), reason="needs the right to make network namespaces"),
 ]
 

@@ -11,7 +11,7 @@ from tasks.server import free_port
 from tests.support.lives import Lives
 from tests.support.machines import Nodes, nodes_in
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.pool]
 
 EPOCHS = 12
 STEPS = 16 * EPOCHS
