@@ -5,7 +5,7 @@ import platform
 import pytest
 
 from holdfast.store.local import LocalStore
-from tests.bench import flow, lost
+from tests.bench import flow, lost, page
 from tests.bench.frame import Row, ask, compare, describe_machine, make_table
 from tests.bench.journal import BENCHMARK, measure
 
@@ -64,3 +64,18 @@ def test_savers_are_measured_beside_training() -> None:
     figures = ["training lost by a save", "of it, uncertain", "lost, without priority", "of it, standing still"]
     assert [row["figure"] for row in rows][:4] == figures
     assert make_table(lost.BENCHMARK, rows).row_count == len(rows) == 9
+
+
+def test_the_page_keeps_the_newest_run_of_each_benchmark() -> None:
+    def row(benchmark: str, ours: float) -> str:
+        return f"| {benchmark} | 1 GB | stall | {ours} | s |  |  |  |  |  |"
+
+    def run(machine: str, **ours: float) -> tuple[str, page.Rows]:
+        rows = [(name, compare("1 GB", "stall", value)) for name, value in ours.items()]
+        found = {"machine": {"cpu": machine}, "benchmarks": {name: {"rows": [each]} for name, each in rows}}
+        return page.read_run(found)
+
+    tables = page.merge({}, *run("old", saving=1.0, cold=2.0))
+    tables = page.merge(page.read_tables(page.write_tables(tables)), *run("new", cold=3.0))
+    assert tables == {"cpu new": {"cold": [row("cold", 3.0)]}, "cpu old": {"saving": [row("saving", 1.0)]}}
+    assert [*page.merge(tables, *run("new", saving=4.0))] == ["cpu new"]
