@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast import checkpoint, interval
+from holdfast import checkpoint, history, interval
 from holdfast.attempt import Acts, Attempt, Observer, Proposal, live, publish_commit, started_ahead
 from holdfast.attempt.upkeep import Upkeep
 from holdfast.checkpoint import read_metadata
@@ -127,8 +127,9 @@ def test_automatic_chunks_survive_a_kill_on_the_same_bytes(
     straight = make_config(tmp_path, "straight", "tests.support.toy:toy", epochs=4)
     train(straight)
     monkeypatch.setenv("TOY_DELAY_S", "0.02")
-    for name, value in {"PRIOR_S": 4.0, "FLOOR_S": 0.0, "SAVES": 0.0, "FIRST_STEPS": 2}.items():
+    for name, value in {"PRIOR_S": 4.0, "FLOOR_S": 0.0, "SAVES": 0.0}.items():
         monkeypatch.setattr(interval, name, value)
+    monkeypatch.setattr(history, "FIRST_STEPS", 2)
     config = make_config(tmp_path, "run", "tests.support.toy:toy", epochs=4, chunk="auto")
 
     class Kill(Observer):
