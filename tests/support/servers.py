@@ -69,7 +69,7 @@ def make_gcs_bucket() -> str:
         return f"gs://{name}"
 
 
-def await_port(port: int, within_s: float = 60) -> None:
+def await_port(port: int, within_s: float = 600) -> None:
     """Wait until a server listens on the port; fail after ``within_s`` seconds."""
     deadline = time.monotonic() + within_s
     while True:
