@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from holdfast import Recipe, Schedule
 from holdfast.errors import RecipeError
-from holdfast.recipe import Recipe
 from holdfast.recipes.conversations import Conversation, read_conversations
-from holdfast.schedule import Name, Schedule
+from holdfast.schedule import Name
 
 log = logging.getLogger(__name__)
 

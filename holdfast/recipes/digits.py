@@ -15,9 +15,8 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset
 
+from holdfast import Recipe, Schedule
 from holdfast.errors import RecipeError
-from holdfast.recipe import Recipe
-from holdfast.schedule import Schedule
 
 CLASSES = 10
 LARGEST = 16.0  # the value of a black pixel in the data

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from holdfast import Recipe, Schedule
 from holdfast.errors import RecipeError
-from holdfast.recipe import Recipe
 from holdfast.recipes.texts import STANDARD_LIBRARY, find_standard_library, list_standard_library, read_files
-from holdfast.schedule import Name, Schedule
+from holdfast.schedule import Name
 
 BYTES = 256
 HELD_OUT_FRACTION = 0.05
