@@ -20,7 +20,16 @@ from holdfast.faults import POINTS
 from holdfast.function import build_recipe
 from holdfast.proof import Proof
 from holdfast.recipe import Recipe
-from holdfast.recipes.chat import NOT_LEARNED, answer_loss, answer_losses, pad, perplexity
+from holdfast.recipes.chat import (
+    NOT_LEARNED,
+    Settings,
+    answer_loss,
+    answer_losses,
+    make_tokenizer,
+    pad,
+    perplexity,
+)
+from holdfast.recipes.conversations import read_conversations
 from holdfast.testing.faults import fault
 from tests.conftest import ROOT, Engine, Reference, assert_same_bytes
 from tests.support.lives import Lives
@@ -201,6 +210,18 @@ def test_a_model_folder_is_fine_tuned(ready: Lives, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "model")
     with pytest.raises(RecipeError, match="its tokenizer has 271 tokens, its model 270"):
         build(tmp_path, model=str(tmp_path / "model"))
+
+
+@pytest.mark.slow
+@pytest.mark.extras("peft", "transformers")
+def test_the_tokenizer_of_a_run_can_be_made_again(ready: Lives, tmp_path: Path) -> None:
+    from holdfast.recipes.chat_tokens import hash_tokenizer
+
+    settings = Settings(**SIZES, data=write_sums(tmp_path))
+    tokenizer = make_tokenizer(settings, read_conversations(settings.data))
+    assert hash_tokenizer(tokenizer) == build(tmp_path).content["tokenizer"]
+    text: Any = tokenizer.apply_chat_template([{"role": "user", "content": "1 + 2?"}], tokenize=False)
+    assert text.endswith("<|im_start|>user\n1 + 2?<|im_end|>\n")
 
 
 @pytest.mark.slow
