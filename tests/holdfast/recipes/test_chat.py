@@ -31,6 +31,7 @@ from holdfast.recipes.chat import (
 )
 from holdfast.recipes.conversations import read_conversations
 from holdfast.testing.faults import fault
+from holdfast.training.saving import describe_configs
 from tests.conftest import ROOT, Engine, Reference, assert_same_bytes
 from tests.support.lives import Lives
 
@@ -232,6 +233,7 @@ def test_adapters_alone_are_trained(ready: Lives, tmp_path: Path) -> None:
     trained = [name for name, weight in recipe.model.named_parameters() if weight.requires_grad]
     assert trained
     assert all("lora_" in name for name in trained)
+    assert not describe_configs(recipe.model), "from_pretrained would find none of the weights"
 
 
 @pytest.mark.slow
