@@ -19,7 +19,7 @@ from holdfast.shown import list_shown
 from holdfast.standing import read_standing
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
-from tests.conftest import IS_SOAK, Engine
+from tests.conftest import IS_SOAK, ROOT, Engine
 from tests.support.lives import Lives
 
 pytestmark = pytest.mark.slow
@@ -96,6 +96,17 @@ def test_killed_five_times_at_random_it_ends_on_the_same_bytes(
     assert [(each.name, each.epoch) for each in expected["shown"]] == [(shown, epoch) for epoch in (1, 2, 3)]
     assert describe_run(killed) == expected
     assert engine.command("verify", f"{killed}/runs/r", "--deep").returncode == 0
+
+
+@pytest.mark.extras("sklearn")
+def test_digits_reads_what_its_page_says(engine: Engine) -> None:
+    """98.0 % where the page was written; other seeds had up to 98.9 %."""
+    config = str(ROOT / "holdfast/recipes/digits.toml")
+    places = [f"store={engine.folder}/runs", f"log.folder={engine.folder}/logs"]
+    assert engine.call("train", config, places).returncode == 0
+    standing = read_standing(Journal(open_store(f"{engine.folder}/runs"), "digits"))
+    assert standing.complete
+    assert standing.metrics["accuracy"] >= 0.975
 
 
 def prove(nursery: Lives, folder: Path, recipe: str, settings: Mapping[str, Any], steps: int, **compute: Any) -> Proof:
