@@ -11,7 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, Field
@@ -23,9 +23,6 @@ from holdfast import Recipe, Schedule
 from holdfast.errors import RecipeError
 from holdfast.recipes.conversations import Conversation, read_conversations
 from holdfast.schedule import Name
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +74,7 @@ def chat(settings: Settings) -> Recipe:
 
     conversations = read_conversations(settings.data, settings.limit)
     tokenizer = make_tokenizer(settings, conversations)
-    template = str(tokenizer.chat_template)
+    template: str = tokenizer.chat_template
     encoded = [chat_tokens.encode(each, template, tokenizer, settings.max_length) for each in conversations]
     learned, held_out = choose(encoded, settings)
     if settings.model is None:
@@ -120,10 +117,10 @@ def check_installed() -> None:
         raise RecipeError(f"the recipe chat needs {', '.join(missing)}", hint="pip install 'holdfast[chat]'")
 
 
-def make_tokenizer(settings: Settings, conversations: Sequence[Conversation]) -> "PreTrainedTokenizerFast":
+def make_tokenizer(settings: Settings, conversations: Sequence[Conversation]) -> Any:
     """Return the tokenizer of the model's folder, or one that is trained on the conversations to learn from.
 
-    Its ``chat_template`` is the one of the settings.
+    It is a ``PreTrainedTokenizerFast`` of transformers, and has the template of the settings.
 
     Raises:
         RecipeError: the folder has no tokenizer; or the template doesn't mark the answers, or doesn't suit it.
