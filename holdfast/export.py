@@ -94,7 +94,7 @@ def _find_configs(journal: Journal, commit: Commit, part: str) -> dict[str, Any]
         return configs[part]
     known = ", ".join(sorted(filter(None, configs)))
     raise ConfigError(
-        f"{part or 'the model'} is none of transformers' models, or its checkpoint is of an earlier version",
+        f"{part or 'the model'} is none of transformers' models, has adapters, or is from an earlier version",
         hint=f"--part {known}" if known else "--form safetensors holds any model",
     )
 

@@ -21,6 +21,7 @@ _WORKER = "Original Traceback (most recent call last):"
 HINTS = {
     "initialize the default process group twice": "leave out init_process_group and destroy_process_group: the ranks "
     "have a process group; run.rank, run.world_size and run.accelerator.prepare(model) take the place of DDP's lines",
+    "No module named 'pyspiel'": "pip install 'holdfast[cards]'",
 }
 
 

@@ -267,8 +267,8 @@ def find_ancestor(journal: Journal, store_url: str, init: InitFrom | None, newes
     return Ancestor(init.run, commit.number, commit.checkpoint_sha256, store or store_url, commit)
 
 
-def begin_from(ranks: Ranks, ancestor: Ancestor) -> None:
-    """Load an ancestor's weights into ranks.
+def begin_from(ranks: Ranks, ancestor: Ancestor) -> int:
+    """Load an ancestor's weights into ranks. Return the steps that anneals count as done.
 
     Raises:
         CheckpointDamaged: the ancestor is damaged.
@@ -277,6 +277,7 @@ def begin_from(ranks: Ranks, ancestor: Ancestor) -> None:
     event = ranks.begin(ancestor.store, ancestor.run.rpartition("/")[2], ancestor.record)
     if isinstance(event, Problem):
         raise event.error
+    return event.anneal_offset
 
 
 def _find_commit(journal: Journal, number: int | None) -> Commit | None:

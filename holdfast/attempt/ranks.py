@@ -153,9 +153,9 @@ class AttemptRanks:
         """
         found = self.ancestor
         if found is not None:
-            begin_from(self.own, found)
-            content_id = found.checkpoint_sha256[:12]
-            log.info("begins with the weights of run %s, commit %d (%s)", found.run, found.commit, content_id)
+            offset, content_id = begin_from(self.own, found), found.checkpoint_sha256[:12]
+            origin = f"run {found.run}, commit {found.commit} ({content_id})"
+            log.info("begins with the weights of %s, anneal offset %d", origin, offset)
 
     @property
     def began_at(self) -> str:

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, Field
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from holdfast import Recipe, Schedule
 from holdfast.errors import RecipeError
-from holdfast.recipe import Recipe
 from holdfast.recipes.conversations import Conversation, read_conversations
-from holdfast.schedule import Name, Schedule
+from holdfast.schedule import Name
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +73,8 @@ def chat(settings: Settings) -> Recipe:
     from holdfast.recipes import chat_models, chat_tokens  # they import transformers, which takes seconds
 
     conversations = read_conversations(settings.data, settings.limit)
-    if settings.model is None:
-        texts = (turn["content"] for each in hold_out(conversations)[0] for turn in each.messages)
-        tokenizer = chat_tokens.train_tokenizer(texts, settings.vocab_size)
-    else:
-        tokenizer = chat_tokens.load_tokenizer(settings.model)
-    template = chat_tokens.read_template(settings.template, tokenizer)
+    tokenizer = make_tokenizer(settings, conversations)
+    template: str = tokenizer.chat_template
     encoded = [chat_tokens.encode(each, template, tokenizer, settings.max_length) for each in conversations]
     learned, held_out = choose(encoded, settings)
     if settings.model is None:
@@ -119,6 +115,25 @@ def check_installed() -> None:
     missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
         raise RecipeError(f"the recipe chat needs {', '.join(missing)}", hint="pip install 'holdfast[chat]'")
+
+
+def make_tokenizer(settings: Settings, conversations: Sequence[Conversation]) -> Any:
+    """Return the tokenizer of the model's folder, or one that is trained on the conversations to learn from.
+
+    It is a ``PreTrainedTokenizerFast`` of transformers, and has the template of the settings.
+
+    Raises:
+        RecipeError: the folder has no tokenizer; or the template doesn't mark the answers, or doesn't suit it.
+    """
+    from holdfast.recipes import chat_tokens
+
+    if settings.model is None:
+        texts = (turn["content"] for each in hold_out(conversations)[0] for turn in each.messages)
+        tokenizer = chat_tokens.train_tokenizer(texts, settings.vocab_size)
+    else:
+        tokenizer = chat_tokens.load_tokenizer(settings.model)
+    tokenizer.chat_template = chat_tokens.read_template(settings.template, tokenizer)
+    return tokenizer
 
 
 def hold_out(values: Sequence[T]) -> tuple[list[T], list[T]]:

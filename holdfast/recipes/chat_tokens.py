@@ -18,8 +18,9 @@ from holdfast.recipes.conversations import Conversation
 QWEN, OWN = "qwen2.5", "own"
 # A token of the padding, the end of a text; the beginning of a turn; its end.
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-# Marks that a template writes into a conversation: each has to be one token.
-MARK = re.compile(r"<\|[^|<>]+\|>")
+# Marks that a template writes into a conversation, in the spellings of Qwen, Llama, DeepSeek and Gemma: each has to be
+# one token.
+MARK = re.compile(r"<\|[^|<>]+\|>|<\uff5c[^\uff5c<>]+\uff5c>|<(?:start|end)_of_turn>")
 # The marks of the text to learn, as transformers finds them.
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 TOKEN_NAME = re.compile(r"\b(?:bos|eos|pad|unk|sep|cls)_token\b")

@@ -8,16 +8,17 @@ held-out digits with an exponential moving average of the weights.
 
 import hashlib
 import math
+from typing import Annotated
 
 import torch
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset
 
+from holdfast import Recipe, Schedule
 from holdfast.errors import RecipeError
-from holdfast.recipe import Recipe
-from holdfast.schedule import Schedule
 
 CLASSES = 10
 LARGEST = 16.0  # the value of a black pixel in the data
@@ -25,20 +26,21 @@ HELD_OUT_FRACTION = 0.2
 CELL = 34  # pixels of a cell in the picture of the confusion matrix
 
 Digit = tuple[Tensor, Tensor]
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 def digits(
-    width: int = 32,
-    dropout: float = 0.2,
-    rotate_degrees: float = 10.0,
-    shift_pixels: float = 0.75,
-    noise: float = 0.05,
-    batch_size: int = 32,
-    lr: float = 3e-3,
-    weight_decay: float = 0.05,
-    average_decay: float = 0.98,
-    schedule_epochs: float = 12.0,
-    warmup_steps: int = 40,
+    width: PositiveInt = 32,
+    dropout: Share = 0.2,
+    rotate_degrees: NonNegativeFloat = 10.0,
+    shift_pixels: NonNegativeFloat = 0.75,
+    noise: NonNegativeFloat = 0.05,
+    batch_size: PositiveInt = 32,
+    lr: PositiveFloat = 3e-3,
+    weight_decay: NonNegativeFloat = 0.05,
+    average_decay: Share = 0.98,
+    schedule_epochs: PositiveFloat = 12.0,
+    warmup_steps: NonNegativeInt = 40,
 ) -> Recipe:
     """Build the recipe.
 

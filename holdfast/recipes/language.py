@@ -8,16 +8,18 @@ end of each epoch it shows how it continues some of that text.
 import hashlib
 import math
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from holdfast import Recipe, Schedule
 from holdfast.errors import RecipeError
-from holdfast.recipe import Recipe
 from holdfast.recipes.texts import STANDARD_LIBRARY, find_standard_library, list_standard_library, read_files
-from holdfast.schedule import Name, Schedule
+from holdfast.schedule import Name
 
 BYTES = 256
 HELD_OUT_FRACTION = 0.05
@@ -33,25 +35,25 @@ Model = Callable[[Tensor], Tensor]
 
 def language(
     data: str = STANDARD_LIBRARY,
-    context: int = 128,
-    layers: int = 4,
-    heads: int = 4,
-    width: int = 128,
-    dropout: float = 0.05,
-    batch_size: int = 16,
-    grad_accum: int = 2,
-    steps_per_epoch: int | None = None,
-    lr: float = 3e-3,
-    weight_decay: float = 0.1,
-    clip_norm: float = 1.0,
+    context: PositiveInt = 128,
+    layers: PositiveInt = 4,
+    heads: PositiveInt = 4,
+    width: PositiveInt = 128,
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05,
+    batch_size: PositiveInt = 16,
+    grad_accum: PositiveInt = 2,
+    steps_per_epoch: PositiveInt | None = None,
+    lr: PositiveFloat = 3e-3,
+    weight_decay: NonNegativeFloat = 0.1,
+    clip_norm: PositiveFloat = 1.0,
     schedule: Name = "linear",
-    schedule_epochs: float = 4.0,
-    warmup_steps: int = 40,
-    final_lr_scale: float = 0.05,
-    step_size: float = 1.0,
-    gamma: float = 0.5,
+    schedule_epochs: PositiveFloat = 4.0,
+    warmup_steps: NonNegativeInt = 40,
+    final_lr_scale: NonNegativeFloat = 0.05,
+    step_size: PositiveFloat = 1.0,
+    gamma: PositiveFloat = 0.5,
     compiled: bool = False,
-    sample_bytes: int = 200,
+    sample_bytes: NonNegativeInt = 200,
 ) -> Recipe:
     """Build the recipe.
 

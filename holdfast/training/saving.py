@@ -145,16 +145,23 @@ def count_params(training: Training) -> int:
 
 
 def describe_configs(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
-    """Return the configuration files of each part of a model that is one of transformers' models.
+    """Return the configuration files of each part of a model that is one of transformers' models, without adapters.
+
+    peft's adapters rename the weights: ``from_pretrained`` would find none of them, and begin with random ones.
 
     Returns:
         By the part's dotted name, "" for the whole model: what its ``save_pretrained`` writes, by file name.
     """
     found: dict[str, dict[str, Any]] = {}
+    adapted: list[str] = []
     for name, module in model.named_modules():
         config: Any = getattr(module, "config", None)
-        is_inside = any(name.startswith(f"{outer}.") or not outer for outer in found)
-        if is_inside or not hasattr(config, "model_type") or not hasattr(config, "to_json_string"):
+        if any(name.startswith(f"{outer}.") or not outer for outer in (*found, *adapted)):
+            continue
+        if hasattr(module, "peft_config"):
+            adapted.append(name)
+            continue
+        if not hasattr(config, "model_type") or not hasattr(config, "to_json_string"):
             continue
         own = {"architectures": [type(module).__name__]}
         dtype = next((str(each.dtype).removeprefix("torch.") for each in module.parameters()), None)

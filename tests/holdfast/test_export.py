@@ -119,6 +119,15 @@ def test_configurations_are_found_in_the_model() -> None:
     assert describe_configs(nn.ModuleDict({"pair": inner, "other": nn.Linear(1, 1)})) == {"pair": expected}
 
 
+def test_a_model_with_adapters_is_no_folder_for_transformers() -> None:
+    """Adapters give the weights names that ``from_pretrained`` doesn't know."""
+    inner, outer = Pair(), nn.Module()
+    for module in (inner, outer):
+        module.config = Config()  # type: ignore[assignment]
+    outer.peft_config, outer.base_model = {}, inner  # type: ignore[assignment]
+    assert describe_configs(outer) == describe_configs(nn.ModuleDict({"student": outer})) == {}
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

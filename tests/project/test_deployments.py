@@ -1,15 +1,19 @@
 """Tests of the deployments: each one can be started, with the parameters that the README shows."""
 
 import importlib
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from prefect.utilities.schema_tools.validation import validate
 
 from deployments import automations
 from deployments.automations import describe_automations, make_automations
+from flows.train import train
 from holdfast.config import load_config, parse_config
 from holdfast.function import default_settings
 from tasks.heartbeat import EVENT, LAST_EVENT
@@ -42,6 +46,16 @@ def test_the_form_begins_with_the_run_of_make_train() -> None:
     ]
     assert identities[0] == identities[1]
     assert (from_form.store, from_form.run, from_form.epochs) == (from_file.store, from_file.run, from_file.epochs)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "holdfast/recipes").glob("*.toml")), ids=lambda path: path.stem)
+def test_the_form_takes_every_recipe(path: Path) -> None:
+    """The server checks the form's values against this schema, and refuses others with the field's name."""
+    schema = train.parameters.model_dump_for_openapi()
+    config = tomllib.loads(path.read_text("utf-8"))
+    assert not validate({"config": config}, schema)
+    (refused,) = validate({"config": config | {"epochs": "many"}}, schema)
+    assert "'many' is not of type 'integer'" in refused.message
 
 
 def test_only_prune_and_audit_are_scheduled_by_default() -> None:

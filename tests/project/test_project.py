@@ -1,5 +1,6 @@
 """Tests of the project's promises: layers, public names, light imports, dependencies and set-up."""
 
+import ast
 import importlib.metadata
 import os
 import re
@@ -32,6 +33,18 @@ def test_public_names_change_only_on_purpose() -> None:
         "fingerprint", "load_config", "validate_fingerprint",
     ]  # fmt: skip
     assert all(hasattr(holdfast, name) for name in holdfast.__all__)
+
+
+def test_recipes_import_only_what_a_users_own_may() -> None:
+    allowed = {"holdfast", "holdfast.errors", "holdfast.recipes", "holdfast.schedule"}
+    for path in ROOT.glob("holdfast/recipes/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                assert not [each.name for each in node.names if each.name.partition(".")[0] == "holdfast"], path
+            elif isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("holdfast."):
+                names = {each.name for each in node.names}
+                assert ".".join(str(node.module).split(".")[:2]) in allowed, (path, node.module)
+                assert node.module != "holdfast" or names <= {*holdfast.__all__}, (path, names)
 
 
 @pytest.mark.parametrize(

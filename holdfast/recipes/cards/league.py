@@ -4,13 +4,14 @@ A snapshot of the policy joins the league at fixed steps. The league keeps the w
 state, and doesn't read them from the run's older checkpoints, for three reasons. Where checkpoints lie depends on the
 lengths of chunks and on deaths, so a resumed run would meet other opponents. A checkpoint is still being written while
 the next steps train. And retention deletes checkpoints. So every opponent comes out of a checkpoint that was verified
-against its commit; in addition, each member's weights have to agree with the checksum that the league took of them.
+against its commit; in addition, each member is compared with the SHA-256 that it had when it joined.
 
 All members together are one module, so that a checkpoint has them once, and not once for each rank. Parts of a
 checkpoint in which no member has changed are copied from the checkpoint before.
 """
 
 import copy
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +23,6 @@ from torch import Tensor, nn
 
 from holdfast.recipes.cards.policy import Policy
 from holdfast.recipes.cards.settings import LeagueSettings
-from holdfast.state.checksum import checksum_together
 
 # The opponent of a game in which the policy plays both seats.
 SELF = -1
@@ -40,13 +40,13 @@ class Member:
         number: the snapshot's number in the run, from 1.
         step: the steps that the policy was trained.
         slot: its place among the league's modules.
-        checksum: of its weights.
+        sha256: the hash of its weights.
     """
 
     number: int
     step: int
     slot: int
-    checksum: str
+    sha256: str
 
 
 def choose_buckets(numbers: Sequence[int], settings: LeagueSettings) -> dict[str, list[int]]:
@@ -149,7 +149,7 @@ class League:
         taken = {member.slot for member in self.members}
         slot = next(slot for slot in range(len(self.players)) if slot not in taken)
         self.players[slot].load_state_dict(policy.state_dict())
-        self.members.append(Member(self._snapshots, step, slot, self._checksum(slot)))
+        self.members.append(Member(self._snapshots, step, slot, self._hash(slot)))
         return torch.tensor(gone, dtype=torch.int64)
 
     def describe(self) -> dict[str, float]:
@@ -162,8 +162,12 @@ class League:
     def _find(self, number: int) -> Member:
         return next(member for member in self.members if member.number == number)
 
-    def _checksum(self, slot: int) -> str:
-        return f"{checksum_together([*self.players[slot].state_dict().values()]):016x}"
+    def _hash(self, slot: int) -> str:
+        """Return the SHA-256 of a slot's weights, in the order of the module."""
+        digest = hashlib.sha256()
+        for weight in self.players[slot].state_dict().values():
+            digest.update(weight.cpu().numpy().tobytes())
+        return digest.hexdigest()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -182,9 +186,8 @@ class League:
         """
         self.members = [Member(**member) for member in saved["members"]]
         for member in self.members:
-            if (found := self._checksum(member.slot)) != member.checksum:
-                raise ValueError(
-                    f"the opponent of step {member.step} has the checksum {found}, and {member.checksum} when it joined"
-                )
+            if (found := self._hash(member.slot)) != member.sha256:
+                joined = member.sha256[:12]
+                raise ValueError(f"the opponent of step {member.step} had the hash {joined}, now it has {found[:12]}")
         self.champion, self._snapshots = saved["champion"], saved["snapshots"]
         self._wins, self._games = saved["wins"], saved["games"]

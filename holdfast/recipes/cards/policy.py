@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from holdfast.anneal import Anneal
+from holdfast import Anneal
 from holdfast.recipes.cards.games import SEATS
 
 # The smallest chance whose logarithm is taken. Chances of illegal actions are 0.

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from holdfast.anneal import Anneal
+from holdfast import Anneal
 from holdfast.recipes.cards.games import SEATS
 from holdfast.recipes.cards.policy import TINY, Sampler, entropy
 from holdfast.recipes.cards.rollouts import Rollout

@@ -4,9 +4,8 @@ from typing import ClassVar
 
 from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from holdfast.anneal import Anneal
+from holdfast import Anneal, Limits
 from holdfast.errors import ConfigError
-from holdfast.probe import Limits
 
 
 class Annealed(BaseModel):

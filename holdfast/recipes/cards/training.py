@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.anneal import Anneal
+from holdfast import Anneal, Run
 from holdfast.recipes.cards.evaluation import find_tree, play
 from holdfast.recipes.cards.games import Games, count_inputs, find_noops, load_game
 from holdfast.recipes.cards.league import League
@@ -14,7 +14,6 @@ from holdfast.recipes.cards.policy import Policy, Sampler
 from holdfast.recipes.cards.ppo import Learner, ReturnScale, estimate
 from holdfast.recipes.cards.rollouts import Rollouts
 from holdfast.recipes.cards.settings import Annealed, Settings, TrainSettings
-from holdfast.training.run import Run
 
 
 def cards(run: Run, settings: Settings) -> None:

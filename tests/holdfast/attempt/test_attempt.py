@@ -3,7 +3,9 @@
 import gc
 import itertools
 import json
+import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -222,12 +224,16 @@ def test_ranks_that_replace_failed_ones_are_told_of_the_notice_too(
     assert ending.step in (3, 4), "they stop at once, or after the step that they had begun"
 
 
-def test_a_run_begins_with_the_weights_of_another(train: Train, tmp_path: Path) -> None:
+def test_a_run_begins_with_the_weights_of_another(
+    train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ancestor = make_config(tmp_path, "ancestor", "tests.support.varied:pythonic", epochs=2)
     train(ancestor)
     init = InitFrom(run="ancestor", reset=("2",))
     straight = make_config(tmp_path, "straight", "tests.support.varied:pythonic", init_from=init, epochs=2)
-    train(straight)
+    caplog.set_level(logging.INFO)
+    live(straight)
+    assert re.search(r"begins with the weights of run ancestor, commit 4 \(\w{12}\), anneal offset 12\n", caplog.text)
     cut = make_config(tmp_path, "cut", "tests.support.varied:pythonic", init_from=init, epochs=2)
     train(cut, chunks=1)
     train(ancestor.model_copy(update={"epochs": 3}))  # it goes on: who has begun with it isn't touched

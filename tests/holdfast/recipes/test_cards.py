@@ -73,9 +73,10 @@ def read_anneals(line: dict[str, Any]) -> tuple[float, ...]:
     return tuple(values[name] for name in ("sampler/subaction_temperature", "sampler/smoothing_eps", "anneal/ent_coef"))
 
 
-@pytest.mark.parametrize("cut", [1, PER_EPOCH, 6])
-def test_cut_anywhere_it_ends_on_the_same_bytes(tmp_path: Path, cut: int) -> None:
-    config = make_config(tmp_path)
+@pytest.mark.parametrize(("cut", "snapshot_every"), [(1, 1), (PER_EPOCH, 1), (6, 1), (6, 4)])
+def test_cut_anywhere_it_ends_on_the_same_bytes(tmp_path: Path, cut: int, snapshot_every: int) -> None:
+    """Between two snapshots the league has counted games against the champion."""
+    config = make_config(tmp_path, league={"snapshot_every_steps": snapshot_every})
     straight, training = live(config, STOP)
     assert training.kept is not None
     assert not training.kept.carried

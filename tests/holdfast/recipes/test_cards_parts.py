@@ -245,7 +245,7 @@ def test_weights_that_are_not_those_of_a_member_are_refused() -> None:
     assert other.state_dict() == league.state_dict()
     with torch.no_grad():
         other.player(league.members[0].slot).act.bias.add_(1e-6)
-    with pytest.raises(ValueError, match="the opponent of step 40 has the checksum"):
+    with pytest.raises(ValueError, match="the opponent of step 40 had the hash"):
         other.load_state_dict(league.state_dict())
 
 

@@ -20,8 +20,18 @@ from holdfast.faults import POINTS
 from holdfast.function import build_recipe
 from holdfast.proof import Proof
 from holdfast.recipe import Recipe
-from holdfast.recipes.chat import NOT_LEARNED, answer_loss, answer_losses, pad, perplexity
+from holdfast.recipes.chat import (
+    NOT_LEARNED,
+    Settings,
+    answer_loss,
+    answer_losses,
+    make_tokenizer,
+    pad,
+    perplexity,
+)
+from holdfast.recipes.conversations import read_conversations
 from holdfast.testing.faults import fault
+from holdfast.training.saving import describe_configs
 from tests.conftest import ROOT, Engine, Reference, assert_same_bytes
 from tests.support.lives import Lives
 
@@ -205,12 +215,25 @@ def test_a_model_folder_is_fine_tuned(ready: Lives, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.extras("peft", "transformers")
+def test_the_tokenizer_of_a_run_can_be_made_again(ready: Lives, tmp_path: Path) -> None:
+    from holdfast.recipes.chat_tokens import hash_tokenizer
+
+    settings = Settings(**SIZES, data=write_sums(tmp_path))
+    tokenizer = make_tokenizer(settings, read_conversations(settings.data))
+    assert hash_tokenizer(tokenizer) == build(tmp_path).content["tokenizer"]
+    text: Any = tokenizer.apply_chat_template([{"role": "user", "content": "1 + 2?"}], tokenize=False)
+    assert text.endswith("<|im_start|>user\n1 + 2?<|im_end|>\n")
+
+
+@pytest.mark.slow
+@pytest.mark.extras("peft", "transformers")
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21 reads it
 def test_adapters_alone_are_trained(ready: Lives, tmp_path: Path) -> None:
     recipe = build(tmp_path, lora_rank=2)
     trained = [name for name, weight in recipe.model.named_parameters() if weight.requires_grad]
     assert trained
     assert all("lora_" in name for name in trained)
+    assert not describe_configs(recipe.model), "from_pretrained would find none of the weights"
 
 
 @pytest.mark.slow

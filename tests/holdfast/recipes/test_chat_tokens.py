@@ -178,6 +178,8 @@ def test_a_template_that_is_not_there_is_named(tokenizer: PreTrainedTokenizerFas
     ("written", "said"),
     [
         ("<|start_header_id|>", "writes <|start_header_id|>, which is no token"),
+        ("<\uff5cUser\uff5c>", "writes <\uff5cUser\uff5c>, which is no token"),
+        ("<start_of_turn>", "writes <start_of_turn>, which is no token"),
         ("{{ bos_token }}", "writes bos_token, which the tokenizer doesn't have"),
     ],
 )

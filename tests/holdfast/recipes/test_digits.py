@@ -2,12 +2,14 @@
 
 import sys
 import xml.etree.ElementTree as ElementTree
+from typing import Any
 
 import pytest
 import torch
 
 from holdfast import load_config
 from holdfast.errors import RecipeError
+from holdfast.function import build_recipe
 from holdfast.recipes.digits import Augmented, Reader, digits, draw_confusion, measure, read_digits
 from tests.conftest import ROOT
 
@@ -82,6 +84,22 @@ def test_the_picture_has_every_count_in_its_row_and_column() -> None:
     found = {(text.text, text.get("x"), text.get("y")) for text in tree.iter(f"{SVG}text")}
     assert {("2", "323", "157.3"), ("35", "153", "157.3"), ("36", "289", "293.3")} <= found
     assert len([*tree.iter(f"{SVG}rect")]) == 1 + 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"width": 0}, "settings.width = 0: Input should be greater than 0"),
+        ({"dropout": 1.0}, "settings.dropout = 1.0: Input should be less than 1"),
+        ({"average_decay": 2}, "settings.average_decay = 2: Input should be less than 1"),
+        ({"noise": -0.1}, "settings.noise = -0.1: Input should be greater than or equal to 0"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_setting_out_of_range_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        build_recipe("holdfast.recipes.digits:digits", settings)
+    assert str(refused.value) == message
 
 
 def test_without_scikit_learn_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from holdfast.shown import list_shown
 from holdfast.standing import read_standing
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
-from tests.conftest import IS_SOAK, Engine
+from tests.conftest import IS_SOAK, ROOT, Engine
 from tests.support.lives import Lives
 
 pytestmark = pytest.mark.slow
@@ -67,11 +67,21 @@ def describe_run(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.extras("sklearn")
-def test_digits_killed_five_times_at_random_ends_on_the_same_bytes(engine: Engine) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "settings", "shown"),
+    [
+        pytest.param("digits:digits", DIGITS, "confusion", id="digits", marks=pytest.mark.extras("sklearn")),
+        pytest.param("language:language", LANGUAGE | {"steps_per_epoch": 20}, "samples", id="language"),
+    ],
+)
+def test_killed_five_times_at_random_it_ends_on_the_same_bytes(
+    engine: Engine, recipe: str, settings: dict[str, Any], shown: str
+) -> None:
     straight, killed = engine.folder / "straight", engine.folder / "killed"
+    if recipe == "language:language":
+        settings = settings | {"data": write_text(engine.folder)}
     for folder in (straight, killed):
-        write_toml(folder, "digits:digits", DIGITS, "[chunk]", "steps = 6")
+        write_toml(folder, recipe, settings, "[chunk]", "steps = 6")
     assert engine.call("train", f"{straight}/run.toml", []).returncode == 0
     chance = random.Random(7)
     for life in range(5):
@@ -83,9 +93,20 @@ def test_digits_killed_five_times_at_random_ends_on_the_same_bytes(engine: Engin
     assert engine.call("train", f"{killed}/run.toml", []).returncode == 0
     expected = describe_run(straight)
     assert expected["complete"]
-    assert [(shown.name, shown.epoch) for shown in expected["shown"]] == [("confusion", epoch) for epoch in (1, 2, 3)]
+    assert [(each.name, each.epoch) for each in expected["shown"]] == [(shown, epoch) for epoch in (1, 2, 3)]
     assert describe_run(killed) == expected
     assert engine.command("verify", f"{killed}/runs/r", "--deep").returncode == 0
+
+
+@pytest.mark.extras("sklearn")
+def test_digits_reads_what_its_page_says(engine: Engine) -> None:
+    """98.0 % where the page was written; other seeds had up to 98.9 %."""
+    config = str(ROOT / "holdfast/recipes/digits.toml")
+    places = [f"store={engine.folder}/runs", f"log.folder={engine.folder}/logs"]
+    assert engine.call("train", config, places).returncode == 0
+    standing = read_standing(Journal(open_store(f"{engine.folder}/runs"), "digits"))
+    assert standing.complete
+    assert standing.metrics["accuracy"] >= 0.975
 
 
 def prove(nursery: Lives, folder: Path, recipe: str, settings: Mapping[str, Any], steps: int, **compute: Any) -> Proof:

@@ -2,11 +2,13 @@
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from holdfast.errors import RecipeError
+from holdfast.function import build_recipe
 from holdfast.recipes.language import (
     Decoder,
     Windows,
@@ -42,6 +44,22 @@ def test_too_little_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"short")
     with pytest.raises(RecipeError, match="too few"):
         language(data=str(tmp_path / "a.txt"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"heads": 0}, "settings.heads = 0: Input should be greater than 0"),
+        ({"width": 12, "heads": 4}, "settings.width = 12: expected a multiple of 2 x heads = 8"),
+        ({"sample_bytes": -1}, "settings.sample_bytes = -1: Input should be greater than or equal to 0"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_setting_out_of_range_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    (tmp_path / "a.txt").write_bytes(b"some text " * 200)
+    with pytest.raises(RecipeError) as refused:
+        build_recipe("holdfast.recipes.language:language", {"data": str(tmp_path / "a.txt"), **settings})
+    assert str(refused.value) == message
 
 
 def test_windows_tile_the_text() -> None:

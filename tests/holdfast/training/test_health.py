@@ -23,13 +23,14 @@ def make(folder: Path, **settings: Any) -> Training:
     return trainings.make(folder, f"{__name__}:policy", **settings)
 
 
-OBSERVATIONS = torch.cat([torch.tensor([[-1.0, 0.0]]), torch.tensor([[1.0, 0.0]]).repeat(99, 1)])
+OBSERVATIONS = torch.tensor([[-1.0, 0.0]] + 62 * [[1.0, 0.0]] + 37 * [[1.0, 1.0]])
 COLLAPSED = torch.tensor([[7.0, 0.0], [-7.0, 0.0]])
+HEALTHY = torch.tensor([[1.0, -2.0], [0.0, 0.0], [0.0, 0.0]])
 
 
-def policy(limits: bool = True, jump: float | None = None) -> Recipe:
-    """Build a policy of two actions, the first of which does nothing, and probe it in a hundred fixed situations."""
-    model = nn.Linear(2, 2, bias=False)
+def policy(limits: bool = True, jump: float | None = None, actions: int = 2) -> Recipe:
+    """Build a policy of some actions, the first of which does nothing, and probe it in a hundred fixed situations."""
+    model = nn.Linear(2, actions, bias=False)
 
     def behave(model: nn.Module) -> dict[str, Any]:
         chances = model(OBSERVATIONS).softmax(1)
@@ -78,6 +79,19 @@ def test_a_collapsed_policy_saved_without_limits_is_not_resumed_with_limits(
     with pytest.raises(GateTripped, match=r"entropy is 1.2\d*e-05, below 0.01; noop_rate is 0.99, above 0.9") as caught:
         resume_from(make(tmp_path), store, saved, Gate(how, 1e-3))
     assert caught.value.data["step"] == 1
+
+
+@pytest.mark.parametrize("how", ["exact", "tolerance", "record"])
+def test_a_healthy_policy_is_saved_and_resumed(tmp_path: Path, store: LocalStore, how: Any) -> None:
+    """Entropy and no-op rate are those of a real run, too."""
+    training = make(tmp_path, actions=3)
+    set_weights(training, HEALTHY)
+    saved = save_step(training, store)
+    assert saved.metadata.probe.values["entropy"] == pytest.approx(0.99, abs=0.005)
+    assert saved.metadata.probe.values["noop_rate"] == pytest.approx(0.62)
+    resumed = make(tmp_path, actions=3)
+    resume_from(resumed, store, saved, Gate(how, 1e-3))
+    save_step(resumed, store)
 
 
 def test_a_collapsed_policy_is_not_saved(tmp_path: Path, store: LocalStore) -> None:
