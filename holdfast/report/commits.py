@@ -4,6 +4,7 @@ from typing import Any
 
 from holdfast.journal import Commit
 from holdfast.report.gathering import History
+from holdfast.report.lives import find_starts
 
 # A page has a row for each of the newest so many commits.
 MOST_COMMITS = 20_000
@@ -13,11 +14,15 @@ def describe_commits(history: History) -> dict[str, Any]:
     """Return the rows of the table of commits for the page's script, the newest first."""
     numbers = sorted(history.commits, reverse=True)
     kept = {each.commit: each.why for each in (history.prune.kept + history.prune.protected if history.prune else [])}
-    rows = [_describe(history, history.commits[number], kept.get(number, "")) for number in numbers[:MOST_COMMITS]]
+    verified = {commit: attempt for attempt, commit in find_starts(history).items()}
+    rows = [
+        _describe(history, history.commits[number], kept.get(number, ""), verified.get(number, 0))
+        for number in numbers[:MOST_COMMITS]
+    ]
     return {"rows": rows, "left_out": len(numbers) - len(rows)}
 
 
-def _describe(history: History, commit: Commit, kept: str) -> list[Any]:
+def _describe(history: History, commit: Commit, kept: str, verified: int) -> list[Any]:
     parent = history.commits.get(commit.parent)
     state, note = find_state(history, commit)
     return [
@@ -38,6 +43,7 @@ def _describe(history: History, commit: Commit, kept: str) -> list[Any]:
         note or (f"by {kept}" if kept and state == "kept" else ""),
         commit.number in history.pinned,
         commit.number in history.signed,
+        verified,
     ]
 
 

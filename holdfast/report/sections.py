@@ -8,7 +8,7 @@ from holdfast.changes import from_lineage
 from holdfast.contract import terms_on
 from holdfast.report.commits import count_states
 from holdfast.report.gathering import History
-from holdfast.report.lives import RUNNING, Life, find_total, is_complete
+from holdfast.report.lives import RUNNING, Life, find_starts, find_total, is_complete
 from holdfast.report.markup import Markup, element, join, section, table
 from holdfast.report.numbers import show_bytes, show_number, show_seconds, show_time
 from holdfast.terminal import counted
@@ -111,9 +111,11 @@ def _make_row(life: Life) -> list[object]:
 
 def make_changes(history: History) -> Markup:
     """Return what each attempt was let through with: changed settings and code, machine, ancestor."""
-    rows = [
-        row for _, record in sorted(history.attempts.items()) for row in _list_changes(record.number, record.lineage)
-    ]
+    starts = find_starts(history)
+    rows: list[list[object]] = []
+    for number, record in sorted(history.attempts.items()):
+        rows += _list_start(history, number, record.lineage.get("continues"), starts.get(number, 0))
+        rows += _list_changes(number, record.lineage)
     shown = rows[-MOST_CHANGES:][::-1]
     heads = ("attempt", "what", "detail")
     body = (
@@ -124,11 +126,26 @@ def make_changes(history: History) -> Markup:
     return section("Changes and lineage", "changes", body)
 
 
+def _list_start(history: History, attempt: int, claimed: object, start: int) -> Iterator[list[object]]:
+    """Yield a row for the commit that an attempt continued from.
+
+    Args:
+        claimed: what its record says: the newest commit when it began.
+        start: the commit that it continued from, once it had adopted some or given some up; 0 if that is unknown.
+    """
+    before: dict[str, object] = claimed if isinstance(claimed, dict) else {}
+    known, number = history.commits.get(start), before.get("commit", "?")
+    if known is None and not before:
+        return
+    sha256 = str(known.checkpoint_sha256 if known else before.get("checkpoint_sha256", ""))
+    text = [f"commit {start if known else number}, content id ", element("code", sha256[:12])]
+    if known and number not in (start, "?"):
+        text.append(f"; the newest was commit {number} when it began")
+    yield [attempt, "continues", join(*text)]
+
+
 def _list_changes(attempt: int, lineage: dict[str, Any]) -> Iterator[list[object]]:
-    continues, ancestor = lineage.get("continues"), lineage.get("ancestor")
-    if isinstance(continues, dict):
-        sha256 = element("code", str(continues.get("checkpoint_sha256", ""))[:12])
-        yield [attempt, "continues", join(f"commit {continues.get('commit', '?')}, content id ", sha256)]
+    ancestor = lineage.get("ancestor")
     if ancestor:
         yield [attempt, "began with weights of", element("code", _to_text(ancestor))]
     try:

@@ -1,6 +1,6 @@
 """The verdict on a watched run: does it train, has it stalled, and what does it wait for. Pure.
 
-Between two commits a store shows no sign of life. So a run has stalled if its next commit takes much longer than the ones
+Between two commits a store shows no sign of life. So a run has stalled if its next commit takes much longer than those
 before: its attempt has died without a record, hangs, or trains slower. A reader can't tell which.
 """
 
@@ -63,8 +63,8 @@ def judge(seen: Seen, age_s: float) -> Health:
         return Health(
             "stalled",
             f"stalled: waits for a commit of attempt {number}, or for another attempt",
-            f"no commit for {spell_s(age_s)}, expected after {spell_s(expected_s)}; the attempt{where} has died without "
-            "a record, hangs or is slower",
+            f"no commit for {spell_s(age_s)}, expected after {spell_s(expected_s)}; the attempt{where} died without a "
+            "record, hangs or is slower",
             expected_s,
         )
     return Health("training", f"training: attempt {number}{where}", expected_s=expected_s)

@@ -30,7 +30,7 @@ def test_a_run_trains_until_its_commit_is_late() -> None:
     assert stalled.state == "stalled"
     assert stalled.text == "stalled: waits for a commit of attempt 1, or for another attempt"
     assert stalled.detail == (
-        "no commit for 70 s, expected after 23 s; the attempt on h (pid 9) has died without a record, hangs or is slower"
+        "no commit for 70 s, expected after 23 s; the attempt on h (pid 9) died without a record, hangs or is slower"
     )
 
 
