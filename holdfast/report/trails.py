@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from holdfast.checkpoint import METRICS, split_lines
 from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import Commit, metrics_name
+from holdfast.journal.records import MOST_STEPS
 from holdfast.sinks.points import read_values
 from holdfast.store import Store
-
-# No run has more steps, and JavaScript's numbers are exact up to here.
-MOST_STEPS = 2**53
 
 Columns = dict[str, tuple["array[int]", "array[float]"]]
 
