@@ -38,13 +38,19 @@ def _describe(history: History, commit: Commit, kept: str, verified: int) -> lis
         commit.checkpoint_sha256,
         commit.size_bytes,
         *(float(f"{each:.3g}") for each in (commit.train_s, commit.stall_s, commit.save_s)),
-        commit.metrics.get("avg_loss"),
+        _describe_loss(commit),
         state,
         note or (f"by {kept}" if kept and state == "kept" else ""),
         commit.number in history.pinned,
         commit.number in history.signed,
         verified,
     ]
+
+
+def _describe_loss(commit: Commit) -> float | str | None:
+    """Return a commit's mean loss; the text NaN if it isn't finite, and None if there is none."""
+    loss = commit.metrics.get("avg_loss")
+    return "NaN" if loss is None and "avg_loss" in commit.metrics else loss
 
 
 def find_state(history: History, commit: Commit) -> tuple[str, str]:

@@ -83,11 +83,17 @@ def make_attempts(lives: list[Life], timeline: Markup) -> Markup:
     """Return the timeline of attempts, and a table of them."""
     if not lives:
         return section("Attempts", "attempts", element("p", "No attempt has begun yet.", class_="empty"))
-    heads = ("attempt", "began (UTC)", "as", "host", "waited", "lived", "steps", "commits", "ended", "because")
+    heads = ("attempt", "began (UTC)", "why", "host", "waited", "lived", "steps", "commits", "ended", "because")
     rows = [_make_row(each) for each in reversed(lives[-MOST_ROWS:])]
     left_out = len(lives) - len(rows)
     note = element("p", f"{left_out:,} older attempts are not listed.", class_="note") if left_out else ""
-    return section("Attempts", "attempts", timeline, table(heads, rows, "Attempts, the newest first", "rows"), note)
+    return section(
+        "Attempts",
+        "attempts",
+        timeline,
+        table(heads, rows, f"{counted(len(rows), 'attempt')}, the newest first", "rows long"),
+        note,
+    )
 
 
 def _make_row(life: Life) -> list[object]:
@@ -119,7 +125,7 @@ def make_changes(history: History) -> Markup:
     shown = rows[-MOST_CHANGES:][::-1]
     heads = ("attempt", "what", "detail")
     body = (
-        table(heads, shown, "Changes and lineage, the newest first")
+        table(heads, shown, "Changes and lineage, the newest first", "long")
         if shown
         else element("p", "No attempt changed settings, code or machine.", class_="empty")
     )
@@ -218,8 +224,9 @@ def make_machine(history: History) -> Markup:
 def make_settings(history: History) -> Markup:
     """Return the settings that the run was last trained with."""
     if history.snapshot is None:
-        return section("Settings", "settings", element("p", "The settings are lost.", class_="empty"))
-    rows = [[name, _to_cell(value)] for name, value in flatten(history.snapshot.config)]
+        text = "The settings are lost." if history.attempts else "No attempt has recorded settings yet."
+        return section("Settings", "settings", element("p", text, class_="empty"))
+    rows = [[_to_breakable(name), _to_cell(value)] for name, value in flatten(history.snapshot.config)]
     fingerprint = element("p", "fingerprint ", element("code", history.snapshot.fingerprint))
     return section("Settings", "settings", fingerprint, table(("setting", "value"), rows, "Settings in force"))
 
@@ -233,5 +240,11 @@ def flatten(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{name}", value
 
 
+def _to_breakable(name: str) -> Markup:
+    """Return a dotted name that may go on in a new line behind each dot."""
+    first, *parts = name.split(".")
+    return join(first, *(join(".", element("wbr"), part) for part in parts))
+
+
 def _to_cell(value: object) -> object:
-    return value if isinstance(value, str) else _to_text(value)
+    return "none" if value is None else value if isinstance(value, str) else _to_text(value)

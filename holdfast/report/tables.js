@@ -10,7 +10,7 @@
     const names = ["number", "parent", "start", "step", "epoch", "attempt", "why", "at", "path", "sha256", "size", "train", "stall", "save", "loss", "state", "note", "pinned", "signed", "verified"];
     const commits = rows.map(row => Object.fromEntries(names.map((name, i) => [name, row[i]])));
     const state = { page: 0, chosen: commits };
-    const body = make("tbody"), status = make("span"), search = make("input", { type: "search", placeholder: "number, step or content id", "aria-label": "Find a commit" });
+    const body = make("tbody"), status = make("span"), search = make("input", { type: "search", size: 26, placeholder: "number, step or content id", "aria-label": "Find a commit" });
     const kinds = ["all", ...new Set(commits.map(each => each.state)), ...["verified", "pinned", "signed"].filter(kind => commits.some(each => each[kind]))];
     const kind = make("select", { "aria-label": "Which commits" }, ...kinds.map(each => make("option", { value: each }, each)));
     const back = make("button", { type: "button" }, "newer"), on = make("button", { type: "button" }, "older");
@@ -56,7 +56,7 @@
     const seconds = value => (value ? `${number(value, 3)} s` : "");
     const cells = [
       `${number(commit.start, 15)} to ${number(commit.step, 15)}`, id, make("span", { class: `badge ${LOOKS[commit.state] || "unknown"}` }, commit.state),
-      number(commit.loss), bytes(commit.size), seconds(commit.train), seconds(commit.save), seconds(commit.stall),
+      commit.loss === "NaN" ? "not finite" : number(commit.loss), bytes(commit.size), seconds(commit.train), seconds(commit.save), seconds(commit.stall),
       String(commit.attempt), commit.at.slice(0, 19).replace("T", " "), marks.join("; "),
     ];
     return make("tr", {}, make("th", { scope: "row", title: commit.path }, String(commit.number)), ...cells.map(each => make("td", {}, each)));
