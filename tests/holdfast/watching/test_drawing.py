@@ -71,6 +71,9 @@ def test_a_stalled_run_says_what_it_waits_for_on_every_terminal(tmp_path: Path, 
     assert lines[1] == "stalled: waits for a commit of attempt 4, or for another attempt"
     assert lines[2].startswith("no commit for 8 min, expected after 2 s; the attempt on host")
     assert len(lines) <= 24
+    assert (
+        sum("0-" in line.split("  epoch")[0] and line[:1].isdigit() for line in lines) == 5
+    )  # the reason takes a line
     assert " stalled " in "\n".join(draw(draw_store("s", [seen], at(seen, age_s=500.0), ConsoleDimensions(width, 24))))
 
 
