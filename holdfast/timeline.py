@@ -156,7 +156,7 @@ def make_lives(records: Records) -> list[Life]:
         if commit.why == "adopted" and not commit.trained_at:
             records.missing.append(f"commit {commit.number}, an adopted one, doesn't say when its steps were trained")
             continue
-        trained.setdefault(_find_trainer(commit, records.attempts), []).append(_place(commit, records))
+        trained.setdefault(find_trainer(commit, records.attempts), []).append(_place(commit, records))
     lives = []
     for number in sorted(records.attempts.keys() | trained.keys()):
         own = tuple(sorted(trained.get(number, ()), key=lambda each: each.ended))
@@ -176,9 +176,12 @@ def _begin(number: int, record: AttemptRecord | None, trained: tuple[Trained, ..
     return Life(number, record.host, began, claimed, trained=trained)
 
 
-def _find_trainer(commit: Commit, attempts: dict[int, AttemptRecord]) -> int:
-    """Return the number of the attempt whose ranks trained a commit: for an adopted one, perhaps an earlier attempt."""
-    if commit.why != "adopted":
+def find_trainer(commit: Commit, attempts: dict[int, AttemptRecord]) -> int:
+    """Return the number of the attempt whose ranks trained a commit: for an adopted one, perhaps an earlier attempt.
+
+    An adopted commit that doesn't say when it was trained counts for the attempt that adopted it.
+    """
+    if commit.why != "adopted" or not commit.trained_at:
         return commit.attempt
     ended = seconds_of(commit.trained_at)
     earlier = [number for number, record in attempts.items() if seconds_of(record.created_at) <= ended]

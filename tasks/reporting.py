@@ -12,7 +12,9 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from prefect.artifacts import (
     create_markdown_artifact,
@@ -28,7 +30,7 @@ from holdfast.checkpoint import SHOWN
 from holdfast.errors import RecordDamaged
 from holdfast.journal import REPORT, Commit, Journal
 from holdfast.rank.messages import Progress
-from holdfast.shown import TEXT, Shown, read_newest, read_shown
+from holdfast.shown import SVG, TEXT, Shown, read_newest, read_shown
 from holdfast.standing import Standing, read_standing
 
 log = logging.getLogger("holdfast.reporting")
@@ -154,7 +156,7 @@ def describe_shown(shown: Shown) -> str:
         fence = "`" * max(3, longest + 1)
         body = f"{fence}text\n{text}\n{fence}"
     else:
-        body = f"![{shown.name}](data:{shown.media_type};base64,{base64.b64encode(shown.data).decode()})"
+        body = _embed(shown.name, shown.media_type, shown.data)
     return f"{shown.name} after step {shown.step}\n\n{body}\n"
 
 
@@ -168,10 +170,28 @@ def summarize(journal: Journal) -> None:
 
 
 def describe_run(journal: Journal) -> str:
-    """Return a run in Markdown: a table of its state, a table of its attempts, and what it has shown last."""
-    standing = read_standing(journal)
-    tables = [*_describe_standing(journal, standing), "", *_describe_attempts(journal)]
+    """Return a run in Markdown: its state, a picture of its loss, a table of its attempts, and what it has shown last.
+
+    The picture is an image in a data URI, which the UI shows; it shows no SVG that stands in the Markdown itself.
+    """
+    from holdfast.report.picture import draw_run  # it imports numpy, which a flow's start needn't wait for
+
+    standing, picture = read_standing(journal), draw_run(journal)
+    drawn = [_embed("loss by step", SVG, picture.encode()), ""] if picture else []
+    tables = [*_describe_standing(journal, standing), "", *drawn, *_describe_attempts(journal)]
     return "\n".join([f"# {journal.run}", "", *tables, *_describe_newest(journal)])
+
+
+def _embed(name: str, media_type: str, data: bytes) -> str:
+    return f"![{name}](data:{media_type};base64,{base64.b64encode(data).decode()})"
+
+
+def link_report(journal: Journal) -> str:
+    """Return a link to the run's report in Markdown. Its text is the URL, for those that a browser doesn't open."""
+    url = f"{journal.store.url}/{REPORT}"
+    target = url if "://" in url else Path(url).absolute().as_uri()
+    text = re.sub(r"([\\`*_\[\]<>|])", r"\\\1", url)
+    return f"[{text}]({quote(target, safe=':/%')})"
 
 
 def _describe_newest(journal: Journal) -> list[str]:
@@ -190,16 +210,17 @@ def _describe_standing(journal: Journal, standing: Standing) -> list[str]:
         "checkpoint": f"`{standing.checkpoint_sha256}`",
         "lies in": f"`{journal.store_url}/{journal.run}/{standing.path}`",
         "settings": f"`{standing.config_fingerprint}`",
-        "report": f"`{journal.store.url}/{REPORT}`" if journal.store.exists(REPORT) else None,
+        "report": link_report(journal) if journal.store.exists(REPORT) else None,
     }
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in known.items() if value is not None)]
 
 
 def _describe_attempts(journal: Journal) -> list[str]:
-    lines = ["| attempt | began | host | why | ended | at step | |", "|---|---|---|---|---|---|---|"]
+    lines = ["| attempt | began (UTC) | host | why | ended | at step | because |", "|---|---|---|---|---|---|---|"]
     for number in journal.numbers("attempts")[-ROWS:]:
         record, ending = journal.read_attempt(number), journal.read_ending(number)
         end = (ending.reason.replace("_", " "), ending.step, ending.message) if ending else ("", "", "")
-        cells = [number, record.created_at, record.host, record.why, *end]
+        began = record.created_at[:19].replace("T", " ")
+        cells = [number, began, record.host, record.why, *end]
         lines.append(f"| {' | '.join(str(cell).replace('|', '/').replace(chr(10), ' ') for cell in cells)} |")
     return lines

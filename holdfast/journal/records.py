@@ -23,11 +23,18 @@ MAX_RECORD_BYTES = 64 * 2**20
 SEAL = "record_sha256"
 # The page for a browser that is made from the records.
 REPORT = "report.html"
+# Readers compute with what a record says: JavaScript's integers are exact up to here, no run lasts 300 years, and
+# times stay within what every platform's clock can hold, whatever is added to them.
+MOST_STEPS, MOST_SECONDS = 2**53, 1e10
+YEARS = range(1970, 9000)
 
 
 def _check_time(text: str) -> str:
-    if datetime.fromisoformat(text).tzinfo is None:
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
         raise ValueError("the time has no offset from UTC")
+    if time.year not in YEARS:
+        raise ValueError(f"the time is not between the years {YEARS.start} and {YEARS.stop}")
     return text
 
 
@@ -35,6 +42,7 @@ def _check_time(text: str) -> str:
 Time = Annotated[str, AfterValidator(_check_time)]
 # The same, but empty in records from before the field was added.
 LaterTime = Annotated[str, AfterValidator(lambda text: text and _check_time(text))]
+Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 
 
 class Record(BaseModel):
@@ -190,8 +198,8 @@ class Commit(Record):
     number: int = Field(ge=1)
     parent: int = Field(ge=0, description="the commit that it was trained from; 0 for none")
     attempt: int = Field(ge=1)
-    step: int = Field(ge=1)
-    epoch: int = Field(ge=0, description="epochs completed")
+    step: int = Field(ge=1, le=MOST_STEPS)
+    epoch: int = Field(ge=0, le=MOST_STEPS, description="epochs completed")
     path: str = Field(pattern=FOLDER)
     files: list[FileRecord]
     metrics: dict[str, float | None] = Field(
@@ -206,13 +214,11 @@ class Commit(Record):
     why: str = Field(description="chunk, preempted or adopted")
     created_at: Time
     trained_at: LaterTime = Field("", description="when its last step ended; empty, as in older records, if unknown")
-    train_s: float = Field(0.0, ge=0, description="seconds in its steps; 0, as in the others, if unknown")
-    slow_s: float = Field(
-        0.0, ge=0, description="seconds of train_s by which the save before slowed the steps beside it"
-    )
-    stall_s: float = Field(0.0, ge=0, description="seconds that training paused for its save")
-    save_s: float = Field(0.0, ge=0, description="seconds from the copy of its state until it was durable")
-    restart_s: float = Field(0.0, ge=0, description="seconds until its ranks, or their attempt, began to train")
+    train_s: Seconds = Field(0.0, description="seconds in its steps; 0, as in the others, if unknown")
+    slow_s: Seconds = Field(0.0, description="seconds of train_s by which the save before slowed the steps beside it")
+    stall_s: Seconds = Field(0.0, description="seconds that training paused for its save")
+    save_s: Seconds = Field(0.0, description="seconds from the copy of its state until it was durable")
+    restart_s: Seconds = Field(0.0, description="seconds until its ranks, or their attempt, began to train")
 
     @property
     def size_bytes(self) -> int:

@@ -21,9 +21,9 @@ def make_commands(history: History) -> Markup:
         blocks.append(
             _make_block("Prove: train its first steps straight, and killed", f"holdfast prove {name} --seed 7")
         )
-    blocks.append(
-        _make_block("Audit: train committed chunks again, and compare the bytes", f"holdfast audit {run} --random 2")
-    )
+    if history.newest is not None:
+        audit = f"holdfast audit {run} --random 2"
+        blocks.append(_make_block("Audit: train committed chunks again, and compare the bytes", audit))
     blocks.append(_make_block("Verify: read every record and checkpoint back", f"holdfast verify {run} --deep"))
     blocks.append(_make_block("Compare the settings and code of its attempts", f"holdfast diff {run}"))
     if history.newest is not None:

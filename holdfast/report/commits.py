@@ -4,6 +4,7 @@ from typing import Any
 
 from holdfast.journal import Commit
 from holdfast.report.gathering import History
+from holdfast.report.lives import find_starts
 
 # A page has a row for each of the newest so many commits.
 MOST_COMMITS = 20_000
@@ -13,11 +14,15 @@ def describe_commits(history: History) -> dict[str, Any]:
     """Return the rows of the table of commits for the page's script, the newest first."""
     numbers = sorted(history.commits, reverse=True)
     kept = {each.commit: each.why for each in (history.prune.kept + history.prune.protected if history.prune else [])}
-    rows = [_describe(history, history.commits[number], kept.get(number, "")) for number in numbers[:MOST_COMMITS]]
+    verified = {commit: attempt for attempt, commit in find_starts(history).items()}
+    rows = [
+        _describe(history, history.commits[number], kept.get(number, ""), verified.get(number, 0))
+        for number in numbers[:MOST_COMMITS]
+    ]
     return {"rows": rows, "left_out": len(numbers) - len(rows)}
 
 
-def _describe(history: History, commit: Commit, kept: str) -> list[Any]:
+def _describe(history: History, commit: Commit, kept: str, verified: int) -> list[Any]:
     parent = history.commits.get(commit.parent)
     state, note = find_state(history, commit)
     return [
@@ -33,12 +38,19 @@ def _describe(history: History, commit: Commit, kept: str) -> list[Any]:
         commit.checkpoint_sha256,
         commit.size_bytes,
         *(float(f"{each:.3g}") for each in (commit.train_s, commit.stall_s, commit.save_s)),
-        commit.metrics.get("avg_loss"),
+        _describe_loss(commit),
         state,
         note or (f"by {kept}" if kept and state == "kept" else ""),
         commit.number in history.pinned,
         commit.number in history.signed,
+        verified,
     ]
+
+
+def _describe_loss(commit: Commit) -> float | str | None:
+    """Return a commit's mean loss; the text NaN if it isn't finite, and None if there is none."""
+    loss = commit.metrics.get("avg_loss")
+    return "NaN" if loss is None and "avg_loss" in commit.metrics else loss
 
 
 def find_state(history: History, commit: Commit) -> tuple[str, str]:

@@ -27,9 +27,9 @@ def make_comparison(histories: Sequence[History], now: float | None = None) -> s
     axes = _list_axes(settings, results)
     body = join(
         show_all_problems(problems, "holdfast verify RUN"),
-        make_curves_section(),
         _make_table(names, histories, settings, results, now),
         section("Settings and results", "parallel", element("div", id="parallel-plot")) if settings else Markup(),
+        make_curves_section(),
     )
     data = {
         "runs": [{"name": name, "marks": []} for name in names],

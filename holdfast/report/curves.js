@@ -7,6 +7,7 @@
   const LIGHT = ["#1f5fbf", "#b3541e", "#1a7f4b", "#8a3fb0", "#a8123e", "#0f7f86", "#6b6f00", "#4b5563"];
   const DARK = ["#7fb0ff", "#f0a36b", "#5cc98f", "#c99bee", "#ff8fa8", "#57c7cd", "#cfd060", "#c3cad6"];
   const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
+  const ODD = { nan: "NaN", inf: "infinity", "-inf": "minus infinity" };
   const HEIGHT = 200, FIRST_HEIGHT = 300, MOST_MARKS = 40;
   const state = { log: false, rolled: false, range: null };
   const plots = new Map(), names = Object.keys(data.curves);
@@ -14,6 +15,16 @@
   const colorOf = run => (isDark() ? DARK : LIGHT)[run % LIGHT.length];
   const dashOf = run => DASHES[Math.floor(run / LIGHT.length) % DASHES.length];
   const isSingle = data.runs.length === 1;
+  const whole = findWhole();
+
+  // All curves have the same steps from left to right, so that what is above each other happened at once.
+  function findWhole() {
+    let low = Infinity, high = -Infinity;
+    for (const drawn of Object.values(data.curves)) for (const { x } of drawn) {
+      if (x.length) [low, high] = [Math.min(low, x[0]), Math.max(high, x[x.length - 1])];
+    }
+    return low < high ? [low, high] : [low - 1, high + 1];
+  }
 
   // ---- one curve
 
@@ -100,7 +111,7 @@
         const low = finite.reduce((a, b) => Math.min(a, b)), high = finite.reduce((a, b) => Math.max(a, b));
         parts.push(`last ${number(finite[finite.length - 1])}, least ${number(low)}, greatest ${number(high)}`);
       }
-      if (each.odd_count) parts.push(`; not finite in ${number(each.odd_count)} steps, first ${each.odd[0][1]} in step ${number(each.odd[0][0], 15)}`);
+      if (each.odd_count) parts.push(`; not finite in ${number(each.odd_count, 15)} ${each.odd_count === 1 ? "step" : "steps"}, first ${ODD[each.odd[0][1]]} in step ${number(each.odd[0][0], 15)}`);
       if (each.rolled_count) parts.push(`; ${each.rolled_count} rolled back`);
       if (each.of) parts.push(`; extremes of ${number(each.of, 15)} values`);
       return parts.join("");
@@ -122,8 +133,8 @@
     return {
       width: Math.max(200, box.clientWidth), height: isFirst ? FIRST_HEIGHT : HEIGHT, padding: [10, 14, 0, 0],
       legend: { show: false },
-      cursor: { drag: { x: true, y: false }, points: { size: 7 } },
-      scales: { x: { time: false, range: (u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: { distr: isLog(drawn) ? 3 : 1, range: (u, low, high) => fitRange(u, low, high, drawn) } },
+      cursor: { drag: { x: true, y: false }, points: { size: 7 }, bind: { dblclick: () => reset } },
+      scales: { x: { time: false, range: (u, low, high) => (low === null || low === high ? whole : [low, high]) }, y: { distr: isLog(drawn) ? 3 : 1, range: (u, low, high) => fitRange(u, low, high, drawn) } },
       axes: [
         { ...axis, values: write, space: 70, size: 34 },
         { ...axis, values: write, size: (u, shown) => 18 + 7 * Math.max(3, ...(shown || []).map(each => each.length)) },
@@ -143,14 +154,14 @@
   function zoom(low, high, source) {
     if (isZooming) return;
     isZooming = true;
-    const full = source.u.data[0], isWhole = low <= full[0] && high >= full[full.length - 1];
+    const isWhole = low <= whole[0] && high >= whole[1];
     state.range = isWhole ? null : [low, high];
     for (const each of plots.values()) if (each !== source && each.u) setRange(each);
     isZooming = false;
   }
 
   function setRange(plot) {
-    const steps = plot.u.data[0], [low, high] = state.range || [steps[0], steps[steps.length - 1]];
+    const [low, high] = state.range || whole;
     plot.u.setScale("x", { min: low, max: high });
   }
 
@@ -160,7 +171,7 @@
     const u = new uPlot(options(plot), join(plot.drawn), plot.box);
     plot.u = u;
     plot.said.textContent = summarize(plot.drawn);
-    if (state.range) setRange(plot);
+    setRange(plot);
   }
 
   const redraw = () => { for (const each of plots.values()) if (each.u) draw(each); };
@@ -178,7 +189,7 @@
     else if (event.key === "End") index = last;
     else if (event.key === "+" || event.key === "-") {
       const middle = steps[index], half = (max - min) * (event.key === "+" ? 0.25 : 1);
-      u.setScale("x", { min: Math.max(steps[0], middle - half), max: Math.min(steps[steps.length - 1], middle + half) });
+      u.setScale("x", { min: Math.max(whole[0], middle - half), max: Math.min(whole[1], middle + half) });
     } else if (event.key === "0" || event.key === "Escape") reset();
     else return;
     event.preventDefault();

@@ -32,7 +32,7 @@ def make_curves(histories: Sequence[History]) -> dict[str, Any]:
     shown: dict[str, list[dict[str, Any]]] = {}
     for name in names[:MOST_CURVES]:
         drawn = [
-            {"run": number, **_draw(history, curves[name], most)}
+            {"run": number, **_draw(history, name, curves[name], most)}
             for number, (history, curves) in enumerate(zip(histories, every, strict=True))
             if name in curves
         ]
@@ -61,16 +61,17 @@ def _add_speed(history: History) -> dict[str, Curve]:
     return curves | {name: Curve.from_points(points) for name, points in known if points}
 
 
-def _draw(history: History, curve: Curve, most: int) -> dict[str, Any]:
+def _draw(history: History, name: str, curve: Curve, most: int) -> dict[str, Any]:
     line = curve.of(history.line)
+    count, odd_count = (len(line), 0) if name in (SPEED, SAVE) else history.sketch.count(name, history.line)
     fitted = line.fit(most)
     odd = [(step, value) for step, value in zip(line.steps, line.values, strict=True) if not math.isfinite(value)]
     drawn: dict[str, Any] = {"x": fitted.steps.tolist(), "y": round_all(fitted.values)}
-    if len(fitted) < len(line):
-        drawn["of"] = len(line)
+    if len(fitted) < count:
+        drawn["of"] = count
     if odd:
         drawn["odd"] = [[int(step), str(value)] for step, value in odd[:MOST_ODD]]
-        drawn["odd_count"] = len(odd)
+        drawn["odd_count"] = odd_count
     if pieces := [piece for piece in _find_pieces(history, curve) if len(piece)]:
         shown = [piece.fit(max(20, most // len(pieces[-MOST_PIECES:]))) for piece in pieces[-MOST_PIECES:]]
         drawn["rolled"] = [[piece.steps.tolist(), round_all(piece.values)] for piece in shown]

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from holdfast.errors import HoldfastError, NameMissing, RecordDamaged
-from holdfast.journal import REPORT, Journal, find_runs
+from holdfast.journal import REPORT, Commit, Journal, find_runs
 from holdfast.report.markup import Markup, element, section, table_of
 from holdfast.report.numbers import show_number, show_time
 from holdfast.report.page import wrap
@@ -55,15 +55,26 @@ def _read_row(journal: Journal) -> Row:
         standing = read_standing(journal)
     except HoldfastError as error:
         return Row(journal.run, problem=str(error), has_page=has_page)
+    commits = _choose_commits(journal)
+    losses = tuple(commit.metrics.get("avg_loss") for commit in commits)
+    return Row(journal.run, standing, losses, commits[-1].created_at if commits else "", has_page=has_page)
+
+
+def read_losses(journal: Journal) -> list[tuple[int, float | None]]:
+    """Return step and mean loss of some of a run's commits that count, evenly chosen, in the order of their steps."""
+    quarantined = set(journal.numbers("quarantine"))
+    commits = [commit for commit in _choose_commits(journal) if commit.number not in quarantined]
+    return [(commit.step, commit.metrics.get("avg_loss")) for commit in sorted(commits, key=lambda each: each.step)]
+
+
+def _choose_commits(journal: Journal) -> list[Commit]:
+    """Return at most `SPARKS` commits of a run, evenly chosen, and the newest, as far as they can be read."""
     numbers = journal.numbers("commits")
-    chosen = numbers[:: max(1, math.ceil(len(numbers) / SPARKS))]
-    losses, written = [], ""
-    for number in dict.fromkeys([*chosen, *numbers[-1:]]):
+    commits = []
+    for number in dict.fromkeys([*numbers[:: max(1, math.ceil(len(numbers) / SPARKS))], *numbers[-1:]]):
         with contextlib.suppress(NameMissing, RecordDamaged):
-            commit = journal.read_commit(number)
-            losses.append(commit.metrics.get("avg_loss"))
-            written = commit.created_at
-    return Row(journal.run, standing, tuple(losses), written, has_page=has_page)
+            commits.append(journal.read_commit(number))
+    return commits
 
 
 def make_index(store: Store, rows: Sequence[Row], place: str = "", now: float | None = None) -> str:

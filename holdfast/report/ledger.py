@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from holdfast.goodput import BUCKETS, AttemptLedger, Ledger
 from holdfast.report.markup import Markup, element, join, section, table
 from holdfast.report.numbers import show_seconds
+from holdfast.terminal import counted
 
 MEANINGS = {
     "productive": "steps that the run still stands on",
@@ -32,9 +33,10 @@ def make_goodput(ledger: Ledger | None, missing: Sequence[str]) -> Markup:
 
 def _make_summary(ledger: Ledger) -> Markup:
     available_s = ledger.wall_s - ledger.buckets["waiting"]
-    text = f"{ledger.goodput:.1%} of {show_seconds(available_s)} on a machine were training that counts"
-    limit = f"; {ledger.efficiency:.1%} of the limit of {ledger.limit:.1%}, if only restarts cost time"
-    cost = f". {ledger.preemptions} preemptions cost {show_seconds(ledger.cost_per_preemption_s)} each"
+    text = f"{ledger.goodput:.1%} of {show_seconds(available_s)} on a machine was training that counts: "
+    limit = f"{ledger.efficiency:.1%} of the {ledger.limit:.1%} that are possible if only restarts cost time"
+    each = " each" if ledger.preemptions > 1 else ""
+    cost = f". {counted(ledger.preemptions, 'preemption')} cost {show_seconds(ledger.cost_per_preemption_s)}{each}"
     return element("p", text, limit, cost if ledger.preemptions else "", ".")
 
 
@@ -61,7 +63,9 @@ def _make_tables(ledger: Ledger) -> Iterator[Markup]:
     yield table(("bucket", "time", "share", "meaning"), rows, "Where the time went", "rows")
     heads = ("attempt", "ended", "steps lost", *BUCKETS)
     attempts = [_make_row(each) for each in ledger.attempts[-MOST_ATTEMPTS:][::-1]]
-    yield table(heads, attempts, "Where the time of each attempt went, the newest first", "numbers")
+    yield table(heads, attempts, "Where the time of each attempt went, the newest first", "numbers long")
+    if (left_out := len(ledger.attempts) - len(attempts)) > 0:
+        yield element("p", f"{left_out:,} older attempts are not listed.", class_="note")
     if any(not each.is_end_known and each.reason for each in ledger.attempts):
         text = "~ The death is not on record: the attempt counts as training for at most one more chunk."
         yield element("p", text, class_="note")

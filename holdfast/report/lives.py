@@ -8,7 +8,7 @@ from holdfast.endings import REASONS
 from holdfast.goodput import AttemptLedger, Ledger, account
 from holdfast.journal import AttemptRecord, Commit, EndingRecord
 from holdfast.report.gathering import History
-from holdfast.timeline import Records, make_lives
+from holdfast.timeline import Records, find_trainer, make_lives
 
 # How a bar of the timeline looks, by the state in which Prefect shows such an attempt.
 LOOKS = {"Completed": "good", "Failed": "bad", "Crashed": "bad", "Cancelled": "calm", "Paused": "calm"}
@@ -23,6 +23,7 @@ class Life:
         began: when its ranks were started.
         ended: its end. If that is not on record, the end of the time in which it can have trained.
         gap_s: seconds since the attempt before had ended.
+        first_step, last_step: the steps that its ranks trained and a commit has, also one that a later attempt adopted.
         reason: why it ended; "running" for the last attempt, if its end is not on record: it trains, or died unseen.
         look: the class of its bar: good, warn, bad, calm, live or unknown.
     """
@@ -55,7 +56,7 @@ def list_lives(history: History, ledger: Ledger | None) -> list[Life]:
     """Return the attempts whose records can be read, oldest first."""
     by_attempt: dict[int, list[Commit]] = {}
     for _, commit in sorted(history.commits.items()):
-        by_attempt.setdefault(commit.attempt, []).append(commit)
+        by_attempt.setdefault(find_trainer(commit, history.attempts), []).append(commit)
     lives: list[Life] = []
     for each in ledger.attempts if ledger else ():
         if record := history.attempts.get(each.number):
@@ -84,6 +85,18 @@ def _make(
         reason=reason,
         look="live" if is_live else find_look(reason),
     )
+
+
+def find_starts(history: History) -> dict[int, int]:
+    """Return the commit that each attempt has continued from, and so has read back, by the attempt's number.
+
+    An attempt that trained nothing new, or that began the run, has none. It may have adopted the commit first.
+    """
+    starts: dict[int, int] = {}
+    for _, commit in sorted(history.commits.items()):
+        if commit.why != "adopted":
+            starts.setdefault(commit.attempt, commit.parent)
+    return {attempt: parent for attempt, parent in starts.items() if parent}
 
 
 def find_look(reason: str) -> str:

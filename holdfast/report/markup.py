@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterable, Sequence
 
 # Elements that have no end tag.
-VOID = {"img", "meta"}
+VOID = {"img", "meta", "wbr"}
 
 
 class Markup(str):

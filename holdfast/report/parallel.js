@@ -4,8 +4,9 @@
   const { data, drawing, make, number } = holdfast;
   const place = document.getElementById("parallel-plot");
   if (!place) return;
-  const WIDTH = 1160, TOP = 46, BOTTOM = 300, HEIGHT = 330, SIDE = 90;
-  const across = (WIDTH - 2 * SIDE) / (data.axes.length - 1);
+  const TOP = 50, BOTTOM = 300, HEIGHT = 316, SIDE = 80, LEAST = 110, WIDE = 180, BEST = "loss";
+  const width = Math.max(place.clientWidth, 2 * SIDE + LEAST * (data.axes.length - 1)), across = (width - 2 * SIDE) / (data.axes.length - 1);
+  const help = "Each line is a run: point at one, or go to one with Tab, to read it.";
 
   // Where each value lies on its axis, from 0 at the bottom to 1, and the texts beside it.
   function place_values({ values }) {
@@ -22,18 +23,38 @@
   }
 
   const y = share => BOTTOM - share * (BOTTOM - TOP);
-  const placed = data.axes.map(place_values), svg = drawing("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "parallel", role: "img", "aria-label": "Settings and results of each run as parallel coordinates; the table has the same values" });
-  data.runs.forEach((run, i) => {
+  const shorten = name => (name.length > 22 ? `${name.slice(0, 21)}…` : name);
+  const nameOf = axis => axis.name.replace(/^settings\./, "");
+  const placed = data.axes.map(place_values), best = findBest(), said = make("p", { class: "note" }, help);
+  const svg = drawing("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, class: "parallel", role: "img", "aria-label": "Settings and results of each run as parallel coordinates; the table has the same values" });
+
+  // The run with the least loss; -1 if no run has one.
+  function findBest() {
+    const losses = data.axes.find(axis => axis.name === BEST)?.values ?? [], known = losses.filter(each => typeof each === "number");
+    return known.length ? losses.indexOf(Math.min(...known)) : -1;
+  }
+
+  function describe(i) {
+    const values = data.axes.map(axis => `${nameOf(axis)} ${typeof axis.values[i] === "number" ? number(axis.values[i], 4) : axis.values[i] ?? "none"}`);
+    return `${data.runs[i].name}: ${values.join(", ")}`;
+  }
+
+  function drawRun(run, i) {
     const points = placed.map((axis, k) => (axis.at[i] === null ? null : `${SIDE + k * across},${y(axis.at[i])}`)).filter(Boolean);
-    svg.append(drawing("polyline", { points: points.join(" "), class: "way", tabindex: 0, role: "img", "aria-label": run.name }, drawing("title", {}, run.name)));
-  });
+    const way = drawing("polyline", { points: points.join(" "), class: i === best ? "way best" : "way", tabindex: 0, role: "img", "aria-label": describe(i) }, drawing("title", {}, run.name));
+    for (const event of ["pointerenter", "focus"]) way.addEventListener(event, () => { said.textContent = describe(i); });
+    for (const event of ["pointerleave", "blur"]) way.addEventListener(event, () => { said.textContent = help; });
+    svg.append(way);
+  }
+
+  data.runs.forEach((run, i) => { if (i !== best) drawRun(run, i); });
+  if (best >= 0) drawRun(data.runs[best], best); // over the others
   data.axes.forEach((axis, k) => {
-    const x = SIDE + k * across;
+    const x = SIDE + k * across, isLower = across >= WIDE || k % 2 === 0;
     svg.append(drawing("line", { x1: x, x2: x, y1: TOP, y2: BOTTOM, class: "axis" }));
-    const name = axis.name.replace(/^settings\./, "");
-    svg.append(drawing("text", { x, y: k % 2 ? 14 : 30, "text-anchor": "middle", class: "head" }, name.length > 22 ? `${name.slice(0, 21)}…` : name));
-    for (const [at, text] of placed[k].texts) svg.append(drawing("text", { x: x + 6, y: y(at) + 4 }, text));
+    svg.append(drawing("text", { x, y: isLower ? 34 : 16, "text-anchor": "middle", class: "head" }, shorten(nameOf(axis))));
+    for (const [at, text] of placed[k].texts) svg.append(drawing("text", { x: x + 7, y: y(at) + 4 }, text));
   });
-  place.append(make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Parallel coordinates" }, svg));
-  place.append(make("p", { class: "note" }, "Each line is a run; point at one to see its name."));
+  place.append(make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Parallel coordinates" }, svg), said);
+  if (best >= 0) place.append(make("p", { class: "note" }, `The green line has the least loss: ${data.runs[best].name}.`));
 })();

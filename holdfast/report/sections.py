@@ -8,7 +8,7 @@ from holdfast.changes import from_lineage
 from holdfast.contract import terms_on
 from holdfast.report.commits import count_states
 from holdfast.report.gathering import History
-from holdfast.report.lives import RUNNING, Life, find_total, is_complete
+from holdfast.report.lives import RUNNING, Life, find_starts, find_total, is_complete
 from holdfast.report.markup import Markup, element, join, section, table
 from holdfast.report.numbers import show_bytes, show_number, show_seconds, show_time
 from holdfast.terminal import counted
@@ -83,11 +83,17 @@ def make_attempts(lives: list[Life], timeline: Markup) -> Markup:
     """Return the timeline of attempts, and a table of them."""
     if not lives:
         return section("Attempts", "attempts", element("p", "No attempt has begun yet.", class_="empty"))
-    heads = ("attempt", "began (UTC)", "as", "host", "waited", "lived", "steps", "commits", "ended", "because")
+    heads = ("attempt", "began (UTC)", "why", "host", "waited", "lived", "steps", "commits", "ended", "because")
     rows = [_make_row(each) for each in reversed(lives[-MOST_ROWS:])]
     left_out = len(lives) - len(rows)
     note = element("p", f"{left_out:,} older attempts are not listed.", class_="note") if left_out else ""
-    return section("Attempts", "attempts", timeline, table(heads, rows, "Attempts, the newest first", "rows"), note)
+    return section(
+        "Attempts",
+        "attempts",
+        timeline,
+        table(heads, rows, f"{counted(len(rows), 'attempt')}, the newest first", "rows long"),
+        note,
+    )
 
 
 def _make_row(life: Life) -> list[object]:
@@ -111,24 +117,41 @@ def _make_row(life: Life) -> list[object]:
 
 def make_changes(history: History) -> Markup:
     """Return what each attempt was let through with: changed settings and code, machine, ancestor."""
-    rows = [
-        row for _, record in sorted(history.attempts.items()) for row in _list_changes(record.number, record.lineage)
-    ]
+    starts = find_starts(history)
+    rows: list[list[object]] = []
+    for number, record in sorted(history.attempts.items()):
+        rows += _list_start(history, number, record.lineage.get("continues"), starts.get(number, 0))
+        rows += _list_changes(number, record.lineage)
     shown = rows[-MOST_CHANGES:][::-1]
     heads = ("attempt", "what", "detail")
     body = (
-        table(heads, shown, "Changes and lineage, the newest first")
+        table(heads, shown, "Changes and lineage, the newest first", "long")
         if shown
         else element("p", "No attempt changed settings, code or machine.", class_="empty")
     )
     return section("Changes and lineage", "changes", body)
 
 
+def _list_start(history: History, attempt: int, claimed: object, start: int) -> Iterator[list[object]]:
+    """Yield a row for the commit that an attempt continued from.
+
+    Args:
+        claimed: what its record says: the newest commit when it began.
+        start: the commit that it continued from, once it had adopted some or given some up; 0 if that is unknown.
+    """
+    before: dict[str, object] = claimed if isinstance(claimed, dict) else {}
+    known, number = history.commits.get(start), before.get("commit", "?")
+    if known is None and not before:
+        return
+    sha256 = str(known.checkpoint_sha256 if known else before.get("checkpoint_sha256", ""))
+    text = [f"commit {start if known else number}, content id ", element("code", sha256[:12])]
+    if known and number not in (start, "?"):
+        text.append(f"; the newest was commit {number} when it began")
+    yield [attempt, "continues", join(*text)]
+
+
 def _list_changes(attempt: int, lineage: dict[str, Any]) -> Iterator[list[object]]:
-    continues, ancestor = lineage.get("continues"), lineage.get("ancestor")
-    if isinstance(continues, dict):
-        sha256 = element("code", str(continues.get("checkpoint_sha256", ""))[:12])
-        yield [attempt, "continues", join(f"commit {continues.get('commit', '?')}, content id ", sha256)]
+    ancestor = lineage.get("ancestor")
     if ancestor:
         yield [attempt, "began with weights of", element("code", _to_text(ancestor))]
     try:
@@ -201,8 +224,9 @@ def make_machine(history: History) -> Markup:
 def make_settings(history: History) -> Markup:
     """Return the settings that the run was last trained with."""
     if history.snapshot is None:
-        return section("Settings", "settings", element("p", "The settings are lost.", class_="empty"))
-    rows = [[name, _to_cell(value)] for name, value in flatten(history.snapshot.config)]
+        text = "The settings are lost." if history.attempts else "No attempt has recorded settings yet."
+        return section("Settings", "settings", element("p", text, class_="empty"))
+    rows = [[_to_breakable(name), _to_cell(value)] for name, value in flatten(history.snapshot.config)]
     fingerprint = element("p", "fingerprint ", element("code", history.snapshot.fingerprint))
     return section("Settings", "settings", fingerprint, table(("setting", "value"), rows, "Settings in force"))
 
@@ -216,5 +240,11 @@ def flatten(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{name}", value
 
 
+def _to_breakable(name: str) -> Markup:
+    """Return a dotted name that may go on in a new line behind each dot."""
+    first, *parts = name.split(".")
+    return join(first, *(join(".", element("wbr"), part) for part in parts))
+
+
 def _to_cell(value: object) -> object:
-    return value if isinstance(value, str) else _to_text(value)
+    return "none" if value is None else value if isinstance(value, str) else _to_text(value)

@@ -94,6 +94,7 @@ class Sketch:
         self._width = 1
         self._count = 0
         self._columns: dict[str, tuple[array[int], array[int], array[float]]] = {}
+        self._counts: dict[str, dict[int, tuple[int, int]]] = {}  # of each commit's values, by name: all, not finite
 
     @property
     def names(self) -> list[str]:
@@ -101,7 +102,7 @@ class Sketch:
         return sorted(self._columns)
 
     def add(self, commit: int, name: str, steps: Iterable[int], values: Iterable[float]) -> None:
-        """Add a commit's points, in the order of their steps, to the curve of a name."""
+        """Add all points of a commit, in the order of their steps, to the curve of a name. Call it once for each."""
         columns = self._columns.setdefault(name, (array("q"), array("q"), array("d")))
         before = len(columns[1])
         columns[1].extend(steps)
@@ -109,6 +110,8 @@ class Sketch:
         added = len(columns[1]) - before
         columns[0].extend([commit] * added)
         self._count += added
+        odd = added - int(np.isfinite(columns[2][before:]).sum())
+        self._counts.setdefault(name, {})[commit] = (added, odd)
 
     def settle(self) -> None:
         """Thin all curves until they have at most the number of points that was given. Call it after each commit.
@@ -123,6 +126,14 @@ class Sketch:
             self._count = sum(len(steps) for _, steps, _ in self._columns.values())
             if self._count == before and self._width > WIDEST:
                 self._most = 2 * before
+
+    def count(self, name: str, commits: Collection[int]) -> tuple[int, int]:
+        """Return how many values of a name these commits have, and how many of them aren't finite.
+
+        Values that were thinned out count, too.
+        """
+        counts = [each for commit, each in self._counts[name].items() if commit in commits]
+        return sum(values for values, _ in counts), sum(odd for _, odd in counts)
 
     def read(self, name: str) -> Curve:
         """Return the points of a name's curve, in the order in which they were added."""

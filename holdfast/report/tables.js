@@ -7,17 +7,17 @@
   const HEADS = ["commit", "steps", "content id", "state", "loss", "size", "trained", "save", "paused", "attempt", "committed (UTC)", "note"];
 
   function showTable(place, { rows, left_out }) {
-    const names = ["number", "parent", "start", "step", "epoch", "attempt", "why", "at", "path", "sha256", "size", "train", "stall", "save", "loss", "state", "note", "pinned", "signed"];
+    const names = ["number", "parent", "start", "step", "epoch", "attempt", "why", "at", "path", "sha256", "size", "train", "stall", "save", "loss", "state", "note", "pinned", "signed", "verified"];
     const commits = rows.map(row => Object.fromEntries(names.map((name, i) => [name, row[i]])));
     const state = { page: 0, chosen: commits };
-    const body = make("tbody"), status = make("span"), search = make("input", { type: "search", placeholder: "number, step or content id", "aria-label": "Find a commit" });
-    const kinds = ["all", ...new Set(commits.map(each => each.state)), ...["pinned", "signed"].filter(kind => commits.some(each => each[kind]))];
+    const body = make("tbody"), status = make("span"), search = make("input", { type: "search", size: 26, placeholder: "number, step or content id", "aria-label": "Find a commit" });
+    const kinds = ["all", ...new Set(commits.map(each => each.state)), ...["verified", "pinned", "signed"].filter(kind => commits.some(each => each[kind]))];
     const kind = make("select", { "aria-label": "Which commits" }, ...kinds.map(each => make("option", { value: each }, each)));
     const back = make("button", { type: "button" }, "newer"), on = make("button", { type: "button" }, "older");
 
     function choose() {
       const text = search.value.trim().toLowerCase(), of = kind.value;
-      state.chosen = commits.filter(each => (of === "all" || each.state === of || each[of] === true)
+      state.chosen = commits.filter(each => (of === "all" || each.state === of || Boolean(each[of]))
         && (!text || each.sha256.startsWith(text) || String(each.number) === text || String(each.step) === text));
       state.page = 0;
       show();
@@ -41,7 +41,7 @@
       make("div", { class: "tools" }, kind, search),
       make("div", { class: "scroll rows", tabindex: 0, role: "region", "aria-label": "Commits" }, table),
       make("div", { class: "pages" }, back, on, status),
-      make("p", { class: "note" }, "Retention deletes checkpoints; their records and trails stay. This page read records: holdfast verify compares every byte of the checkpoints with these content ids."),
+      make("p", { class: "note" }, "Retention deletes checkpoints; their records and trails stay. An attempt that continues from a checkpoint verifies it: every byte is read back. This page read records alone; holdfast verify compares every byte with these content ids."),
     );
     if (left_out) place.append(make("p", { class: "note" }, `${number(left_out, 15)} older commits are not listed.`));
     show();
@@ -51,11 +51,12 @@
     const id = make("button", { type: "button", class: "id", title: commit.sha256, "aria-label": `${commit.sha256.slice(0, 12)}: copy the content id` });
     id.append(make("code", {}, commit.sha256.slice(0, 12)));
     id.addEventListener("click", () => copy(commit.sha256, id));
-    const marks = [commit.pinned && "pinned", commit.signed && "signed", commit.why !== "chunk" && commit.why, commit.note].filter(Boolean);
+    const verified = commit.verified ? `verified by attempt ${commit.verified}` : "";
+    const marks = [verified, commit.pinned && "pinned", commit.signed && "signed", commit.why !== "chunk" && commit.why, commit.note].filter(Boolean);
     const seconds = value => (value ? `${number(value, 3)} s` : "");
     const cells = [
       `${number(commit.start, 15)} to ${number(commit.step, 15)}`, id, make("span", { class: `badge ${LOOKS[commit.state] || "unknown"}` }, commit.state),
-      number(commit.loss), bytes(commit.size), seconds(commit.train), seconds(commit.save), seconds(commit.stall),
+      commit.loss === "NaN" ? "not finite" : number(commit.loss), bytes(commit.size), seconds(commit.train), seconds(commit.save), seconds(commit.stall),
       String(commit.attempt), commit.at.slice(0, 19).replace("T", " "), marks.join("; "),
     ];
     return make("tr", {}, make("th", { scope: "row", title: commit.path }, String(commit.number)), ...cells.map(each => make("td", {}, each)));

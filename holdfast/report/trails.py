@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from holdfast.checkpoint import METRICS, split_lines
 from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import Commit, metrics_name
+from holdfast.journal.records import MOST_STEPS
 from holdfast.sinks.points import read_values
 from holdfast.store import Store
-
-# No run has more steps, and JavaScript's numbers are exact up to here.
-MOST_STEPS = 2**53
+from holdfast.terminal import counted
 
 Columns = dict[str, tuple["array[int]", "array[float]"]]
 
@@ -42,7 +41,7 @@ def read_trail(folder: Store, commit: Commit) -> Columned:
             continue
         except RecordDamaged as error:
             return Columned(name, columns, str(error))
-        return Columned(name, columns, f"{name} has {bad} lines that can't be read" if bad else "")
+        return Columned(name, columns, f"{name} has {counted(bad, 'line')} that can't be read" if bad else "")
     name = metrics_name(commit.number)
     return Columned(name, problem=f"{name} is missing: the curves lack the steps of commit {commit.number}")
 

@@ -23,11 +23,12 @@ LONGEST_NAME = 24
 # The least width of a terminal, in characters, at which a column is shown.
 LEAST_WIDTH = {"epoch": 70, "MB": 90, "checkpoint": 90, "why": 80, "host": 90, "": 70, "last sign": 80}
 SPARKS = 40
+NOT_FINITE = "not finite"
 SHOWN_COMMITS, SHOWN_ATTEMPTS, SHOWN_NOTES = 8, 5, 4
 # The lines of the view beside those of commits: all of them are shown on a terminal of 24 lines.
 OTHER_LINES = 18
 STYLES: dict[State, str] = {
-    "complete": "green", "training": "green", "starting": "cyan", "waiting": "yellow", "late": "bold red",
+    "complete": "green", "training": "green", "starting": "cyan", "waiting": "yellow", "stalled": "bold red",
     "ended": "red", "unreadable": "red",
 }  # fmt: skip
 
@@ -62,10 +63,11 @@ def draw_run(seen: Seen, poll: Poll, size: ConsoleDimensions, *, is_plain: bool 
     rows: list[RenderableType] = [
         _line(("run ", "dim"), (seen.run, "bold"), ("   ", ""), (seen.recipe, "")),
         _line((health.text, STYLES[health.state])),
+        *([_text(health.detail)] if health.detail else []),
         _draw_progress(seen),
         _draw_facts(_list_facts(seen, health, age_s, is_plain)),
     ]
-    shown = max(1, min(SHOWN_COMMITS, size.height - OTHER_LINES))
+    shown = max(1, min(SHOWN_COMMITS, size.height - OTHER_LINES - bool(health.detail)))
     commits = [commit for commit in seen.commits if commit.number > seen.newest - shown]
     rows += [Text(), _draw_commits(seen, commits, head, size.width)] if commits else []
     rows += [Text(), _draw_attempts(seen, size.width)] if seen.attempts else []
@@ -79,7 +81,7 @@ def draw_store(
     rows = []
     judged = [(seen, judge(seen, max(0.0, poll.now - seen.sign_at))) for seen in runs]
     shown = max(1, size.height - 6)
-    order: list[State] = ["late", "training", "starting", "waiting", "unreadable", "ended", "complete"]
+    order: list[State] = ["stalled", "training", "starting", "waiting", "unreadable", "ended", "complete"]
     chosen = judged if len(judged) <= shown else sorted(judged, key=lambda row: order.index(row[1].state))[:shown]
     for seen, health in chosen:
         head = seen.head
@@ -100,8 +102,10 @@ def draw_store(
 
 def _list_facts(seen: Seen, health: Health, age_s: float, is_plain: bool) -> Iterator[tuple[str, str]]:
     head = seen.head
-    if losses := find_losses(seen):
-        yield "loss", f"{make_sparks(losses, SPARKS, is_plain=is_plain)} {losses[-1]:.6g}"
+    losses = find_losses(seen)
+    if losses or (head and "avg_loss" in head.metrics):
+        sparks, newest = make_sparks(losses, SPARKS, is_plain=is_plain), head.metrics.get("avg_loss") if head else None
+        yield "loss", f"{sparks} {NOT_FINITE if newest is None else f'{newest:.6g}'}".lstrip()
     values = seen.metadata.probe.values if seen.metadata else {}
     measured = dict(head.metrics) if head else {}
     for name, value in [*measured.items(), *((f"probe {name}", value) for name, value in values.items())]:
@@ -111,7 +115,7 @@ def _list_facts(seen: Seen, health: Health, age_s: float, is_plain: bool) -> Ite
     if head is not None and speed:
         left = seen.total_steps - head.step if seen.total_steps else 0
         yield "speed", f"{speed:.3g} steps/s" + (f", {spell_s(left / speed)} left at this speed" if left > 0 else "")
-    if health.state in ("training", "late"):
+    if health.state in ("training", "stalled"):
         stop = f"-{seen.next_stop}" if seen.next_stop else ""
         when = f"began {spell_s(age_s)} ago, its commit is expected after {spell_s(health.expected_s)}"
         yield "chunk", f"{seen.newest + 1}: steps {head.step if head else 0}{stop or ' on'}, {when}"
@@ -200,7 +204,8 @@ def _draw_notes(seen: Seen, poll: Poll) -> Iterator[RenderableType]:
 def _draw_trouble(poll: Poll) -> Iterator[RenderableType]:
     if poll.trouble or poll.silent_s:
         since = f" for {spell_s(poll.silent_s)}" if poll.silent_s else ""
-        yield _text(f"the store hasn't answered{since}; this view is older: {poll.trouble or 'asking'}", "bold red")
+        reason = f": {poll.trouble}" if poll.trouble else ""
+        yield _text(f"the store hasn't answered{since}, and is asked again; this view is older{reason}", "bold red")
 
 
 def _make_table(rows: Sequence[Mapping[str, Text]], width: int) -> Table:
@@ -225,7 +230,9 @@ def _format_steps(seen: Seen) -> str:
 
 def _format_loss(commit: Commit | None) -> str:
     loss = commit.metrics.get("avg_loss") if commit else None
-    return "" if loss is None else f"{loss:.4f}"
+    if loss is None:
+        return NOT_FINITE if commit and "avg_loss" in commit.metrics else ""
+    return f"{loss:.4f}"
 
 
 def _text(text: str, style: str = "") -> Text:

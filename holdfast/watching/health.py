@@ -1,6 +1,6 @@
-"""The verdict on a watched run: does it train, is it late, and what does it wait for. Pure.
+"""The verdict on a watched run: does it train, has it stalled, and what does it wait for. Pure.
 
-Between two commits a store shows no sign of life. So a run is late if its next commit takes much longer than the ones
+Between two commits a store shows no sign of life. So a run has stalled if its next commit takes much longer than those
 before: its attempt has died without a record, hangs, or trains slower. A reader can't tell which.
 """
 
@@ -12,7 +12,7 @@ from holdfast.journal import Commit
 from holdfast.terminal import spell_s
 from holdfast.watching.seen import Seen
 
-State = Literal["complete", "training", "starting", "late", "waiting", "ended", "unreadable"]
+State = Literal["complete", "training", "starting", "stalled", "waiting", "ended", "unreadable"]
 
 # A commit is late after three times the expected time: a busy machine, or an evaluation, may double it.
 LATE_FACTOR = 3.0
@@ -25,13 +25,18 @@ class Health:
     """The verdict on a run.
 
     Attributes:
-        text: the verdict in words, and what the run waits for.
+        text: the verdict in words, and what the run waits for: short, so that no terminal cuts it.
+        detail: the reason for it; empty if there is none.
         expected_s: seconds between the newest sign and the next commit, as the last chunk predicts; 0 if unknown.
     """
 
     state: State
     text: str
+    detail: str = ""
     expected_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.detail}" if self.detail else self.text
 
 
 def judge(seen: Seen, age_s: float) -> Health:
@@ -56,18 +61,20 @@ def judge(seen: Seen, age_s: float) -> Health:
         return Health("starting", f"attempt {number}{where} began {spell_s(age_s)} ago; waits for its first commit")
     if age_s > max(LATE_FACTOR * expected_s, LATE_AFTER_S):
         return Health(
-            "late",
-            f"stalled: no commit for {spell_s(age_s)}, expected after {spell_s(expected_s)}; attempt {number}"
-            f"{where} has died without a record, hangs or is slower; waits for its commit, or for another attempt",
+            "stalled",
+            f"stalled: waits for a commit of attempt {number}, or for another attempt",
+            f"no commit for {spell_s(age_s)}, expected after {spell_s(expected_s)}; the attempt{where} died without a "
+            "record, hangs or is slower",
             expected_s,
         )
-    return Health("training", f"training: attempt {number}{where}", expected_s)
+    return Health("training", f"training: attempt {number}{where}", expected_s=expected_s)
 
 
 def _judge_ended(number: int, reason: str, text: str) -> Health:
+    detail = f"attempt {number} ended: {text}"
     if reason in REASONS and not REASONS[reason].retries:
-        return Health("ended", f"ended: attempt {number}: {text}; waits for a person")
-    return Health("waiting", f"waits for another attempt: attempt {number} ended: {text}")
+        return Health("ended", "ended: waits for a person", detail)
+    return Health("waiting", "waits for another attempt", detail)
 
 
 def predict(seen: Seen) -> float:

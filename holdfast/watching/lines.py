@@ -45,14 +45,14 @@ class Lines:
         self._missing |= {*seen.missing}
         health = judge(seen, max(0.0, now - seen.sign_at))
         if health.state != self._state and health.state not in ("training", "starting"):
-            yield f"{seen.run} is complete" if health.state == "complete" else health.text
+            yield f"{seen.run} is complete" if health.state == "complete" else str(health)
         self._state = health.state
 
 
 def _describe_commit(seen: Seen, commit: Commit) -> str:
     parent = seen.find_parent(commit)
     speed = find_speed(seen, commit)
-    numbers = [f"{name} {value:.4f}" for name, value in commit.metrics.items() if value is not None]
+    numbers = [f"{name} {'not finite' if value is None else f'{value:.4f}'}" for name, value in commit.metrics.items()]
     numbers += [f"{speed:.3g} steps/s"] if speed else []
     first = f"{parent.step}-" if parent else "" if commit.parent else "0-"
     out = "  quarantined" if commit.number in seen.quarantined else ""

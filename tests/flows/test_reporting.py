@@ -1,14 +1,17 @@
 """What a recipe shows, in Prefect's UI: as Markdown that shows texts as they are, and pictures as images."""
 
 import base64
+import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import httpx
 import pytest
 
 from holdfast.shown import describe
-from tasks.reporting import describe_shown
+from tasks.reporting import describe_run, describe_shown
 from tests.conftest import RunFlow
+from tests.support.long_run import LongRun
 from tests.support.showing import PICTURE, png
 
 
@@ -22,6 +25,26 @@ def test_a_picture_is_an_image_in_a_data_uri(value: bytes, kind: str) -> None:
 def test_text_stays_as_it_is(value: str, fence: str) -> None:
     text = describe_shown(describe("text", value, 7, 1))
     assert text == f"text after step 7\n\n{fence}text\n{value}\n{fence}\n"
+
+
+def test_the_summary_has_a_picture_of_the_loss_and_a_link_to_the_report(tmp_path: Path) -> None:
+    run = LongRun(tmp_path, "my run", rolled_back=3)
+    (run.folder / "report.html").write_text("", "utf-8")
+    text = describe_run(run.journal)
+    path = run.folder / "report.html"
+    assert f"| report | [{str(path).replace('_', chr(92) + '_')}]({path.as_uri()}) |" in text
+    (data,) = re.findall(r"!\[loss by step\]\(data:image/svg\+xml;base64,([^)]+)\)", text)
+    picture = ElementTree.fromstring(base64.b64decode(data))
+    curve = picture.find(".//{*}polyline")
+    assert curve is not None
+    assert len(curve.attrib["points"].split()) == 17  # of 20 commits three were taken back
+    said = [each.text for each in picture.iterfind(".//{*}text")]
+    assert said[:3] == ["loss", "failed or crashed", "preempted or vanished"]
+    assert said[-2:] == ["step 10", "170"]
+
+
+def test_a_run_without_two_losses_has_no_picture(tmp_path: Path) -> None:
+    assert "data:image" not in describe_run(LongRun(tmp_path, commits=1, attempts=1).journal)
 
 
 @pytest.mark.slow

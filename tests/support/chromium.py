@@ -72,6 +72,7 @@ class Page:
         self.requests: list[str] = []
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.do(f"{domain}.enable")
+        self.do("Emulation.setFocusEmulationEnabled", enabled=True)  # else a page in the background sees no focus
 
     def __enter__(self) -> Self:
         return self

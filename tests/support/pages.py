@@ -72,6 +72,7 @@ SAID = {
     "docs/attempt.png": "Picture of an attempt in Prefect's UI.",
     "docs/digits.png": "Picture of a confusion matrix in Prefect's UI.",
     "docs/form.png": "Picture of the form that starts a run.",
+    "docs/summary.png": "Picture of a run's summary in Prefect's UI.",
     "docs/train.png": "Picture of a run in Prefect's UI.",
     "docs/trainer.md": "Keep a Hugging Face Trainer, or an SFTTrainer: what to change, what is kept, what is refused.",
     "docs/your-own-loop.md": "Keep a training loop that you have: several optimizers, batches of your own, any step.",

@@ -79,10 +79,10 @@ def draw_reports(chromium: str, scratch: Path, docs: Path) -> None:
     for name, text in pages.items():
         (scratch / f"{name}.html").write_text(text.replace(f"{scratch}{os.sep}", ""), "utf-8")
     taken = (
-        ("report", "report-light", 1000, 1160, "light", "#curves"),
-        ("report", "report-dark", 1140, 1040, "dark", "#attempts"),
-        ("report-sweep", "report-sweep", 1000, 820, "light", "#runs"),
-        ("report-store", "report-store", 1000, 530, "dark", "header"),
+        ("report", "report-light", 1000, 972, "light", "#curves"),
+        ("report", "report-dark", 1140, 958, "dark", "#attempts"),
+        ("report-sweep", "report-sweep", 1000, 850, "light", "#runs"),
+        ("report-store", "report-store", 1000, 546, "dark", "header"),
     )
     with Page(chromium) as page:
         for name, picture, width, height, theme, place in taken:

@@ -46,9 +46,7 @@ def train_digits(pool: Pool, folder: Path) -> str:
     run = PoolRun(pool, folder, "digits")
     train = run.start(**read_recipe("digits"), epochs=12)
     assert pool.await_end(train, within_s=600)["state"]["name"] == "Completed"
-    artifacts = pool.artifacts(run.attempts()[-1]["id"])
-    (shown,) = [artifact["id"] for artifact in artifacts if artifact["key"] == "digits-shows-confusion"]
-    return str(shown)
+    return find_artifact(pool, run.attempts()[-1]["id"], "digits-shows-confusion")
 
 
 def train_and_preempt(pool: Pool, folder: Path) -> tuple[str, str]:
@@ -59,6 +57,12 @@ def train_and_preempt(pool: Pool, folder: Path) -> tuple[str, str]:
     strike([run.processes(1)[0]], signal.SIGTERM)
     assert pool.await_end(train, within_s=600)["state"]["name"] == "Completed"
     return train, run.attempts()[-1]["id"]
+
+
+def find_artifact(pool: Pool, flow_run: str, key: str) -> str:
+    """Return the id of a flow run's artifact."""
+    (found,) = [artifact["id"] for artifact in pool.artifacts(flow_run) if artifact["key"] == key]
+    return str(found)
 
 
 def main() -> None:
@@ -76,6 +80,8 @@ def main() -> None:
         train, attempt = train_and_preempt(pool, Path(scratch))
         take(chromium, f"{ui}/runs/flow-run/{train}", auth, FOLDER / "train.png", 1280, 800)
         take(chromium, f"{ui}/runs/flow-run/{attempt}", auth, FOLDER / "attempt.png", 1280, 800)
+        summary = find_artifact(pool, train, "language-summary")
+        take(chromium, f"{ui}/artifacts/artifact/{summary}", auth, FOLDER / "summary.png", 1280, 1036)
         confusion = train_digits(pool, Path(scratch))
         take(chromium, f"{ui}/artifacts/artifact/{confusion}", auth, FOLDER / "digits.png", 1280, 620)
 

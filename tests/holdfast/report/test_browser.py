@@ -36,6 +36,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     begun.begin("m:f")
     runs = {"rolled": rolled.journal, "begun": begun}
     runs["one"] = LongRun(store, "one", commits=1, attempts=1).journal
+    runs["crowded"] = LongRun(store, "crowded", commits=60, steps=2, attempts=60).journal
     runs["many"] = LongRun(store, "many", metrics=50).journal
     histories = {name: Gatherer(journal).gather() for name, journal in runs.items()}
     hostile = Gatherer(plant(folder / "hostile")).gather()
@@ -92,6 +93,38 @@ def test_a_curve_is_read_and_zoomed_with_the_keyboard(page: Page, pages: dict[st
     assert page.ask(SAID).startswith("step 1: ")
 
 
+def test_a_double_click_on_any_curve_shows_every_step_again(page: Page, pages: dict[str, str]) -> None:
+    page.open(pages["rolled"])
+    page.ask("document.querySelector('.curve').focus()")
+    page.press("End")
+    page.press("+")
+    page.press("Home")
+    assert not page.ask(SAID).startswith("step 1: ")
+    over = "document.querySelector('[data-name=\"run/save_s\"] .u-over')"  # its own first value is at step 10
+    page.ask(f"{over}.dispatchEvent(new MouseEvent('dblclick', {{bubbles: true}}))")
+    page.press("Home")
+    assert page.ask(SAID).startswith("step 1: ")
+
+
+def test_the_line_of_a_run_is_read_by_keyboard_and_the_best_one_is_marked(page: Page, pages: dict[str, str]) -> None:
+    page.open(pages["several"])
+    said = "document.querySelector('#parallel-plot .note').textContent"
+    assert page.ask("document.querySelectorAll('.way.best').length") == 1
+    page.ask("document.querySelector('.way.best').focus()")
+    page.settle()
+    assert page.ask(said).startswith("rolled: recipe m:f, epochs 20, ")
+    assert page.ask("document.querySelector('main').innerText").count("has the least loss: rolled") == 1
+
+
+def test_a_long_table_scrolls_in_itself_and_is_printed_whole(page: Page, pages: dict[str, str]) -> None:
+    page.open(pages["crowded"])
+    box = "document.querySelector('#attempts .long')"
+    assert page.ask(f"{box}.clientHeight") < 700
+    page.do("Emulation.setEmulatedMedia", media="print")
+    assert page.ask(f"{box}.clientHeight") > 700
+    page.do("Emulation.setEmulatedMedia", media="")
+
+
 def test_scales_and_rolled_back_steps_are_drawn_on_demand(page: Page, pages: dict[str, str]) -> None:
     page.open(pages["rolled"])
     picture = "document.querySelector('.curve canvas').toDataURL()"
@@ -101,7 +134,7 @@ def test_scales_and_rolled_back_steps_are_drawn_on_demand(page: Page, pages: dic
         page.settle()
         seen.add(page.ask(picture))
     assert len(seen) == 3
-    assert "not finite in 1 steps" in page.ask(SAID)
+    assert "not finite in 1 step," in page.ask(SAID)
     assert page.errors == []
 
 

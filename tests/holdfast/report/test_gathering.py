@@ -1,5 +1,6 @@
 """Tests of gathering: what is on record, what is damaged, and that nothing is read twice."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,11 @@ import pytest
 from holdfast.errors import RunUnknown, WrongUse
 from holdfast.journal import Journal, RunRecord, record_name
 from holdfast.report import Gatherer, History
+from holdfast.report.commits import describe_commits
 from holdfast.report.curves import make_curves
 from holdfast.report.gathering import find_line
-from holdfast.report.lives import list_lives, make_ledger
+from holdfast.report.lives import find_starts, list_lives, make_ledger
+from holdfast.report.sections import make_changes
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
 from tests.support.long_run import LongRun
@@ -41,6 +44,26 @@ def test_attempts_have_their_reasons_and_the_time_between(history: History) -> N
     assert [life.reason for life in lives] == ["crashed", "unhealthy", "preempted", "completed"]
     assert [life.gap_s for life in lives] == [0.0, 9.0, 9.0, 9.0]
     assert [life.first_step for life in lives] == [0, 50, 100, 120]
+
+
+def test_an_adopted_commit_belongs_to_the_attempt_that_trained_it(tmp_path: Path) -> None:
+    history = Gatherer(LongRun(tmp_path, attempts=2).journal).gather()
+    last = history.commits[10]  # of attempt 1; commit 11 is the first of attempt 2
+    adopted = history.commits[11].model_copy(update={"why": "adopted", "trained_at": last.created_at})
+    continues = {"commit": 10, "checkpoint_sha256": last.checkpoint_sha256}
+    claim = history.attempts[2].model_copy(update={"lineage": {"continues": continues}})
+    history = replace(history, commits=history.commits | {11: adopted}, attempts=history.attempts | {2: claim})
+    lives = list_lives(history, make_ledger(history, 0.0)[0])
+    assert [(life.first_step, life.last_step, life.commits) for life in lives] == [(0, 110, 11), (110, 200, 9)]
+    assert find_starts(history) == {2: 11}
+    assert "commit 11, content id" in (changes := make_changes(history))
+    assert "the newest was commit 10 when it began" in changes
+
+
+def test_a_commit_is_verified_by_the_attempt_that_continued_from_it(history: History) -> None:
+    names = [row[0] for row in describe_commits(history)["rows"] if row[-1]]
+    assert find_starts(history) == {2: 5, 3: 10, 4: 15}
+    assert names == [15, 10, 5]
 
 
 def test_a_damaged_record_hides_only_itself(rolled: LongRun) -> None:

@@ -19,7 +19,9 @@ from holdfast.endings import Ending
 from holdfast.journal import Commit, Journal, metrics_name, record_name
 from holdfast.report import Gatherer, History, make_comparison, make_index, make_page, read_rows
 from holdfast.report.commands import write_toml
+from holdfast.report.curves import make_curves
 from holdfast.report.markup import element
+from holdfast.report.sketch import Sketch
 from holdfast.shown import PNG, SVG, TEXT, Shown
 from holdfast.store import open_store
 from tests.support.long_run import LongRun
@@ -180,6 +182,21 @@ def test_a_run_of_many_commits_stays_small(tmp_path: Path) -> None:
     page = make_page(Gatherer(run.journal).gather())
     assert len(page) < 5_000_000
     assert len(read_data(page)["curves"]) == 55
+
+
+def test_a_curve_says_of_how_many_values_it_shows_the_extremes(tmp_path: Path) -> None:
+    run = LongRun(tmp_path, commits=60, steps=100, rolled_back=2)
+    history = Gatherer(run.journal).gather()
+    thinned = Sketch(most=500)
+    for name in history.sketch.names:
+        curve = history.sketch.read(name)
+        for commit in history.commits:
+            part = curve.of({commit})
+            thinned.add(commit, name, part.steps.tolist(), part.values.tolist())
+            thinned.settle()
+    (loss,) = make_curves([replace(history, sketch=thinned)])["curves"]["train/loss"]
+    assert len(loss["x"]) < 1000
+    assert loss["of"] == 5800
 
 
 def test_runs_are_laid_over_each_other(tmp_path: Path) -> None:

@@ -70,6 +70,16 @@ def test_a_sketch_stays_small_and_keeps_commits_apart() -> None:
     assert set(curve.of({7}).commits.tolist()) == {7}
 
 
+def test_a_thinned_sketch_still_counts_every_value() -> None:
+    sketch = Sketch(most=100)
+    for commit in range(1, 21):
+        sketch.add(commit, "loss", range(50 * commit, 50 * commit + 50), [1.0, math.nan] * 20 + [math.inf] * 10)
+        sketch.settle()
+    assert len(sketch.read("loss")) < 200
+    assert sketch.count("loss", {3, 4}) == (100, 60)
+    assert sketch.count("loss", range(1, 21)) == (1000, 600)
+
+
 def test_a_sketch_of_more_commits_than_points_settles() -> None:
     sketch = Sketch(most=10)
     for commit in range(1, 101):

@@ -18,11 +18,14 @@ from holdfast.cli import app, run_app
 from holdfast.config import Retention, parse_config
 from holdfast.endings import Ending
 from holdfast.errors import ConfigError, RecordDamaged
+from holdfast.goodput import make_ledger
 from holdfast.history import read_losses
 from holdfast.journal import Journal
+from holdfast.report import Gatherer, make_page
 from holdfast.retention import prune
 from holdfast.store.local import LocalStore
 from holdfast.terminal import printable
+from holdfast.watching import RunReader
 from tests.support.makers import STEPS_PER_EPOCH, head_step, make_line, train
 
 VALUES: list[Any] = [
@@ -34,6 +37,8 @@ COMMANDS = (
     ("verify", "{run}", "--all", "--deep"), ("verify", "{run}", "--json"), ("diff", "{run}"),
     ("diff", "{run}", "--json"),
     ("plan", "{run}"), ("plan", "{run}", "--json"), ("prune", "{run}", "--dry-run"), ("pack", "{run}", "{out}"),
+    ("goodput", "{run}"), ("report", "{run}", "-o", "{page}"), ("report", "{run}", "{run}", "-o", "{page}"),
+    ("report", "{store}", "-o", "{page}"), ("compare", "{run}", "{run}"),
 )  # fmt: skip
 RECORDS = (
     "run.json", "config.snapshot.json", "configs/*.json", "attempts/00000001.json", "endings/00000001.json",
@@ -68,7 +73,7 @@ def test_every_command_survives_any_value_in_any_field(store: Path, pattern: str
     good = path.read_bytes()
     fields = json.loads(good)
     del fields["record_sha256"]
-    turns = itertools.cycle(COMMANDS)  # a field has more values than there are commands, so it meets every command
+    turns = itertools.cycle(COMMANDS)  # a field meets nearly every command, and a record each one with each value
     for name in fields:
         for value in VALUES:
             path.write_bytes(seal(fields | {name: value}))
@@ -135,6 +140,26 @@ def test_an_attempt_with_an_invalid_time_is_damaged(store: Path) -> None:
     read_losses(Journal(LocalStore(str(store)), "run"), 2)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("step", 10**30), ("stall_s", 1e300), ("train_s", -1.0), ("created_at", "0001-01-01T00:00:00+00:00")],
+)
+def test_a_commit_with_a_number_that_no_run_has_is_damaged_and_the_rest_is_shown(
+    store: Path, field: str, value: object
+) -> None:
+    path = store / "run" / "commits" / "00000004.json"
+    fields = {name: old for name, old in json.loads(path.read_bytes()).items() if name != "record_sha256"}
+    path.write_bytes(seal(fields | {field: value}))
+    journal = Journal(LocalStore(str(store)), "run")
+    with pytest.raises(RecordDamaged, match=rf"commits/00000004.json can't be read: {field}: "):
+        journal.read_commit(4)
+    history = Gatherer(journal).gather()
+    assert any(line.startswith(f"commits/00000004.json can't be read: {field}") for line in history.problems)
+    assert "commits/00000004.json" in make_page(history)
+    assert [commit.number for commit in RunReader(journal).begin().commits] == [1, 2, 3, 5]
+    assert any("commits/00000004.json" in line for line in make_ledger(journal).missing)
+
+
 def test_terminal_control_characters_are_escaped() -> None:
     assert printable("a\tb\nc") == "a\tb\nc"
     assert printable("\x1b[2J\r\x9b\x7f\ud800\u202e") == r"\x1b[2J\r\x9b\x7f\ud800\u202e"
@@ -145,7 +170,7 @@ def run_commands(store: Path, commands: Sequence[tuple[str, ...]], case: str) ->
     for command in commands:
         out = store.parent / "out.tar"
         out.unlink(missing_ok=True)
-        names = {"store": str(store), "run": f"{store}/run", "out": str(out)}
+        names = {"store": str(store), "run": f"{store}/run", "out": str(out), "page": f"{out}.html"}
         run_command([part.format(**names) for part in command], case)
 
 

@@ -64,6 +64,28 @@ def test_no_line_is_longer_than_the_terminal(tmp_path: Path, width: int, height:
     assert height < 24 or len(draw(draw_run(seen, at(seen), size), width, height)) <= height
 
 
+@pytest.mark.parametrize("width", [70, 200])
+def test_a_stalled_run_says_what_it_waits_for_on_every_terminal(tmp_path: Path, width: int) -> None:
+    seen = read(tmp_path, is_ended=False)
+    lines = draw(draw_run(seen, at(seen, age_s=500.0), ConsoleDimensions(width, 24)), width, 24)
+    assert lines[1] == "stalled: waits for a commit of attempt 4, or for another attempt"
+    assert lines[2].startswith("no commit for 8 min, expected after 2 s; the attempt on host")
+    assert len(lines) <= 24
+    assert (
+        sum("0-" in line.split("  epoch")[0] and line[:1].isdigit() for line in lines) == 5
+    )  # the reason takes a line
+    assert " stalled " in "\n".join(draw(draw_store("s", [seen], at(seen, age_s=500.0), ConsoleDimensions(width, 24))))
+
+
+def test_a_loss_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    seen = read(tmp_path, is_ended=False)
+    newest = seen.commits[-1].model_copy(update={"metrics": {"avg_loss": None}})
+    seen = replace(seen, commits=(*seen.commits[:-1], newest))
+    lines = draw(draw_run(seen, at(seen), ConsoleDimensions(110, 40)), 110)
+    assert any(line.startswith("loss ") and line.rstrip().endswith("not finite") for line in lines)
+    assert any(line.startswith("12 ") and "not finite" in line for line in lines)
+
+
 def test_a_store_of_many_runs_shows_those_that_train_first(tmp_path: Path) -> None:
     seen = read(tmp_path, is_ended=False)
     runs = [replace(seen, run=f"r{number:02d}", problem="damaged") for number in range(30)] + [seen]
@@ -75,7 +97,7 @@ def test_a_store_of_many_runs_shows_those_that_train_first(tmp_path: Path) -> No
 def test_what_the_store_doesnt_answer_is_said(tmp_path: Path) -> None:
     seen = read(tmp_path)
     lines = draw(draw_run(seen, at(seen, trouble="refused", silent_s=12.0), ConsoleDimensions(100, 40)))
-    assert lines[-2] == "the store hasn't answered for 12 s; this view is older: refused"
+    assert lines[-2] == "the store hasn't answered for 12 s, and is asked again; this view is older: refused"
 
 
 def test_no_text_of_a_store_controls_the_terminal(tmp_path: Path) -> None:
