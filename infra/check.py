@@ -38,6 +38,19 @@ SETTINGS = {
         "pod_watch_timeout_seconds",
     },
 }  # fmt: skip
+# The further arguments of Docker's client that `container_create_kwargs` takes; the same test compares them with it.
+DOCKER_ARGUMENTS = {
+    "blkio_weight", "blkio_weight_device", "cap_add", "cap_drop", "cgroup_parent", "cgroupns", "cpu_count",
+    "cpu_percent", "cpu_period", "cpu_quota", "cpu_rt_period", "cpu_rt_runtime", "cpu_shares", "cpuset_cpus",
+    "cpuset_mems", "detach", "device_cgroup_rules", "device_read_bps", "device_read_iops", "device_requests",
+    "device_write_bps", "device_write_iops", "devices", "dns", "dns_opt", "dns_search", "domainname", "entrypoint",
+    "environment", "extra_hosts", "group_add", "healthcheck", "hostname", "init", "init_path", "ipc_mode",
+    "isolation", "kernel_memory", "links", "log_config", "lxc_conf", "mac_address", "mem_reservation",
+    "mem_swappiness", "mounts", "nano_cpus", "network_disabled", "oom_kill_disable", "oom_score_adj", "pid_mode",
+    "pids_limit", "platform", "publish_all_ports", "read_only", "restart_policy", "runtime", "security_opt",
+    "shm_size", "stdin_open", "stop_signal", "storage_opt", "sysctls", "tmpfs", "tty", "ulimits",
+    "use_config_proxy", "user", "userns_mode", "uts_mode", "version", "volume_driver", "volumes_from", "working_dir",
+}  # fmt: skip
 # Prefect wants these two in a pod's spec. They belong to a Job, so Kubernetes ignores them there.
 WANTED_BY_PREFECT = ("parallelism", "completions")
 PLACEHOLDER = re.compile(r"\{\{\s*(\w+)\s*\}\}")
@@ -140,6 +153,9 @@ def check_pools(path: Path) -> Iterator[str]:
     if unknown := known["job_configuration"].keys() - SETTINGS.get(kind, set()):
         yield f"{path}: job_configuration has the unknown key {', '.join(sorted(unknown))}"
         return
+    arguments = known["job_configuration"].get("container_create_kwargs") or {}
+    if unknown := arguments.keys() - DOCKER_ARGUMENTS:
+        yield f"{path}: container_create_kwargs has the unknown key {', '.join(sorted(unknown))}"
     for name in {*PLACEHOLDER.findall(str(known["job_configuration"]))} - variables["properties"].keys():
         yield f"{path}: job_configuration has {{{{ {name} }}}}, which is not a variable"
     for pool, defaults in known["pools"].items():

@@ -1,11 +1,14 @@
 """Flows for calls from Python: without a configured server, they get the same temporary server as the commands."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import Flow
 from prefect.context import FlowRunContext, TaskRunContext
+from prefect.exceptions import ObjectNotFound
 
+from holdfast.errors import RunStopped
 from tasks.server import server
 
 P = ParamSpec("P")
@@ -21,11 +24,27 @@ def served_flow(**options: Any) -> Callable[[Callable[P, R]], Flow[P, R]]:
 
 
 def call_served(flow: Flow[Any, Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a flow with a server: that of the surrounding flow run, or else one from `tasks.server.server`."""
+    """Call a flow with a server: that of the surrounding flow run, or else one from `tasks.server.server`.
+
+    Raises:
+        RunStopped: the server forgot the flow run while it ran.
+    """
     if FlowRunContext.get() or TaskRunContext.get():
         return Flow.__call__(flow, *args, **kwargs)
-    with server():
+    with server(), _remembered():
         return Flow.__call__(flow, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _remembered() -> Iterator[None]:
+    """Raise RunStopped where Prefect says that it can't set the state of a flow run that the server doesn't know."""
+    try:
+        yield
+    except ObjectNotFound as error:
+        raise RunStopped(
+            "Prefect's server no longer knows this flow run: its database was lost, or a person deleted the flow run",
+            hint="the same command continues what this one has begun; make up makes a new database on this machine",
+        ) from error
 
 
 # Python looks `__call__` up on the type, so setting it on the flow itself has no effect.

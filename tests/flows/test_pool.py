@@ -15,8 +15,9 @@ import pytest
 
 from deployments import local
 from deployments.ledger import start
+from holdfast.errors import RunStopped
 from holdfast.testing.faults import fault
-from tests.conftest import IS_SOAK, MakeHome, Reference
+from tests.conftest import IS_SOAK, Driver, MakeHome, Reference
 from tests.support.pools import ENDS_WITHIN_S, Pool, PoolRun, await_true, pool_up, strike
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.pool]
@@ -329,6 +330,17 @@ def test_a_recipe_without_enough_memory_spends_its_budget(run: PoolRun) -> None:
     assert {reason for reason, _ in run.reasons()} == {"out_of_memory"}
 
 
+def test_a_pool_that_does_not_exist_is_named(run: PoolRun, reference: Reference) -> None:
+    train = run.pool.await_end(run.start(where="nowhere"))
+    assert train["state"]["type"] == "FAILED"
+    line = 'where = "nowhere": there is no deployment attempt/nowhere'
+    assert line in train["state"]["message"]
+    assert run.journal().attempts() == 0
+    run.hurry()
+    assert run.pool.await_end(run.start())["state"]["name"] == "Completed"  # the run is not lost
+    assert_right_bytes(run, reference)
+
+
 def test_wrong_use_is_not_tried_again(run: PoolRun) -> None:
     state = run.pool.await_end(run.start(settings={"widht": 4}))["state"]
     assert state["name"] == "Failed"
@@ -372,6 +384,27 @@ def test_training_goes_on_while_the_server_is_away(run: PoolRun, reference: Refe
     assert run.standing().step == 90
     assert_one_line(run)
     assert any("completed" in attempt["tags"] for attempt in run.attempts())
+
+
+def test_a_dropped_database_loses_nothing(run: PoolRun, reference: Reference) -> None:
+    """`make up` makes a new one. The command says why it ends; started again, it continues the run."""
+    driver = Driver(run.folder, local.access(run.pool.ledger, run.pool.url))
+    settings = (f"run={run.name}", "where=gpu")
+    command = driver.start(*settings)
+    run.await_commits(1)
+    run.pool.kill_server()
+    for file in run.pool.ledger.folder.glob("prefect.db*"):
+        file.unlink()
+    run.pool.start_server()
+    run.pool.make_up()
+    _, err = command.communicate(timeout=ENDS_WITHIN_S)
+    assert command.returncode == RunStopped.exit_code
+    error, hint = err.splitlines()[-2:]
+    assert error.startswith("error: Prefect's server no longer knows this flow run: its database was lost")
+    assert hint.startswith("hint: the same command continues")
+    done = driver.run(*settings)
+    assert done.returncode == 0, done.stderr
+    assert_right_bytes(run, reference)
 
 
 def test_flow_runs_that_are_called_vanished_say_that_they_live(run: PoolRun, reference: Reference) -> None:

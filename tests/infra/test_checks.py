@@ -98,6 +98,7 @@ variables:
 job_configuration:
   image: "{{ image }}"
   auto_remove: false
+  container_create_kwargs: {shm_size: 2g}
 """,
     "infra/run.sh": """\
 #!/usr/bin/env bash
@@ -156,6 +157,7 @@ PLANTED = [
     ("infra/kubernetes/pools.yaml", "gpus: 1}", "gpu: 1}", "'gpu' was unexpected"),
     ("infra/kubernetes/pools.yaml", "gpus: 1}", 'gpus: "1"}', "is not of type 'integer'"),
     ("infra/docker/pools.yaml", "auto_remove", "auto_remov", "unknown key auto_remov"),
+    ("infra/docker/pools.yaml", "shm_size", "shm_sise", "unknown key shm_sise"),
     ("infra/docker/pools.yaml", "default: a", "default: c", "is not one of"),
     ("infra/docker/pools.yaml", "type: string", "type: sting", "sting"),
     ("infra/docker/pools.yaml", "  image:", "   image:", "indentation"),
@@ -173,7 +175,7 @@ FITTING = {
     "dockerfile": [(r"(ARG BASE=[^:\s]+):\S+", r"\1"), (r"(?m)^USER .*", "USER root")],
     "yaml": [(r"\A", "key:   [\n")],
     "compose": [(r"(?m)^    healthcheck:\n(?:      .*\n)+", ""), (r"(?m)^services:", "service:")],
-    "pools": [(r"(?m)^( +)(stream_output|backoffLimit):", r"\1\2s:")],
+    "pools": [(r"(?m)^( +)(stream_output|backoffLimit):", r"\1\2s:"), (r"(?m)^( +)shm_size: \"", r'\1shm_sise: "')],
     "manifest": [(r"(?m)^  name:", "  nam:")],
     "shell": [(r"\Z", "\nrm $1\n")],
     "terraform": [(r"\Z", '\nresource "aws_s3_bukket" "x" {}\n')],
@@ -288,12 +290,14 @@ def test_each_service_needs_its_healthcheck(path: Path, tmp_path: Path) -> None:
         assert f"service {name} has no healthcheck" in next(checks.check_compose(tmp_path / path.name))
 
 
-def test_the_settings_of_jobs_are_prefects() -> None:
+def test_the_settings_of_jobs_are_prefects_and_dockers() -> None:
+    from docker.models.containers import RUN_CREATE_KWARGS, RUN_HOST_CONFIG_KWARGS
     from prefect_docker.worker import DockerWorkerJobConfiguration
     from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
     kinds = {"docker": DockerWorkerJobConfiguration, "kubernetes": KubernetesWorkerJobConfiguration}
     assert {kind: {*each.model_fields} for kind, each in kinds.items()} == checks.SETTINGS
+    assert {*RUN_CREATE_KWARGS, *RUN_HOST_CONFIG_KWARGS} - checks.SETTINGS["docker"] == checks.DOCKER_ARGUMENTS
 
 
 def test_make_runs_the_checks() -> None:

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.pool]
 
 STEPS = 30
 CHUNK = 4
+DELAY = "0.5"  # seconds of each half of a step: on a busy machine it takes seconds to find the process to strike
 VICTIMS = ("process", "container", "worker", "engine")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 # Each test takes half a minute.
@@ -66,12 +67,14 @@ def pool(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterator[D
     shared = folder / "shared"
     shared.mkdir()
     shared.chmod(0o777)  # for the image's user
+    hurried = folder / "hurried"  # see PoolRun.hurry
+    hurried.mkdir()
     values = {
         "image": IMAGE,
         "image_pull_policy": "Never",
-        "volumes": [f"{shared}:{shared}", f"{ROOT}/tests:/app/tests:ro"],
+        "volumes": [f"{shared}:{shared}", f"{hurried}:{hurried}:ro", f"{ROOT}/tests:/app/tests:ro"],
         "device_requests": [],
-        "env": {"TOY_DELAY_S": "0.1", "TOY_TRAINED": str(shared)},
+        "env": {"TOY_DELAY_S": DELAY, "TOY_TRAINED": str(shared), "TOY_HURRIED": str(hurried)},
         "labels": {"holdfast.test": folder.name},
     }
     pool = DockerPool(local.Ledger(folder), engine.environment, "docker", values)
@@ -95,6 +98,7 @@ def run(pool: DockerPool) -> PoolRun:
 def uninterrupted(pool: DockerPool) -> str:
     """The content id of a run in containers that nothing has interrupted."""
     run = PoolRun(pool, pool.ledger.folder / "shared", "uninterrupted")
+    run.hurry()
     train = run.start()
     assert pool.await_end(train, ENDS_WITHIN_S)["state"]["name"] == "Completed", pool.logs(train)
     assert run.reasons() == [("completed", STEPS)]
@@ -121,6 +125,7 @@ def test_a_run_survives_a_death(
         pool.start_worker()
     else:
         host_process(container, "execute" if victim == "process" else "prefect.engine").send_signal(number)
+    run.hurry()
     print(f"{victim} {number.name}: over after {time.monotonic() - at:.1f} s")
     assert pool.await_end(train, ENDS_WITHIN_S)["state"]["name"] == "Completed", pool.logs(train)
     standing = run.standing()
@@ -170,5 +175,7 @@ def test_what_is_lacking_is_named_and_the_run_is_not_lost(
     pool.change()
     kill_tree(pool.worker())
     pool.start_worker()
-    assert pool.await_end(run.start(), ENDS_WITHIN_S)["state"]["name"] == "Completed"
+    run.hurry()
+    state = pool.await_end(run.start(), ENDS_WITHIN_S)["state"]
+    assert state["name"] == "Completed", state["message"]
     assert run.standing().checkpoint_sha256 == uninterrupted

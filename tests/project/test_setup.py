@@ -1,13 +1,17 @@
 """Tests of what Prefect's server is set up with: work pools from files, and the deployments' store."""
 
+import asyncio
 import copy
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
+from uuid import UUID
 
 import pytest
 import yaml
+from prefect.client.schemas.objects import FlowRun
+from prefect_docker.worker import DockerWorkerJobConfiguration
 
 from deployments import pools
 from deployments.pools import POOLS, await_answer, describe_pools, parse_assignments, set_defaults
@@ -26,6 +30,18 @@ def test_every_placeholder_of_a_pool_is_a_variable(kind: str) -> None:
         variables = template["variables"]["properties"]
         used = yaml.safe_dump(template["job_configuration"]).split("{{ ")[1:]
         assert {each.partition(" }}")[0] for each in used} <= set(variables)
+
+
+def test_two_flow_runs_of_one_name_get_containers_of_different_names() -> None:
+    """podman refuses the name of an ended container, and Prefect's worker then reports a crash."""
+    template = describe_pools("docker")["gpu"]
+    client: Any = object()  # asked only for blocks and variables of the server, of which the template has none
+    names = []
+    for number in (1, 2):
+        made = asyncio.run(DockerWorkerJobConfiguration.from_template_and_values(template, {}, client=client))
+        made.prepare_for_flow_run(FlowRun(id=UUID(int=number), flow_id=UUID(int=3), name="toy attempt 1"))
+        names.append(made.name)
+    assert names == [f"toy-attempt-1-{UUID(int=number)}" for number in (1, 2)]
 
 
 def test_values_become_defaults() -> None:

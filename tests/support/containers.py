@@ -1,8 +1,7 @@
-"""A container engine for tests: podman, answering as Docker's API does, or Docker itself."""
+"""A container engine for tests: Docker, or podman, answering as Docker's API does."""
 
 import contextlib
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -56,21 +55,31 @@ class Engine:
             pytest.skip(f"{IMAGE} has other code than this repository: make image ({error})")
 
 
+def find_engine(environment: dict[str, str]) -> str:
+    """Return the command of the engine that `infra/image` takes; skip the test if it finds none that works."""
+    done = subprocess.run(
+        [ROOT / "infra" / "image", "--engine"], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(done.stderr.partition("\n")[0])
+    return done.stdout.strip()
+
+
 @contextlib.contextmanager
 def engine_up(folder: Path) -> Iterator[Engine]:
-    """Yield an engine while the block lasts: podman's service in this folder, or the Docker that runs already."""
-    podman = shutil.which("podman")
-    if podman is None:
-        with contextlib.suppress(docker.errors.DockerException):
-            docker.from_env().ping()
-            yield Engine(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock"))
-            return
-        pytest.skip("containers need podman or docker")
-    socket = folder / "podman.sock"
+    """Yield the engine of `infra/image`, which has its image, while the block lasts: Docker, which runs already, or
+    podman's service in this folder."""
     environment = os.environ | {"CONTAINERS_CONF": CONFIGURATION}
+    command = find_engine(environment)
+    if not command.endswith("podman"):
+        engine = Engine(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock"))
+        engine.check_image()
+        yield engine
+        return
+    socket = folder / "podman.sock"
     with (folder / "podman.log").open("wb") as log:
         service = subprocess.Popen(
-            [podman, "system", "service", "--time=0", f"unix://{socket}"], env=environment, stdout=log, stderr=log
+            [command, "system", "service", "--time=0", f"unix://{socket}"], env=environment, stdout=log, stderr=log
         )
     try:
         deadline = time.monotonic() + 60
