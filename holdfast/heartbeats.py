@@ -27,7 +27,7 @@ HEARTBEATS_VARIABLE = "HOLDFAST_HEARTBEATS"
 STACKS_SIGNAL = signal.SIGUSR2
 GPU = ", GPU "
 RECORD_BYTES = 256
-NUMBERS = 7  # the integers of a record: process, phases, phase, place, marks, step, rank
+NUMBERS = 8  # the integers of a record: process, phases, phase, place, marks, step, rank, standing
 
 
 class Phase(enum.IntEnum):
@@ -56,6 +56,18 @@ class Place(enum.IntEnum):
     """It waits for the other ranks, or is about to."""
 
 
+class Standing(enum.IntEnum):
+    """Whether a rank still trains with the others."""
+
+    TRAINING = 0
+    LEAVING = 1
+    """It trains no further, and may still save."""
+    SAVED = 2
+    """It has lost another rank, and saved the last completed step."""
+    REFUSED = 3
+    """An error of its own has ended it, which may speak against the last completed step."""
+
+
 @dataclass(frozen=True)
 class Beat:
     """One look at a rank's heartbeat.
@@ -65,6 +77,7 @@ class Beat:
         phases: the number of phases that it has begun.
         marks: the number of times that it has come to another place.
         step: the step that it trains; in other phases the step that it trained last.
+        standing: whether it still trains with the others.
         longest_s: the longest step and the longest evaluation so far, in seconds; 0 for none. The process's first step
             doesn't count: it also compiles, starts loader workers and connects the ranks.
         where: its host, and its GPU if it has one.
@@ -76,6 +89,7 @@ class Beat:
     place: Place
     marks: int
     step: int
+    standing: Standing
     longest_s: Mapping[Phase, float]
     where: str
 
@@ -116,20 +130,10 @@ class Heartbeats:
                 hint="TMPDIR names another folder",
             ) from None
         self._memory = _map(self.path)
-        self._ranks = ranks
 
     def read(self) -> dict[int, Beat]:
         """Return the heartbeat of each rank that has one, by rank."""
-        return dict(filter(None, map(self._read, range(self._ranks))))
-
-    def _read(self, number: int) -> tuple[int, Beat] | None:
-        record = memoryview(self._memory)[number * RECORD_BYTES : (number + 1) * RECORD_BYTES]
-        pid, phases, phase, place, marks, step, rank, *_ = record[:TEXT_AT].cast("q")
-        longest_s = dict(zip(MEASURED, record[:TEXT_AT].cast("d")[NUMBERS:], strict=True))
-        where = bytes(record[TEXT_AT:]).rstrip(b"\0").decode(errors="replace")
-        if not pid:
-            return None
-        return rank, Beat(pid, phases, Phase(phase), Place(place), marks, step, longest_s, where)
+        return _read_all(self._memory)
 
     def close(self) -> None:
         """Delete the file. Ranks that have joined keep their memory, and no other can join."""
@@ -148,7 +152,8 @@ class Heartbeat:
             OSError, ValueError, IndexError: there is no such file, or it has no record of this number.
         """
         number = rank if number is None else number
-        record = memoryview(_map(path))[number * RECORD_BYTES : (number + 1) * RECORD_BYTES]
+        self._memory = _map(path)
+        record = memoryview(self._memory)[number * RECORD_BYTES : (number + 1) * RECORD_BYTES]
         self._numbers = record[:TEXT_AT].cast("q")
         self._longest = record[:TEXT_AT].cast("d")[NUMBERS:]
         self._text = record[TEXT_AT:]
@@ -176,6 +181,14 @@ class Heartbeat:
         self._numbers[3] = place
         self._numbers[4] += 1
 
+    def stand(self, standing: Standing) -> None:
+        """Change the rank's standing."""
+        self._numbers[7] = standing
+
+    def read_all(self) -> dict[int, Beat]:
+        """Return the heartbeats of this machine's ranks, by rank."""
+        return _read_all(self._memory)
+
     @contextlib.contextmanager
     def within(self, phase: Phase) -> Iterator[None]:
         """Be in a phase during the block, and then in the present one again."""
@@ -194,6 +207,21 @@ class Heartbeat:
             place = f"{GPU}{gpu or number}"
         text = f"{platform.node()}{place}".encode()[: len(self._text)]
         self._text[:] = text.ljust(len(self._text), b"\0")
+
+
+def _read_all(memory: mmap.mmap) -> dict[int, Beat]:
+    """Return the heartbeat of each rank that has one, by rank."""
+    starts = range(0, len(memory), RECORD_BYTES)
+    return dict(filter(None, (_read(memoryview(memory)[start : start + RECORD_BYTES]) for start in starts)))
+
+
+def _read(record: memoryview) -> tuple[int, Beat] | None:
+    pid, phases, phase, place, marks, step, rank, standing, *_ = record[:TEXT_AT].cast("q")
+    longest_s = dict(zip(MEASURED, record[:TEXT_AT].cast("d")[NUMBERS:], strict=True))
+    where = bytes(record[TEXT_AT:]).rstrip(b"\0").decode(errors="replace")
+    if not pid:
+        return None
+    return rank, Beat(pid, phases, Phase(phase), Place(place), marks, step, Standing(standing), longest_s, where)
 
 
 def _map(path: Path) -> mmap.mmap:
@@ -225,6 +253,17 @@ def mark(place: Place) -> None:
     """Come to a place in the present phase."""
     if _own is not None:
         _own.mark(place)
+
+
+def stand(standing: Standing) -> None:
+    """Change this rank's standing."""
+    if _own is not None:
+        _own.stand(standing)
+
+
+def read_all() -> dict[int, Beat]:
+    """Return the heartbeats of this machine's ranks, by rank; none if this rank has none."""
+    return _own.read_all() if _own is not None else {}
 
 
 def within(phase: Phase) -> contextlib.AbstractContextManager[None]:

@@ -36,6 +36,11 @@ def leads_session(pid: int) -> bool:
     return False
 
 
+def is_running(pid: int) -> bool:
+    """Return whether a process runs: there is one, and it isn't a zombie, which only waits for its parent."""
+    return read_process(pid)[0] not in ("", "Z", "X")
+
+
 def read_process(pid: int) -> tuple[str, float]:
     """Return the state of a process as one letter, and the seconds of processor time that it has used.
 

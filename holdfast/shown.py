@@ -94,6 +94,11 @@ class Gallery:
         self._lines.append(line)
         self._size_bytes += len(line)
 
+    def put_back(self, lines: bytes) -> None:
+        """Put lines that were taken before the others."""
+        self._lines[:0] = [lines]
+        self._size_bytes += len(lines)
+
     def take(self) -> bytes:
         """Return the lines, and forget them."""
         lines, self._lines, self._size_bytes = self._lines, [], 0

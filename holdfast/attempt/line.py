@@ -64,6 +64,7 @@ class Line:
         self._metadata: dict[str, checkpoint.Metadata] = {}  # of checkpoints, which never change
         self._latest: Latest | None = None
         self._has_read_latest = False
+        self._has_resumed = False
         self._tripped: dict[int, GateTripped] = {}
         self._signing_key = signing_key
         self._trusted_keys = trusted_keys
@@ -98,6 +99,7 @@ class Line:
             if self.head is None or self._restore(self.head, restore):
                 break
         self._settle_trips()
+        self._has_resumed = True
         if self.head is not None:
             self.renew_latest()
         elif self.journal.has_committed():
@@ -229,7 +231,8 @@ class Line:
         for saved in checkpoint.find_orphans(
             self.journal.store, self.head, self.may_adopt, self.steps_per_epoch, self._find_refused
         ):
-            log.info("adopting %s (step %d), which a dead attempt had saved", saved.path, saved.step)
+            saver = "the ranks before these" if self._has_resumed else "a dead attempt"
+            log.info("adopting %s (step %d), which %s had saved", saved.path, saved.step, saver)
             try:
                 self._commit_adopted(saved)
             except NameTaken:

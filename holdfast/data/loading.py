@@ -11,7 +11,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -152,6 +152,19 @@ class Batches:
             share = replace(share, ranks=ranks)
         indices = share.of(self._order.step_indices(0)[0]).tolist()
         return Samples(self._data, self._collate, self._seed).__getitems__(Indices(0, indices))[1]
+
+    def read_names(self, step: int, shares: Iterable[int]) -> list[str]:
+        """Return the names of a step's micro-batches of map-style data in some shares, by loading them.
+
+        Args:
+            step: the steps that are completed before it.
+            shares: the shares' numbers; the names are in the order in which `__next__` gives them to a rank that trains
+                these shares.
+        """
+        assert self._order is not None
+        parts = [replace(self._shares[0], rank=each) for each in shares]
+        samples = Samples(self._data, self._collate, self._seed)
+        return [samples.__getitems__(asked)[0] for asked in _StepSampler(self._order, parts, step, step + 1)]
 
     def state_dict(self) -> Any:
         """Return the position of a stream that keeps its own, or a digest of what was read of another stream.

@@ -24,7 +24,7 @@ from holdfast.environment import describe_environment
 from holdfast.errors import CheckpointDamaged, GateTripped, HoldfastError, OutOfMemory, RankDied, RecipeFailed
 from holdfast.fingerprint import to_plain
 from holdfast.function import default_settings
-from holdfast.heartbeats import Phase
+from holdfast.heartbeats import Phase, Standing
 from holdfast.journal import Commit
 from holdfast.location import describe_error, find_hint
 from holdfast.rank.agreeing import check_same, check_store
@@ -53,6 +53,7 @@ from holdfast.rank.orders import Orders
 from holdfast.rank.prefetch import Prefetch
 from holdfast.rank.record import Record
 from holdfast.rank.rendezvous import NODE_VARIABLE
+from holdfast.rank.surviving import Chunk, Survivor
 from holdfast.store import Store, open_store
 from holdfast.training import (
     Training,
@@ -85,7 +86,9 @@ CPU_OUT_OF_MEMORY = "can't allocate memory"
 LOST_CONNECTION = ("gloo/transport", "by peer", "ncclRemoteError", "ncclSystemError")
 
 
-def serve(training: Training, events: Events, prefetch: Prefetch, record: Record | None) -> Generator[None, None, None]:
+def serve(
+    training: Training, events: Events, prefetch: Prefetch, record: Record | None, survivor: Survivor
+) -> Generator[None, None, None]:
     """Report what was built, then obey orders until one says to end or to stop. Yield before each step to train."""
     orders = Orders(training, events.send)
     ready = describe(training, record)
@@ -93,8 +96,11 @@ def serve(training: Training, events: Events, prefetch: Prefetch, record: Record
         check_same(training, ready.environment)
     events.send(ready)
     try:
-        yield from obey(training, orders, events, prefetch, record, ready.environment)
+        yield from obey(training, orders, events, prefetch, record, ready.environment, survivor)
         orders.check()
+    except BaseException:
+        heartbeats.stand(Standing.LEAVING)  # the save under way may take long, and the others may wait for this rank
+        raise
     finally:
         training.saver.wait()
     if training.config.compute.has_nodes and not orders.is_ended:
@@ -109,6 +115,7 @@ def obey(
     prefetch: Prefetch,
     record: Record | None,
     ran_on: dict[str, Any],
+    survivor: Survivor,
 ) -> Generator[None, None, None]:
     """Obey one order after the other. Yield before each step to train.
 
@@ -120,6 +127,8 @@ def obey(
     is_checked = not training.config.compute.has_nodes
     for order in orders:
         heartbeats.begin(PHASES[type(order)])
+        if isinstance(order, Restore | Begin):
+            survivor.chunk = None
         if not is_checked and isinstance(order, Restore | Begin | Train):
             check_store(training)
             is_checked = True
@@ -133,7 +142,7 @@ def obey(
             case Examine():
                 report_examination(training, events)
             case Train():
-                if (yield from train_and_save(training, folder, order, orders, events, record, ran_on)):
+                if (yield from train_and_save(training, folder, order, orders, events, record, ran_on, survivor)):
                     return
 
 
@@ -145,6 +154,7 @@ def train_and_save(
     events: Events,
     record: Record | None,
     ran_on: dict[str, Any],
+    survivor: Survivor,
 ) -> Generator[None, None, bool]:
     """Train until the order's last step; begin a save there and wherever a `Save` or a `Stop` asks for one.
 
@@ -155,6 +165,7 @@ def train_and_save(
     """
     training.is_detailed = order.is_detailed
     into = open_store(order.into) if order.into else folder
+    ran_on = share_environment(training, record, ran_on)
     save = functools.partial(begin_save, training, into, order.fingerprint, ran_on)
 
     def report(step: int, loss: float | None, steps_per_s: float) -> None:
@@ -162,6 +173,8 @@ def train_and_save(
 
     while training.progress.step < order.stop:
         first, began = training.progress.step, time.monotonic()
+        if training.can_survive and not order.into:
+            survivor.chunk = Chunk(training, folder, order.fingerprint, ran_on, began)
         yield from steps(training, order.stop, orders.is_pausing, report)
         train_s = time.monotonic() - began
         if record is not None:
@@ -173,6 +186,17 @@ def train_and_save(
         if is_stopping:
             return True
     return False
+
+
+def share_environment(training: Training, record: Record | None, ran_on: dict[str, Any]) -> dict[str, Any]:
+    """Return the environment for a checkpoint's metadata; all ranks call it together if one may have to save alone.
+
+    Only the main rank has the record of code and files, which it completes as training imports more modules.
+    """
+    if not training.can_survive:
+        return ran_on
+    shared: dict[str, Any] = training.gather(ran_on if record else None)[0]
+    return ran_on if record else shared
 
 
 def report_evaluation(training: Training, events: Events) -> None:
@@ -303,6 +327,7 @@ def main(prefetch: Prefetch | None = None) -> int:
     prefetch = prefetch or Prefetch()
     built: list[Training] = []
     nodes: Nodes | None = None
+    survivor = Survivor()
     before, watching = {*sys.modules}, contextlib.ExitStack()
     files = watching.enter_context(opened.watch())
 
@@ -315,7 +340,7 @@ def main(prefetch: Prefetch | None = None) -> int:
         training.saver.buffers = prefetch.buffers
         gc.freeze()  # otherwise collecting what was built so far would stall a step by 0.2 s now and then
         gc.enable()
-        return serve(training, events, prefetch, record)
+        return serve(training, events, prefetch, record, survivor)
 
     def fail(error: HoldfastError) -> int:
         events.send_error(nodes.share(error) if nodes else error)
@@ -329,12 +354,14 @@ def main(prefetch: Prefetch | None = None) -> int:
         if built and built[0].progress.step >= built[0].total_steps:
             events.send(Finished())
     except HoldfastError as error:
+        heartbeats.stand(Standing.REFUSED)
         traceback.print_exc()
         return fail(error)
     except Exception as error:
         failed = _describe_failure(built[0] if built else None, error)
         if isinstance(failed, RankDied):
             print(failed, file=sys.stderr)  # a traceback here would bury the traceback of the rank that died
+            survivor.save()
         else:
             traceback.print_exc()
         return fail(failed)

@@ -12,6 +12,7 @@ from holdfast.training.progress import Progress
 from holdfast.training.resuming import Resumed, resume
 from holdfast.training.saving import begin_save, count_params, describe_state
 from holdfast.training.shares import find_shares, read_shares
+from holdfast.training.surviving import go_back, save_alone
 from holdfast.training.unregistered import Unregistered, find_unregistered
 
 __all__ = [
@@ -30,11 +31,13 @@ __all__ = [
     "exchange_of",
     "find_shares",
     "find_unregistered",
+    "go_back",
     "list_events",
     "measure",
     "read_shares",
     "resume",
     "run_program",
+    "save_alone",
     "steps",
     "train",
 ]

@@ -24,6 +24,7 @@ from holdfast.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.recipe import Recipe
 from holdfast.shown import Gallery
 from holdfast.state import capture_rng, digest_rng, is_sharded
+from holdfast.training.begun import BegunSaves
 from holdfast.training.capturing import describe_built
 from holdfast.training.checksums import choose_every, describe_components
 from holdfast.training.detail import describe_parts
@@ -32,11 +33,11 @@ from holdfast.training.exchange import Exchange
 from holdfast.training.first_batch import FirstBatch
 from holdfast.training.kept import GRADIENTS, Gradients, Kept
 from holdfast.training.optimizers import Optimizers, read_rates
-from holdfast.training.progress import OWN_FIELDS, Progress, Unread
+from holdfast.training.progress import OWN_FIELDS, Progress, Stage, Unread
 from holdfast.training.schedulers import Schedulers
 from holdfast.training.sharding import check_sharding, place_model
 from holdfast.training.synchronizing import Synchronized
-from holdfast.training.virtual import make_virtual
+from holdfast.training.virtual import VirtualRanks, make_virtual
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,9 @@ class Training:
         is_detailed: whether each line of the trail has the checksums of all components and tensors, and the facts of
             each rank or share, for a proof.
         drawn_from: a digest of the generators at the beginning of the step, if `is_detailed`.
+        begun: the last saves, which this rank leaves to the main rank.
+        stage: whether the state is that after the last completed step.
+        is_alone: whether this rank goes on without the others, because one of them is lost; see `surviving`.
 
     Raises:
         RecipeError: the recipe can't be built.
@@ -147,6 +151,9 @@ class Training:
         self._has_begun = False
         self.is_detailed = False
         self.drawn_from = ""
+        self.begun = BegunSaves()
+        self.stage = Stage.SETTLED
+        self.is_alone = False
         self._checksum_every = choose_every(self)
         self.generators = state.Generators()
 
@@ -253,9 +260,31 @@ class Training:
         """Return the learning rate of each parameter group for the next step."""
         return read_rates(self.optimizer)
 
+    @property
+    def has_others(self) -> bool:
+        """Return whether other ranks train with this one."""
+        return self.accelerator.num_processes > 1 and not self.is_alone
+
+    @property
+    def is_main(self) -> bool:
+        """Return whether this rank writes what one rank writes for all: the main one, or the one that is alone."""
+        return self.is_alone or bool(self.accelerator.is_main_process)
+
+    @property
+    def can_survive(self) -> bool:
+        """Return whether one rank can save alone when another is lost; `surviving` says what it needs for that."""
+        compute = self.config.compute
+        is_on_cpu = self.accelerator.device.type == "cpu"
+        return self.virtual is not None and self.has_others and is_on_cpu and not compute.has_nodes
+
+    @property
+    def has_new_steps(self) -> bool:
+        """Return whether any step was completed since the last save was begun, or since a checkpoint was restored."""
+        return bool(self.metrics or self._unread)
+
     def gather(self, value: Any) -> list[Any]:
         """Return the values that all ranks pass, by rank."""
-        return gather_object([value]) if self.accelerator.num_processes > 1 else [value]
+        return gather_object([value]) if self.has_others else [value]
 
     def begin_data(self, saved: Any = None, watch: Any = lambda done, total: None) -> bool:
         """Put the data at the first micro-batch of the next step; see `Batches.begin`."""
@@ -349,7 +378,17 @@ class Training:
         own = [each.samples for each, _ in self._unread]
         if self.virtual is None:
             return (combine(names) if names else "" for names in own)
+        if self.is_alone:
+            return iter([combine(self._read_names(each, self.virtual)) for each, _ in self._unread])
         return (combine([name for names in ranks for name in names]) for ranks in zip(*self.gather(own), strict=True))
+
+    def _read_names(self, unread: Unread, virtual: VirtualRanks) -> list[str]:
+        """Return the names of a step's micro-batches in all shares; load those of the shares of other ranks again."""
+        step, own = unread.step - 1, virtual.own
+        before, after = (
+            self.batches.read_names(step, part) for part in (range(own.start), range(own.stop, virtual.shares))
+        )
+        return [*before, *unread.samples, *after]
 
 
 def cut_epoch(steps: int) -> int:

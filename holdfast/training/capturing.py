@@ -59,7 +59,7 @@ def _of_each_rank(training: "Training", state: Any, name: str) -> list[Any]:
     Raises:
         RecipeError: ranks that train virtual ranks have different states.
     """
-    if training.accelerator.num_processes == 1:
+    if not training.has_others:
         return [state]
     if training.virtual is None and name != "extras":
         return training.gather(state)

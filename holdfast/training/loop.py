@@ -15,7 +15,7 @@ from holdfast.state import gather_whole
 from holdfast.training.build import Training
 from holdfast.training.capturing import CHANGED_BY_A_SHARE
 from holdfast.training.checksums import describe_components
-from holdfast.training.progress import Unread, read_number
+from holdfast.training.progress import Stage, Unread, read_number
 from holdfast.training.schedulers import waits_for_plateau
 from holdfast.training.undisturbed import undisturbed
 from holdfast.training.virtual import VirtualRanks
@@ -43,16 +43,25 @@ def steps(
         heartbeats.begin(Phase.STEP, training.progress.step + 1)
         training.set_anneals()
         training.drawn_from = training.generators.digest() if training.is_detailed else ""
+        training.stage = Stage.STEPPING
         with training.generators.training():
             yield
         training.record_step()
+        training.stage = Stage.RECORDED
+        settle(training)
         step = training.progress.step
-        if step % training.steps_per_epoch == 0:
-            end_epoch(training)
-        determinism.check_unchanged(training.config.determinism, training.flags, f"after step {step}")
         if step % training.config.log.every == 0 or step == stop:
             speed = (step - first) / (time.monotonic() - began)
             report(step, training.read_metrics()[-1].get("loss"), speed)
+
+
+def settle(training: Training) -> None:
+    """Do what follows a recorded step: end its epoch, if it is the last one, and check that it was deterministic."""
+    step = training.progress.step
+    if step % training.steps_per_epoch == 0:
+        end_epoch(training)
+    determinism.check_unchanged(training.config.determinism, training.flags, f"after step {step}")
+    training.stage = Stage.SETTLED
 
 
 def train_step(training: Training) -> Unread:
@@ -120,6 +129,7 @@ def _learn_in_shares(training: Training, virtual: VirtualRanks) -> tuple[dict[st
         raise RecipeError("a share of a batch has changed the extras", hint=CHANGED_BY_A_SHARE)
     numbers = {"loss": virtual.loss(), "grad_norm": clip(training).float()}
     heartbeats.mark(Place.COMPUTING)
+    virtual.is_undoable = False
     training.optimizer.step()
     training.optimizer.zero_grad()
     return numbers, names
@@ -166,6 +176,7 @@ def end_epoch(training: Training) -> None:
     """Evaluate the model, add the epoch to the history and step the schedulers that wait for an epoch's loss."""
     progress = training.progress
     last = training.read_metrics()[-1]
+    training.stage = Stage.FOLLOWING
     anneals, (found, shown) = training.set_anneals(), evaluate(training)
     for name, value in shown.items():
         training.gallery.add(describe(name, value, progress.step, progress.step // training.steps_per_epoch))

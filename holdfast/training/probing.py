@@ -87,7 +87,7 @@ def _take_outputs(training: "Training", outputs: Outputs) -> dict[str, Any]:
 
 
 def _share_buffers(training: "Training", model: nn.Module) -> None:
-    if training.accelerator.num_processes > 1:
+    if training.has_others:
         share_buffers(model)
 
 

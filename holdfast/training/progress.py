@@ -1,5 +1,6 @@
 """The progress of a run, and the numbers of its steps."""
 
+import enum
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,19 @@ from holdfast.errors import RecipeError
 
 # The probe's "loss_window" is the mean loss of this many last steps.
 WINDOW_STEPS = 20
+
+
+class Stage(enum.Enum):
+    """The stage of a training, for a rank that loses another one: whether it has the state of a completed step."""
+
+    SETTLED = enum.auto()
+    """It has the state after the last completed step."""
+    STEPPING = enum.auto()
+    """It is in the next step."""
+    RECORDED = enum.auto()
+    """It has completed and recorded a step, and nothing else of what follows a step."""
+    FOLLOWING = enum.auto()
+    """It is at the end of an epoch, in what follows the step."""
 
 
 @dataclass

@@ -65,6 +65,7 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
     resumed.summary = summarize(training)
     training.first_lrs = read_first_lrs(metadata, open_store(training.config.store).inside(training.config.run))
     training.parent = metadata.checkpoint_sha256
+    training.begun.restart(training.progress.step, training.parent)
     is_measured = training.recipe.is_measured
     training.measured = {name: value for name, value in metadata.metrics.items() if is_measured(name)}
     training.probe = _own_probe(training, metadata)

@@ -14,6 +14,7 @@ from holdfast.errors import RecipeError, Unhealthy
 from holdfast.journal import format_time, now
 from holdfast.probe import Probe, check_health
 from holdfast.store import Store
+from holdfast.training.begun import Begun
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture
 from holdfast.training.checksums import describe_components
@@ -60,7 +61,7 @@ def begin_save(
         _refuse_different_ranks(training)
     payload, shown = state.to_payload(capture(training)), training.gallery.take()
     peers = exchange_of(training) if state.has_shards(payload) else None
-    if training.accelerator.is_main_process or peers is not None:
+    if training.is_main or peers is not None:
         training.saver.wait()  # it sets training.parent
         stall_s: Future[float] = Future()  # `note` may run before the stall has ended
 
@@ -78,13 +79,15 @@ def begin_save(
             training.saver.begin(folder, payload, described, text, note, shown=shown, is_urgent=is_urgent, peers=peers)
         finally:
             stall_s.set_result(time.monotonic() - began)
+    if training.can_survive and not training.is_main:
+        training.begun.add(Begun(training.progress.step, None, lines, shown, train_s))
     training.metrics = []
     training.probe = probe
 
 
 def _refuse_different_ranks(training: Training) -> None:
     """Raise RecipeError if the ranks have other weights: a checkpoint has only the main rank's."""
-    if training.accelerator.num_processes == 1:
+    if not training.has_others:
         return
     sums = training.gather(describe_components(training, in_detail=False))
     for name in ("model", "optimizer"):

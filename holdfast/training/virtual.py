@@ -123,6 +123,7 @@ class VirtualRanks:
         facts: for a step in detail, checksums of each own share's generators, buffers, loss and gradient; see
             `holdfast.training.detail`.
         sums: then also checksums of the gradients' sum over the own shares, and of this rank's part of the whole sum.
+        is_undoable: whether `undo` can undo all that the step in progress has changed so far.
     """
 
     def __init__(self, shares: int, accelerator: Accelerator, seed: int) -> None:
@@ -138,6 +139,7 @@ class VirtualRanks:
         self.is_first_step = True
         self.facts: list[dict[str, str]] = []
         self.sums: dict[str, str] = {}
+        self.is_undoable = False
         self._is_detailed = False
         self._sums: list[TreeSum] = []
         self._buckets: list[Bucket] = []
@@ -151,11 +153,14 @@ class VirtualRanks:
 
         Buffers end as the first share leaves them, as with DDP. The generators then have a state of the step.
         """
-        self._buckets = make_buckets([each for each in model.parameters() if each.requires_grad])
+        parameters = [*model.parameters()]
+        self._buckets = make_buckets([each for each in parameters if each.requires_grad])
         self._sums = [TreeSum(self.shares) for _ in self._buckets]
         self._losses = TreeSum(self.shares)
         self._model, self._step = model, step
         self._before = [each.clone() for each in model.buffers()]
+        self._versions = [(each, each._version) for each in parameters]
+        self.is_undoable = True
         self._after = self._before
         self._is_detailed, self.facts, self.sums = in_detail, [], {}
         yield
@@ -192,6 +197,21 @@ class VirtualRanks:
             for each in bucket.parameters:
                 each.grad = None
         self._losses.add(Node(0, share), torch.stack(losses).sum(0, keepdim=True) / len(losses))
+
+    def undo(self) -> bool:
+        """Put the buffers back to what they were before the step in progress. Return whether that undoes the step.
+
+        It doesn't if the optimizer may have stepped, if the loss itself has changed a parameter, or if the model has
+        further state, which a forward pass may change. A loss that changes an extra is refused in a process's first
+        step, and so in the step that follows a restored checkpoint.
+        """
+        if not self.is_undoable or any(each._version != version for each, version in self._versions):
+            return False
+        known = (self._model.named_parameters, self._model.named_buffers)
+        if self._model.state_dict().keys() - {name for names in known for name, _ in names(remove_duplicate=False)}:
+            return False
+        self._put_buffers(self._before)
+        return True
 
     def loss(self) -> Tensor:
         """Return the mean loss of the step's shares; scalar float32."""

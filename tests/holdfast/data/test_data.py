@@ -66,6 +66,14 @@ def test_several_shares_see_in_each_step_what_as_many_ranks_see(start: int) -> N
     assert list(take(order, shares, start, 24)) == expected
 
 
+def test_the_names_of_a_share_are_those_of_the_rank_that_trains_it() -> None:
+    order = Order(samples=70, batch_size=4, grad_accum=2, seed=3)
+    alone = Batches(range(70), list, order, [Share(4, 1, 4)], order.grad_accum, order.seed, workers=0)
+    named = [name for name, _ in take(order, [Share(4, number, 4) for number in (2, 3)], 5, 6)]
+    assert alone.read_names(5, (2, 3)) == named
+    assert len(set(named)) == 2 * order.grad_accum
+
+
 def take(order: Order, shares: list[Share], start: int, stop: int) -> Iterator[tuple[str, list[int]]]:
     """Return the samples of one rank from one step to another, for data that are their own indices."""
     batches = Batches(range(order.samples), list, order, shares, order.grad_accum, order.seed, workers=0)

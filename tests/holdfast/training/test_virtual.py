@@ -1,5 +1,6 @@
 """Virtual ranks in one process: what a share is, and what they can't train."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ from torch import nn
 
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
-from holdfast.training import Training
-from holdfast.training.loop import train, train_step
+from holdfast.training import Training, go_back
+from holdfast.training.loop import steps, train, train_step
 from holdfast.training.virtual import list_shares, make_buckets
+from tests.support.shares import Counted
 from tests.support.trainings import live_in_chunks
 
 SHARES = 8
@@ -52,6 +54,64 @@ def test_each_share_has_random_numbers_of_its_own(tmp_path: Path) -> None:
     once, again, next_step = (drawn[start : start + SHARES + 1] for start in range(0, len(drawn), SHARES + 1))
     assert once == again
     assert len({*once, *next_step}) == 2 * (SHARES + 1)
+
+
+def fail_in_a_step(training: Training) -> None:
+    """Train the first share of the next step, and fail, as a rank does that loses another one."""
+    virtual, loss = training.virtual, training.recipe.loss
+    assert virtual is not None
+    assert loss is not None
+    begun = steps(training, training.progress.step + 1, lambda: False)
+    next(begun)
+    with contextlib.suppress(ConnectionError), virtual.step(training.model.train(), training.progress.step + 1):
+        with virtual.share(0) as losses:
+            losses.append(loss(training.model, training.next_batch()[1]))
+            losses[0].backward()  # type: ignore[no-untyped-call]
+        raise ConnectionError
+    begun.close()
+
+
+def test_a_step_is_undone_until_the_optimizer_steps(tmp_path: Path) -> None:
+    training = Training(make_config(tmp_path))
+    train(training, 2, lambda: False, lambda *done: None)
+    before = {name: value.clone() for name, value in training.model.state_dict().items()}
+    drawn = training.generators.digest()
+    fail_in_a_step(training)
+    assert training.model.state_dict()["0.calls"] != before["0.calls"]
+    assert go_back(training)
+    assert training.progress.step == 2
+    assert training.generators.digest() == drawn
+    for name, value in training.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_step_whose_loss_has_changed_a_parameter_is_not_undone(tmp_path: Path) -> None:
+    training = Training(make_config(tmp_path))
+    fail_in_a_step(training)
+    with torch.no_grad():
+        training.model.get_parameter("unused").clamp_(0, 1)  # the same values: who knows
+    assert not go_back(training)
+
+
+def test_a_step_of_a_model_with_further_state_is_not_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counted, "get_extra_state", lambda self: {"calls": 1})
+    training = Training(make_config(tmp_path))
+    fail_in_a_step(training)
+    assert not go_back(training)
+
+
+def test_a_step_that_fails_after_the_optimizers_is_not_undone(tmp_path: Path) -> None:
+    """Some optimizers change weights through their ``data``, which torch doesn't count as a change."""
+    training = Training(make_config(tmp_path))
+
+    def fail() -> None:
+        training.model.get_parameter("unused").data.add_(1)
+        raise ConnectionError
+
+    training.optimizer.step = fail
+    with pytest.raises(ConnectionError):
+        train(training, 1, lambda: False, lambda *done: None)
+    assert not go_back(training)
 
 
 def test_a_step_in_detail_has_the_facts_of_each_share(tmp_path: Path) -> None:

@@ -1,0 +1,85 @@
+"""A rank that has lost another one: one of those that are left saves the last completed step before all of them end.
+
+The ranks can't agree any more, so they go by their numbers: a rank waits for those before it, as long as these live and
+may still save. The next ranks find the checkpoint on the store, and the attempt adopts it.
+"""
+
+import os
+import sys
+import time
+import traceback
+from typing import Any, NamedTuple
+
+from holdfast import heartbeats
+from holdfast.heartbeats import Phase, Standing
+from holdfast.processes import is_running
+from holdfast.store import Store
+from holdfast.training import Training, go_back, save_alone
+
+LOOK_EVERY_S = 0.02
+# A rank notices at once that another has died, unless it waits for a third one. Then a later rank saves in its place.
+NOTICES_WITHIN_S = 3.0
+
+
+class Chunk(NamedTuple):
+    """The chunk that a rank trains: where and with which facts its steps are saved; see `holdfast.training.begin_save`.
+
+    Attributes:
+        began: when its first step, or the first step after the last save, began, on the clock of `time.monotonic`.
+    """
+
+    training: Training
+    folder: Store
+    fingerprint: str
+    environment: dict[str, Any]
+    began: float
+
+
+class Survivor:
+    """This rank, in case that it loses another one.
+
+    Attributes:
+        chunk: the chunk to save then; None if there is none, or no rank could save it alone.
+    """
+
+    def __init__(self) -> None:
+        self.chunk: Chunk | None = None
+
+    def save(self) -> None:
+        """Save the last completed step, if it is this rank's turn and this rank is sure of it. Raise no error."""
+        if self.chunk is None:
+            return
+        training, folder, fingerprint, environment, began = self.chunk
+        heartbeats.begin(Phase.SAVING)
+        try:
+            if not go_back(training):
+                _say(f"step {training.progress.step} is not saved: the next step had begun to change the state")
+            elif await_turn(int(os.environ["RANK"])):
+                saved = save_alone(training, folder, fingerprint, environment, time.monotonic() - began)
+                heartbeats.stand(Standing.SAVED)
+                if saved is not None:
+                    _say(f"another rank is lost; step {saved.step} is saved in {saved.path}")
+        except Exception:  # the error that ends this rank is the lost connection
+            traceback.print_exc()
+            _say(f"step {training.progress.step} is not saved")
+
+
+def await_turn(rank: int) -> bool:
+    """Wait until no earlier rank can save. Return whether this rank has to: no other one has, and none has refused.
+
+    A rank that an error of its own has ended may have found that the last step must not be saved.
+    """
+    deadline = time.monotonic() + NOTICES_WITHIN_S
+    while beats := heartbeats.read_all():
+        if any(beat.standing in (Standing.SAVED, Standing.REFUSED) for beat in beats.values()):
+            return False
+        earlier = [beat for number, beat in beats.items() if number < rank and is_running(beat.pid)]
+        has_noticed = any(beat.standing is Standing.LEAVING for beat in earlier)
+        if not earlier or (not has_noticed and time.monotonic() > deadline):
+            return True
+        time.sleep(LOOK_EVERY_S)
+    return False
+
+
+def _say(text: str) -> None:
+    print(f"rank {os.environ['RANK']}: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,79 @@
+"""The last saves that all ranks have begun, with the lines of the trail that each has.
+
+The main rank knows which of its saves is durable. Another rank has to look for the checkpoint on the store, if it saves
+in the main rank's place: the newest one there is the parent of its own.
+"""
+
+import contextlib
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from holdfast.checkpoint import is_folder_name, read_metadata, step_of
+from holdfast.errors import RecordDamaged
+from holdfast.store import Store
+
+# The main rank waits for one save before it begins the next. So of the last two either may not be durable, and the one
+# before them is.
+KEPT = 3
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A save that was begun, or the checkpoint that was restored.
+
+    Attributes:
+        content_id: its content id, empty for the run's beginning; None if this rank doesn't know it.
+        lines: the trail since the save before, a line a step.
+        shown: the texts and pictures of these steps, as in ``shown.jsonl``.
+        train_s: the seconds that these steps took.
+    """
+
+    step: int
+    content_id: str | None = None
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    shown: bytes = b""
+    train_s: float = 0.0
+
+
+class BegunSaves:
+    """The last saves that a rank has begun and that the main rank writes."""
+
+    def __init__(self) -> None:
+        self._saves = [Begun(0, "")]
+
+    def restart(self, step: int, content_id: str) -> None:
+        """Begin anew with a restored checkpoint."""
+        self._saves = [Begun(step, content_id)]
+
+    def add(self, save: Begun) -> None:
+        """Add a save; forget those that can't be the newest durable one any more."""
+        self._saves = [*self._saves[1 - KEPT :], save]
+
+    def find_durable(self, folder: Store, steps_per_epoch: int, fingerprint: str) -> Begun | None:
+        """Return the newest durable save, with lines, texts and seconds of the saves after it; None if there is none.
+
+        Args:
+            folder: the run's folder on the store.
+            fingerprint: that of the settings with which the saves were begun.
+        """
+        lost = Begun(0)
+        for save in reversed(self._saves):
+            content_id = save.content_id
+            if content_id is None:
+                content_id = _find_content_id(folder, save.step, steps_per_epoch, fingerprint)
+            if content_id is not None:
+                return replace(lost, step=save.step, content_id=content_id)
+            lost = Begun(0, None, save.lines + lost.lines, save.shown + lost.shown, save.train_s + lost.train_s)
+        return None
+
+
+def _find_content_id(folder: Store, step: int, steps_per_epoch: int, fingerprint: str) -> str | None:
+    """Return the content id of the newest complete checkpoint of a step; None if there is none."""
+    found = []
+    for path in folder.list():
+        if is_folder_name(path) and step_of(path, steps_per_epoch) == step:
+            with contextlib.suppress(RecordDamaged):
+                metadata = read_metadata(folder, path)
+                if metadata is not None and metadata.config_fingerprint == fingerprint:
+                    found.append((metadata.created_at, metadata.checkpoint_sha256))
+    return max(found)[1] if found else None

@@ -1,0 +1,66 @@
+"""A rank that has lost another one: back to the last completed step, and a checkpoint of it without the others.
+
+No collective is possible any more, so this rank must have all that the checkpoint needs:
+
+- Weights and the optimizer's state are the same in all ranks, and no step changes them before its gradients are summed.
+  A rank that is lost before is missing in that sum, so the step ends there, in all ranks.
+- Virtual ranks leave the same generators and buffers in all ranks after each step, and keep the buffers from before it.
+  Without virtual ranks each rank has generators of its own, which are lost with it.
+- Names of samples that other ranks had are read from the data again, for the steps whose numbers are not yet read.
+
+A rank that isn't sure saves nothing: if the optimizer may have stepped, for example. On GPUs no rank can be sure: a GPU
+computes the steps that it was given before, and may go on with wrong sums once a collective has been aborted.
+"""
+
+from typing import Any
+
+from holdfast.checkpoint import Saved
+from holdfast.store import Store
+from holdfast.training.build import Training
+from holdfast.training.loop import settle
+from holdfast.training.progress import Stage
+from holdfast.training.saving import begin_save
+
+
+def go_back(training: Training) -> bool:
+    """Put the state back to the last completed step, alone. Return whether that succeeded for sure.
+
+    Raises:
+        DeterminismError: the last step has switched determinism off.
+    """
+    training.is_alone = True
+    if training.stage is Stage.STEPPING:
+        return training.virtual is not None and training.virtual.undo()
+    if training.stage is Stage.RECORDED:
+        settle(training)
+    return training.stage is Stage.SETTLED
+
+
+def save_alone(
+    training: Training, folder: Store, fingerprint: str, environment: dict[str, Any], train_s: float
+) -> Saved | None:
+    """Save the state after `go_back`, and wait until the checkpoint is durable.
+
+    Args:
+        folder, fingerprint, environment: see `begin_save`.
+        train_s: seconds since the last save was begun.
+
+    Returns:
+        The checkpoint; None if there is no new step, or if this rank lacks the trail since the newest durable one.
+
+    Raises:
+        Unhealthy: the model is unhealthy; nothing was saved.
+        StoreError: this save or the one before has failed.
+    """
+    training.saver.wait()
+    if not training.accelerator.is_main_process:
+        parent = training.begun.find_durable(folder, training.steps_per_epoch, fingerprint)
+        if parent is None:
+            return None
+        training.parent, training.metrics = str(parent.content_id), parent.lines + training.metrics
+        training.gallery.put_back(parent.shown)
+        train_s += parent.train_s
+    if not training.has_new_steps:
+        return None
+    begin_save(training, folder, fingerprint, environment, train_s=train_s)
+    return training.saver.wait()

@@ -1,0 +1,72 @@
+"""A recipe whose ranks vanish: SIGKILL ends one of them at a chosen place of a chosen step, or at any moment."""
+
+import json
+import os
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast import Recipe
+from tests.support.shares import averaged
+
+# Faults as JSON: lists of a place, a step, a rank, and a file that the fault creates. While it exists nothing happens.
+# The places of a kill: in the backward pass of a step, before the optimizer's step, after it, in the evaluation after a
+# step. Or the loss raises an error, or a step switches determinism off.
+FAULTS = "VANISHING_FAULTS"
+# Milliseconds: a kill at the place ``later`` comes so long after the step.
+LATER_MS = "VANISHING_LATER_MS"
+# The file to which each rank adds a line for each step that it has completed: its number and the step.
+NOTES = "VANISHING_NOTES"
+
+
+def vanishing() -> Recipe:
+    """Build the recipe `averaged`, in which the environment's faults happen."""
+    recipe = averaged()
+    model, optimizer, rank = recipe.model, recipe.optimizer, int(os.environ.get("RANK", 0))
+    weight = model[1].weight
+
+    def completed() -> int:
+        return max((int(state["step"]) for state in optimizer.state.values()), default=0)
+
+    def reach(place: str, step: int) -> None:
+        for where, when, who, struck in json.loads(os.environ.get(FAULTS, "[]")):
+            if (where, when, who) == (place, step, rank) and not Path(struck).exists():
+                Path(struck).touch()
+                if place == "raise":
+                    raise ZeroDivisionError("as it was told to")
+                if place == "refuse":
+                    torch.use_deterministic_algorithms(False)
+                elif place == "later":
+                    threading.Timer(float(os.environ[LATER_MS]) / 1000, _kill).start()
+                else:
+                    _kill()
+
+    def begin_backward(_: Any) -> None:  # the gradient of the training probe doesn't go through this hook
+        reach("backward", completed() + 1)
+        reach("raise", completed() + 1)
+
+    def after_step() -> None:
+        for place in ("after", "refuse", "later"):
+            reach(place, completed())
+        assert recipe.after_step is not None
+        recipe.after_step()
+        if NOTES in os.environ:
+            with Path(os.environ[NOTES]).open("a") as notes:
+                notes.write(f"{rank} {completed()}\n")
+
+    def evaluate(model: Any) -> dict[str, Any]:
+        reach("evaluate", completed())
+        assert recipe.evaluate is not None
+        return dict(recipe.evaluate(model))
+
+    weight.register_post_accumulate_grad_hook(begin_backward)
+    optimizer.register_step_pre_hook(lambda *_: reach("optimizer", completed() + 1))
+    return replace(recipe, after_step=after_step, evaluate=evaluate)
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
