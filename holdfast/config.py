@@ -256,7 +256,9 @@ class Compute(Section):
         identity = self.model_dump(include={"virtual_ranks" if self.virtual_ranks else "ranks", "mixed_precision"})
         if isinstance(identity.get("ranks"), int):
             identity["ranks"] *= self.node_range[0]
-        return identity if self.parallel == "ddp" else identity | {"parallel": self.parallel}
+        if self.parallel == "ddp" or self.virtual_ranks:  # which gives the same bits with shards and without
+            return identity
+        return identity | {"parallel": self.parallel}
 
     @property
     def rank_count(self) -> int:

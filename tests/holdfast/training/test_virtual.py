@@ -10,8 +10,9 @@ from torch import nn
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.training import Training
+from holdfast.training.buckets import make_buckets
 from holdfast.training.loop import train, train_step
-from holdfast.training.virtual import list_shares, make_buckets
+from holdfast.training.virtual import check_ranks
 from tests.support.trainings import live_in_chunks
 
 SHARES = 8
@@ -44,8 +45,8 @@ def test_each_share_has_random_numbers_of_its_own(tmp_path: Path) -> None:
     drawn = []
     for step in (1, 1, 2):
         with training.virtual.step(training.model, step):
-            for share in training.virtual.own:
-                with training.virtual.share(share) as losses:
+            for turn in training.virtual.turns:
+                with training.virtual.share(turn) as losses:
                     drawn.append(torch.rand(()).item())
                     losses.append(torch.zeros(()))
         drawn.append(torch.rand(()).item())
@@ -92,7 +93,7 @@ def test_what_they_cannot_train_is_refused(
 
 def test_more_ranks_than_shares_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"compute.ranks = 9: there are only 8 virtual ranks"):
-        list_shares(8, 0, 9)
+        check_ranks(8, 9)
 
 
 def test_a_sparse_gradient_is_refused(tmp_path: Path) -> None:
