@@ -10,7 +10,8 @@ from torch import nn
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.training import Training
-from holdfast.training.buckets import make_buckets
+from holdfast.training.blocks import ShardSums
+from holdfast.training.buckets import WholeSums, make_buckets
 from holdfast.training.loop import train, train_step
 from holdfast.training.virtual import check_ranks
 from tests.support.trainings import live_in_chunks
@@ -94,6 +95,16 @@ def test_what_they_cannot_train_is_refused(
 def test_more_ranks_than_shares_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"compute.ranks = 9: there are only 8 virtual ranks"):
         check_ranks(8, 9)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("sums", [WholeSums, ShardSums])
+def test_every_share_counts_once_and_all_ranks_have_equally_many_turns_with_shards(sums: Any, ranks: int) -> None:
+    turns = [sums(SHARES, rank, ranks).turns for rank in range(ranks)]
+    counted = [turn.share for each in turns for turn in each if turn.counts]
+    assert sorted(counted) == list(range(SHARES))
+    if sums is ShardSums:
+        assert {len(each) for each in turns} == {-(-SHARES // ranks)}, "all take part in every collective"
 
 
 def test_a_sparse_gradient_is_refused(tmp_path: Path) -> None:
