@@ -125,7 +125,9 @@ class WholeSums:
         parts = list(tree.parts.values())
         size = len(parts[0])
         chunk = -(-size // self._ranks)
-        own = torch.stack([nn.functional.pad(each, (0, chunk * self._ranks - size)) for each in parts])
+        missing = chunk * self._ranks - size
+        padded = [nn.functional.pad(each, (0, missing)) if missing else each for each in parts]
+        own = torch.stack(padded) if len(padded) > 1 else padded[0][None]
         nodes = [list_parts(self._shares, block) for block in self._blocks]
         lengths = [len(each) * chunk for each in nodes]
         sent = own.view(len(parts), self._ranks, chunk).transpose(0, 1).contiguous().view(-1)
@@ -137,9 +139,25 @@ class WholeSums:
             mine.add(node, next(pieces))
         if self._is_detailed:
             self.facts["sum"] = self.facts.get("sum", "") + f"{checksum_together([mine.root()]):016x}"
-        whole = sent.new_empty(chunk * self._ranks)
-        distributed.all_gather_into_tensor(whole, mine.root().div_(self._shares).contiguous())
-        return whole[:size]
+        return _gather(mine.root().div_(self._shares))[:size]
+
+
+def _gather(own: Tensor) -> Tensor:
+    """Return the tensors of all ranks as one; each shape (n,)."""
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    whole = own.new_empty(ranks * len(own))
+    if distributed.get_backend() != "gloo":
+        distributed.all_gather_into_tensor(whole, own.contiguous())
+        return whole
+    # Gloo's own takes three times as long: 57 ms for 25 MB on two ranks.
+    pieces = whole.view(ranks, -1)
+    pieces[rank] = own
+    others = [number for number in range(ranks) if number != rank]
+    orders = [distributed.P2POp(distributed.isend, pieces[rank], number) for number in others]
+    orders += [distributed.P2POp(distributed.irecv, pieces[number], number) for number in others]
+    for work in distributed.batch_isend_irecv(orders):
+        work.wait()
+    return whole
 
 
 def describe_gradient(gradients: Sequence[Tensor | None]) -> str:

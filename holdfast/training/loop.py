@@ -113,9 +113,12 @@ def _learn_in_shares(training: Training, virtual: VirtualRanks) -> tuple[dict[st
                     name, batch = training.next_batch()
                     if turn.counts:
                         names.append(name)
-                    virtual.micro_batch(turn, is_last=number == recipe.grad_accum - 1)
+                    is_last = number == recipe.grad_accum - 1
+                    virtual.micro_batch(turn, is_last=is_last)
                     with accelerator.autocast():
                         loss = recipe.loss(training.model, batch)
+                    if virtual.is_cut and is_last and turn == virtual.turns[-1]:
+                        heartbeats.mark(Place.SYNCING)  # the backward pass exchanges the blocks' gradients
                     accelerator.backward(loss)
                     losses.append(loss.detach().float().reshape(()))
         heartbeats.mark(Place.SYNCING)
