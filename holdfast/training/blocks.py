@@ -34,6 +34,7 @@ class BlockSum:
         parameters: these parameters, each with its rows in this rank.
         used: for each parameter, whether an own share of this step has a gradient of it.
         checksums: for each parameter, a checksum of the gradient of the last share of a step in detail.
+        fact: a checksum of this rank's rows of the whole sum, in such a step.
     """
 
     def __init__(self, name: str, block: Any, parameters: Sequence[str], shares: int, rank: int, ranks: int) -> None:
@@ -49,7 +50,7 @@ class BlockSum:
         """Begin a step. ``in_detail`` says whether to note `checksums`."""
         self.parameters = [self._block.get_parameter(name) for name in self._names]
         self.used = [False] * len(self._names)
-        self.tree, self._is_detailed = TreeSum(self._shares), in_detail
+        self.tree, self._is_detailed, self.fact = TreeSum(self._shares), in_detail, ""
         self.end_share()
 
     def begin_micro_batch(self, round_: range, *, is_last: bool) -> None:
@@ -69,7 +70,7 @@ class BlockSum:
         """
         self._round = None
         self._block.set_requires_gradient_sync(True, recurse=False)
-        if self.tree.parts and not self.tree.is_complete:
+        if self.tree.parts:
             raise RecipeError(f"only some shares of the batch have used {self._name}", hint=HINT)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -106,7 +107,11 @@ class BlockSum:
                 if part.untyped_storage().data_ptr() == place:
                     self.tree.parts[node] = part.clone()
         elif self.tree.is_complete:
-            torch.div(self.tree.root(), self._shares, out=output_tensor)
+            total = self.tree.root()
+            if self._is_detailed:
+                self.fact = f"{checksum_together([total]):016x}"
+            torch.div(total, self._shares, out=output_tensor)
+            self.tree.parts.clear()
 
     def _watch(self, *_: object) -> None:
         """Watch which of the block's parameters get a gradient. FSDP2 has just gathered them."""
@@ -194,8 +199,7 @@ class ShardSums:
         for block in self._blocks:
             block.finish()
         if self._is_detailed:
-            roots = [block.tree.root() for block in self._blocks if block.tree.is_complete]
-            self.facts["sum"] = f"{checksum_together(roots):016x}"
+            self.facts["sum"] = "".join(block.fact for block in self._blocks)
         places = [(block, place) for block in self._blocks for place in range(len(block.used))]
         device = self._blocks[0].parameters[0].device
         used = torch.tensor([block.used[place] for block, place in places], dtype=torch.int32, device=device)

@@ -56,7 +56,7 @@ class Odd(nn.Module):
 
 
 def odd(how: str) -> Recipe:
-    """Build the model with its data; ``how`` is one of ``skips``, ``sparse`` and ``rows``."""
+    """Build the model with its data; ``how`` is empty or one of ``skips``, ``sparse`` and ``rows``."""
     model = Odd(how)
     recipe = shares.plain()
     recipe.model = model
@@ -86,6 +86,26 @@ def compare_with_whole_tensors(folder: str) -> int:
         for gradients in (whole, cut):
             clip_to(gradients, 0.5, norm)
         assert all(torch.equal(each.full_tensor(), other) for each, other in zip(cut, whole, strict=True))
+    return 0
+
+
+def keep_rows_alone(folder: str) -> int:
+    """Train a step: between its rounds a rank keeps sums of its own rows, as few as a binary counter has ones."""
+    training = make(folder, "")
+    sums: Any = training.virtual and training.virtual.sums
+    add, ranks = sums.add, distributed.get_world_size()
+
+    def look(turn: Any) -> None:
+        add(turn)
+        done = min(sums._turn * ranks, 8)
+        for block in sums._blocks:
+            parts = block.tree.parts.values()
+            assert all(each.untyped_storage().nbytes() == each.nbytes for each in parts), "the rest is other ranks'"
+            assert len(parts) == (done.bit_count() if done < 8 else 0)
+
+    sums.add = look
+    train_step(training)
+    assert sums._turn == -(-8 // ranks)
     return 0
 
 

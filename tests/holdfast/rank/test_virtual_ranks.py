@@ -33,11 +33,13 @@ def _imported(nursery: Lives) -> None:
     nursery.load("torch.distributed.fsdp")
 
 
-def write_config(folder: Path, ranks: int, epochs: int, how: str = "", parallel: str = "ddp") -> str:
+def write_config(
+    folder: Path, ranks: int, epochs: int, how: str = "", parallel: str = "ddp", chunk_steps: int = 2
+) -> str:
     """Write the run's configuration into the folder; return its path."""
     lines = [
         'recipe = "tests.support.shares:averaged"', 'run = "r"', f"store = {json.dumps(str(folder))}",
-        f"epochs = {epochs}", f'settings.how = "{how}"', "chunk.steps = 2", f"compute.ranks = {ranks}",
+        f"epochs = {epochs}", f'settings.how = "{how}"', f"chunk.steps = {chunk_steps}", f"compute.ranks = {ranks}",
         f"compute.virtual_ranks = {SHARES}", f'compute.parallel = "{parallel}"', 'compute.device = "cpu"',
         'compute.mixed_precision = "bf16"', "retention.keep_last = 99", f"log.folder = {json.dumps(str(folder))}",
     ]  # fmt: skip
@@ -71,7 +73,7 @@ def read_trail(folder: Path) -> dict[int, str]:
 
 def test_the_number_of_ranks_and_their_shards_change_no_byte(nursery: Lives, tmp_path: Path) -> None:
     one, many = tmp_path / "one", tmp_path / "many"
-    done = train(nursery, write_config(one, 1, EPOCHS))
+    done = train(nursery, write_config(one, 1, EPOCHS, chunk_steps=1))  # dead ranks save after any step
     assert done.returncode == 0, done.stderr
     for life, (ranks, parallel, killed) in enumerate(LIVES):
         struck = tmp_path / f"struck-{life}"
@@ -110,6 +112,11 @@ def test_an_extra_that_a_share_changes_is_refused(nursery: Lives, tmp_path: Path
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_norms_and_checksums_of_cut_tensors_are_those_of_whole_ones(nursery: Lives, tmp_path: Path, ranks: int) -> None:
     check(nursery, ranks, "compare_with_whole_tensors", str(tmp_path))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_with_shards_keeps_sums_of_its_rows_alone(nursery: Lives, tmp_path: Path, ranks: int) -> None:
+    check(nursery, ranks, "keep_rows_alone", str(tmp_path))
 
 
 @pytest.mark.parametrize(
