@@ -90,7 +90,8 @@ class WholeSums:
 
     def begin(self, model: nn.Module, *, in_detail: bool) -> None:
         """Begin a step. ``in_detail`` says whether to note `facts`, and whether `describe` will be called."""
-        self._buckets = make_buckets([each for each in model.parameters() if each.requires_grad])
+        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        self._buckets = make_buckets(self._parameters)
         self._trees = [TreeSum(self._shares) for _ in self._buckets]
         self._is_detailed, self.facts = in_detail, {}
 
@@ -99,7 +100,9 @@ class WholeSums:
 
     def describe(self) -> str:
         """Return a checksum of the gradient of the share that was trained last, before `add`."""
-        return describe_gradient([each.grad for bucket in self._buckets for each in bucket.parameters])
+        for each in self._parameters:
+            refuse_sparse(each.grad)
+        return describe_gradient([each.grad for each in self._parameters])
 
     def add(self, turn: Turn) -> None:
         """Add the gradient that a share has left in the parameters."""
