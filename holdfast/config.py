@@ -181,7 +181,8 @@ class Compute(Section):
     parallel: Literal["ddp", "fsdp"] = Field(
         "ddp",
         description="What several ranks hold of a recipe's model and optimizer. ddp: each rank all of it. fsdp: each "
-        "rank a share, cut by torch's fully_shard; checkpoints are written and read in shares, too.",
+        "rank a share, cut by torch's fully_shard; checkpoints are written and read in shares, too. With virtual ranks "
+        "it changes no bit.",
     )
     mixed_precision: Literal["no", "bf16", "fp16"] = Field(
         "no", description="Precision of accelerate's autocast. fp16 needs a GPU and adds a gradient scaler."
@@ -256,7 +257,9 @@ class Compute(Section):
         identity = self.model_dump(include={"virtual_ranks" if self.virtual_ranks else "ranks", "mixed_precision"})
         if isinstance(identity.get("ranks"), int):
             identity["ranks"] *= self.node_range[0]
-        return identity if self.parallel == "ddp" else identity | {"parallel": self.parallel}
+        if self.parallel == "ddp" or self.virtual_ranks:  # which gives the same bits with shards and without
+            return identity
+        return identity | {"parallel": self.parallel}
 
     @property
     def rank_count(self) -> int:

@@ -1,15 +1,19 @@
 """64-bit checksums of tensors, computed on the device that holds them, in one pass.
 
 Words of 8 bytes are added in rows of `ROW_WORDS`, modulo 2**64; each row's sum is weighted by its position. Integer
-addition is associative, so any order of addition gives the same bits on any device. A checksum finds and locates
+addition is associative, so any order of addition gives the same bits on any device, and ranks that each hold some rows
+of a tensor add their sums to the checksum of the whole one. A checksum finds and locates
 differences; only a content id proves equality.
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from holdfast.state.sharded import is_sharded, list_regions, local_of
 
 ROW_WORDS = 1024
 WORD_BYTES = 8
@@ -18,27 +22,30 @@ WEIGHT = 0x9E3779B97F4A7C15 - 2**64
 
 
 def checksum(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return a checksum in [0, 2**64) for each tensor. Synchronize once for each device, not once for each tensor."""
-    sums = [_sum(tensor.detach()) for tensor in tensors]
-    found = [0] * len(sums)
-    for device in {each.device for each in sums}:
-        places = [place for place, each in enumerate(sums) if each.device == device]
-        for place, value in zip(places, torch.stack([sums[place] for place in places]).tolist(), strict=True):
-            found[place] = value % 2**64
-    return found
+    """Return a checksum in [0, 2**64) for each tensor. Synchronize once for each device, not once for each tensor.
+
+    A tensor that is cut over the ranks has the checksum of the whole one; all ranks call this together if there is one.
+    """
+    sums = _read([(_sum(tensor.detach()), is_sharded(tensor)) for tensor in tensors])
+    return [(each + tensor.nbytes) % 2**64 for each, tensor in zip(sums, tensors, strict=True)]
 
 
 def checksum_together(tensors: Sequence[torch.Tensor]) -> int:
-    """Return one checksum for all tensors in their order.
+    """Return one checksum for all tensors in their order, whole or cut over the ranks, as `checksum` does.
 
     Small tensors are joined first: one call for each of them would cost more than their bytes.
     """
     found = 0
     for device in sorted({tensor.device for tensor in tensors}, key=str):
-        small = [tensor for tensor in tensors if tensor.device == device and tensor.nbytes <= 2**16]
-        joined = [torch.cat([_to_bytes(tensor.detach()) for tensor in small])] if small else []
-        large = [tensor for tensor in tensors if tensor.device == device and tensor.nbytes > 2**16]
-        for value in checksum([*joined, *large]):
+        own = [tensor.detach() for tensor in tensors if tensor.device == device]
+        small = [tensor for tensor in own if tensor.nbytes <= 2**16]
+        joined = [
+            (_sum(torch.cat([_fill(tensor, are_cut) for tensor in small])), are_cut)
+            for are_cut in sorted({is_sharded(tensor) for tensor in small})
+        ]
+        size = sum(tensor.nbytes for tensor in small)
+        values = [(sum(_read(joined)) + size) % 2**64] if small else []
+        for value in (*values, *checksum([tensor for tensor in own if tensor.nbytes > 2**16])):
             found = (found * 31 + value) % 2**64
     return found
 
@@ -48,20 +55,84 @@ def checksum_value(value: bytes) -> int:
     return int.from_bytes(hashlib.sha256(value).digest()[:8], "little")
 
 
-def _sum(tensor: torch.Tensor) -> Any:
-    words = _to_words(tensor)
-    rows = len(words) // ROW_WORDS
-    sums = torch.cat([words[: rows * ROW_WORDS].view(rows, ROW_WORDS).sum(1), words[rows * ROW_WORDS :]])
-    weights = torch.arange(1, len(sums) + 1, device=words.device) * WEIGHT | 1
-    return (sums * weights).sum() + tensor.nbytes
+def _read(sums: Sequence[tuple[torch.Tensor, bool]]) -> list[int]:
+    """Return the values of some sums, each with whether all ranks' sums are to be added."""
+    found = [0] * len(sums)
+    for kind in dict.fromkeys((value.device, are_cut) for value, are_cut in sums):
+        places = [place for place, (value, are_cut) in enumerate(sums) if (value.device, are_cut) == kind]
+        values = torch.stack([sums[place][0] for place in places])
+        if kind[1]:
+            torch.distributed.all_reduce(values)  # integers wrap around, here too
+        for place, value in zip(places, values.tolist(), strict=True):
+            found[place] = value
+    return found
 
 
-def _to_words(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor's bytes as int64, padded with zeros; a view if size and alignment allow it."""
+def _sum(tensor: Any) -> torch.Tensor:
+    """Return the weighted sum of a tensor's words, or of those that this rank holds; scalar int64."""
+    if not is_sharded(tensor):
+        return _weigh(_to_words(tensor), 0, tensor.nbytes)
+    return _weigh(_to_words(_own_rows(tensor), start := _find_start(tensor)), start, tensor.nbytes)
+
+
+def _weigh(words: torch.Tensor, start: int, size_bytes: int) -> torch.Tensor:
+    """Return the sum of words, each row's weighted by its position.
+
+    Args:
+        words: consecutive words of a tensor, from the one that has the byte ``start``.
+        size_bytes: the bytes of the whole tensor. Words behind its last full row are rows of their own.
+    """
+    first, rows = start // WORD_BYTES, -(-size_bytes // WORD_BYTES) // ROW_WORDS
+    in_rows = max(0, min(len(words), rows * ROW_WORDS - first))
+    head = min(-first % ROW_WORDS, in_rows)  # the rest of a row that begins in another rank
+    full = (in_rows - head) // ROW_WORDS
+    pieces = [
+        words[:head].sum()[None] if head else words[:0],
+        words[head : head + full * ROW_WORDS].view(full, ROW_WORDS).sum(1),
+        words[head + full * ROW_WORDS : in_rows].sum()[None] if head + full * ROW_WORDS < in_rows else words[:0],
+        words[in_rows:],
+    ]
+    sums = torch.cat(pieces)
+    place = min(first, rows * ROW_WORDS) // ROW_WORDS + max(0, first - rows * ROW_WORDS)
+    weights = torch.arange(place + 1, place + 1 + len(sums), device=words.device) * WEIGHT | 1
+    return (sums * weights).sum()
+
+
+def _own_rows(tensor: Any) -> torch.Tensor:
+    """Return the region of a cut tensor that this rank holds; nothing of it if a rank before has the same region."""
+    regions, rank = list_regions(tensor), torch.distributed.get_rank()
+    is_first = not any(other < rank and region == regions[rank] for other, region in regions.items())
+    return local_of(tensor) if is_first else local_of(tensor).new_empty(0)
+
+
+def _find_start(tensor: Any) -> int:
+    """Return the place of this rank's first byte in a cut tensor; of regions that are no rows, of the first row."""
+    offset = list_regions(tensor)[torch.distributed.get_rank()].offset
+    place: int = sum(index * math.prod(tensor.shape[number + 1 :]) for number, index in enumerate(offset))
+    return place * int(tensor.itemsize)
+
+
+def _fill(tensor: Any, are_cut: bool) -> torch.Tensor:
+    """Return the bytes of a tensor with zeros in place of what other ranks hold, or of all if it isn't of this kind."""
+    if is_sharded(tensor) != are_cut:
+        return torch.zeros(tensor.nbytes, dtype=torch.uint8, device=tensor.device)
+    if not are_cut:
+        return _to_bytes(tensor)
+    own, start = _to_bytes(_own_rows(tensor)), _find_start(tensor)
+    return torch.nn.functional.pad(own, (start, tensor.nbytes - start - len(own)))
+
+
+def _to_words(tensor: torch.Tensor, start: int = 0) -> torch.Tensor:
+    """Return the tensor's bytes as int64, padded with zeros; a view if size and alignment allow it.
+
+    Args:
+        start: the place of the first byte in a larger tensor, in whose words they are put.
+    """
     data = _to_bytes(tensor)
-    missing = -len(data) % WORD_BYTES
-    if missing or data.storage_offset() % WORD_BYTES:
-        data = torch.cat([data, data.new_zeros(missing)])
+    before = start % WORD_BYTES
+    after = -(before + len(data)) % WORD_BYTES
+    if before or after or data.storage_offset() % WORD_BYTES:
+        data = torch.cat([data.new_zeros(before), data, data.new_zeros(after)])
     return data.view(torch.int64)
 
 

@@ -3,7 +3,7 @@
 # Over 300 lines: one class, which all that trains, saves and restores reads.
 
 import os
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from holdfast.training.capturing import describe_built
 from holdfast.training.checksums import choose_every, describe_components
 from holdfast.training.detail import describe_parts
 from holdfast.training.devices import prepare
+from holdfast.training.elementwise import check_elementwise
 from holdfast.training.exchange import Exchange
 from holdfast.training.first_batch import FirstBatch
 from holdfast.training.kept import GRADIENTS, Gradients, Kept
@@ -124,7 +125,7 @@ class Training:
         if self.kept is None:
             self._prepare()
         self.synchronized = Synchronized(self.recipe, self.accelerator)
-        if config.compute.parallel == "fsdp":  # which leaves each rank its own buffers
+        if config.compute.parallel == "fsdp" and self.virtual is None:  # which leaves each rank its own buffers
             self.synchronized.modules.append(self.recipe.model)
         gradients = self.recipe.extras.get(GRADIENTS)
         self.gradients = gradients if isinstance(gradients, Gradients) else None
@@ -162,7 +163,11 @@ class Training:
         recipe, accelerator = self.recipe, self.accelerator
         if isinstance(recipe.optimizer, Mapping):
             recipe.optimizer = Optimizers(recipe.optimizer)  # type: ignore[assignment]
+        if self.virtual is not None and self.virtual.is_cut:
+            check_elementwise(recipe.optimizer, accelerator.device)
         place_model(self.config, recipe, accelerator)
+        if self.virtual is not None:
+            self.virtual.attach(recipe.model)
         for extra in recipe.extras.values():
             if isinstance(extra, torch.nn.Module) and not any(map(is_sharded, extra.parameters())):
                 extra.to(accelerator.device)
@@ -242,7 +247,7 @@ class Training:
             return make_batches(recipe.data, rank, ranks, seed, workers, self.gather)
         shares = [Share(recipe.batch_size, rank, ranks)]
         if self.virtual is not None:
-            shares = [Share(recipe.batch_size, each, self.virtual.shares) for each in self.virtual.own]
+            shares = [Share(recipe.batch_size, turn.share, self.virtual.shares) for turn in self.virtual.turns]
         return Batches(recipe.data, recipe.collate, self.order, shares, recipe.grad_accum, seed, workers)
 
     @property
@@ -275,7 +280,8 @@ class Training:
         """Return whether one rank can save alone when another is lost; `surviving` says what it needs for that."""
         compute = self.config.compute
         is_on_cpu = self.accelerator.device.type == "cpu"
-        return self.virtual is not None and self.has_others and is_on_cpu and not compute.has_nodes
+        has_all = self.virtual is not None and not self.virtual.is_cut
+        return has_all and self.has_others and is_on_cpu and not compute.has_nodes
 
     @property
     def has_new_steps(self) -> bool:
@@ -380,15 +386,23 @@ class Training:
             return (combine(names) if names else "" for names in own)
         if self.is_alone:
             return iter([combine(self._read_names(each, self.virtual)) for each, _ in self._unread])
-        return (combine([name for names in ranks for name in names]) for ranks in zip(*self.gather(own), strict=True))
+        shares, names = zip(*self.gather((self.virtual.own, own)), strict=True)
+        return (combine(_in_order(shares, ranks)) for ranks in zip(*names, strict=True))
 
     def _read_names(self, unread: Unread, virtual: VirtualRanks) -> list[str]:
         """Return the names of a step's micro-batches in all shares; load those of the shares of other ranks again."""
-        step, own = unread.step - 1, virtual.own
-        before, after = (
-            self.batches.read_names(step, part) for part in (range(own.start), range(own.stop, virtual.shares))
-        )
-        return [*before, *unread.samples, *after]
+        others = [share for share in range(virtual.shares) if share not in virtual.own]
+        read = self.batches.read_names(unread.step - 1, others)
+        return _in_order([others, virtual.own], [read, unread.samples])
+
+
+def _in_order(shares: Sequence[Sequence[int]], names: Sequence[Sequence[str]]) -> list[str]:
+    """Return the names of a step's micro-batches in the order of the shares, from the shares and names of each rank."""
+    found: dict[int, Sequence[str]] = {}
+    for own, all_names in zip(shares, names, strict=True):
+        accum = len(all_names) // len(own)
+        found |= {share: all_names[place * accum : (place + 1) * accum] for place, share in enumerate(own)}
+    return [name for share in sorted(found) for name in found[share]]
 
 
 def cut_epoch(steps: int) -> int:

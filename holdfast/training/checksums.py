@@ -3,7 +3,6 @@
 Content ids show that two runs differ; the trail shows in which step and in which component they differ first.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +11,7 @@ from holdfast import state
 from holdfast.checkpoint import Payload
 from holdfast.fingerprint import canonical_json
 from holdfast.state.checksum import checksum, checksum_together, checksum_value
+from holdfast.state.sharded import ShardedBytes
 from holdfast.state.tensors import TensorBytes
 from holdfast.trail import spreads
 from holdfast.training.capturing import capture_own
@@ -35,13 +35,13 @@ def describe_components(training: "Training", *, in_detail: bool) -> dict[str, A
     """Return a checksum, 16 hex characters, for each component of the state that a step changes.
 
     Components are ``buffers``, ``optimizer`` (its hyperparameters), ``optimizer.<kind>`` for each kind of moment,
-    ``model``, ``schedulers``, ``scaler`` and ``extras.<name>``, in the order in which a difference spreads.
+    ``model``, ``schedulers``, ``scaler`` and ``extras.<name>``, in the order in which a difference spreads. If the
+    state is cut over the ranks, they call this together, and get the checksums of the whole state.
 
     Args:
         in_detail: whether each tensor has a checksum of its own, under ``tensors``.
     """
-    whole = state.to_payload(capture_own(training))
-    payload = state.localize(whole)
+    payload = state.to_payload(capture_own(training))
     buffers = {name for name, _ in training.accelerator.unwrap_model(training.model).named_buffers()}
     members: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in _tensors_of(payload).items():
@@ -56,23 +56,12 @@ def describe_components(training: "Training", *, in_detail: bool) -> dict[str, A
         each = {name: tensor for component in members.values() for name, tensor in component.items()}
         sums = dict(zip(each, checksum(list(each.values())), strict=True))
         found["tensors"] = {name: f"{value:016x}" for name, value in sums.items()}
-    return _join(training.gather(found)) if state.has_shards(whole) else found
-
-
-def _join(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one checksum for the checksums of each name in all ranks, each of which has a share of the state."""
-    names = dict.fromkeys(name for found in ranks for name in found)
-    return {
-        name: _join([found.get(name, {}) for found in ranks])
-        if name == "tensors"
-        else f"{checksum_value(' '.join(found.get(name, '') for found in ranks).encode()):016x}"
-        for name in names
-    }
+    return found
 
 
 def _tensors_of(payload: Payload) -> dict[str, torch.Tensor]:
     pieces = {name: tensor.pieces[0] for name, tensor in payload.tensors.items()}
-    return {name: piece.tensor for name, piece in pieces.items() if isinstance(piece, TensorBytes)}
+    return {name: each.tensor for name, each in pieces.items() if isinstance(each, TensorBytes | ShardedBytes)}
 
 
 def _component_of(name: str, buffers: set[str]) -> str:

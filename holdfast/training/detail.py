@@ -31,5 +31,5 @@ def describe_parts(training: "Training", step: Unread, components: dict[str, Any
         for place, facts in enumerate(training.virtual.facts):
             samples = combine(step.samples[place * accum : (place + 1) * accum])
             own.append({"rank": rank, "share": training.virtual.own[place], "samples": samples, **facts})
-        own.append({"rank": rank, **training.virtual.sums})
+        own.append({"rank": rank, **training.virtual.sums.facts})
     return [facts for each in training.gather(own) for facts in each]

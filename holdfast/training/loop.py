@@ -15,6 +15,7 @@ from holdfast.state import gather_whole
 from holdfast.training.build import Training
 from holdfast.training.capturing import CHANGED_BY_A_SHARE
 from holdfast.training.checksums import describe_components
+from holdfast.training.norm import clip_to, take_norm
 from holdfast.training.progress import Stage, Unread, read_number
 from holdfast.training.schedulers import waits_for_plateau
 from holdfast.training.undisturbed import undisturbed
@@ -115,13 +116,18 @@ def _learn_in_shares(training: Training, virtual: VirtualRanks) -> tuple[dict[st
     names = []
     extras = _sum_extras(training) if virtual.is_first_step else None
     with virtual.step(training.model, training.progress.step + 1, in_detail=training.is_detailed):
-        for share in virtual.own:
-            with virtual.share(share) as losses:
-                for _ in range(recipe.grad_accum):
+        for turn in virtual.turns:
+            with virtual.share(turn) as losses:
+                for number in range(recipe.grad_accum):
                     name, batch = training.next_batch()
-                    names.append(name)
+                    if turn.counts:
+                        names.append(name)
+                    is_last = number == recipe.grad_accum - 1
+                    virtual.micro_batch(turn, is_last=is_last)
                     with accelerator.autocast():
                         loss = recipe.loss(training.model, batch)
+                    if virtual.is_cut and is_last and turn == virtual.turns[-1]:
+                        heartbeats.mark(Place.SYNCING)  # the backward pass exchanges the blocks' gradients
                     accelerator.backward(loss)
                     losses.append(loss.detach().float().reshape(()))
         heartbeats.mark(Place.SYNCING)
@@ -162,6 +168,12 @@ def clip(training: Training) -> torch.Tensor:
     """Scale the gradient down to the recipe's ``clip_norm``. Return its norm from before."""
     accelerator, limit = training.accelerator, training.recipe.clip_norm
     parameters = list(training.model.parameters())
+    if training.virtual is not None:
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        total = take_norm(gradients)
+        if limit is not None and limit < math.inf:
+            clip_to(gradients, limit, total)
+        return total
     if limit is not None and limit < math.inf:
         norm: torch.Tensor = accelerator.clip_grad_norm_(parameters, limit)
         return gather_whole(norm)

@@ -18,7 +18,6 @@ from holdfast.errors import RecipeError
 from holdfast.probe import Probe
 from holdfast.state import gather_whole, is_sharded
 from holdfast.state.checksum import checksum_together
-from holdfast.state.sharded import local_of
 from holdfast.training.naming import name_parameters
 from holdfast.training.synchronizing import share_buffers
 from holdfast.training.undisturbed import undisturbed
@@ -156,8 +155,8 @@ def _take_gradient(training: "Training", batch: Any) -> str:
                 loss = _take_loss(training, model.train(), batch)
                 loss.backward()  # type: ignore[no-untyped-call]
                 gradient = tuple(each.grad for each in parameters)
-        local = [local_of(each) if is_sharded(each) else each for each in gradient if each is not None]
-        dense = [each.to_dense() for each in local]  # an embedding's gradient may be sparse
+        # An embedding's gradient may be sparse.
+        dense = [each if is_sharded(each) else each.to_dense() for each in gradient if each is not None]
         return f"{checksum_together([loss, *dense]):016x}"
 
 

@@ -26,13 +26,16 @@ def check_sharding(config: RunConfig, recipe: Recipe) -> None:
         problem, hint = "a loop of your own", "call torch's fully_shard in the loop: checkpoints are sharded as well"
     elif recipe.loss is None:
         problem, hint = "a step of its own", "return a Recipe with a loss"
-    elif config.compute.virtual_ranks:
-        problem, hint = "virtual ranks", "compute.virtual_ranks = 0"
     elif config.compute.mixed_precision == "fp16":
         problem, hint = "fp16, whose GradScaler sees a share of the gradient", 'mixed_precision = "bf16"'
     else:
         return
     raise ConfigError(f"{SETTING}: the engine can't shard {problem}", hint=hint)
+
+
+def is_cut(config: RunConfig, accelerator: Accelerator) -> bool:
+    """Return whether the model is cut over the ranks. One rank holds all of it."""
+    return config.compute.parallel == "fsdp" and accelerator.num_processes > 1
 
 
 def place_model(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> None:
@@ -46,14 +49,13 @@ def place_model(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> 
     Raises:
         RecipeError: the model is on the meta device, and a module has no ``reset_parameters``.
     """
-    is_cut = config.compute.parallel == "fsdp" and accelerator.num_processes > 1
     averages = [each.module for each in recipe.extras.values() if isinstance(each, AveragedModel)]
     before = dict(recipe.model.named_parameters(remove_duplicate=False))
     for model in (recipe.model, *averages):
         made: dict[int, nn.Parameter] = {}
         for block in list_blocks(model):
             materialize(block, accelerator.device, made)
-            if is_cut:
+            if is_cut(config, accelerator):
                 _cut_block(block, accelerator)
     after = dict(recipe.model.named_parameters(remove_duplicate=False))
     _replace(recipe, {id(each): after[name] for name, each in before.items() if after[name] is not each})

@@ -50,6 +50,11 @@ class TreeSum:
             node = Node(node.level + 1, node.index // 2)
         self.parts[node] = value
 
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all leaves have been added."""
+        return self._root in self.parts
+
     def root(self) -> Tensor:
         """Return the sum over all leaves, each of which was added once."""
         return self.parts[self._root]
@@ -71,6 +76,21 @@ def list_parts(leaves: int, block: range) -> list[Node]:
             node = Node(node.level + 1, node.index // 2)
         nodes.append(node)
     return nodes
+
+
+def sum_columns(values: Tensor) -> Tensor:
+    """Return the sum of each row of a matrix, shape (n, m) to (n,), to the same bits whatever other rows there are.
+
+    Adds the second half of the columns to the first, again and again. ``Tensor.sum`` adds in an order that depends on
+    the shape, on the device and on the number of threads. The matrix is overwritten.
+    """
+    if not values.shape[1]:
+        return values.new_zeros(len(values))
+    while (columns := values.shape[1]) > 1:
+        half = (columns + 1) // 2
+        values[:, : columns - half].add_(values[:, half:])
+        values = values[:, :half]
+    return values[:, 0]
 
 
 def deal(leaves: int, parts: int) -> list[range]:

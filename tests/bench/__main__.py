@@ -13,7 +13,21 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import agreement, cold, flow, journal, loop, lost, peers, preempt, saving, shards, strict, trust
+from tests.bench import (
+    agreement,
+    cold,
+    flow,
+    journal,
+    loop,
+    lost,
+    peers,
+    preempt,
+    saving,
+    shards,
+    strict,
+    trust,
+    virtual,
+)
 from tests.bench.frame import describe_machine, make_table
 
 BENCHMARKS = [
@@ -28,6 +42,7 @@ BENCHMARKS = [
         trust,
         loop,
         agreement,
+        virtual,
         peers,
         journal,
     )

@@ -40,12 +40,12 @@ def grow_a_buffer(training: Any) -> None:
 
 def sum_in_a_row(training: Any) -> None:
     """Add the gradients of this rank's shares one after the other, not as the tree does."""
-    from holdfast.training import virtual
+    from holdfast.training import buckets
     from holdfast.training.tree import Node
 
     size = len(training.virtual.own)
 
-    class Row(virtual.TreeSum):
+    class Row(buckets.TreeSum):
         def add(self, node: Node, value: Any) -> None:
             if node.level:
                 return super().add(node, value)
@@ -57,4 +57,4 @@ def sum_in_a_row(training: Any) -> None:
                 super().add(Node((size - 1).bit_length(), node.index // size), total)
             return None
 
-    virtual.TreeSum = Row  # type: ignore[misc]
+    buckets.TreeSum = Row  # type: ignore[misc]

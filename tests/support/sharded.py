@@ -2,6 +2,7 @@
 
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,13 @@ def looped(run: Run) -> None:
 
 def in_ranks(count: int, function: str, *arguments: Any) -> int:
     """Call a function of this module in several ranks; return 0 if it has returned 0 in all of them."""
+    return launch_checks(globals()[function], count, *arguments)
+
+
+def launch_checks(check: Callable[..., int], count: int, *arguments: Any) -> int:
+    """Call a function in several ranks; return 0 if it has returned 0 in all of them."""
     AcceleratorState._reset_state(reset_partial_state=True)  # the server's own training was a single rank's
-    return launch(functools.partial(globals()[function], *arguments), count)
+    return launch(functools.partial(check, *arguments), count)
 
 
 def make(folder: str, parallel: str = "fsdp", settings: dict[str, Any] | None = None) -> Training:

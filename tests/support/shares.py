@@ -26,18 +26,45 @@ class Counted(nn.Module):
         return x * (1 + 0.01 * self.calls)
 
 
+class Varied(nn.Module):
+    """A small network in blocks, whose sizes no number of ranks divides: dropout, batch statistics, tied weights.
+
+    Args:
+        is_alike: whether all shares use the same parameters, as FSDP2 needs it without virtual ranks.
+    """
+
+    def __init__(self, width: int = 31, *, is_alike: bool = False) -> None:
+        super().__init__()
+        self.is_alike = is_alike
+        self.counted = Counted()
+        self.first, self.tied = nn.Linear(8, width), nn.Linear(8, width)
+        self.tied.weight = self.first.weight
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Dropout(0.3)) for _ in range(2)
+        )
+        self.head = nn.Linear(width, 1)
+        self.sometimes = nn.Parameter(torch.ones(1))
+        self.unused = nn.Parameter(torch.ones(3))
+        self.frozen = nn.Parameter(torch.ones(5), requires_grad=False)
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Return a number for each point; shape (n, 1). Only some of the shares use ``sometimes``, or all."""
+        points = self.counted(points)
+        found = self.first(points) + self.tied(points)
+        for block in (*self.blocks, self.blocks[0]):
+            found = found + block(found)
+        out: Tensor = self.head(found) * self.frozen.mean()
+        return out * self.sometimes if self.is_alike or bool(points[0, 0] > 0) else out
+
+
 def averaged(how: str = "") -> Recipe:
     """Build a small network and an average of its weights.
 
     Args:
-        how: what the recipe does that virtual ranks can't train: ``counts`` changes an extra in the loss.
+        how: ``counts`` changes an extra in the loss, which virtual ranks can't train; with ``alike`` all shares use the
+            same parameters.
     """
-    model = nn.Sequential(
-        Counted(),
-        *(nn.Linear(8, 31), nn.BatchNorm1d(31), nn.Tanh(), nn.Dropout(0.3), nn.Linear(31, 16), nn.Tanh()),
-        nn.Linear(16, 1),
-    )
-    model.register_parameter("unused", nn.Parameter(torch.ones(3)))
+    model = Varied(is_alike=how == "alike")
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     seen = nn.BatchNorm1d(8)  # only its statistics are used
 

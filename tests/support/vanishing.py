@@ -23,11 +23,11 @@ LATER_MS = "VANISHING_LATER_MS"
 NOTES = "VANISHING_NOTES"
 
 
-def vanishing() -> Recipe:
+def vanishing(how: str = "") -> Recipe:
     """Build the recipe `averaged`, in which the environment's faults happen."""
-    recipe = averaged()
+    recipe = averaged(how)
     model, optimizer, rank = recipe.model, recipe.optimizer, int(os.environ.get("RANK", 0))
-    weight = model[1].weight
+    weight = model.get_parameter("head.weight")
 
     def completed() -> int:
         return max((int(state["step"]) for state in optimizer.state.values()), default=0)

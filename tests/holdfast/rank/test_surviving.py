@@ -163,7 +163,7 @@ def test_state_that_a_rank_has_alone_costs_a_chunk_at_most(
     nursery: Lives, tmp_path: Path, parallel: str, ranks: int
 ) -> None:
     """Its generators, or its share of the weights, are lost with it."""
-    how = f'compute.parallel = "{parallel}"'
+    how = f'compute.parallel = "{parallel}"\nsettings.how = "alike"'
     straight = Run(tmp_path / "straight", ranks, how=how).train(nursery)
     run = Run(tmp_path / "killed", ranks, ("optimizer", 9, 1), how=how).train(nursery)
     assert max(run.adopted, default=0) <= 6, "a commit was still to be made of what all ranks had saved"

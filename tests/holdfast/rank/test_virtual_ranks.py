@@ -1,26 +1,47 @@
-"""Any number of ranks trains the same bytes, if the run has virtual ranks."""
+"""With virtual ranks any number of ranks, each with the whole model or a part of it, trains the same bytes."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.journal import Journal
 from holdfast.store import open_store
+from holdfast.testing.faults import fault
 from tests.support.lives import Lives
 
 pytestmark = pytest.mark.slow
 
 SHARES = 8
-RANKS = (3, 2, 4, 1)
+EPOCHS = 4
+# Each life: its number of ranks, what they hold of the model, and where SIGKILL ends it. What its ranks have saved by
+# then is adopted.
+LIVES = [
+    (8, "fsdp", ("chunk-reported", 2, "self")),
+    (4, "ddp", ("chunk-reported", 1, "both")),
+    (3, "fsdp", ("commit-recorded", 1, "both")),
+    (2, "fsdp", ("latest-replaced", 1, "self")),
+    (1, "ddp", ("chunk-reported", 1, "both")),
+    (4, "fsdp", None),
+]
 
 
-def write_config(folder: Path, ranks: int, epochs: int, how: str = "") -> str:
+@pytest.fixture(autouse=True)
+def _imported(nursery: Lives) -> None:
+    """Spare each rank the import, which takes longer than what it does here."""
+    nursery.load("torch.distributed.fsdp")
+
+
+def write_config(
+    folder: Path, ranks: int, epochs: int, how: str = "", parallel: str = "ddp", chunk_steps: int = 2
+) -> str:
     """Write the run's configuration into the folder; return its path."""
     lines = [
         'recipe = "tests.support.shares:averaged"', 'run = "r"', f"store = {json.dumps(str(folder))}",
-        f"epochs = {epochs}", f'settings.how = "{how}"', "chunk.steps = 2", f"compute.ranks = {ranks}",
-        f"compute.virtual_ranks = {SHARES}", 'compute.device = "cpu"', 'compute.mixed_precision = "bf16"',
+        f"epochs = {epochs}", f'settings.how = "{how}"', f"chunk.steps = {chunk_steps}", f"compute.ranks = {ranks}",
+        f"compute.virtual_ranks = {SHARES}", f'compute.parallel = "{parallel}"', 'compute.device = "cpu"',
+        'compute.mixed_precision = "bf16"', "retention.keep_last = 99", f"log.folder = {json.dumps(str(folder))}",
     ]  # fmt: skip
     folder.mkdir(exist_ok=True)
     path = folder / "config.toml"
@@ -28,10 +49,15 @@ def write_config(folder: Path, ranks: int, epochs: int, how: str = "") -> str:
     return str(path)
 
 
-def train(nursery: Lives, folder: Path, ranks: int, epochs: int, how: str = "") -> str:
-    """Train a run in the folder, or train it further; return what the command printed."""
-    done = nursery.call("tests.support.forked:train", write_config(folder, ranks, epochs, how), [])
-    return done.stdout + done.stderr
+def train(nursery: Lives, path: str, **environment: str) -> Any:
+    """Train a run, or train it further; return the ended command."""
+    return nursery.call("tests.support.forked:train", path, [], **environment)
+
+
+def check(nursery: Lives, ranks: int, function: str, *arguments: object) -> None:
+    """Let several ranks make a check of `tests.support.cut`."""
+    done = nursery.call("tests.support.cut:in_ranks", ranks, function, *arguments, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
 
 
 def list_commits(folder: Path) -> dict[int, str]:
@@ -39,29 +65,38 @@ def list_commits(folder: Path) -> dict[int, str]:
     return {commit.step: commit.checkpoint_sha256 for commit in Journal(open_store(str(folder)), "r").candidates()}
 
 
-def test_the_number_of_ranks_changes_no_byte(nursery: Lives, tmp_path: Path) -> None:
-    train(nursery, tmp_path / "one", 1, len(RANKS))
-    for epochs, ranks in enumerate(RANKS, 1):
-        train(nursery, tmp_path / "many", ranks, epochs)
-    one, many = list_commits(tmp_path / "one"), list_commits(tmp_path / "many")
-    assert max(many) == 6 * len(RANKS)
-    assert many == one
-    trails = [
-        "".join(path.read_text() for path in sorted((tmp_path / name / "r" / "metrics").iterdir()))
-        for name in ("one", "many")
-    ]
-    assert trails[0] == trails[1], "other losses, gradient norms or samples"
-    commit = str(max(commit.number for commit in Journal(open_store(str(tmp_path / "many")), "r").candidates()) - 1)
-    audited = nursery.call(
-        "tests.support.forked:command", "audit", str(tmp_path / "many" / "r"), "--commit", commit, "--ranks", "2"
-    )
+def read_trail(folder: Path) -> dict[int, str]:
+    """Return the line of each committed step: its loss, gradient norm, samples and random numbers."""
+    text = "".join(path.read_text() for path in (folder / "r" / "metrics").iterdir())
+    return {json.loads(line)["step"]: line for line in text.splitlines()}
+
+
+def test_the_number_of_ranks_and_their_shards_change_no_byte(nursery: Lives, tmp_path: Path) -> None:
+    one, many = tmp_path / "one", tmp_path / "many"
+    done = train(nursery, write_config(one, 1, EPOCHS, chunk_steps=1))  # dead ranks save after any step
+    assert done.returncode == 0, done.stderr
+    for life, (ranks, parallel, killed) in enumerate(LIVES):
+        struck = tmp_path / f"struck-{life}"
+        strike = fault(*killed, struck) if killed else {}
+        done = train(nursery, write_config(many, ranks, EPOCHS, parallel=parallel), **strike)
+        assert struck.exists() == (killed is not None), done.stderr
+        assert "not promised" not in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert max(list_commits(many)) == 6 * EPOCHS
+    expected = list_commits(one)
+    assert list_commits(many) == {step: expected[step] for step in list_commits(many)}
+    assert read_trail(many) == read_trail(one)
+    commit = str(max(commit.number for commit in Journal(open_store(str(many)), "r").candidates()) - 1)
+    audited = nursery.call("tests.support.forked:command", "audit", str(many / "r"), "--commit", commit, "--ranks", "2")
     assert audited.returncode == 0, audited.stderr
     assert "replayed on 2 ranks to the same bytes" in audited.stdout
 
 
-def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path) -> None:
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path, parallel: str) -> None:
     options = ("--ranks", "1,3,2", "--steps", "8", "--kills", "2", "--seed", "3")
-    done = nursery.call("tests.support.forked:command", "prove", write_config(tmp_path, 1, 1), *options)
+    path = write_config(tmp_path, 1, 1, parallel=parallel)
+    done = nursery.call("tests.support.forked:command", "prove", path, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\n  ranks       1 straight, and 1, 3 and 2 between the kills\n" in done.stdout
     assert done.stdout.endswith("--seed 3 --steps 8 --kills 2 --ranks 1,3,2\n")
@@ -69,6 +104,30 @@ def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path) -> Non
 
 def test_an_extra_that_a_share_changes_is_refused(nursery: Lives, tmp_path: Path) -> None:
     """Each rank's extra has seen other shares: nothing of it may count."""
-    said = train(nursery, tmp_path, 2, 1, how="counts")
-    assert "a share of a batch has changed the extras" in said
+    done = train(nursery, write_config(tmp_path, 2, 1, how="counts"))
+    assert "a share of a batch has changed the extras" in done.stdout + done.stderr
     assert list_commits(tmp_path) == {}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_norms_and_checksums_of_cut_tensors_are_those_of_whole_ones(nursery: Lives, tmp_path: Path, ranks: int) -> None:
+    check(nursery, ranks, "compare_with_whole_tensors", str(tmp_path))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_with_shards_keeps_sums_of_its_rows_alone(nursery: Lives, tmp_path: Path, ranks: int) -> None:
+    check(nursery, ranks, "keep_rows_alone", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("skips", "only some shares of the batch have used blocks.0"),
+        ("sparse", "sparse gradient"),
+        ("rows", "virtual ranks can't train with Adafactor"),
+    ],
+)
+def test_what_ranks_with_shards_cannot_sum_in_order_is_refused(
+    nursery: Lives, tmp_path: Path, how: str, said: str
+) -> None:
+    check(nursery, 2, "refuse", str(tmp_path), how, said)

@@ -50,7 +50,6 @@ def test_blocks_without_a_module_list_are_the_model_alone() -> None:
 @pytest.mark.parametrize(
     ("recipe", "changes", "said"),
     [
-        ("sharded:averaged", {"virtual_ranks": 2}, "virtual ranks"),
         ("sharded:averaged", {"mixed_precision": "fp16"}, "fp16"),
         ("composed:adversarial", {}, "a step of its own"),
     ],
@@ -93,6 +92,8 @@ def test_a_module_that_cannot_set_its_first_values_is_named() -> None:
 def test_the_fingerprint_has_the_sharding_only_if_there_is_one(tmp_path: Path) -> None:
     assert make_config(tmp_path).identity["compute"] == {"ranks": 1, "mixed_precision": "no", "parallel": "fsdp"}
     assert Compute().identity == {"ranks": 1, "mixed_precision": "no"}
+    virtual = [Compute(virtual_ranks=8, parallel=parallel, ranks=3).identity for parallel in ("ddp", "fsdp")]
+    assert virtual == [{"virtual_ranks": 8, "mixed_precision": "no"}] * 2, "which change no bit with virtual ranks"
 
 
 def test_parts_are_dealt_by_their_bytes_and_the_main_rank_has_the_first() -> None:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from holdfast.training.tree import Node, TreeSum, deal, list_parts
+from holdfast.training.tree import Node, TreeSum, deal, list_parts, sum_columns
 
 
 def add_leaves(values: torch.Tensor, block: range) -> TreeSum:
@@ -51,6 +51,15 @@ def test_the_parts_of_a_block_are_known_beforehand(leaves: int) -> None:
     values = torch.ones(leaves, 1)
     for start, stop in itertools.combinations(range(leaves + 1), 2):
         assert list_parts(leaves, range(start, stop)) == list(add_leaves(values, range(start, stop)).parts)
+
+
+@pytest.mark.parametrize("columns", [0, 1, 2, 3, 7, 8, 100, 4097])
+def test_a_rows_sum_does_not_depend_on_the_other_rows(columns: int) -> None:
+    values = torch.randn(50, columns, generator=torch.Generator().manual_seed(columns)) ** 9
+    sums = sum_columns(values.clone())
+    torch.testing.assert_close(sums.double(), values.double().sum(1), rtol=1e-4, atol=1e-4)
+    for start, stop in ((0, 1), (3, 20), (49, 50), (7, 7)):
+        assert torch.equal(sum_columns(values[start:stop].clone()), sums[start:stop])
 
 
 def test_blocks_are_contiguous_and_almost_equal() -> None:

@@ -11,8 +11,10 @@ from torch import nn
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.training import Training, go_back
+from holdfast.training.blocks import ShardSums
+from holdfast.training.buckets import WholeSums, make_buckets
 from holdfast.training.loop import steps, train, train_step
-from holdfast.training.virtual import list_shares, make_buckets
+from holdfast.training.virtual import check_ranks
 from tests.support.shares import Counted
 from tests.support.trainings import live_in_chunks
 
@@ -46,8 +48,8 @@ def test_each_share_has_random_numbers_of_its_own(tmp_path: Path) -> None:
     drawn = []
     for step in (1, 1, 2):
         with training.virtual.step(training.model, step):
-            for share in training.virtual.own:
-                with training.virtual.share(share) as losses:
+            for turn in training.virtual.turns:
+                with training.virtual.share(turn) as losses:
                     drawn.append(torch.rand(()).item())
                     losses.append(torch.zeros(()))
         drawn.append(torch.rand(()).item())
@@ -64,7 +66,9 @@ def fail_in_a_step(training: Training) -> None:
     begun = steps(training, training.progress.step + 1, lambda: False)
     next(begun)
     with contextlib.suppress(ConnectionError), virtual.step(training.model.train(), training.progress.step + 1):
-        with virtual.share(0) as losses:
+        turn = virtual.turns[0]
+        with virtual.share(turn) as losses:
+            virtual.micro_batch(turn, is_last=True)
             losses.append(loss(training.model, training.next_batch()[1]))
             losses[0].backward()  # type: ignore[no-untyped-call]
         raise ConnectionError
@@ -77,7 +81,7 @@ def test_a_step_is_undone_until_the_optimizer_steps(tmp_path: Path) -> None:
     before = {name: value.clone() for name, value in training.model.state_dict().items()}
     drawn = training.generators.digest()
     fail_in_a_step(training)
-    assert training.model.state_dict()["0.calls"] != before["0.calls"]
+    assert training.model.state_dict()["counted.calls"] != before["counted.calls"]
     assert go_back(training)
     assert training.progress.step == 2
     assert training.generators.digest() == drawn
@@ -152,7 +156,17 @@ def test_what_they_cannot_train_is_refused(
 
 def test_more_ranks_than_shares_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"compute.ranks = 9: there are only 8 virtual ranks"):
-        list_shares(8, 0, 9)
+        check_ranks(8, 9)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("sums", [WholeSums, ShardSums])
+def test_every_share_counts_once_and_all_ranks_have_equally_many_turns_with_shards(sums: Any, ranks: int) -> None:
+    turns = [sums(SHARES, rank, ranks).turns for rank in range(ranks)]
+    counted = [turn.share for each in turns for turn in each if turn.counts]
+    assert sorted(counted) == list(range(SHARES))
+    if sums is ShardSums:
+        assert {len(each) for each in turns} == {-(-SHARES // ranks)}, "all take part in every collective"
 
 
 def test_a_sparse_gradient_is_refused(tmp_path: Path) -> None:

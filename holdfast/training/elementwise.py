@@ -1,0 +1,83 @@
+"""A trial of an optimizer: does its step give an element the same bits in a whole tensor and in some rows of it?
+
+An optimizer that holds only some rows of a tensor may step them otherwise: because it looks at whole rows and columns,
+or because a kernel rounds the last elements of a tensor in another way than those before. On a CPU torch's fused AdamW
+and fused SGD do: three steps give a third of the moments other bits.
+"""
+
+import copy
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import ConfigError
+from holdfast.state import capture_rng, restore_rng
+from holdfast.training.optimizers import parts_of
+
+# The tensor of a trial. Its rows are shorter than a vector of the processor, so that a row alone has no whole vector.
+SHAPE = (256, 5)
+STEPS = 3
+RATE = 1e-3  # in place of a rate of 0, with which a warm-up may begin
+
+
+def check_elementwise(optimizer: Any, device: torch.device) -> None:
+    """Raise ConfigError if an optimizer's step depends on how a tensor is cut by rows, or can't be tried.
+
+    The optimizer, its state and the random generators stay as they are. Call it before the first step.
+    """
+    before = capture_rng()
+    try:
+        for part in parts_of(optimizer):
+            for group in part.param_groups:
+                for dtype in dict.fromkeys(each.dtype for each in group["params"]):
+                    values = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+                    if not _is_elementwise(part, group, values):
+                        raise _refuse(part, dtype)
+    finally:
+        restore_rng(before)
+
+
+def _is_elementwise(optimizer: Any, group: dict[str, Any], values: Tensor) -> bool:
+    """Return whether some steps give parameter and moments the same bits in one piece and row by row."""
+    try:
+        whole, rows = _step(optimizer, group, values, len(values)), _step(optimizer, group, values, 1)
+        return whole.keys() == rows.keys() and all(torch.equal(whole[name], rows[name]) for name in whole)
+    except Exception:  # anybody's code, which may refuse such a tensor
+        return False
+
+
+def _step(optimizer: Any, group: dict[str, Any], values: Tensor, rows: int) -> dict[str, Tensor]:
+    """Step a tensor in pieces of some rows with an optimizer's code and a group's settings; return it and its state."""
+    trial = object.__new__(type(optimizer))
+    vars(trial).update(vars(optimizer))
+    vars(trial).pop("step", None)  # a scheduler puts a method there that is bound to the optimizer
+    vars(trial).update(_optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={}, state=defaultdict(dict))
+    parameters = [torch.nn.Parameter(each.clone()) for each in torch.split(values, rows)]
+    trial.param_groups = [copy.deepcopy({**group, "params": []}) | {"params": parameters}]
+    trial.param_groups[0]["lr"] = group.get("lr") or RATE
+    first = group["params"][0]
+    for parameter in parameters:  # Adagrad has a state before its first step
+        for name, value in optimizer.state.get(first, {}).items():
+            is_like = isinstance(value, Tensor) and value.shape == first.shape
+            made = torch.full_like(parameter, value.flatten()[0].item()) if is_like else copy.deepcopy(value)
+            trial.state[parameter][name] = made
+    for number in range(STEPS):
+        for parameter, gradient in zip(parameters, torch.split(values.roll(number + 1, 0), rows), strict=True):
+            parameter.grad = gradient.clone()
+        trial.step()
+    found = {"parameter": torch.cat([each.detach() for each in parameters])}
+    for name, value in trial.state[parameters[0]].items():
+        if isinstance(value, Tensor) and value.dim():
+            found[name] = torch.cat([trial.state[each][name] for each in parameters])
+    return found
+
+
+def _refuse(optimizer: Any, dtype: torch.dtype) -> ConfigError:
+    name, kind = type(optimizer).__name__, str(dtype).removeprefix("torch.")
+    return ConfigError(
+        f'compute.parallel = "fsdp": virtual ranks can\'t train with {name} here: it steps rows of a {kind} tensor to '
+        "other bits than the whole tensor",
+        hint=f'{name} without fused=True, another optimizer such as AdamW, or compute.parallel = "ddp"',
+    )
