@@ -25,7 +25,7 @@ from holdfast.journal import Commit
 from holdfast.probe import Gate
 from holdfast.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, find_processes, leads_session
 from holdfast.rank.ending import RankLog
-from holdfast.rank.hanging import LOOK_EVERY_S, Watch
+from holdfast.rank.hanging import LOOK_EVERY_S, PATIENCE_VARIABLE, Watch
 from holdfast.rank.messages import (
     Begin,
     Begun,
@@ -85,12 +85,14 @@ class Ranks:
         commit: int = 0,
         longest_epoch: int = 0,
         spawn: Spawn | None = None,
+        patience: float = 1.0,
     ) -> None:
         """
         Args:
             commit: the number of the commit that will probably be restored: the ranks begin to read it at once.
             longest_epoch: cut an epoch to this many steps, for a proof; 0 for no cut.
             spawn: starts the process; by default `Ranks.spawn`.
+            patience: of the watch over their heartbeats.
         """
         self.began = time.monotonic()
         self._compute = config.compute
@@ -100,8 +102,10 @@ class Ranks:
         heartbeats = Heartbeats(config.compute.rank_count)
         self._delete_heartbeats = weakref.finalize(self, heartbeats.close)
         self.watch = Watch(heartbeats, config.resume.hung_after_s, has_others=config.compute.has_nodes)
+        self.watch.patience = patience
         environment = make_environment(config, commit) | {HEARTBEATS_VARIABLE: str(heartbeats.path)}
         environment |= {MARK_VARIABLE: self._mark, LONGEST_EPOCH_VARIABLE: str(longest_epoch)}
+        environment |= {PATIENCE_VARIABLE: str(patience)}  # for the watches on the nodes of a Ray cluster
         with self._log.open() as log:
             self._process = (spawn or self.spawn)(make_command(config), environment, log)
         self._events: Events = queue.SimpleQueue()
@@ -350,8 +354,8 @@ def started_ahead(config: RunConfig, log_path: Path, commit: int) -> Iterator[No
             _ahead.pop()
 
 
-def start(config: RunConfig, log_path: Path, commit: int) -> Ranks:
-    """Return the ranks that were started ahead with the same arguments, or start new ones."""
+def start(config: RunConfig, log_path: Path, commit: int, patience: float = 1.0) -> Ranks:
+    """Return the ranks that were started ahead with the same arguments, or start new ones; see `Ranks`."""
     while _ahead:
         arguments, ranks = _ahead[-1]
         if arguments == (config, log_path, commit):
@@ -359,4 +363,4 @@ def start(config: RunConfig, log_path: Path, commit: int) -> Ranks:
             return ranks
         ranks.end()
         _ahead.pop()
-    return Ranks(config, log_path, commit)
+    return Ranks(config, log_path, commit, patience=patience)
