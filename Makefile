@@ -1,6 +1,6 @@
 # make train   train the language model, or continue it      make train ARGS="--set epochs=8"
 # make test    the suite: kills, servers, clouds             make check   lint, types, layers and the quick tests
-# make test-extras    other people's loops, metric sinks and data streams      make test-pools    work pools of every kind, several nodes
+# make test-extras    other people's loops, metric sinks, data streams and Ray      make test-pools    work pools of every kind, several nodes
 # make up      a server, work pools and workers on this machine      make down    end them      make up POSTGRES=1
 #              make up GPUS=2, or GPUS=all: a worker for each GPU, so that two runs never share one
 # make setup   only prepare .venv                            make clean   remove it

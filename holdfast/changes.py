@@ -37,6 +37,8 @@ FIELD_CLASSES: dict[str, FieldClass] = {
     "retention": "operational",
     "compute.device": "operational",
     "compute.nodes": "operational",
+    "compute.launcher": "operational",
+    "compute.ray_address": "operational",
     "compute.rendezvous": "operational",
     "compute.wait_s": "operational",
     "compute.lost_after_s": "operational",

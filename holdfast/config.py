@@ -148,6 +148,14 @@ class Determinism(Section):
     threads: Processes = Field(1, ge=1, description="Intra-op threads of a rank. Another number sums in another order.")
 
 
+def require_port(address: str) -> str:
+    """Return an address if it has a host and a port; raise ValueError otherwise."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ValueError("expected host:port, such as node0.example:29500")
+    return address
+
+
 class Compute(Section):
     """The device, the number and the precision of the ranks."""
 
@@ -169,12 +177,26 @@ class Compute(Section):
     nodes: Annotated[int, Field(ge=1, le=1024)] | str = Field(
         1,
         description='Number of machines that train the run together, each with this number of ranks. "1:4" takes as '
-        "many as come, from 1 to 4. Start the same command on each; see nodes.md.",
+        "many as come, from 1 to 4. Start the same command on each, or let Ray carry the ranks; see nodes.md.",
+    )
+    launcher: Literal["torchrun", "ray"] = Field(
+        "torchrun",
+        description="What starts the ranks. torchrun: the command on each machine, with a rendezvous if there are "
+        "several. ray: one command, which places the ranks on the nodes of a Ray cluster.",
+    )
+    ray_address: str = Field(
+        "auto",
+        description="host:port of the Ray cluster's GCS. auto takes RAY_ADDRESS, or the cluster that this machine "
+        "belongs to.",
     )
     rendezvous: str | None = Field(
         None, description="host:port at which several nodes meet: an address of node 0, and a free port there."
     )
-    wait_s: Seconds = Field(600.0, ge=1, description="Seconds to wait for the other nodes, at the start and later.")
+    wait_s: Seconds = Field(
+        600.0,
+        ge=1,
+        description="Seconds to wait for the other nodes, or for room on a Ray cluster, at the start and later.",
+    )
     lost_after_s: Seconds = Field(
         60.0, ge=5, description="Seconds without a sign of life after which another node is lost."
     )
@@ -222,28 +244,47 @@ class Compute(Section):
     @field_validator("rendezvous")
     @classmethod
     def _is_host_and_port(cls, address: str | None) -> str | None:
-        host, _, port = (address or "host:1").rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-            raise ValueError("expected host:port, such as node0.example:29500")
-        return address
+        return address and require_port(address)
+
+    @field_validator("ray_address")
+    @classmethod
+    def _is_auto_or_an_address(cls, address: str) -> str:
+        if "://" in address:
+            raise ValueError("expected auto or host:port: Ray Client (ray://) is not supported")
+        return address if address == "auto" else require_port(address)
 
     @model_validator(mode="after")
     def _has_what_nodes_need(self) -> Self:
-        if self.nodes != 1 and self.rendezvous is None:
+        if self.has_nodes and self.rendezvous is None:
             raise ValueError(f"nodes = {self.nodes!r} needs a rendezvous, such as node0.example:29500")
         if isinstance(self.nodes, str) and not self.virtual_ranks:
             raise ValueError(f'nodes = "{self.nodes}" changes the number of ranks, which needs virtual_ranks')
         return self
 
+    @model_validator(mode="after")
+    def _has_what_ray_needs(self) -> Self:
+        if self.has_ray and self.ranks == "all":
+            raise ValueError(
+                'launcher = "ray" needs a number of ranks for each node: "all" counts this machine\'s GPUs'
+            )
+        if self.has_ray and self.rendezvous is not None:
+            raise ValueError('launcher = "ray" chooses the rendezvous itself: leave it out')
+        return self
+
+    @property
+    def has_ray(self) -> bool:
+        """Return whether Ray places the ranks, so that this machine starts none itself."""
+        return self.launcher == "ray"
+
     @property
     def has_nodes(self) -> bool:
-        """Return whether several machines may train the run together."""
-        return self.nodes != 1
+        """Return whether several machines may train the run together, with a command on each."""
+        return self.nodes != 1 and not self.has_ray
 
     @property
     def has_several(self) -> bool:
-        """Return whether torchrun starts the ranks: there are several of them, or of nodes."""
-        return self.rank_count > 1 or self.has_nodes
+        """Return whether torchrun starts this machine's ranks: there are several of them, or of nodes."""
+        return (self.rank_count > 1 or self.has_nodes) and not self.has_ray
 
     @property
     def node_range(self) -> tuple[int, int]:
@@ -477,6 +518,11 @@ class RunConfig(Section):
     def with_ranks(self, ranks: int) -> Self:
         """Return this configuration with a number of ranks."""
         return self.model_copy(update={"compute": self.compute.model_copy(update={"ranks": ranks})})
+
+    def placed(self, nodes: int, rendezvous: str) -> Self:
+        """Return this configuration for ranks that torchrun starts on this number of nodes."""
+        update = {"nodes": nodes, "rendezvous": rendezvous, "launcher": "torchrun"}
+        return self.model_copy(update={"compute": self.compute.model_copy(update=update)})
 
     @property
     def identity(self) -> dict[str, Any]:

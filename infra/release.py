@@ -26,7 +26,7 @@ BIN = Path(sys.executable).parent
 PYTHON = ROOT / ".venv" / "bin" / "python"
 # Names of licences, as SPDX or a classifier or a package's own words have them. They allow use in a closed product.
 ALLOWED = {
-    "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "Apache 2.0 License",
+    "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "Apache 2.0", "Apache 2.0 License",
     "Apache Software License", "BSD", "BSD License",
     "BSD-2-Clause", "BSD-3-Clause", "3-Clause BSD License", "BSL-1.0", "CC0-1.0", "CNRI-Python", "ISC",
     "ISC License (ISCL)", "MIT", "MIT License", "MIT-0", "MIT-CMU", "PSF-2.0", "Python Software Foundation License",

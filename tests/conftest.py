@@ -49,6 +49,7 @@ AZURITE = ROOT / ".venv" / "node_modules" / ".bin" / "azurite-blob"
 LONGEST = (
     "flows/test_pool.py",
     "flows/test_local.py",
+    "holdfast/ray/test_cluster.py",
     "infra/test_docker_pool.py",
     "infra/test_kubernetes_pool.py",
     "flows/test_gpu_workers.py",

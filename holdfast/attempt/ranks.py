@@ -95,12 +95,12 @@ class AttemptRanks:
 
     def _start(self, newest: Commit | None) -> None:
         self.restart_s = 0.0
-        if self.config.compute.has_nodes:
-            if node := find_node(self.config.compute):
-                raise ConfigError(f"this is node {node}, which only carries ranks", hint="start it with holdfast train")
-            log.info("%s", describe_wait(self.config.compute))
-        self.running = launching.start(*_arguments(self.config, self._number, newest))
-        self.running.watch.patience = PATIENCE**self.hangs
+        compute = self.config.compute
+        if node := find_node(compute):
+            raise ConfigError(f"this is node {node}, which only carries ranks", hint="start it with holdfast train")
+        if compute.has_nodes or compute.has_ray:
+            log.info("%s", describe_wait(compute))
+        self.running = launching.start(*_arguments(self.config, self._number, newest), PATIENCE**self.hangs)
         try:
             gpus = self._check_gpus(self.running)  # while the ranks import torch
             self.built = self.running.expect(Ready)
@@ -114,6 +114,8 @@ class AttemptRanks:
 
     def _check_gpus(self, ranks: Ranks) -> int:
         """Check the GPUs that these ranks take; see `check_gpus`. On an error, end the ranks at once."""
+        if self.config.compute.has_ray:
+            return 0  # each node checks its own
         try:
             return check_gpus(self.config.compute)
         except HoldfastError:

@@ -36,13 +36,15 @@ def settle_ranks(config: RunConfig) -> RunConfig:
 def gather_nodes(config: RunConfig) -> RunConfig:
     """Return the configuration with the ranks of all its nodes on one machine, for a command that trains there alone.
 
-    With virtual ranks any number of ranks trains the same bytes, so one node's are enough.
+    torchrun starts them there, even if Ray places those of the run. With virtual ranks any number of ranks trains the
+    same bytes, so one node's are enough.
     """
     compute = config.compute
-    if not compute.has_nodes:
+    if compute.nodes == 1 and not compute.has_ray:
         return config
     ranks = compute.rank_count * (1 if compute.virtual_ranks else compute.node_range[0])
-    return config.model_copy(update={"compute": compute.model_copy(update={"nodes": 1, "ranks": ranks})})
+    update = {"nodes": 1, "ranks": ranks, "launcher": "torchrun"}
+    return config.model_copy(update={"compute": compute.model_copy(update=update)})
 
 
 def _count_visible(compute: Compute) -> int:

@@ -6,12 +6,11 @@ from typing import Any
 from holdfast.changes import Change, compare, show
 from holdfast.config import RunConfig
 from holdfast.drift import SHOWN_CHANGES, is_harmless
-from holdfast.errors import ConfigDrift, HoldfastError, StoreError
+from holdfast.errors import ConfigDrift
 from holdfast.fingerprint import ABSENT
-from holdfast.journal import Journal
+from holdfast.rank.claim import find_attempt, find_problem, not_shared
 from holdfast.rank.nodes import name_node
 from holdfast.recorded import VERSIONS, compare_records
-from holdfast.store import open_store
 from holdfast.training import Training
 
 
@@ -81,23 +80,9 @@ def check_store(training: Training) -> None:
         StoreError: a node doesn't see the claim. All ranks raise it.
     """
     config = training.config
-    attempt = training.gather(_find_attempt(config) if training.accelerator.is_main_process else 0)[0]
+    attempt = training.gather(find_attempt(config) if training.accelerator.is_main_process else 0)[0]
     problem = ""
     if training.accelerator.is_local_main_process:
-        problem = _look_for(config, attempt)
+        problem = find_problem(config, attempt, name_node(config.compute))
     if problem := next(filter(None, training.gather(problem)), ""):
-        raise StoreError(problem, hint="all nodes have to reach one store: a shared file system, or a bucket")
-
-
-def _find_attempt(config: RunConfig) -> int:
-    return Journal(open_store(config.store), config.run).attempts()
-
-
-def _look_for(config: RunConfig, attempt: int) -> str:
-    """Return why this node can't see an attempt's claim; empty if it sees it."""
-    try:
-        found = Journal(open_store(config.store), config.run).has_attempt(attempt)
-        reason = "" if found else f"attempt {attempt} of run {config.run!r} is not there"
-    except HoldfastError as error:
-        reason = str(error)
-    return f"{name_node(config.compute)} does not share the store {config.store}: {reason}" if reason else ""
+        raise not_shared(problem)

@@ -32,6 +32,8 @@ from holdfast.heartbeats import Beat, Heartbeats, Phase, Place
 from holdfast.processes import STOPPED, read_process
 from holdfast.rank.stacks import write_stacks
 
+# The factor of all bounds, for a process that watches ranks of an attempt on another machine.
+PATIENCE_VARIABLE = "HOLDFAST_PATIENCE"
 LOOK_EVERY_S = 1.0
 LEAST_S, MOST_S = 30.0, 60.0
 TIMES, LEAST_TIMES = 20.0, 3.0

@@ -25,7 +25,7 @@ from holdfast.journal import Commit
 from holdfast.probe import Gate
 from holdfast.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, find_processes, leads_session
 from holdfast.rank.ending import RankLog
-from holdfast.rank.hanging import LOOK_EVERY_S, Watch
+from holdfast.rank.hanging import LOOK_EVERY_S, PATIENCE_VARIABLE, Watch
 from holdfast.rank.messages import (
     Begin,
     Begun,
@@ -85,12 +85,14 @@ class Ranks:
         commit: int = 0,
         longest_epoch: int = 0,
         spawn: Spawn | None = None,
+        patience: float = 1.0,
     ) -> None:
         """
         Args:
             commit: the number of the commit that will probably be restored: the ranks begin to read it at once.
             longest_epoch: cut an epoch to this many steps, for a proof; 0 for no cut.
             spawn: starts the process; by default `Ranks.spawn`.
+            patience: of the watch over their heartbeats.
         """
         self.began = time.monotonic()
         self._compute = config.compute
@@ -100,8 +102,10 @@ class Ranks:
         heartbeats = Heartbeats(config.compute.rank_count)
         self._delete_heartbeats = weakref.finalize(self, heartbeats.close)
         self.watch = Watch(heartbeats, config.resume.hung_after_s, has_others=config.compute.has_nodes)
+        self.watch.patience = patience
         environment = make_environment(config, commit) | {HEARTBEATS_VARIABLE: str(heartbeats.path)}
         environment |= {MARK_VARIABLE: self._mark, LONGEST_EPOCH_VARIABLE: str(longest_epoch)}
+        environment |= {PATIENCE_VARIABLE: str(patience)}  # for the watches on the nodes of a Ray cluster
         with self._log.open() as log:
             self._process = (spawn or self.spawn)(make_command(config), environment, log)
         self._events: Events = queue.SimpleQueue()
@@ -224,11 +228,16 @@ class Ranks:
 
     # ---- orders
 
-    def _order(self, order: Order) -> None:
+    def send(self, order: Order) -> None:
         """Send an order. If the ranks are dead, the next `next_event` raises the reason."""
         with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: `end` has closed the pipe
             self._process.stdin.write(encode(order))
             self._process.stdin.flush()
+
+    def close_input(self) -> None:
+        """End the ranks' input. Unless an `End` came before, they save what is trained, and end."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
 
     def restore(self, commit: Commit, gate: Gate) -> Restored | Problem:
         """Restore a commit's state and pass it through the gate.
@@ -239,7 +248,7 @@ class Ranks:
         Raises:
             HoldfastError: see `next_event`.
         """
-        self._order(Restore(commit=commit, gate=gate))
+        self.send(Restore(commit=commit, gate=gate))
         return self.expect(Restored, Problem)
 
     def begin(self, store: str, run: str, commit: Commit) -> Begun | Problem:
@@ -251,29 +260,29 @@ class Ranks:
         Raises:
             HoldfastError: see `next_event`.
         """
-        self._order(Begin(store=store, run=run, commit=commit))
+        self.send(Begin(store=store, run=run, commit=commit))
         return self.expect(Begun, Problem)
 
     def train(self, stop: int, fingerprint: str, into: str = "", *, is_detailed: bool = False) -> None:
         """Order the ranks to train until step ``stop`` and to save; see `Train`."""
-        self._order(Train(stop=stop, fingerprint=fingerprint, into=into, is_detailed=is_detailed))
+        self.send(Train(stop=stop, fingerprint=fingerprint, into=into, is_detailed=is_detailed))
 
     def save(self) -> None:
         """Order a save after the current step; training continues."""
-        self._order(Save())
+        self.send(Save())
 
     def stop(self, within_s: float | None = None) -> None:
         """Order the ranks to save and end: after the current step, or at the last safe moment before ``within_s``."""
-        self._order(Stop(within_s=within_s))
+        self.send(Stop(within_s=within_s))
 
     def evaluate(self) -> Evaluated:
         """Evaluate the model and return its metrics and its probe."""
-        self._order(Evaluate())
+        self.send(Evaluate())
         return self.expect(Evaluated)
 
     def examine(self) -> Examined:
         """Return the recipe's unregistered state, and the step of each event such as the end of an anneal."""
-        self._order(Examine())
+        self.send(Examine())
         return self.expect(Examined)
 
     def __enter__(self) -> Self:
@@ -289,7 +298,7 @@ class Ranks:
             HoldfastError: the code raised this error.
             RankDied: the ranks ended without a report, or the code still runs after ``within_s`` seconds.
         """
-        self._order(End())
+        self.send(End())
         while not isinstance(self.next_event(within_s), Finished):
             pass
 
@@ -299,9 +308,8 @@ class Ranks:
         Args:
             within_s: seconds to wait after the `End`, and again after SIGTERM.
         """
-        self._order(End())
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self.send(End())
+        self.close_input()
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._has_ended(within_s):
                 return
@@ -346,8 +354,8 @@ def started_ahead(config: RunConfig, log_path: Path, commit: int) -> Iterator[No
             _ahead.pop()
 
 
-def start(config: RunConfig, log_path: Path, commit: int) -> Ranks:
-    """Return the ranks that were started ahead with the same arguments, or start new ones."""
+def start(config: RunConfig, log_path: Path, commit: int, patience: float = 1.0) -> Ranks:
+    """Return the ranks that were started ahead with the same arguments, or start new ones; see `Ranks`."""
     while _ahead:
         arguments, ranks = _ahead[-1]
         if arguments == (config, log_path, commit):
@@ -355,4 +363,4 @@ def start(config: RunConfig, log_path: Path, commit: int) -> Ranks:
             return ranks
         ranks.end()
         _ahead.pop()
-    return Ranks(config, log_path, commit)
+    return Ranks(config, log_path, commit, patience=patience)

@@ -1,5 +1,6 @@
-"""The process of a rank, or of the torchrun that starts several: its command, its environment, and its start."""
+"""The process of a rank, or of what starts several, torchrun or Ray: its command, its environment, and its start."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -10,10 +11,13 @@ from typing import IO, BinaryIO, Protocol, cast
 
 from holdfast import determinism
 from holdfast.config import RunConfig
+from holdfast.errors import ConfigError
 from holdfast.processes import RANK_MODULE
 from holdfast.rank import rendezvous
 from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE
 
+# The process that carries ranks on a Ray cluster; see its docstring.
+RAY_MODULE = "holdfast.ray"
 # By these variables torchrun, accelerate, MPI and Slurm tell a process its place among others. A rank that inherited
 # them, as in a pod of a training operator, would wait for processes that never come, or train in another precision.
 LAUNCHER_VARIABLES = (
@@ -65,11 +69,16 @@ def start_process(command: Sequence[str], environment: dict[str, str], log: Bina
 
 
 def make_command(config: RunConfig) -> list[str]:
-    """Return the command that starts this machine's ranks: a run's only rank directly, several through torchrun.
+    """Return the command that starts the ranks: a run's only rank directly, several through torchrun, or on Ray.
 
     Raises:
         ConfigError, NodesMissing: several nodes can't meet; see `holdfast.rank.rendezvous`.
+        ConfigError: Ray isn't installed.
     """
+    if config.compute.has_ray:
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError('compute.launcher = "ray": Ray is not installed', hint="pip install 'holdfast[ray]'")
+        return [sys.executable, "-m", RAY_MODULE]
     rank = ["-m", RANK_MODULE]
     if not config.compute.has_several:
         return [sys.executable, *rank]

@@ -143,6 +143,11 @@ def describe_wait(compute: Compute) -> str:
     """Return a line that says for how many nodes this one waits, where and for how long."""
     least, most = compute.node_range
     nodes = counted(least, "node") if least == most else f"{least} to {most} nodes"
+    if compute.has_ray:
+        return (
+            f"waiting for room on the Ray cluster at {compute.ray_address} for {nodes} with "
+            f"{counted(compute.rank_count, 'rank')} each, for up to {spell_s(compute.wait_s)}"
+        )
     return f"waiting at {compute.rendezvous} for {nodes}, this one included, for up to {spell_s(compute.wait_s)}"
 
 

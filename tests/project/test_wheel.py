@@ -105,7 +105,7 @@ def test_neither_prefect_nor_the_checkout_is_there(binaries: Path, recipe: Path)
 
 
 def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path) -> None:
-    """Modules of extras are exempt: stores of clouds, recipes, adapters, sinks, and the suites for pytest."""
+    """Modules of extras are exempt: stores of clouds, recipes, adapters, sinks, Ray, and the suites for pytest."""
     program = (
         "import holdfast, importlib, pkgutil\n"
         "for module in pkgutil.walk_packages(holdfast.__path__, 'holdfast.'):\n"
@@ -123,6 +123,7 @@ def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path
         "holdfast.testing.stores": "pytest",
         "holdfast.adapters.trainer_arguments": "transformers",
         **{f"holdfast.adapters.{name}{part}": name for name, parts in adapters.items() for part in parts},
+        **{f"holdfast.ray.{name}": "ray" for name in ("carrying", "placing", "relaying")},
         **{f"holdfast.sinks.{name}": name for name in ("tensorboard", "trackio", "wandb")},
     }
 

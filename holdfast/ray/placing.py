@@ -1,0 +1,162 @@
+"""The place of a run on a Ray cluster: a placement group with one bundle of CPUs and GPUs for each node."""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from textwrap import shorten
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from holdfast.config import Compute
+from holdfast.errors import ConfigError, NodesMissing, RunStopped
+from holdfast.rank.rendezvous import LAST_CALL_S
+from holdfast.terminal import counted, spell_s
+
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+REACHED_WITHIN_S = 5.0
+LOOK_EVERY_S = 1.0
+# Ray reserves a bundle that has room in milliseconds, and a busy cluster's in a second.
+RESERVED_WITHIN_S = 5.0
+SHOWN_LETTERS = 300
+
+Bundle = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The nodes that Ray has reserved for a run.
+
+    Attributes:
+        bundle: the resources of each of them.
+        count: the number of them.
+        known: the ids of all nodes of the cluster that could have a bundle at that time.
+    """
+
+    group: PlacementGroup
+    bundle: Bundle
+    count: int
+    known: frozenset[str]
+
+
+def connect(compute: Compute) -> None:
+    """Connect this process to the cluster.
+
+    Raises:
+        ConfigError: RAY_ADDRESS names a cluster that this process can't connect to in this way.
+        NodesMissing: no cluster can be reached.
+    """
+    address = find_address(compute)
+    if "://" in address:
+        raise ConfigError(
+            f"{ADDRESS_VARIABLE}={address}: Ray Client is not supported",
+            hint="run the command on a node of the cluster, such as its head, or as a Ray job",
+        )
+    try:
+        if address != "auto":
+            _reach(address)  # Ray itself tries for minutes, and may then end the process
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError, RuntimeError, RayError) as error:
+        raise NodesMissing(
+            f"no Ray cluster can be reached at {address} from {socket.gethostname()}: "
+            f"{shorten(str(error), SHOWN_LETTERS)}",
+            hint="is it up, and does this machine belong to it? compute.ray_address or RAY_ADDRESS names its GCS",
+        ) from None
+
+
+def find_address(compute: Compute) -> str:
+    """Return the cluster's address: host:port, or auto."""
+    if compute.ray_address != "auto":
+        return compute.ray_address
+    return os.environ.get(ADDRESS_VARIABLE) or "auto"
+
+
+def _reach(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), REACHED_WITHIN_S).close()
+
+
+def make_bundle(compute: Compute) -> Bundle:
+    """Return the resources of one node: a CPU for each rank, and a GPU if the run takes GPUs.
+
+    ``compute.device = "auto"`` takes them if the cluster has any.
+    """
+    has_gpus = compute.device == "cuda" or (compute.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
+    ranks = float(compute.rank_count)
+    return {"CPU": ranks, "GPU": ranks} if has_gpus else {"CPU": ranks}
+
+
+def place(compute: Compute, is_wanted: Callable[[], bool]) -> Placement:
+    """Reserve room for the run's nodes, and wait for it for up to ``compute.wait_s`` seconds.
+
+    With a range of nodes, ask for the largest number first, and for fewer after the time for which torchrun's
+    rendezvous would wait for more.
+
+    Args:
+        is_wanted: whether the attempt still wants the ranks.
+
+    Raises:
+        NodesMissing: the cluster has no room for the least number of nodes in time.
+        RunStopped: the attempt wants the ranks no more.
+    """
+    bundle = make_bundle(compute)
+    least, most = compute.node_range
+    deadline = time.monotonic() + compute.wait_s
+    count, within_s = most, min(LAST_CALL_S, compute.wait_s / 2)
+    while True:
+        until = deadline if count == least else time.monotonic() + within_s
+        if (group := _reserve(bundle, count, until, is_wanted)) is not None:
+            return Placement(group, bundle, count, list_nodes(bundle))
+        if count == least:
+            raise too_few(compute, bundle)
+        count, within_s = max(least, min(count - 1, len(list_nodes(bundle)))), RESERVED_WITHIN_S
+
+
+def _reserve(bundle: Bundle, count: int, until: float, is_wanted: Callable[[], bool]) -> PlacementGroup | None:
+    """Return a placement group on this number of nodes; None if there is no room until then."""
+    group = placement_group([bundle] * count, strategy="STRICT_SPREAD")
+    while not group.wait(LOOK_EVERY_S):
+        if not is_wanted():
+            raise RunStopped("the attempt has ended before its ranks had a place")
+        if time.monotonic() > until:
+            remove_placement_group(group)
+            return None
+    return group
+
+
+def list_nodes(bundle: Bundle) -> frozenset[str]:
+    """Return the ids of the cluster's nodes that have a bundle's resources, in use or not."""
+    return frozenset(name for name, node in list_alive().items() if _fits(node, bundle))
+
+
+def list_alive() -> dict[str, dict[str, Any]]:
+    """Return the cluster's nodes that Ray believes to be alive, by id."""
+    return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+
+
+def _fits(node: dict[str, Any], bundle: Bundle) -> bool:
+    return all(node["Resources"].get(name, 0.0) >= amount for name, amount in bundle.items())
+
+
+def too_few(compute: Compute, bundle: Bundle) -> NodesMissing:
+    """Return the error for a cluster without room for the least number of nodes."""
+    least, _ = compute.node_range
+    nodes = list_alive().values()
+    found = "; ".join(f"{node['NodeManagerHostname']} has {describe(node['Resources'])}" for node in nodes)
+    return NodesMissing(
+        f"compute.nodes = {compute.nodes}: the Ray cluster at {find_address(compute)} had no room for "
+        f"{counted(least, 'node')} with {describe(bundle)} free on each within {spell_s(compute.wait_s)}; {found}",
+        hint="ray status shows what is in use; --set compute.wait_s=... waits longer",
+    )
+
+
+def describe(resources: Bundle) -> str:
+    """Return CPUs and GPUs for a person: ``8 CPUs and 1 GPU``."""
+    return " and ".join(counted(int(resources.get(name, 0)), name) for name in ("CPU", "GPU") if name in resources) or (
+        "neither CPU nor GPU"
+    )
