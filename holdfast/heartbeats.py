@@ -57,7 +57,7 @@ class Place(enum.IntEnum):
 
 
 class Standing(enum.IntEnum):
-    """Whether a rank still trains with the others."""
+    """The standing of a rank among the others: in training, or on its way out."""
 
     TRAINING = 0
     LEAVING = 1

@@ -44,7 +44,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Start:
-    """What a carrier needs to start its ranks.
+    """The order to a carrier to start its ranks.
 
     Attributes:
         config: the configuration as JSON, with the rendezvous of the nodes.
@@ -65,7 +65,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Taken:
-    """What has come from a node's ranks since the last answer.
+    """The events and the log of a node's ranks since the last answer.
 
     Attributes:
         events: lines of JSON, as `holdfast.rank.messages.encode` writes them. The last one is a `Failed` if the ranks

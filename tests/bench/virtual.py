@@ -89,7 +89,7 @@ def build() -> Recipe:
 
 
 def make_step(folder: str, parallel: str, shares: int) -> Callable[[], object]:
-    """What trains a step: torch's own way without shares, or a training with virtual ranks."""
+    """The program that trains a step: torch's own way without shares, or virtual ranks."""
     if not shares:
         return _Stock(parallel).step
     compute = Compute.model_validate(

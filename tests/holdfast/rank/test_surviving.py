@@ -82,7 +82,7 @@ class Run:
 
     @property
     def trained(self) -> collections.Counter[int]:
-        """How many ranks have completed each step, those included that have trained it again."""
+        """The number of ranks that completed each step; a rank that trained it twice counts twice."""
         return collections.Counter(int(line.split()[1]) for line in (self.folder / "notes").read_text().splitlines())
 
 
