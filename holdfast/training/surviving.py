@@ -8,8 +8,9 @@ No collective is possible any more, so this rank must have all that the checkpoi
   Without virtual ranks each rank has generators of its own, which are lost with it.
 - Names of samples that other ranks had are read from the data again, for the steps whose numbers are not yet read.
 
-A rank that isn't sure saves nothing: if the optimizer may have stepped, for example. On GPUs no rank can be sure: a GPU
-computes the steps that it was given before, and may go on with wrong sums once a collective has been aborted.
+A rank of a model that is cut over the ranks (FSDP2) has only a share of the state, so it saves nothing. Nor does a
+rank that isn't sure: if the optimizer may have stepped, for example. On GPUs no rank can be sure: a GPU computes the
+steps that it was given before, and may go on with wrong sums once a collective has been aborted.
 """
 
 from typing import Any

@@ -158,12 +158,12 @@ def test_a_rank_is_killed_at_any_moment(nursery: Lives, tmp_path: Path, straight
     check_same(later.train(nursery), straight)
 
 
-@pytest.mark.parametrize(("parallel", "ranks"), [("ddp", 4), ("fsdp", 2)])
+@pytest.mark.parametrize(("parallel", "ranks", "shares"), [("ddp", 4, 0), ("fsdp", 2, 0), ("fsdp", 2, 8)])
 def test_state_that_a_rank_has_alone_costs_a_chunk_at_most(
-    nursery: Lives, tmp_path: Path, parallel: str, ranks: int
+    nursery: Lives, tmp_path: Path, parallel: str, ranks: int, shares: int
 ) -> None:
     """Its generators, or its share of the weights, are lost with it."""
-    how = f'compute.parallel = "{parallel}"\nsettings.how = "alike"'
+    how = f'compute.parallel = "{parallel}"\nsettings.how = "alike"\ncompute.virtual_ranks = {shares}'
     straight = Run(tmp_path / "straight", ranks, how=how).train(nursery)
     run = Run(tmp_path / "killed", ranks, ("optimizer", 9, 1), how=how).train(nursery)
     assert max(run.adopted, default=0) <= 6, "a commit was still to be made of what all ranks had saved"
