@@ -37,6 +37,7 @@ from tests.support.makers import make_commit, make_line, publish, save_next, tra
 
 HOUR = 3600.0
 DAY = 24 * HOUR
+DAY = 24 * HOUR
 
 seconds = st.floats(0.001, 1000.0)
 losses = st.builds(Losses, count=st.integers(0, 1000), alive_s=st.floats(0, 1000 * HOUR))
@@ -51,7 +52,7 @@ def new_store() -> MemoryStore:
 
 
 def at(hours: float) -> str:
-    return datetime.fromtimestamp(hours * HOUR, UTC).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(DAY + hours * HOUR, UTC).isoformat(timespec="seconds")
 
 
 def life(

@@ -1,9 +1,11 @@
 """Unpacking refuses a file that is damaged, truncated or no tar file."""
 
 import gzip
+import json
 import random
 import shutil
 import tarfile
+from typing import Any
 
 import pytest
 
@@ -32,10 +34,19 @@ def parts(data: bytes) -> dict[str, list[int]]:
     return found
 
 
+def read(store: LocalStore) -> dict[str, Any]:
+    """Return the values of each commit, and the bytes of every other file."""
+    files = contents(store.root).items()
+    return {name: json.loads(data) if "/commits/" in name else data for name, data in files}
+
+
 def test_a_flipped_bit_is_refused_or_changes_nothing(good: bytes, store: LocalStore) -> None:
-    """Unpacking either refuses the file and leaves no run, or the bit has no meaning and the run is unchanged."""
+    """Unpacking either refuses the file and leaves no run, or the bit has no meaning and the run is unchanged.
+
+    A bit in the 17th digit of a number may have none: both spellings are one number, and a record's hash is of that.
+    """
     unpacked(good, store)
-    expected = contents(store.root)
+    expected = read(store)
     chosen = random.Random(20)
     outcomes: dict[str, list[bool]] = {}
     for count in range(FLIPS):
@@ -50,7 +61,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(good: bytes, store: LocalSt
             assert store.list() == [], (part, position)
             outcomes.setdefault(part, []).append(False)
         else:
-            assert contents(store.root) == expected, (part, position)
+            assert read(store) == expected, (part, position)
             assert verify_run(Journal(store, "run"), deep=True).ok
             outcomes.setdefault(part, []).append(True)
     assert not any(outcomes["record"])
