@@ -114,6 +114,7 @@ class Training:
         check_sharding(config, self.recipe)
         self.virtual = make_virtual(config, self.recipe, self.accelerator)
         self.exchange: Exchange | None = None
+        self.is_alone = False
         self._separate_ranks()
         self.order = self._order()
         self.batches = self._batches()
@@ -154,7 +155,6 @@ class Training:
         self.drawn_from = ""
         self.begun = BegunSaves()
         self.stage = Stage.SETTLED
-        self.is_alone = False
         self._checksum_every = choose_every(self)
         self.generators = state.Generators()
 
