@@ -134,10 +134,13 @@ def main() -> None:
     """Obey requests from standard input until it ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Ray prints
-    folder = tempfile.mkdtemp(prefix="hfray-")  # a short path: Ray puts sockets there
+    folder = tempfile.mkdtemp(prefix="hf-")  # a short path: Ray puts sockets there
+    # Ray notes the address of the newest cluster below this folder, which has to be there.
+    os.environ["RAY_TMPDIR"] = folder
+    (temp_dir := Path(folder, "ray")).mkdir()
     server = None
     try:
-        server = Server(folder)
+        server = Server(str(temp_dir))
         print(server.address, file=answers, flush=True)
         for line in sys.stdin:
             verb, number = line.split()
