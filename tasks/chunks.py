@@ -4,13 +4,49 @@ Call these tasks directly, never `.submit()` them: Prefect interrupts only the b
 tells the process to end. No task caches its result: the journal alone decides where a run continues.
 """
 
+import functools
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
+
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import TerminationSignal
 
 from holdfast.attempt import CHUNK_RETRIES, RETRY_AFTER_S, Acts, Attempt, Chunk, Proposal, publish_commit
 from holdfast.checkpoint import Saved
 from holdfast.journal import Commit
 from tasks import hooks
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def uncover(call: Callable[P, R]) -> Callable[P, R]:
+    """Let a task raise the signal that tells the process to end, in place of an error that hides it.
+
+    If the signal comes while Prefect is starting a task, Prefect raises ``ValueError: Task run is not set`` as it
+    handles the signal (3.8.8). The attempt would end as failed, and save nothing.
+    """
+
+    @functools.wraps(call)
+    def uncovered(*arguments: P.args, **named: P.kwargs) -> R:
+        try:
+            return call(*arguments, **named)
+        except Exception as error:
+            for each in _list_contexts(error):
+                if isinstance(each, TerminationSignal):
+                    raise each from None
+            raise
+
+    return uncovered
+
+
+def _list_contexts(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors in whose handling an error was raised."""
+    context = error.__context__
+    while context is not None:
+        yield context
+        context = context.__context__
 
 
 @task(task_run_name="open attempt {attempt.number}", cache_policy=NO_CACHE)
@@ -58,7 +94,7 @@ def publish(attempt: Attempt, proposal: Proposal) -> Commit:
 
     Make the commit a task, unless the attempt is stopping: Prefect begins no task in a suspended flow run.
     """
-    return publish_commit(attempt, proposal) if attempt.is_stopping else commit_chunk(attempt, proposal)
+    return publish_commit(attempt, proposal) if attempt.is_stopping else uncover(commit_chunk)(attempt, proposal)
 
 
-ACTS = Acts(open_run, train_chunk, publish)
+ACTS = Acts(uncover(open_run), uncover(train_chunk), publish)
