@@ -242,12 +242,13 @@ class Reference:
 
     standing: Standing
     metrics: list[dict[str, object]]
+    commits: int
 
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> Reference:
     engine = Engine(tmp_path_factory.mktemp("reference"), {}, nursery=nursery)
-    return Reference(engine.finish(), engine.metrics())
+    return Reference(engine.finish(), engine.metrics(), engine.journal().newest_number())
 
 
 @pytest.fixture(scope="session")

@@ -196,8 +196,7 @@ class Attempt:
             lineage["drift"] = judge_drift(past, present, self.config, known.epochs)
             if self._is_verified_end(newest):
                 self.line.check_trusted(newest)
-                self.line.head = newest
-                self.line.renew_latest()
+                self.line.take(newest)
                 return
             lineage["environment"] = asdict(judge_environment(past, present, self.config.resume))
             lineage["continues"] = {"commit": newest.number, "checkpoint_sha256": newest.checkpoint_sha256}

@@ -101,7 +101,7 @@ class Line:
         self._settle_trips()
         self._has_resumed = True
         if self.head is not None:
-            self.renew_latest()
+            self._renew_latest()
         elif self.journal.has_committed():
             raise self._nothing_verified()
 
@@ -185,14 +185,21 @@ class Line:
 
     def follow(self) -> Commit:
         """Make the newest commit the head: an earlier attempt made it, which had passed the fence before our claim."""
-        self.head = self.journal.newest()
+        commit = self.journal.newest()
         self.next_number = self.journal.next_number()
-        assert self.head is not None
-        log.warning("attempt %d had committed %s meanwhile; continuing from it", self.head.attempt, self.head.path)
-        return self.head
+        assert commit is not None
+        log.warning("attempt %d had committed %s meanwhile; continuing from it", commit.attempt, commit.path)
+        self.take(commit)
+        return commit
 
-    def renew_latest(self) -> None:
-        """Let latest.json name the head, which was verified just now; a kill may have left latest.json behind."""
+    def take(self, commit: Commit) -> None:
+        """Make a commit the head, and write what a kill has prevented after its record: copies and latest.json."""
+        self.head = commit
+        self._mend_copies(commit)
+        self._renew_latest()
+
+    def _renew_latest(self) -> None:
+        """Let latest.json name the head; a kill may have left latest.json behind."""
         assert self.head is not None
         metadata = self.read_metadata(self.head)
         assert metadata is not None

@@ -47,10 +47,16 @@ def test_a_flow_survives_a_kill_at_a_named_point(
     kill_at(driver, engine, reference, point, victim)
 
 
-def kill_at(driver: Driver, engine: Engine, reference: Reference, point: str, victim: str) -> None:
-    """Kill the driver's run at a named point; finish the run with the engine."""
+@pytest.mark.parametrize("point", POINTS)
+def test_a_run_survives_a_kill_at_its_last_commit(engine: Engine, reference: Reference, point: str) -> None:
+    """The attempt that follows has nothing to train, and finishes what the commit's record had still to bring."""
+    kill_at(engine, engine, reference, point, "both", reference.commits)
+
+
+def kill_at(driver: Driver, engine: Engine, reference: Reference, point: str, victim: str, nth: int = 2) -> None:
+    """Kill the driver's run at the nth pass of a named point; finish the run with the engine."""
     struck = driver.folder / "struck"
-    done = driver.run(**fault(point, 2, victim, struck))
+    done = driver.run(**fault(point, nth, victim, struck))
     assert struck.exists(), done.stderr
     engine.finish()
     assert_same_bytes(engine, reference)

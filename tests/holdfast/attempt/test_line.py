@@ -12,7 +12,7 @@ from holdfast.attempt import Line
 from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Saved
 from holdfast.errors import CheckpointDamaged, NameTaken, NotTrusted, NoVerifiedCheckpoint, Superseded
 from holdfast.fingerprint import fingerprint
-from holdfast.journal import Commit, Journal, signature_name
+from holdfast.journal import Commit, Journal, metrics_name, signature_name
 from holdfast.journal.signing import check_signed
 from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
@@ -31,6 +31,10 @@ from tests.support.makers import (
     save_next,
     train,
 )
+
+
+def killed(*_arguments: object) -> None:
+    raise KeyboardInterrupt
 
 
 def save_after(line: Line, saved: Saved, steps: int = 10) -> Saved:
@@ -277,10 +281,17 @@ def test_a_number_that_was_taken_meanwhile_is_followed(
     theirs = save(alive.journal.store, 23, alive.head.checkpoint_sha256 if alive.head else "")
     with monkeypatch.context() as undone:
         undone.setattr(Journal, "check_fence", lambda self, attempt: None)
-        dead.commit(saved, "chunk")
+        undone.setattr(Journal, "publish_copy", killed)
+        with pytest.raises(KeyboardInterrupt):
+            dead.commit(saved, "chunk")
     with pytest.raises(NameTaken):
         alive.commit(theirs, "chunk")
-    assert alive.follow() == dead.head
+    followed = alive.follow()
+    assert (followed.number, followed.path) == (3, saved.path)
+    latest = alive.journal.read_latest()
+    assert latest
+    assert latest.commit == 3
+    assert alive.journal.store.exists(metrics_name(3))
     assert train(alive).number == 4
     assert verify_run(Journal(store, "run")).ok
 
