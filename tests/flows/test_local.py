@@ -19,7 +19,7 @@ from deployments.ledger import began_at
 from deployments.postgres import find_postgres
 from holdfast.errors import ConfigError
 from tests.conftest import ROOT, kill_tree
-from tests.support.pools import ON_THIS_MACHINE
+from tests.support.pools import ON_THIS_MACHINE, request
 from tests.support.waiting import await_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.pool, pytest.mark.timeout(1500)]
@@ -57,7 +57,7 @@ class Local:
         """Return the server's answer to a request with the secret."""
         user, _, password = (self.folder / "auth").read_text().partition(":")
         url = self.started()["server"]["url"]
-        return httpx.post(f"{url}{path}", json={}, auth=(user, password), **ON_THIS_MACHINE).json()
+        return request("POST", f"{url}{path}", (user, password), {}).json()
 
     def ids_of_pools(self) -> set[str]:
         return {pool["id"] for pool in self.ask("/work_pools/filter")}

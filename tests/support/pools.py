@@ -28,7 +28,18 @@ from tests.support.lives import is_rank
 ENDS_WITHIN_S = 150.0
 # Use no proxy, and load no certificates, which takes a client 20 ms each time.
 ON_THIS_MACHINE: dict[str, Any] = {"trust_env": False, "verify": False, "timeout": 60}
+TRIES_OF_A_REQUEST = 20
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+
+
+def request(method: str, url: str, auth: tuple[str, str] | None = None, body: Any = None) -> httpx.Response:
+    """Send a request to Prefect's server; repeat it, as Prefect's own clients do, while the database is locked."""
+    for _ in range(TRIES_OF_A_REQUEST):
+        answer = httpx.request(method, url, json=body, auth=auth, **ON_THIS_MACHINE)
+        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+            break
+        time.sleep(0.5)
+    return answer
 
 
 @dataclass
@@ -55,12 +66,7 @@ class Pool:
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Send a request as the UI does, and return the answer."""
-        # A database in a file is locked now and then. Prefect's own clients repeat such requests too.
-        for _ in range(10):
-            answer = httpx.request(method, f"{self.url}{path}", json=body, auth=self.auth, **ON_THIS_MACHINE)
-            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
-                break
-            time.sleep(0.5)
+        answer = request(method, f"{self.url}{path}", self.auth, body)
         if answer.is_error:
             raise AssertionError(f"{method} {path}: {answer.status_code} {answer.text[:1000]}")
         return answer.json() if answer.content else None
