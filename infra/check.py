@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import charts
 import jsonschema
 import yaml
 
@@ -57,6 +58,17 @@ PLACEHOLDER = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 UNREACHABLE = ("Failed to query available provider packages", "Failed to install provider")
 # kubernetes-validate only warns of a kind that doesn't exist.
 NO_SCHEMA = "Couldn't find schema"
+# What a Role of Kubernetes can allow; the schemas take any text.
+VERBS = {
+    "get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "bind", "escalate",
+    "impersonate",
+}  # fmt: skip
+HADOLINT_KEYS = {
+    "failure-threshold", "ignored", "override", "trustedRegistries", "label-schema", "strict-labels", "no-fail",
+    "no-color", "format", "disable-ignore-pragma",
+}  # fmt: skip
+HADOLINT_THRESHOLDS = {"error", "warning", "info", "style", "ignore", "none"}
+HADOLINT_RULE = re.compile(r"(?:DL|SC)\d{4}")
 SECRET = re.compile("(?i)password|secret|token|auth_string|(?:account|api)_?key")
 
 Check = Callable[[Path], Iterator[str]]
@@ -81,6 +93,31 @@ def check_dockerfile(path: Path) -> Iterator[str]:
                 yield f"{path}: base image {image or found[1]!r} is not pinned to a version"
             stages.add(found[2])
     yield from run_tool("hadolint", "--no-color", "--config", HADOLINT, path)
+
+
+def check_dockerignore(path: Path) -> Iterator[str]:
+    """Check that each file that a build may read exists, and that it may read each file that its Dockerfile copies."""
+    root = next((each for each in path.parents if path.is_relative_to(each / "infra")), path.parent)
+    lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+    kept = [line[1:] for line in lines if line.startswith("!")]
+    yield from (f"{path}: !{name} names no file" for name in kept if not any(root.glob(name)))
+    if "*" not in lines:
+        yield f"{path}: it doesn't leave everything else out, with a line `*`"
+    dockerfile = path.with_suffix("")
+    for copied in re.findall(r"(?m)^COPY +((?:[^-\s]\S* +)+)\S+$", dockerfile.read_text("utf-8")):
+        for source in copied.split():
+            if source.split("/")[0] not in kept and source not in kept:
+                yield f"{path}: {dockerfile.name} copies {source}, which is left out"
+
+
+def check_hadolint(path: Path) -> Iterator[str]:
+    """Check the settings of hadolint, which ignores what it doesn't know."""
+    known = read_yaml(path)
+    yield from (f"{path}: unknown key {key}" for key in known.keys() - HADOLINT_KEYS)
+    if (threshold := known.get("failure-threshold", "info")) not in HADOLINT_THRESHOLDS:
+        yield f"{path}: no failure-threshold is named {threshold}"
+    wrong = [each for each in known.get("ignored") or () if not HADOLINT_RULE.fullmatch(each)]
+    yield from (f"{path}: no rule is named {each}" for each in wrong)
 
 
 def check_yaml(path: Path) -> Iterator[str]:
@@ -138,7 +175,34 @@ def check_workflow(path: Path) -> Iterator[str]:
 
 
 def check_manifest(path: Path) -> Iterator[str]:
+    resources = [each for each in yaml.safe_load_all(path.read_text("utf-8")) if each]
+    there = {(each.get("kind"), each.get("metadata", {}).get("name")) for each in resources}
+    for each in resources:
+        yield from (f"{path}: {fault}" for fault in find_rights(each, there))
     yield from run_tool("kubernetes-validate", "--strict", path, warning=NO_SCHEMA)
+
+
+def find_rights(resource: dict[str, Any], there: set[tuple[str, str]]) -> Iterator[str]:
+    """Yield verbs of a Role that don't exist, and what a RoleBinding names and its file doesn't have."""
+    kind, name = resource.get("kind"), resource.get("metadata", {}).get("name")
+    if kind in ("Role", "ClusterRole"):
+        verbs = {verb for rule in resource["rules"] for verb in rule["verbs"]}
+        yield from (f"{kind} {name}: no verb is named {verb}" for verb in sorted(verbs - VERBS))
+    if kind in ("RoleBinding", "ClusterRoleBinding"):
+        for named in (resource["roleRef"], *resource["subjects"]):
+            if (named["kind"], named["name"]) not in there:
+                yield f"{kind} {name} names {named['kind']} {named['name']}, which the file doesn't have"
+
+
+def check_values(path: Path) -> Iterator[str]:
+    """Check the values of one of Prefect's charts: its keys, its images' tags and what goes into pods as it is."""
+    values = read_yaml(path)
+    yield from (f"{path}: the chart has no value {each}" for each in charts.find_unknown(path.name, values))
+    for tag in charts.find_tags(values):
+        if not is_pinned(f"prefect:{tag}"):
+            yield f"{path}: the tag {tag} is not pinned to a version"
+    for pod in charts.make_pods(values):
+        yield from check_resource(f"{path}: {pod['metadata']['name']}", pod)
 
 
 def check_pools(path: Path) -> Iterator[str]:
@@ -225,6 +289,8 @@ def find_files(root: Path) -> Iterator[tuple[str, Check, Path]]:
         name, room = path.name, path.relative_to(root).parts[0]
         if (name.startswith("Dockerfile") and path.suffix != ".dockerignore") or path.suffix == ".Dockerfile":
             yield "dockerfile", check_dockerfile, path
+        elif path.name == "Dockerfile.dockerignore":
+            yield "ignored", check_dockerignore, path
         elif path.suffix in (".yaml", ".yml"):
             yield "yaml", check_yaml, path
             yield from find_yaml_checks(path, room)
@@ -243,6 +309,10 @@ def find_yaml_checks(path: Path, room: str) -> Iterator[tuple[str, Check, Path]]
             yield "compose", check_compose, path
         elif path.name == "pools.yaml":
             yield "pools", check_pools, path
+        elif path.name in charts.NAMES:
+            yield "values", check_values, path
+        elif path.name == "hadolint.yaml":
+            yield "hadolint", check_hadolint, path
         elif is_manifest(path):
             yield "manifest", check_manifest, path
 

@@ -24,8 +24,22 @@ FROM scratch AS wheels
 FROM ${BASE} AS base
 COPY --from=wheels / /wheels
 USER nobody
+COPY install /opt/
 CMD ["python3"]
 """,
+    "infra/Dockerfile.dockerignore": """\
+# Nothing but this.
+*
+!install
+!infra
+**/__pycache__
+""",
+    "infra/hadolint.yaml": """\
+failure-threshold: warning
+ignored:
+  - DL3025
+""",
+    "install": "",
     "infra/compose.yaml": """\
 services:
   database:
@@ -55,6 +69,46 @@ spec:
   maxUnavailable: 1
   selector:
     matchLabels: {app: server}
+""",
+    "infra/kubernetes/rights.yaml": """\
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: worker}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: jobs}
+rules:
+  - apiGroups: [batch]
+    resources: [jobs]
+    verbs: [create, get]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: worker}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: jobs}
+subjects:
+  - {kind: ServiceAccount, name: worker}
+""",
+    "infra/kubernetes/server-values.yaml": """\
+global:
+  prefect:
+    image: {prefectTag: 3.8.8-python3.12}
+server:
+  basicAuth: {enabled: true, existingSecret: auth}
+  containerSecurityContext: {runAsNonRoot: true}
+  affinity:
+    podAntiAffinity:
+      requiredDuringSchedulingIgnoredDuringExecution:
+        - topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels: {app.kubernetes.io/name: prefect-server}
+""",
+    "infra/kubernetes/worker-values.yaml": """\
+worker:
+  config: {workPool: gpu}
+  extraEnvVars:
+    - {name: DO_NOT_TRACK, value: "1"}
 """,
     "infra/kubernetes/pools.yaml": """\
 type: kubernetes
@@ -137,6 +191,13 @@ PLANTED = [
     ("infra/Dockerfile", r"FROM \$\{BASE\}", "FROM python:slim", "not pinned"),
     ("infra/Dockerfile", "USER nobody", "USER root", "root"),
     ("infra/Dockerfile", "USER nobody", "USR nobody", "unexpected 'U'"),
+    ("infra/Dockerfile", "COPY install", "COPY other", "copies other, which is left out"),
+    ("infra/Dockerfile.dockerignore", "!install", "!instal", "!instal names no file"),
+    ("infra/Dockerfile.dockerignore", "!install\n", "", "copies install, which is left out"),
+    ("infra/Dockerfile.dockerignore", r"\n\*\n", "\n", "leave everything else out"),
+    ("infra/hadolint.yaml", "ignored", "ignore", "unknown key ignore"),
+    ("infra/hadolint.yaml", "DL3025", "DL325", "no rule is named DL325"),
+    ("infra/hadolint.yaml", "warning", "wraning", "wraning"),
     ("infra/compose.yaml", r"    healthcheck:\n      test: \[CMD, pg_isready\]\n", "", "database has no healthcheck"),
     ("infra/compose.yaml", r"test: \[CMD, pg_isready\]", "disable: true", "database has no healthcheck"),
     ("infra/compose.yaml", 'restart: "no"', "restart: always", "deploy never ends"),
@@ -150,6 +211,16 @@ PLANTED = [
     ("infra/kubernetes/budget.yaml", "maxUnavailable: 1", "maxUnavailable: [1]", "1"),
     ("infra/kubernetes/budget.yaml", "kind: .*", "kind: PodDisruptionBudgit", "PodDisruptionBudgit"),
     ("infra/kubernetes/budget.yaml", "kind: .*\n", "", "kind"),
+    ("infra/kubernetes/rights.yaml", "create", "creat", "Role jobs: no verb is named creat"),
+    ("infra/kubernetes/rights.yaml", "kind: Role, name: jobs", "kind: Role, name: job", "names Role job, which"),
+    ("infra/kubernetes/rights.yaml", "metadata: {name: worker}", "metadata: {name: w}", "names ServiceAccount worker"),
+    ("infra/kubernetes/server-values.yaml", "prefectTag", "tag", "no value global.prefect.image.tag"),
+    ("infra/kubernetes/server-values.yaml", "3.8.8-python3.12", "latest", "tag latest is not pinned"),
+    ("infra/kubernetes/server-values.yaml", "existingSecret", "secret", "no value server.basicAuth.secret"),
+    ("infra/kubernetes/server-values.yaml", "runAsNonRoot", "runAsNonRot", "runAsNonRot"),
+    ("infra/kubernetes/server-values.yaml", "topologyKey", "topologieKey", "topologyKey"),
+    ("infra/kubernetes/worker-values.yaml", "workPool", "pool", "no value worker.config.pool"),
+    ("infra/kubernetes/worker-values.yaml", '"1"', "1", "string"),
     ("infra/kubernetes/pools.yaml", "backoffLimit", "backofLimit", "backofLimit"),
     ("infra/kubernetes/pools.yaml", "restartPolicy: Never", "restartPolicy: 1", "restartPolicy"),
     ("infra/kubernetes/pools.yaml", "job_manifest", "job_manifst", "unknown key job_manifst"),
@@ -176,7 +247,10 @@ FITTING = {
     "yaml": [(r"\A", "key:   [\n")],
     "compose": [(r"(?m)^    healthcheck:\n(?:      .*\n)+", ""), (r"(?m)^services:", "service:")],
     "pools": [(r"(?m)^( +)(stream_output|backoffLimit):", r"\1\2s:"), (r"(?m)^( +)shm_size: \"", r'\1shm_sise: "')],
-    "manifest": [(r"(?m)^  name:", "  nam:")],
+    "manifest": [(r"(?m)^  name:", "  nam:"), (r"verbs: \[create", "verbs: [creat")],
+    "ignored": [("!holdfast", "!holdfats")],
+    "hadolint": [("DL3025", "DL325"), ("failure-threshold", "failure-treshold")],
+    "values": [(r"(?m)^( +)prefectTag", r"\1prefctTag"), (r"(?m)^( +)existingSecret", r"\1existingSecrets")],
     "shell": [(r"\Z", "\nrm $1\n")],
     "terraform": [(r"\Z", '\nresource "aws_s3_bukket" "x" {}\n')],
     "workflow": [(r"runs-on", "run-on")],
@@ -205,11 +279,13 @@ def test_the_examples_have_no_fault(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(("name", "pattern", "fault", "message"), PLANTED)
 def test_a_fault_is_found(name: str, pattern: str, fault: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / name
-    path.parent.mkdir(parents=True)
     text, count = re.subn(pattern, fault, EXAMPLES[name], count=1)
     assert count == 1
-    path.write_text(text)
+    together = ["infra/Dockerfile", "infra/Dockerfile.dockerignore", "install"]
+    needed = together if name in together else []
+    for each in [*needed, name]:
+        (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / each).write_text(text if each == name else EXAMPLES[each])
     assert any(message in each for each in find_faults(tmp_path))
 
 
@@ -260,6 +336,8 @@ def test_a_fault_in_a_file_of_the_repository_is_found(
         shutil.copytree(path, copied, ignore=shutil.ignore_patterns(".terraform"))
     else:
         shutil.copy(path, copied)
+    if name == "ignored":
+        shutil.copy(path.with_suffix(""), tmp_path)
     planted = 0
     for target in sorted(copied.glob("*.tf")) or [copied]:
         text = target.read_text("utf-8")

@@ -1,6 +1,7 @@
 """The scripts of infra/, as modules that take their commands from .venv/tools, which `make check-infra` installs."""
 
 import importlib.util
+import sys
 from types import ModuleType
 
 import pytest
@@ -12,12 +13,16 @@ needs_tools = pytest.mark.skipif(not TOOLS.exists(), reason="make check-infra in
 
 
 def load(name: str) -> ModuleType:
-    """Load a script of infra/: ``check`` or ``release``."""
+    """Load a script of infra/: ``check`` or ``release``. Run as a script, it imports its neighbours by their names."""
+    sys.path.insert(0, str(ROOT / "infra"))
     spec = importlib.util.spec_from_file_location(f"infra_{name}", ROOT / "infra" / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(ROOT / "infra"))
     module.BIN = TOOLS
     return module
 
