@@ -37,7 +37,8 @@ def train(nursery: Lives, folder: Path, ranks: int | str, *settings: str, **envi
     folder.mkdir(exist_ok=True)
     lines = [
         'recipe = "tests.support.numbered:numbered"', 'run = "r"', f"store = {json.dumps(str(folder))}",
-        f"epochs = {EPOCHS}", "chunk.steps = 4", f"settings.notes = {json.dumps(str(folder / 'notes'))}",
+        f"epochs = {EPOCHS}", "chunk.steps = 4", "retention.keep_last = 99",
+        f"settings.notes = {json.dumps(str(folder / 'notes'))}",
         f"compute.ranks = {json.dumps(ranks)}", 'compute.device = "cpu"', f"log.folder = {json.dumps(str(folder))}",
     ]  # fmt: skip
     (folder / "config.toml").write_text("\n".join(lines))

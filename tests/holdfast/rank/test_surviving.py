@@ -91,6 +91,17 @@ def straight(nursery: Lives, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(tmp_path_factory.mktemp("straight"), 1).train(nursery)
 
 
+def check_trained_once(run: Run, ranks: int, kills: int) -> None:
+    """Check that no step was trained twice.
+
+    A rank that its save's thread kills may be in a step that the others complete with the gradients that it sent.
+    """
+    trained = run.trained
+    assert sorted(trained) == list(range(1, STEPS + 1))
+    assert max(trained.values()) == ranks, "a step was trained twice"
+    assert sum(ranks - number for number in trained.values()) <= kills
+
+
 def check_same(run: Run, straight: Run) -> None:
     assert run.content_id == straight.content_id, run.log
     assert run.trail == straight.trail
@@ -130,7 +141,7 @@ def test_a_main_rank_killed_in_a_save_loses_none_of_its_steps(
     struck = tmp_path / "struck"
     run = Run(tmp_path, 2, **fault(point, number, "self", struck)).train(nursery)
     assert struck.exists()
-    assert set(run.trained.values()) == {2}, "a step was trained twice"
+    check_trained_once(run, 2, 1)
     check_same(run, straight)
 
 
@@ -141,7 +152,7 @@ def test_ranks_are_killed_one_after_the_other(nursery: Lives, tmp_path: Path, st
     run.train(nursery)
     assert struck.exists()
     assert {2, 8} <= {*run.adopted}, run.log
-    assert set(run.trained.values()) == {4}, "a step was trained twice"
+    check_trained_once(run, 4, 3)
     check_same(run, straight)
 
 
