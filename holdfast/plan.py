@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from holdfast.checkpoint import read_metadata
-from holdfast.config import RunConfig
+from holdfast.config import Compute, RunConfig
 from holdfast.errors import WrongUse
 from holdfast.forecast import NOTICES_S, Forecast, Warning, find_best_steps, forecast, reserve_s
 from holdfast.history import read_costs, read_losses
@@ -22,6 +22,9 @@ from holdfast.interval import (
 )
 from holdfast.journal import Journal
 from holdfast.traces import Trace
+
+# Virtual ranks for each rank of a pool whose size changes: with fewer, too many ranks wait for the one with the most.
+SHARES_A_RANK = (4, 8)
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,36 @@ class Chunks:
 
 
 @dataclass(frozen=True)
+class Dealing:
+    """How evenly virtual ranks are dealt to as many ranks as a run has, or to fewer, when machines were lost.
+
+    Attributes:
+        ranks: the most ranks that the run has.
+        virtual_ranks: the shares of a step's batch.
+        worst: the number of ranks at which most time is lost.
+        waiting: the time that an average rank then waits for the one with the most shares, as a share of a step.
+    """
+
+    ranks: int
+    virtual_ranks: int
+    worst: int
+    waiting: float
+
+    @classmethod
+    def of(cls, ranks: int, virtual_ranks: int) -> "Dealing":
+        """Return how virtual ranks are dealt to this number of ranks, or to fewer."""
+        waiting, worst = max(
+            (1 - virtual_ranks / (each * -(-virtual_ranks // each)), each) for each in range(1, ranks + 1)
+        )
+        return cls(ranks, virtual_ranks, worst, waiting)
+
+    @property
+    def larger(self) -> "Dealing":
+        """How eight virtual ranks a rank are dealt."""
+        return self.of(self.ranks, SHARES_A_RANK[1] * self.ranks)
+
+
+@dataclass(frozen=True)
 class Plan:
     """The best and the current chunks of a run.
 
@@ -47,6 +80,7 @@ class Plan:
         best: chunks with the least expected loss; automatic chunks have this length, but end with their epoch.
         current: chunks as the configuration sets them; None if the configuration was lost.
         is_auto: whether the configuration asks for automatic chunks.
+        dealing: how its virtual ranks are dealt to several ranks; None if it has none.
     """
 
     run: str
@@ -56,6 +90,7 @@ class Plan:
     best: Chunks
     current: Chunks | None
     is_auto: bool
+    dealing: Dealing | None
 
 
 @dataclass(frozen=True)
@@ -166,7 +201,15 @@ def make_plan(journal: Journal, config: RunConfig | None) -> Plan:
         best=Chunks.of(interval.steps, measured, losses),
         current=Chunks.of(steps, measured, losses) if steps else None,
         is_auto=config is not None and config.chunk.auto,
+        dealing=_read_dealing(config.compute) if config else None,
     )
+
+
+def _read_dealing(compute: Compute) -> Dealing | None:
+    if not compute.virtual_ranks or compute.ranks == "all":
+        return None
+    ranks = compute.ranks * compute.node_range[1]
+    return Dealing.of(ranks, compute.virtual_ranks) if ranks > 1 else None
 
 
 def read_config(journal: Journal) -> RunConfig | None:

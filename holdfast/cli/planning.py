@@ -12,7 +12,7 @@ from holdfast.config import load_config
 from holdfast.interval import PRIOR_LOSSES, PRIOR_S
 from holdfast.journal import Journal
 from holdfast.journal.finding import open_journal
-from holdfast.plan import Chunks, Plan, TracePlan, make_plan, plan_on_traces, read_config
+from holdfast.plan import SHARES_A_RANK, Chunks, Dealing, Plan, TracePlan, make_plan, plan_on_traces, read_config
 from holdfast.store import open_store
 from holdfast.terminal import counted
 from holdfast.traces import read_trace
@@ -71,11 +71,23 @@ def _describe(plan: Plan) -> Iterator[str]:
     yield f"          and the prior assumption of {PRIOR_LOSSES:g} in {_hours(PRIOR_S)}"
     yield f"          give one in {_hours(losses.mean_s)}"
     yield f"interval  {_seconds(interval.interval_s)}, {counted(interval.steps, 'step')}: {REASONS[interval.bound]}"
+    if plan.dealing:
+        yield from _describe_dealing(plan.dealing)
     yield ""
     rows = [("best", plan.best)]
     if plan.current is not None:  # the first chunk of an epoch; later ones may end with it
         rows.append(("automatic, with its epochs" if plan.is_auto else "as it is set", plan.current))
     yield from tabulate([HEADER, *(_row(name, chunks) for name, chunks in rows)])
+
+
+def _describe_dealing(dealing: Dealing) -> Iterator[str]:
+    shares, larger = dealing.virtual_ranks, dealing.larger
+    yield f"ranks     {dealing.ranks}, which share {shares} virtual ranks; the one with the most sets the pace"
+    yield f"          at worst, with {dealing.worst}, an average rank waits for {dealing.waiting:.0%} of a step"
+    if shares < SHARES_A_RANK[0] * dealing.ranks:
+        few, many = (each * dealing.ranks for each in SHARES_A_RANK)
+        yield f"          for a pool whose size changes, a new run does better with {few} to {many} virtual ranks:"
+        yield f"          with {many}, an average rank waits for {larger.waiting:.0%} of a step, at worst"
 
 
 def _row(name: str, chunks: Chunks) -> tuple[str, ...]:

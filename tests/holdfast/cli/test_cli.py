@@ -465,6 +465,37 @@ def test_plan_compares_with_the_chunks_of_a_configuration(
     assert last.rstrip().endswith(f"{sum(current.values()):.2%}")
 
 
+@pytest.mark.parametrize(
+    ("compute", "dealing", "said"),
+    [
+        ("ranks = 3\nvirtual_ranks = 8", (3, 8, 3, 1 / 9), ["waits for 11% of a step", "with 12 to 24 virtual ranks"]),
+        ("ranks = 4\nvirtual_ranks = 8", (4, 8, 3, 1 / 9), ["at worst, with 3,", "with 16 to 32 virtual ranks"]),
+        ("ranks = 4\nvirtual_ranks = 32", (4, 32, 3, 1 / 33), ["with 3, an average rank waits for 3% of a step"]),
+        ('ranks = 2\nnodes = "1:2"\nvirtual_ranks = 8\nrendezvous = "a:1"', (4, 8, 3, 1 / 9), ["ranks     4, which"]),
+        ("ranks = 1\nvirtual_ranks = 8", None, []),
+        ("ranks = 4", None, []),
+    ],
+)
+def test_plan_says_how_evenly_virtual_ranks_are_dealt(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    compute: str,
+    dealing: tuple[int, int, int, float] | None,
+    said: list[str],
+) -> None:
+    line = make_line(open_store(str(tmp_path)), "run")
+    line.commit(save_next(line).model_copy(update={"train_s": 5.0, "stall_s": 2.0, "save_s": 4.0}), "chunk")
+    config = tmp_path / "a.toml"
+    config.write_text(f'recipe = "m:f"\nrun = "run"\nstore = "{tmp_path}"\nepochs = 9\n[compute]\n{compute}\n')
+    planned = ask_json("plan", str(config), capsys=capsys)["dealing"]
+    assert (planned and tuple(planned.values())) == (dealing and pytest.approx(dealing))
+    assert run_app(app, ["plan", str(config)]) == 0
+    shown = capsys.readouterr().out
+    assert all(each in shown for each in said)
+    assert ("virtual ranks" in shown) == (dealing is not None)
+    assert ("a new run does better" in shown) == (dealing is not None and dealing[1] < 4 * dealing[0])
+
+
 def test_a_run_without_a_store_is_in_the_default_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
