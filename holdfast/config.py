@@ -202,9 +202,9 @@ class Compute(Section):
     )
     parallel: Literal["ddp", "fsdp"] = Field(
         "ddp",
-        description="What several ranks hold of a recipe's model and optimizer. ddp: each rank all of it. fsdp: each "
-        "rank a share, cut by torch's fully_shard; checkpoints are written and read in shares, too. With virtual ranks "
-        "it changes no bit.",
+        description="What several ranks hold of a recipe's model, or of one that a loop passes to run.wrap, and of its "
+        "optimizer. ddp: each rank all of it. fsdp: each rank a share, cut by torch's fully_shard; checkpoints are "
+        "written and read in shares, too. With virtual ranks it changes no bit.",
     )
     mixed_precision: Literal["no", "bf16", "fp16"] = Field(
         "no", description="Precision of accelerate's autocast. fp16 needs a GPU and adds a gradient scaler."

@@ -111,7 +111,7 @@ class Training:
         self.kept = self.recipe if isinstance(self.recipe, Kept) else None
         determinism.check(config.determinism, "after the recipe was built")
         self.flags = determinism.read_flags()
-        check_sharding(config, self.recipe)
+        check_sharding(config, self.recipe, self.accelerator)
         self.virtual = make_virtual(config, self.recipe, self.accelerator)
         self.exchange: Exchange | None = None
         self.is_alone = False

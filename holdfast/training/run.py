@@ -28,6 +28,7 @@ from holdfast.training.build import Program, Training
 from holdfast.training.carried import Carried, find_carried
 from holdfast.training.kept import GRADIENTS, OWN_EXTRAS, Gradients, Kept, as_stateful, sort_kept
 from holdfast.training.progress import Unread, read_number
+from holdfast.training.sharding import cut_model, is_cut
 from holdfast.training.undisturbed import snapshot
 
 # Gives the loop its steps: yields before each one, as `holdfast.training.steps` does.
@@ -90,6 +91,7 @@ class Run:
         self.config = config
         self._function, self._serve = function, serve
         self._objects: dict[str, Any] = {}
+        self._replaced: list[Tensor] = []  # parameters that `wrap` has put others in the place of
         self._fields: dict[str, Any] = {"anneals": {}}
         self._adopted: list[Any] = []  # a framework's objects, which the search for unregistered state doesn't enter
         self._list_adopted: Callable[[], list[tuple[str, Any]]] = list
@@ -125,6 +127,29 @@ class Run:
         return int(self.accelerator.num_processes)
 
     # ---- before the loop
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return a model that the ranks train together: on the run's device, and as ``compute.parallel`` says.
+
+        Several ranks get a DistributedDataParallel around the model ("ddp"), or the model itself, cut over the ranks by
+        ``fully_shard`` ("fsdp"). One rank gets the model itself. A model on torch's meta device gets memory, and values
+        by its modules' ``reset_parameters``. ``compute.mixed_precision`` becomes the forward pass's autocast.
+
+        Build the optimizer from the model that is returned, and keep that one.
+
+        Raises:
+            RecipeError: the model is on the meta device, and a module has no ``reset_parameters``.
+        """
+        if self._training is not None:
+            self.refuse("run.wrap(...) was called after the first step", hint="call it before the loop")
+        before = list(model.parameters())
+        with self.located():
+            cut_model(self.config, model, self.accelerator)
+        now = {id(each) for each in model.parameters()}
+        self._replaced += [each for each in before if id(each) not in now]
+        wrapped = self.accelerator.prepare_model(model, evaluation_mode=is_cut(self.config, self.accelerator))
+        assert isinstance(wrapped, torch.nn.Module)
+        return wrapped
 
     def keep(self, **objects: Any) -> None:
         """Register objects by name: all that the next step depends on.
@@ -404,6 +429,14 @@ class Run:
             )
         if self._per_epoch is None and "data" not in self._fields:
             self.refuse("an epoch has no length", hint="run.steps(per_epoch=1000)")
+        replaced = {id(each) for each in self._replaced}
+        for name, each in self._objects.items():
+            groups = each.param_groups if isinstance(each, torch.optim.Optimizer) else []
+            if any(id(parameter) in replaced for group in groups for parameter in group["params"]):
+                self.refuse(
+                    f"the optimizer {name!r} was built before run.wrap(model), which gave the model other parameters",
+                    hint="build it from the model that run.wrap returns",
+                )
         self._frames = find_frames(self._function)
         with self.located():
             sources = [self._loader, self._source] if self._source is not None else []

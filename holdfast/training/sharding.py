@@ -1,4 +1,4 @@
-"""A recipe's model, cut over the ranks by torch's `fully_shard` (FSDP2): `compute.parallel = "fsdp"`."""
+"""A model that is cut over the ranks by torch's `fully_shard` (FSDP2): `compute.parallel = "fsdp"`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,19 +18,22 @@ from holdfast.training.optimizers import parts_of
 SETTING = 'compute.parallel = "fsdp"'
 
 
-def check_sharding(config: RunConfig, recipe: Recipe) -> None:
-    """Raise ConfigError if the configuration asks for a sharded model and this program can't have one."""
+def check_sharding(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> None:
+    """Raise ConfigError if the configuration asks for a sharded model and this program can't have one, or has none."""
     if config.compute.parallel != "fsdp":
         return
     if recipe.has_own_loop:
-        problem, hint = "a loop of your own", "call torch's fully_shard in the loop: checkpoints are sharded as well"
+        if is_cut(config, accelerator) and not any(map(is_sharded, recipe.model.parameters())):
+            hint = "model = run.wrap(model) before the optimizer is built"
+            raise ConfigError(f"{SETTING}: the loop has cut no model over the ranks", hint=hint)
     elif recipe.loss is None:
-        problem, hint = "a step of its own", "return a Recipe with a loss"
-    elif config.compute.mixed_precision == "fp16":
-        problem, hint = "fp16, whose GradScaler sees a share of the gradient", 'mixed_precision = "bf16"'
-    else:
-        return
-    raise ConfigError(f"{SETTING}: the engine can't shard {problem}", hint=hint)
+        raise _can_not_shard("a step of its own", "return a Recipe with a loss")
+    if config.compute.mixed_precision == "fp16":
+        raise _can_not_shard("fp16, whose GradScaler sees a share of the gradient", 'mixed_precision = "bf16"')
+
+
+def _can_not_shard(problem: str, hint: str) -> ConfigError:
+    return ConfigError(f"{SETTING}: the engine can't shard {problem}", hint=hint)
 
 
 def is_cut(config: RunConfig, accelerator: Accelerator) -> bool:
@@ -39,26 +42,33 @@ def is_cut(config: RunConfig, accelerator: Accelerator) -> bool:
 
 
 def place_model(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> None:
-    """Put the recipe's model in its place: give a model on the meta device memory, and cut it over the ranks.
+    """Put the recipe's model in its place; see `cut_model`. The optimizers step the shares from then on.
 
-    It is cut if `compute.parallel` is "fsdp" and there are several ranks. Each block, which `list_blocks` chooses, is
-    gathered for its own forward and backward pass alone. No rank has memory for more than one block of a model on the
-    meta device. An `AveragedModel` among the extras is treated alike, because it is updated from the model's shares.
-    The optimizers step the shares from then on.
-
-    Raises:
-        RecipeError: the model is on the meta device, and a module has no ``reset_parameters``.
+    An `AveragedModel` among the extras is treated alike, because it is updated from the model's shares.
     """
     averages = [each.module for each in recipe.extras.values() if isinstance(each, AveragedModel)]
     before = dict(recipe.model.named_parameters(remove_duplicate=False))
     for model in (recipe.model, *averages):
-        made: dict[int, nn.Parameter] = {}
-        for block in list_blocks(model):
-            materialize(block, accelerator.device, made)
-            if is_cut(config, accelerator):
-                _cut_block(block, accelerator)
+        cut_model(config, model, accelerator)
     after = dict(recipe.model.named_parameters(remove_duplicate=False))
     _replace(recipe, {id(each): after[name] for name, each in before.items() if after[name] is not each})
+
+
+def cut_model(config: RunConfig, model: nn.Module, accelerator: Accelerator) -> None:
+    """Give a model on the meta device memory, and cut it over the ranks.
+
+    It is cut if `compute.parallel` is "fsdp" and there are several ranks. Each block, which `list_blocks` chooses, is
+    gathered for its own forward and backward pass alone. No rank has memory for more than one block of a model on the
+    meta device.
+
+    Raises:
+        RecipeError: the model is on the meta device, and a module has no ``reset_parameters``.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for block in list_blocks(model):
+        materialize(block, accelerator.device, made)
+        if is_cut(config, accelerator):
+            _cut_block(block, accelerator)
 
 
 def _cut_block(block: nn.Module, accelerator: Accelerator) -> None:

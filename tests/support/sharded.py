@@ -114,6 +114,33 @@ def looped(run: Run) -> None:
         step.log(loss=loss)
 
 
+def wrapped(run: Run, *, is_late: bool = False, on_meta: bool = False) -> None:
+    """Train the network in a loop, on as many ranks and in the way that the configuration says."""
+    torch.manual_seed(3)
+    with torch.device("meta" if on_meta else "cpu"):
+        model: Any = Blocks()
+    early = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model = run.wrap(model)
+    optimizer = early if is_late else torch.optim.AdamW(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(per_epoch=6):
+        points = torch.randn(8, 8, generator=torch.Generator().manual_seed(step.number))
+        points = points.tensor_split(run.world_size)[run.rank].to(run.device)
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(points), points.sum(1, keepdim=True))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        step.log(loss=loss)
+
+
+def unwrapped(run: Run) -> None:
+    """Train a model in a loop that leaves it whole."""
+    model = torch.nn.Linear(8, 1)
+    run.keep(model=model)
+    for _ in run.steps(per_epoch=6):
+        pass
+
+
 # ---- checks that several ranks make together: functions for `Lives.call`, whose return value is the exit code
 
 

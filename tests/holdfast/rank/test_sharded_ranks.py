@@ -1,6 +1,7 @@
 """Ranks that each hold a share of the state train, save and restore together, and no byte depends on the sharding."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,9 @@ def test_killed_in_any_phase_of_a_save_a_run_ends_on_the_same_bytes(nursery: Liv
         assert train(nursery, folder, 2) == expected, (point, victim)
 
 
-@pytest.mark.parametrize(("recipe", "parallel"), [("averaged", "fsdp"), ("looped", "ddp")])
+@pytest.mark.parametrize(
+    ("recipe", "parallel"), [("averaged", "fsdp"), ("looped", "ddp"), ("wrapped", "ddp"), ("wrapped", "fsdp")]
+)
 def test_sharded_ranks_are_proved(nursery: Lives, tmp_path: Path, recipe: str, parallel: str) -> None:
     settings = {
         "recipe": f"tests.support.sharded:{recipe}", "run": "p", "store": str(tmp_path), "epochs": 2,
@@ -96,3 +99,39 @@ def test_sharded_ranks_are_proved(nursery: Lives, tmp_path: Path, recipe: str, p
     done = nursery.call("tests.support.forked:prove_mutated", "", settings, 6, 1, 3)
     proof = Proof.model_validate_json(done.stdout)
     assert proof.is_proved, str(proof)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("on_meta", [False, True])
+def test_a_loop_is_wrapped_as_configured(nursery: Lives, tmp_path: Path, parallel: str, on_meta: bool) -> None:
+    """The same loop trains on one rank and on several, and every rank has the same model at the end."""
+    lines = [f'compute.parallel = "{parallel}"', f"settings.on_meta = {json.dumps(on_meta)}"]
+    for ranks in (1, 2):
+        done = loop(nursery, tmp_path / str(ranks), "wrapped", ranks, *lines)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("function", "lines", "message"),
+    [
+        ("unwrapped", [], "the loop has cut no model over the ranks"),
+        ("wrapped", ["settings.is_late = true"], "the optimizer 'optimizer' was built before run.wrap(model)"),
+    ],
+)
+def test_a_loop_that_would_train_no_shares_is_refused(
+    nursery: Lives, tmp_path: Path, function: str, lines: list[str], message: str
+) -> None:
+    done = loop(nursery, tmp_path, function, 2, 'compute.parallel = "fsdp"', *lines)
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def loop(nursery: Lives, folder: Path, function: str, ranks: int, *lines: str) -> "subprocess.CompletedProcess[str]":
+    """Train a run of a loop of a user's own."""
+    folder.mkdir(exist_ok=True)
+    known = [
+        f'recipe = "tests.support.sharded:{function}"', 'run = "r"', f"store = {json.dumps(str(folder))}",
+        'compute.device = "cpu"', f"compute.ranks = {ranks}", f"log.folder = {json.dumps(str(folder))}",
+    ]  # fmt: skip
+    (folder / "config.toml").write_text("\n".join([*known, *lines]))
+    return nursery.call("tests.support.forked:train", str(folder / "config.toml"), [])
