@@ -178,11 +178,15 @@ def check_manifest(path: Path) -> Iterator[str]:
     resources = [each for each in yaml.safe_load_all(path.read_text("utf-8")) if each]
     there = {(each.get("kind"), each.get("metadata", {}).get("name")) for each in resources}
     for each in resources:
-        yield from (f"{path}: {fault}" for fault in find_rights(each, there))
+        yield from (f"{path}: {fault}" for fault in find_wrong_rights(each, there))
+    yield from validate(path)
+
+
+def validate(path: Path) -> Iterator[str]:
     yield from run_tool("kubernetes-validate", "--strict", path, warning=NO_SCHEMA)
 
 
-def find_rights(resource: dict[str, Any], there: set[tuple[str, str]]) -> Iterator[str]:
+def find_wrong_rights(resource: dict[str, Any], there: set[tuple[str, str]]) -> Iterator[str]:
     """Yield verbs of a Role that don't exist, and what a RoleBinding names and its file doesn't have."""
     kind, name = resource.get("kind"), resource.get("metadata", {}).get("name")
     if kind in ("Role", "ClusterRole"):
@@ -244,7 +248,7 @@ def check_resource(where: str, resource: dict[str, Any]) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "resource.yaml")
         file.write_text(yaml.safe_dump(resource), "utf-8")
-        yield from (fault.replace(str(file), where) for fault in check_manifest(file))
+        yield from (fault.replace(str(file), where) for fault in validate(file))
 
 
 def render(template: Any, values: dict[str, Any]) -> Any:
