@@ -196,7 +196,8 @@ class Line:
         """Make a commit the head, and write what a kill has prevented after its record: copies and latest.json."""
         self.head = commit
         self._mend_copies(commit)
-        self._renew_latest()
+        with contextlib.suppress(RecordDamaged):  # restoring the commit finds this damage
+            self._renew_latest()
 
     def _renew_latest(self) -> None:
         """Let latest.json name the head; a kill may have left latest.json behind."""
