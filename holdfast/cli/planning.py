@@ -83,7 +83,8 @@ def _describe(plan: Plan) -> Iterator[str]:
 def _describe_dealing(dealing: Dealing) -> Iterator[str]:
     shares, larger = dealing.virtual_ranks, dealing.larger
     yield f"ranks     {dealing.ranks}, which share {shares} virtual ranks; the one with the most sets the pace"
-    yield f"          at worst, with {dealing.worst}, an average rank waits for {dealing.waiting:.0%} of a step"
+    if dealing.waiting:
+        yield f"          at worst, with {dealing.worst}, an average rank waits for {dealing.waiting:.0%} of a step"
     if shares < SHARES_A_RANK[0] * dealing.ranks:
         few, many = (each * dealing.ranks for each in SHARES_A_RANK)
         yield f"          for a pool whose size changes, a new run does better with {few} to {many} virtual ranks:"
