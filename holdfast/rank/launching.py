@@ -23,7 +23,7 @@ from holdfast.errors import HoldfastError, RankDied, RankHung, RunStopped
 from holdfast.heartbeats import HEARTBEATS_VARIABLE, Beat, Heartbeats
 from holdfast.journal import Commit
 from holdfast.probe import Gate
-from holdfast.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, find_processes, leads_session
+from holdfast.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, find_processes, is_running, leads_session
 from holdfast.rank.ending import RankLog
 from holdfast.rank.hanging import LOOK_EVERY_S, PATIENCE_VARIABLE, Watch
 from holdfast.rank.messages import (
@@ -308,22 +308,26 @@ class Ranks:
         Args:
             within_s: seconds to wait after the `End`, and again after SIGTERM.
         """
+        # A process that exits loses its mark before it gives its memory and its GPU back.
+        found = {*filter(leads_session, self._find_others())}
         self.send(End())
         self.close_input()
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if self._has_ended(within_s):
+            if self._has_ended(found, within_s):
                 return
             self.signal(number)
-        if not self._has_ended(KILLED_WITHIN_S):
+        if not self._has_ended(found, KILLED_WITHIN_S):
             log.warning("the ranks can't be killed: they are inside the kernel, as with a GPU that has failed")
 
-    def _has_ended(self, within_s: float) -> bool:
+    def _has_ended(self, found: set[int], within_s: float) -> bool:
         deadline = time.monotonic() + within_s
-        while is_left := self.is_alive() or any(map(leads_session, self._find_others())):
+        while True:
+            found.update(filter(leads_session, self._find_others()))
+            if not self.is_alive() and not any(map(is_running, found)):
+                return True
             if time.monotonic() > deadline:
-                break
+                return False
             time.sleep(0.01)
-        return not is_left
 
 
 def _read(pipe: IO[str], events: Events) -> None:

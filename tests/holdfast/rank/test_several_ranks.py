@@ -153,3 +153,17 @@ def test_end_waits_for_the_ranks_if_torchrun_has_died(tmp_path: Path, started: l
         time.sleep(0.01)
     ranks.end()
     assert not [process for process in processes if has_not_ended(process)]
+
+
+def test_end_waits_for_a_rank_that_has_lost_its_mark(
+    tmp_path: Path, started: list[Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel takes an exiting process's environment away before its memory and its open files."""
+    started.append(ranks := Ranks(make_config(tmp_path), tmp_path / "ranks.log"))
+    ranks.expect(Ready)
+    processes = [process for process in ranks_of(os.getpid()) if process.pid != ranks.pid]
+    seen = iter([ranks._find_others()])
+    monkeypatch.setattr(ranks, "_find_others", lambda: next(seen, []))
+    os.kill(ranks.pid, signal.SIGKILL)
+    ranks.end()
+    assert not [process for process in processes if has_not_ended(process)]
