@@ -238,17 +238,22 @@ def driver(tmp_path: Path, prefect_api: dict[str, str], nursery: Lives) -> Drive
 
 @dataclass(frozen=True)
 class Reference:
-    """The standing and the metrics of the toy run that was never interrupted, and that the engine trained."""
+    """The standing, the metrics and the number of commits of a run that was never interrupted."""
 
     standing: Standing
     metrics: list[dict[str, object]]
     commits: int
 
+    @classmethod
+    def train(cls, engine: "Engine") -> "Reference":
+        """Let the engine train its run to the end."""
+        return cls(engine.finish(), engine.metrics(), engine.journal().newest_number())
+
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> Reference:
     engine = Engine(tmp_path_factory.mktemp("reference"), {}, nursery=nursery)
-    return Reference(engine.finish(), engine.metrics(), engine.journal().newest_number())
+    return Reference.train(engine)
 
 
 @pytest.fixture(scope="session")

@@ -124,7 +124,7 @@ def test_killed_again_and_again_it_ends_on_the_same_bytes(
     ready: Lives, tmp_path_factory: pytest.TempPathFactory, deaths: int, settings: dict[str, Any]
 ) -> None:
     straight = make_engine(ready, tmp_path_factory.mktemp("straight"), **settings)
-    reference = Reference(straight.finish(), straight.metrics())
+    reference = Reference.train(straight)
     killed = make_engine(ready, tmp_path_factory.mktemp("killed"), **settings)
     chosen = random.Random(7)
     for death in range(deaths):
