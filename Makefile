@@ -121,7 +121,7 @@ docs: .venv/ready
 	@$(BIN)/python -m tests.support.pages
 
 # Write pictures of the UI to docs/. This needs an installed Chromium.
-screenshots: .venv/ready
+screenshots: .venv/extras
 	@$(BIN)/python -m tests.support.screenshots
 
 # The libraries that the benchmarks compare Holdfast with, on the project's own version of torch.

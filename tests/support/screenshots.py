@@ -76,7 +76,8 @@ def main() -> None:
         ui, auth = pool.url.removesuffix("/api"), ":".join(pool.auth)
         deployment = pool.ask("GET", "/deployments/name/train/train")["id"]
         take(chromium, f"{ui}/deployments/deployment/{deployment}/run", auth, FOLDER / "form.png", 1280, 1500)
-        draw_reports(chromium, Path(scratch), FOLDER)
+        (reported := Path(scratch) / "reported").mkdir()  # its runs have names of their own
+        draw_reports(chromium, reported, FOLDER)
         train, attempt = train_and_preempt(pool, Path(scratch))
         take(chromium, f"{ui}/runs/flow-run/{train}", auth, FOLDER / "train.png", 1280, 800)
         take(chromium, f"{ui}/runs/flow-run/{attempt}", auth, FOLDER / "attempt.png", 1280, 800)
