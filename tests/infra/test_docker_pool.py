@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import signal
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,6 +38,7 @@ class DockerPool(Pool):
     """A server, and a worker of each pool that starts a container for each flow run."""
 
     engine: Engine
+    label: str
 
     def change(self, **values: Any) -> None:
         """Give variables of the pool `gpu` other defaults."""
@@ -46,8 +48,7 @@ class DockerPool(Pool):
     def containers(self) -> list[docker.models.containers.Container]:
         """Return the live containers of this pool's flow runs."""
         with contextlib.closing(self.engine.client()) as client:
-            label = f"holdfast.test={self.ledger.folder.name}"
-            return list(client.containers.list(filters={"label": label}))
+            return list(client.containers.list(filters={"label": self.label}, ignore_removed=True))
 
     def container(self, flow_run: str) -> docker.models.containers.Container:
         """Return the live container of a flow run."""
@@ -69,23 +70,24 @@ def pool(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterator[D
     shared.chmod(0o777)  # for the image's user
     hurried = folder / "hurried"  # see PoolRun.hurry
     hurried.mkdir()
+    own = uuid.uuid4().hex  # another process's tests have a folder of this name, too
     values = {
         "image": IMAGE,
         "image_pull_policy": "Never",
         "volumes": [f"{shared}:{shared}", f"{hurried}:{hurried}:ro", f"{ROOT}/tests:/app/tests:ro"],
         "device_requests": [],
         "env": {"TOY_DELAY_S": DELAY, "TOY_TRAINED": str(shared), "TOY_HURRIED": str(hurried)},
-        "labels": {"holdfast.test": folder.name},
+        "labels": {"holdfast.test": own},
     }
     pool = DockerPool(local.Ledger(folder), engine.environment, "docker", values)
-    pool.engine = engine
+    pool.engine, pool.label = engine, f"holdfast.test={own}"
     try:
         with served(pool):
             pool.make_up()
             yield pool
     finally:
         with contextlib.closing(engine.client()) as client:
-            for container in client.containers.list(all=True, filters={"label": f"holdfast.test={folder.name}"}):
+            for container in client.containers.list(all=True, filters={"label": pool.label}, ignore_removed=True):
                 container.remove(force=True)
 
 
