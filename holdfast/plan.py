@@ -44,7 +44,7 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Dealing:
-    """How evenly virtual ranks are dealt to as many ranks as a run has, or to fewer, when machines were lost.
+    """The dealing of virtual ranks to all ranks of a run, or to fewer when machines were lost.
 
     Attributes:
         ranks: the most ranks that the run has.
@@ -60,7 +60,7 @@ class Dealing:
 
     @classmethod
     def of(cls, ranks: int, virtual_ranks: int) -> "Dealing":
-        """Return how virtual ranks are dealt to this number of ranks, or to fewer."""
+        """Return the dealing to this number of ranks, or to fewer."""
         waiting, worst = max(
             (1 - virtual_ranks / (each * -(-virtual_ranks // each)), each) for each in range(1, ranks + 1)
         )
@@ -68,7 +68,7 @@ class Dealing:
 
     @property
     def larger(self) -> "Dealing":
-        """How eight virtual ranks a rank are dealt."""
+        """Return the dealing of eight times as many virtual ranks as ranks."""
         return self.of(self.ranks, SHARES_A_RANK[1] * self.ranks)
 
 
@@ -80,7 +80,7 @@ class Plan:
         best: chunks with the least expected loss; automatic chunks have this length, but end with their epoch.
         current: chunks as the configuration sets them; None if the configuration was lost.
         is_auto: whether the configuration asks for automatic chunks.
-        dealing: how its virtual ranks are dealt to several ranks; None if it has none.
+        dealing: that of its virtual ranks to several ranks; None if it has none.
     """
 
     run: str
