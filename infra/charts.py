@@ -42,7 +42,7 @@ _CHARTS: dict[str, dict[str, str]] = {
         "": _COMMON,
         "worker": f"{_POD} {_SCALED} autoscaling.targetCPUUtilizationPercentage "
         "autoscaling.targetMemoryUtilizationPercentage clusterUid initContainer apiConfig extraEnvVars extraArgs "
-        "podAnnotations updateStrategy cloudApiConfig customerManagedCloudApiConfig",
+        "updateStrategy cloudApiConfig customerManagedCloudApiConfig",
         "worker.image": f"{_IMAGE} debug",
         "worker.config": "workPool workQueues queryInterval prefetchSeconds http2 limit name installPolicy type "
         "baseJobTemplate",
