@@ -158,17 +158,19 @@ class ShardSums:
             for each in self._rounds
         ]
         self.facts: dict[str, str] = {}
+        self._models: Sequence[Any] = ()
         self._blocks: list[BlockSum] = []
 
-    def attach(self, model: Any) -> None:
-        """Sum the gradients of a model that has been cut, and take its gradient outside of a step from one rank."""
-        self._blocks = _make_sums(model, self._shares, self._rank, self._ranks)
+    def attach(self, models: Sequence[Any]) -> None:
+        """Sum the gradients of models that have been cut, and take a gradient outside of a step from one rank."""
+        self._models = models
+        self._blocks = [block for model in models for block in _make_sums(model, self._shares, self._rank, self._ranks)]
 
-    def begin(self, model: Any, *, in_detail: bool) -> None:
+    def begin(self, *, in_detail: bool) -> None:
         """Begin a step. ``in_detail`` says whether to note `facts`, and whether `describe` will be called."""
-        self._model, self._is_detailed, self.facts = model, in_detail, {}
-        # A parameter may have a gradient in some ranks only.
-        model.set_reduce_scatter_unused_params(True)
+        self._is_detailed, self.facts = in_detail, {}
+        for model in self._models:  # a parameter may have a gradient in some ranks only
+            model.set_reduce_scatter_unused_params(True)
         for block in self._blocks:
             block.begin(in_detail=in_detail)
         self._turn = 0
@@ -185,7 +187,8 @@ class ShardSums:
             for block in self._blocks
             for parameter, value in zip(block.parameters, block.checksums, strict=True)
         }
-        return join_checksums([found[id(each)] for each in self._model.parameters() if each.requires_grad])
+        parameters = (each for model in self._models for each in model.parameters() if each.requires_grad)
+        return join_checksums([found[id(each)] for each in parameters])
 
     def add(self, turn: Turn) -> None:
         """End a share, whose gradient has been added in the backward pass."""
@@ -195,7 +198,8 @@ class ShardSums:
 
     def finish(self) -> None:
         """Leave the mean over all shares in the parameters. All ranks call it together."""
-        self._model.set_reduce_scatter_unused_params(False)
+        for model in self._models:
+            model.set_reduce_scatter_unused_params(False)
         for block in self._blocks:
             block.finish()
         if self._is_detailed:

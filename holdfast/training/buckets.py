@@ -85,12 +85,17 @@ class WholeSums:
         self._blocks = deal(shares, ranks)
         self.turns = [Turn(each) for each in self._blocks[rank]]
         self.facts: dict[str, str] = {}
+        self._models: Sequence[nn.Module] = ()
         self._buckets: list[Bucket] = []
         self._trees: list[TreeSum] = []
 
-    def begin(self, model: nn.Module, *, in_detail: bool) -> None:
+    def attach(self, models: Sequence[nn.Module]) -> None:
+        """Sum the gradients of some models."""
+        self._models = models
+
+    def begin(self, *, in_detail: bool) -> None:
         """Begin a step. ``in_detail`` says whether to note `facts`, and whether `describe` will be called."""
-        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        self._parameters = [each for model in self._models for each in model.parameters() if each.requires_grad]
         self._buckets = make_buckets(self._parameters)
         self._trees = [TreeSum(self._shares) for _ in self._buckets]
         self._is_detailed, self.facts = in_detail, {}

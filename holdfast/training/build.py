@@ -125,6 +125,8 @@ class Training:
         self.optimizer: Any = self.recipe.optimizer
         if self.kept is None:
             self._prepare()
+        elif self.virtual is not None:
+            self.virtual.attach(self._find_trained(self.kept))
         self.synchronized = Synchronized(self.recipe, self.accelerator)
         if config.compute.parallel == "fsdp" and self.virtual is None:  # which leaves each rank its own buffers
             self.synchronized.modules.append(self.recipe.model)
@@ -167,7 +169,7 @@ class Training:
             check_elementwise(recipe.optimizer, accelerator.device)
         place_model(self.config, recipe, accelerator)
         if self.virtual is not None:
-            self.virtual.attach(recipe.model)
+            self.virtual.attach([recipe.model])
         for extra in recipe.extras.values():
             if isinstance(extra, torch.nn.Module) and not any(map(is_sharded, extra.parameters())):
                 extra.to(accelerator.device)
@@ -193,6 +195,16 @@ class Training:
             self.optimizer = Optimizers({name: accelerator.prepare(part) for name, part in optimizer.parts.items()})
         else:
             self.optimizer = accelerator.prepare(optimizer)
+
+    def _find_trained(self, kept: Kept) -> list[torch.nn.Module]:
+        """Return the modules of a loop whose gradients virtual ranks sum.
+
+        Raises:
+            ConfigError: ranks can't train them to the same bits.
+        """
+        if self.virtual is not None and self.virtual.is_cut:
+            check_elementwise(kept.optimizer, self.accelerator.device)
+        return list(kept.trained.values())
 
     def _separate_ranks(self) -> None:
         """Give each rank random numbers of its own, after all have built the same model from the same seed.
@@ -280,7 +292,7 @@ class Training:
         """Return whether one rank can save alone when another is lost; `surviving` says what it needs for that."""
         compute = self.config.compute
         is_on_cpu = self.accelerator.device.type == "cpu"
-        has_all = self.virtual is not None and not self.virtual.is_cut
+        has_all = self.virtual is not None and not self.virtual.is_cut and self.kept is None
         return has_all and self.has_others and is_on_cpu and not compute.has_nodes
 
     @property
@@ -362,22 +374,28 @@ class Training:
         return self.metrics
 
     def _read_numbers(self) -> Iterator[float]:
-        """Return the numbers of all unread steps, one after the other; of several ranks, their means."""
+        """Return the numbers of all unread steps, one after the other; of several ranks or shares, their means."""
         if self.recipe.loss is None and self.accelerator.num_processes > 1:
-            names = self.gather([[*each.numbers] for each, _ in self._unread])
+            own = [[(name, number.dim()) for name, number in each.numbers.items()] for each, _ in self._unread]
+            names = self.gather(own)
             if any(each != names[0] for each in names):
                 raise RecipeError(
                     "the ranks have logged different numbers, whose means can't be taken",
                     hint="call run.log in all ranks alike" if self.kept else "return the same numbers in all ranks",
                 )
         found = [number for each, _ in self._unread for number in each.numbers.values()]
-        return iter(self._mean(torch.stack(found)).tolist() if found else [])
+        return iter(self._mean(found).tolist() if found else [])
 
-    def _mean(self, numbers: torch.Tensor) -> torch.Tensor:
-        if self.accelerator.num_processes == 1 or self.virtual is not None:  # virtual ranks have taken the means
-            return numbers
-        mean: torch.Tensor = self.accelerator.reduce(numbers, "mean")
-        return mean
+    def _mean(self, numbers: list[torch.Tensor]) -> torch.Tensor:
+        """Return the means of some numbers. Those that shares have logged have a column for each share."""
+        if self.virtual is None and self.accelerator.num_processes > 1:
+            mean: torch.Tensor = self.accelerator.reduce(torch.stack(numbers), "mean")
+            return mean
+        of_shares = [each for each in numbers if each.dim()]
+        if self.virtual is not None and of_shares:
+            means = iter(self.virtual.mean(of_shares))
+            numbers = [next(means) if each.dim() else each for each in numbers]
+        return torch.stack(numbers)
 
     def _read_samples(self) -> Iterator[str]:
         """Return the name of each unread step's samples: this rank's, or with virtual ranks those of all shares."""

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from holdfast.training.build import Training
 
 
-# The hint if the loss changes state that all shares of a batch have in common.
-CHANGED_BY_A_SHARE = "change extras in after_step, which all ranks call alike, or set compute.virtual_ranks = 0"
+# The hint if a share changes state that all shares of a batch have in common: for a recipe, and for a loop.
+CHANGES = {
+    False: "change extras in after_step, which all ranks call alike, or set compute.virtual_ranks = 0",
+    True: "change weights and kept objects after the loop over step.shares(), which all ranks leave alike",
+}
 
 
 def capture(training: "Training") -> dict[str, Any]:
@@ -73,7 +76,7 @@ def _of_each_rank(training: "Training", state: Any, name: str) -> list[Any]:
     if training.virtual is not None:
         raise RecipeError(
             f"after step {training.progress.step} the ranks have different {name}: a share of a batch has changed them",
-            hint=CHANGED_BY_A_SHARE,
+            hint=CHANGES[training.kept is not None],
         )
     return training.gather(state)
 

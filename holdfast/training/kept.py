@@ -35,6 +35,7 @@ class Kept(Recipe):
         list_variables: returns the variables of the loop's functions, after their names, for `find_unregistered`.
         carried: the variables that the loop carries from step to step and doesn't keep.
         schedulers: the schedulers, which the loop steps itself.
+        modules: the modules by name: the model, or its parts.
 
     ``data`` is a loader or an iterable of batches, or None if the loop makes its own; with ``batch_size``, a dataset.
     """
@@ -49,10 +50,19 @@ class Kept(Recipe):
     list_variables: Callable[[], list[tuple[str, Any]]]
     carried: list[Carried] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)
+
+    @property
+    def trained(self) -> dict[str, nn.Module]:
+        """Return the modules with parameters that an optimizer steps, by name."""
+        groups = (group for part in parts_of(self.optimizer) for group in part.param_groups)
+        stepped = {id(each) for group in groups for each in group["params"]}
+        found = self.modules.items()
+        return {name: each for name, each in found if not stepped.isdisjoint(map(id, each.parameters()))}
 
 
 def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str, Any]:
-    """Return the fields ``model``, ``optimizer``, ``schedulers`` and ``extras`` of a `Kept`.
+    """Return the fields ``model``, ``modules``, ``optimizer``, ``schedulers`` and ``extras`` of a `Kept`.
 
     One module is the model itself; several become a ``ModuleDict`` by name.
 
@@ -83,7 +93,10 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
         GRADIENTS: Gradients(model, optimizer),
         ACCUMULATION: Attributes(accelerator, ["step"]),
     }
-    return {"model": model, "optimizer": optimizer, "schedulers": list(schedulers.values()), "extras": extras | own}
+    return {
+        "model": model, "modules": modules, "optimizer": optimizer, "schedulers": list(schedulers.values()),
+        "extras": extras | own,
+    }  # fmt: skip
 
 
 # ---- the state of objects that have no state_dict
@@ -261,6 +274,20 @@ class Gradients:
         lrs, self.lrs = self.lrs, None
         self._is_taken = lrs is not None
         return lrs
+
+    def clear(self) -> None:
+        """Forget all gradients.
+
+        Raises:
+            RecipeError: no optimizer has taken them.
+        """
+        if self.state_dict():
+            raise RecipeError(
+                "step.shares() begins a new gradient, but no optimizer has taken the one of the step before",
+                hint="step the optimizer in every step; run.batches(..., grad_accum=N) makes steps of N batches",
+            )
+        for each in self._model.parameters():
+            each.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         if self._is_taken:

@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
@@ -13,11 +12,10 @@ from holdfast.heartbeats import Phase, Place
 from holdfast.shown import describe
 from holdfast.state import gather_whole
 from holdfast.training.build import Training
-from holdfast.training.capturing import CHANGED_BY_A_SHARE
-from holdfast.training.checksums import describe_components
 from holdfast.training.norm import clip_to, take_norm
 from holdfast.training.progress import Stage, Unread, read_number
 from holdfast.training.schedulers import waits_for_plateau
+from holdfast.training.taking import take_shares
 from holdfast.training.undisturbed import undisturbed
 from holdfast.training.virtual import VirtualRanks
 
@@ -113,36 +111,22 @@ def _learn_in_shares(training: Training, virtual: VirtualRanks) -> tuple[dict[st
     """Step along the gradient of the recipe's loss, as `_learn` does, in shares whose sums have a fixed order."""
     accelerator, recipe = training.accelerator, training.recipe
     assert recipe.loss is not None
-    names = []
-    extras = _sum_extras(training) if virtual.is_first_step else None
-    with virtual.step(training.model, training.progress.step + 1, in_detail=training.is_detailed):
-        for turn in virtual.turns:
-            with virtual.share(turn) as losses:
-                for number in range(recipe.grad_accum):
-                    name, batch = training.next_batch()
-                    if turn.counts:
-                        names.append(name)
-                    is_last = number == recipe.grad_accum - 1
-                    virtual.micro_batch(turn, is_last=is_last)
-                    with accelerator.autocast():
-                        loss = recipe.loss(training.model, batch)
-                    if virtual.is_cut and is_last and turn == virtual.turns[-1]:
-                        heartbeats.mark(Place.SYNCING)  # the backward pass exchanges the blocks' gradients
-                    accelerator.backward(loss)
-                    losses.append(loss.detach().float().reshape(()))
-        heartbeats.mark(Place.SYNCING)
-    if extras is not None and _sum_extras(training) != extras:
-        raise RecipeError("a share of a batch has changed the extras", hint=CHANGED_BY_A_SHARE)
-    numbers = {"loss": virtual.loss(), "grad_norm": clip(training).float()}
+    names: list[str] = []
+    for batch in take_shares(training, virtual, names):
+        with accelerator.autocast():
+            loss = recipe.loss(training.model, batch)
+        if virtual.is_cut and virtual.is_last:
+            heartbeats.mark(Place.SYNCING)  # the backward pass exchanges the blocks' gradients
+        accelerator.backward(loss)
+        virtual.log("loss", loss.detach().float().reshape(()))
+    heartbeats.mark(Place.SYNCING)
+    (loss,) = virtual.mean([virtual.numbers["loss"]])
+    numbers = {"loss": loss, "grad_norm": clip(training).float()}
     heartbeats.mark(Place.COMPUTING)
     virtual.is_undoable = False
     training.optimizer.step()
     training.optimizer.zero_grad()
     return numbers, names
-
-
-def _sum_extras(training: Training) -> dict[str, Any]:
-    return {name: each for name, each in describe_components(training, in_detail=False).items() if "extras" in name}
 
 
 def _take_own_step(training: Training) -> tuple[dict[str, torch.Tensor], list[str]]:
@@ -166,15 +150,20 @@ def _take_own_step(training: Training) -> tuple[dict[str, torch.Tensor], list[st
 
 def clip(training: Training) -> torch.Tensor:
     """Scale the gradient down to the recipe's ``clip_norm``. Return its norm from before."""
-    accelerator, limit = training.accelerator, training.recipe.clip_norm
-    parameters = list(training.model.parameters())
+    limit = math.inf if training.recipe.clip_norm is None else training.recipe.clip_norm
+    return clip_to_norm(training, training.model.parameters(), limit)
+
+
+def clip_to_norm(training: Training, parameters: Iterable[torch.Tensor], limit: float) -> torch.Tensor:
+    """Scale the gradient of some parameters down to a norm of at most ``limit``. Return its norm from before."""
+    accelerator, parameters = training.accelerator, list(parameters)
     if training.virtual is not None:
         gradients = [each.grad for each in parameters if each.grad is not None]
         total = take_norm(gradients)
-        if limit is not None and limit < math.inf:
+        if limit < math.inf:
             clip_to(gradients, limit, total)
         return total
-    if limit is not None and limit < math.inf:
+    if limit < math.inf:
         norm: torch.Tensor = accelerator.clip_grad_norm_(parameters, limit)
         return gather_whole(norm)
     # Clipping to infinity would read the whole gradient again, and one infinite number would make all of it NaN.

@@ -27,9 +27,11 @@ from holdfast.shown import Shown, describe
 from holdfast.training.build import Program, Training
 from holdfast.training.carried import Carried, find_carried
 from holdfast.training.kept import GRADIENTS, OWN_EXTRAS, Gradients, Kept, as_stateful, sort_kept
+from holdfast.training.loop import clip_to_norm
 from holdfast.training.progress import Unread, read_number
-from holdfast.training.sharding import cut_model, is_cut
+from holdfast.training.taking import Taking
 from holdfast.training.undisturbed import snapshot
+from holdfast.training.wrapping import Wrapping
 
 # Gives the loop its steps: yields before each one, as `holdfast.training.steps` does.
 Serve = Callable[[Training], Generator[None, None, None]]
@@ -58,6 +60,20 @@ class Step:
     def batch(self) -> Any:
         """Return the loader's next batch, on the run's device. A step may take several, one after the other."""
         return self._run.next_batch()
+
+    def shares(self) -> Iterator[Any]:
+        """Give the batches of this step that this rank trains, on the run's device. Each leaves its gradient.
+
+        With ``compute.virtual_ranks`` they are this rank's shares of the step's batch, each with random numbers of its
+        own. After the loop the parameters have the mean gradient of all shares, to the same bits on any number of
+        ranks. Otherwise they are this rank's batches, whose gradients add up as usual. The step begins without
+        gradients, and each number that is logged in the loop is averaged. With ``grad_accum`` above 1 a share has so
+        many batches, so divide their losses by it.
+
+        Raises:
+            RecipeError: it was called in this step already, or the step before has left a gradient.
+        """
+        return self._run.take_shares()
 
     def log(self, **numbers: Any) -> None:
         """Record numbers of this step; see `Run.log`."""
@@ -91,7 +107,7 @@ class Run:
         self.config = config
         self._function, self._serve = function, serve
         self._objects: dict[str, Any] = {}
-        self._replaced: list[Tensor] = []  # parameters that `wrap` has put others in the place of
+        self._wrapping = Wrapping(config, accelerator)
         self._fields: dict[str, Any] = {"anneals": {}}
         self._adopted: list[Any] = []  # a framework's objects, which the search for unregistered state doesn't enter
         self._list_adopted: Callable[[], list[tuple[str, Any]]] = list
@@ -99,6 +115,7 @@ class Run:
         self._source: Any = None  # the loader inside, once it is known
         self._per_epoch: int | None = None
         self._training: Training | None = None
+        self._taking: Taking | None = None
         self._served: Generator[None, None, None] | None = None
         self._frames: list[types.FrameType] = []
         self._step: Step | None = None
@@ -132,8 +149,9 @@ class Run:
         """Return a model that the ranks train together: on the run's device, and as ``compute.parallel`` says.
 
         Several ranks get a DistributedDataParallel around the model ("ddp"), or the model itself, cut over the ranks by
-        ``fully_shard`` ("fsdp"). One rank gets the model itself. A model on torch's meta device gets memory, and values
-        by its modules' ``reset_parameters``. ``compute.mixed_precision`` becomes the forward pass's autocast.
+        ``fully_shard`` ("fsdp"). One rank gets the model itself. So do ranks that train virtual ranks, because
+        `Step.shares` sums the gradients. A model on torch's meta device gets memory, and values by its modules'
+        ``reset_parameters``. ``compute.mixed_precision`` becomes the forward pass's autocast.
 
         Build the optimizer from the model that is returned, and keep that one.
 
@@ -142,14 +160,8 @@ class Run:
         """
         if self._training is not None:
             self.refuse("run.wrap(...) was called after the first step", hint="call it before the loop")
-        before = list(model.parameters())
         with self.located():
-            cut_model(self.config, model, self.accelerator)
-        now = {id(each) for each in model.parameters()}
-        self._replaced += [each for each in before if id(each) not in now]
-        wrapped = self.accelerator.prepare_model(model, evaluation_mode=is_cut(self.config, self.accelerator))
-        assert isinstance(wrapped, torch.nn.Module)
-        return wrapped
+            return self._wrapping.wrap(model)
 
     def keep(self, **objects: Any) -> None:
         """Register objects by name: all that the next step depends on.
@@ -175,9 +187,11 @@ class Run:
     def generator(self, name: str, device: str | torch.device = "cpu") -> torch.Generator:
         """Return a new generator of random numbers that is kept under this name.
 
-        Its seed follows from the run's seed, the name and the rank.
+        Its seed follows from the run's seed, the name and the rank. With virtual ranks all ranks draw the same numbers,
+        outside of the loop over a step's shares.
         """
-        text = f"{self.config.seed}/{name}/{self.rank}"
+        rank = 0 if self.config.compute.virtual_ranks else self.rank
+        text = f"{self.config.seed}/{name}/{rank}"
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
         generator = torch.Generator(device).manual_seed(seed)
         self.keep(**{name: generator})
@@ -328,7 +342,10 @@ class Run:
         for name, value in numbers.items():
             with self.located():
                 number = read_number(f"run.log({name}=...)", value, self.device)
-            self._numbers[name] = number
+            if self._taking is not None and self._taking.log is not None:
+                self._taking.log(name, number)
+            else:
+                self._numbers[name] = number
 
     def show(self, **shown: str | bytes) -> None:
         """Show texts and pictures of this step to people: in the UI, in ``holdfast show``, in the run's folder.
@@ -350,15 +367,33 @@ class Run:
 
     def next_batch(self, *, is_moved: bool = True) -> Any:
         """Return the next batch of the loop's data, on the run's device unless ``is_moved`` is False."""
-        if self._training is None or self._step is None:
+        if self._training is None or self._taking is None or self._step is None:
             self.refuse("a batch was taken outside the loop", hint="take it in a step")
         if isinstance(self._training.batches, NoBatches):
             self.refuse("step.batch: run.steps(...) has no data", hint="for step in run.steps(loader)")
+        with self.located():
+            self._taking.refuse_whole_batch()
         name, batch = self._training.next_batch(is_moved=is_moved)
         self._names.append(name)
         if isinstance(self._loader, DataLoaderStateMixin):  # accelerate ends an accumulation with its loader's pass
             self._loader.end_of_dataloader = self._training.batches.is_at_end
         return batch
+
+    def take_shares(self) -> Iterator[Any]:
+        """Give the batches of the present step; see `Step.shares`."""
+        assert self._taking is not None
+        with self.located():
+            yield from self._taking.take(self._names, self._numbers, self.next_batch)
+
+    def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+        """Scale the gradient of some parameters down to a norm of at most ``max_norm``. Return its norm from before.
+
+        It takes the place of torch's: the norm is that of the whole gradient if the ranks have cut the model, and with
+        virtual ranks it has the same bits on any number of ranks. Scalar, on the run's device.
+        """
+        if self._training is None:
+            self.refuse("run.clip_grad_norm_(...) was called outside the loop", hint="call it in a step")
+        return clip_to_norm(self._training, parameters, max_norm)
 
     # ---- inside
 
@@ -429,16 +464,9 @@ class Run:
             )
         if self._per_epoch is None and "data" not in self._fields:
             self.refuse("an epoch has no length", hint="run.steps(per_epoch=1000)")
-        replaced = {id(each) for each in self._replaced}
-        for name, each in self._objects.items():
-            groups = each.param_groups if isinstance(each, torch.optim.Optimizer) else []
-            if any(id(parameter) in replaced for group in groups for parameter in group["params"]):
-                self.refuse(
-                    f"the optimizer {name!r} was built before run.wrap(model), which gave the model other parameters",
-                    hint="build it from the model that run.wrap returns",
-                )
         self._frames = find_frames(self._function)
         with self.located():
+            self._wrapping.check_kept(self._objects)
             sources = [self._loader, self._source] if self._source is not None else []
             is_loader = is_torch_loader(self._source)
             sorted_objects = sort_kept(self._objects, self.accelerator)
@@ -457,10 +485,12 @@ class Run:
                 steps_per_epoch=self._per_epoch,
                 carried=self._find_carried(),
             )
+            self._wrapping.check_trained(kept.trained)
             gradients = kept.extras[GRADIENTS]
             assert isinstance(gradients, Gradients)
             self._gradients = gradients
             self._training = Training(self.config, Program(self.accelerator, kept, self.settings))
+            self._taking = Taking(self._training, gradients)
         if isinstance(self._loader, DataLoaderStateMixin):
             self.accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = True
             self._loader.begin()
@@ -489,8 +519,11 @@ class Run:
     def _end_step(self, step: Step) -> None:
         training = self._training
         assert training is not None
+        assert self._taking is not None
+        with self.located():
+            self._taking.end_step()
         accum = training.recipe.grad_accum
-        if training.recipe.batch_size is not None and len(self._names) != accum:
+        if training.virtual is None and training.recipe.batch_size is not None and len(self._names) != accum:
             self.refuse(
                 f"step {step.number + 1} took {len(self._names)} batches, expected {accum}: their number is the "
                 "position in the data",

@@ -6,7 +6,7 @@ ranks up to V that each hold the whole model (`holdfast.training.buckets`) or a 
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from accelerate import Accelerator
@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 from holdfast import determinism
 from holdfast.config import RunConfig
 from holdfast.data import is_stream, list_divisors
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, RecipeError
 from holdfast.recipe import Recipe
 from holdfast.state import capture_rng, digest_rng
 from holdfast.state.checksum import checksum_together
@@ -35,10 +35,10 @@ def make_virtual(config: RunConfig, recipe: Recipe, accelerator: Accelerator) ->
     shares, size = config.compute.virtual_ranks, recipe.batch_size
     if not shares:
         return None
-    if recipe.has_own_loop or recipe.loss is None:
-        problem, hint = "a loop or a step of its own", "return a Recipe with a loss, or leave virtual_ranks out"
+    if recipe.loss is None and not recipe.has_own_loop:
+        problem, hint = "a step of its own", "return a Recipe with a loss, or leave virtual_ranks out"
     elif size is None or is_stream(recipe.data):
-        problem, hint = "data whose order Holdfast doesn't make", "map-style data with a batch_size"
+        problem, hint = "data whose order Holdfast doesn't make", _HINTS[recipe.has_own_loop]
     elif size % shares:
         problem, hint = f"a batch of {size} samples in equal shares", f"a number that divides it: {list_divisors(size)}"
     elif config.compute.mixed_precision == "fp16":
@@ -48,6 +48,13 @@ def make_virtual(config: RunConfig, recipe: Recipe, accelerator: Accelerator) ->
     else:
         return VirtualRanks(shares, accelerator, config.seed, is_cut=is_cut(config, accelerator))
     raise ConfigError(f"compute.virtual_ranks = {shares}: virtual ranks can't train {problem}", hint=hint)
+
+
+# What data virtual ranks need, for a recipe and for a loop of the user's own.
+_HINTS = {
+    False: "map-style data with a batch_size",
+    True: "run.batches(dataset, batch_size=...) with a map-style dataset, and step.shares() in the loop",
+}
 
 
 def _trains_model_alone(recipe: Recipe) -> bool:
@@ -68,6 +75,8 @@ class VirtualRanks:
         turns: the shares to train in each step, in their order.
         own: the shares of this rank: those of the turns that count.
         is_first_step: whether no step has ended in this process.
+        is_last: whether the present micro-batch is this rank's last one of the step.
+        numbers: what the step's shares have logged, by name: shape (V,), zero for the shares of other ranks.
         facts: for a step in detail, checksums of each own share's generators, buffers, loss and gradient; see
             `holdfast.training.detail`.
         sums: the sums of the gradients; their `facts` have checksums in such a step.
@@ -86,27 +95,29 @@ class VirtualRanks:
         self.sums: WholeSums | ShardSums = (ShardSums if is_cut else WholeSums)(shares, rank, ranks)
         self.turns = self.sums.turns
         self.own = [turn.share for turn in self.turns if turn.counts]
-        self.is_first_step = True
+        self.is_first_step, self.is_last = True, False
+        self.numbers: dict[str, Tensor] = {}
+        self._logged: dict[str, list[Tensor]] = {}  # in the share that is trained
         self.facts: list[dict[str, str]] = []
         self.is_undoable = False
         self._is_detailed = False
 
-    def attach(self, model: nn.Module) -> None:
-        """Take a model in its place, before its first step and its first probe."""
-        if isinstance(self.sums, ShardSums):
-            self.sums.attach(model)
+    def attach(self, models: Sequence[nn.Module]) -> None:
+        """Take the models whose gradients are summed, in their place, before the first step and the first probe."""
+        self.sums.attach(models)
 
     @contextlib.contextmanager
     def step(self, model: nn.Module, step: int, *, in_detail: bool = False) -> Iterator[None]:
-        """Train one step's shares in the block, each in `share`. Afterwards the model has the gradient of all shares.
+        """Train one step's shares in the block, each in `share`. Afterwards the models have the gradient of all shares.
 
         Args:
+            model: the module with all buffers.
             in_detail: whether to note `facts`.
 
         Buffers end as the first share leaves them, as with DDP. The generators then have a state of the step.
         """
-        self.sums.begin(model, in_detail=in_detail)
-        self._losses = torch.zeros(1, self.shares, device=self._device)
+        self.sums.begin(in_detail=in_detail)
+        self.numbers = {}
         self._model, self._step = model, step
         self._before = [each.clone() for each in model.buffers()]
         self._versions = [(each, each._version) for each in model.parameters()]
@@ -115,8 +126,6 @@ class VirtualRanks:
         self._is_detailed, self.facts = in_detail, []
         yield
         self.sums.finish()
-        if self._ranks > 1:
-            distributed.all_reduce(self._losses)  # exact: of each loss all ranks but one have a zero
         self._put_buffers(self._after)
         if self._ranks > 1:
             for buffer in model.buffers():
@@ -125,27 +134,49 @@ class VirtualRanks:
         self.is_first_step = False
 
     @contextlib.contextmanager
-    def share(self, turn: Turn) -> Iterator[list[Tensor]]:
-        """Train one share in the block, which leaves its gradient in the parameters and its losses in the list.
+    def share(self, turn: Turn) -> Iterator[None]:
+        """Train one share in the block, which leaves its gradient in the parameters and calls `log`.
 
         Call `micro_batch` before each of its micro-batches.
+
+        Raises:
+            RecipeError: the share has logged other numbers than the one before it.
         """
         self._reseed(turn.share)
         if turn != self.turns[0]:
             self._put_buffers(self._before)
         buffers = self._describe_beginning() if self._is_detailed else {}
-        losses: list[Tensor] = []
-        yield losses
+        self._logged = {}
+        yield
         if turn.share == 0:
             self._after = [each.clone() for each in self._model.buffers()]
         if self._is_detailed and turn.counts:
+            losses = self._logged.get("loss", [])
             self.facts.append(buffers | {"loss": _describe(losses), "gradient": self.sums.describe()})
         self.sums.add(turn)
         if turn.counts:
-            self._losses[0, turn.share] += torch.stack(losses).sum() / len(losses)
+            self._note_numbers(turn)
+
+    def _note_numbers(self, turn: Turn) -> None:
+        """Note the mean over a share's micro-batches of each number that it has logged."""
+        if turn.share != self.own[0] and self._logged.keys() != self.numbers.keys():
+            raise RecipeError(
+                "the shares of a batch have logged different numbers, whose means can't be taken: "
+                f"{_join(self.numbers)}, and {_join(self._logged)}",
+                hint="log the same numbers in all shares",
+            )
+        for name, logged in self._logged.items():
+            if name not in self.numbers:
+                self.numbers[name] = torch.zeros(self.shares, device=self._device)
+            self.numbers[name][turn.share] += torch.stack(logged).sum() / len(logged)
+
+    def log(self, name: str, number: Tensor) -> None:
+        """Log a number of the present micro-batch; scalar float32."""
+        self._logged.setdefault(name, []).append(number)
 
     def micro_batch(self, turn: Turn, *, is_last: bool) -> None:
         """Begin a micro-batch of a share; ``is_last`` says whether it is the share's last one."""
+        self.is_last = is_last and turn == self.turns[-1]
         self.sums.begin_micro_batch(turn, is_last=is_last)
 
     def undo(self) -> bool:
@@ -155,7 +186,7 @@ class VirtualRanks:
         further state, which a forward pass may change. A loss that changes an extra is refused in a process's first
         step, and so in the step that follows a restored checkpoint.
         """
-        if not self.is_undoable or any(each._version != version for each, version in self._versions):
+        if not self.is_undoable or self.has_changed_parameters:
             return False
         known = (self._model.named_parameters, self._model.named_buffers)
         if self._model.state_dict().keys() - {name for names in known for name, _ in names(remove_duplicate=False)}:
@@ -163,9 +194,20 @@ class VirtualRanks:
         self._put_buffers(self._before)
         return True
 
-    def loss(self) -> Tensor:
-        """Return the mean loss of the step's shares; scalar float32."""
-        return sum_columns(self._losses.clone())[0] / self.shares
+    @property
+    def has_changed_parameters(self) -> bool:
+        """Return whether a parameter was written to since the step began."""
+        return any(each._version != version for each, version in self._versions)
+
+    def mean(self, numbers: Sequence[Tensor]) -> Tensor:
+        """Return the means over all shares of numbers that each have a column for every share, as `numbers` has them.
+
+        All ranks call it together; shape (n, V) to (n,).
+        """
+        columns = torch.stack([*numbers])
+        if self._ranks > 1:
+            distributed.all_reduce(columns)  # exact: of each number all ranks but one have a zero
+        return sum_columns(columns) / self.shares
 
     def _describe_beginning(self) -> dict[str, str]:
         return {"generators": digest_rng(capture_rng()), "buffers": _describe([*self._model.buffers()])}
@@ -186,6 +228,10 @@ def check_ranks(shares: int, ranks: int) -> None:
             f"compute.ranks = {ranks}: there are only {shares} virtual ranks",
             hint=f"at most {shares} ranks; 4 to 8 times as many virtual ranks as ranks share the work out evenly",
         )
+
+
+def _join(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
 
 
 def _describe(tensors: Sequence[Tensor]) -> str:

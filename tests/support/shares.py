@@ -1,11 +1,13 @@
-"""Recipes for virtual ranks: dropout, batch statistics, a buffer, clipping, accumulation, an average of the weights."""
+"""Recipes and a loop for virtual ranks: dropout, batch statistics, a buffer, clipping, accumulation, an average."""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import ConcatDataset
 
-from holdfast import Recipe, Schedule
+from holdfast import Recipe, Run, Schedule
 from tests.support.varied import Points
 
 BATCH_SIZE = 16
@@ -124,3 +126,46 @@ def plain() -> Recipe:
         batch_size=BATCH_SIZE,
         clip_norm=0.5,
     )
+
+
+def looped(run: Run, how: str = "") -> None:
+    """Train the network of `averaged` in a loop of one's own.
+
+    Args:
+        how: empty, ``alike`` (see `averaged`), ``two`` (train a second module), or a mistake to make.
+    """
+    torch.manual_seed(run.config.seed)
+    model: Any = Varied(is_alike=how == "alike")
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    model = model if how == "unwrapped" else run.wrap(model)
+    run.wrap(average.module)
+    outer = run.wrap(nn.Linear(1, 1)) if how == "two" else nn.Identity()
+    parameters = [*model.parameters(), *outer.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
+    noise, counts = run.generator("noise"), {"seen": 0}
+    run.keep(model=model, outer=outer, average=average, optimizer=optimizer, scheduler=scheduler, counts=counts)
+    batches = run.batches(ConcatDataset([Points(noise=True)] * COPIES), batch_size=BATCH_SIZE, grad_accum=GRAD_ACCUM)
+    for step in run.steps():
+        model.train()
+        if how == "whole":
+            next(batches)
+        for number, (points, targets) in enumerate(step.shares()):
+            loss = F.mse_loss(outer(model(points + 0.01 * torch.randn_like(points))), targets)
+            (loss / GRAD_ACCUM).backward()  # type: ignore[no-untyped-call]
+            step.log(
+                loss=loss, part=number % GRAD_ACCUM, **({"late": 1.0} if how == "logs" and number > GRAD_ACCUM else {})
+            )
+            if how == "steps":
+                optimizer.step()
+            counts["seen"] += how == "counts"
+            if how == "leaves":
+                break
+        if how == "twice":
+            next(step.shares())
+        norm = run.clip_grad_norm_(parameters, 0.5)
+        if how != "lazy":
+            optimizer.step()
+            scheduler.step()
+            average.update_parameters(model)
+        step.log(grad_norm=norm, noise=torch.rand(1, generator=noise))

@@ -1,0 +1,97 @@
+"""Virtual ranks in a loop of one's own: any number of ranks trains the same bytes, with shards and without."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.journal import Journal
+from holdfast.store import open_store
+from holdfast.testing.faults import fault
+from tests.support.lives import Lives
+
+pytestmark = pytest.mark.slow
+
+EPOCHS = 2
+STEPS = 6 * EPOCHS
+# Each life: its number of ranks, what they hold of the model, and where SIGKILL ends it.
+LIVES = [
+    (3, "fsdp", ("chunk-reported", 2, "self")),
+    (2, "ddp", ("chunk-reported", 1, "both")),
+    (1, "ddp", ("commit-recorded", 1, "both")),
+    (2, "fsdp", None),
+]
+
+
+@pytest.fixture(autouse=True)
+def _imported(nursery: Lives) -> None:
+    """Spare each rank the import, which takes longer than what it does here."""
+    nursery.load("torch.distributed.fsdp")
+
+
+def write_config(folder: Path, ranks: int, parallel: str = "ddp", chunk_steps: int = 2, **settings: str) -> str:
+    """Write the run's configuration into the folder; return its path."""
+    lines = [
+        'recipe = "tests.support.shares:looped"', 'run = "r"', f"store = {json.dumps(str(folder))}",
+        f"epochs = {EPOCHS}", f"chunk.steps = {chunk_steps}", f"compute.ranks = {ranks}", "compute.virtual_ranks = 8",
+        f'compute.parallel = "{parallel}"', 'compute.device = "cpu"', 'compute.mixed_precision = "bf16"',
+        "retention.keep_last = 99", f"log.folder = {json.dumps(str(folder))}",
+        *(f"settings.{name} = {json.dumps(value)}" for name, value in settings.items()),
+    ]  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    path = folder / "config.toml"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def train(nursery: Lives, path: str, **environment: str) -> Any:
+    """Train a run, or train it further; return the ended command."""
+    return nursery.call("tests.support.forked:train", path, [], **environment)
+
+
+def read(folder: Path) -> tuple[dict[int, str], list[str]]:
+    """Return the content id of each commit, by step, and the lines of the trail."""
+    commits = {each.step: each.checkpoint_sha256 for each in Journal(open_store(str(folder)), "r").candidates()}
+    text = "".join(path.read_text() for path in sorted((folder / "r").glob("metrics/*")))
+    return commits, text.splitlines()
+
+
+def test_the_number_of_ranks_and_their_shards_change_no_byte(nursery: Lives, tmp_path: Path) -> None:
+    one, many = tmp_path / "one", tmp_path / "many"
+    done = train(nursery, write_config(one, 1, chunk_steps=1))  # dead ranks may save after any step
+    assert done.returncode == 0, done.stderr
+    expected, trail = read(one)
+    assert max(expected) == STEPS
+    for life, (ranks, parallel, killed) in enumerate(LIVES):
+        struck = tmp_path / f"struck-{life}"
+        done = train(nursery, write_config(many, ranks, parallel), **(fault(*killed, struck) if killed else {}))
+        assert struck.exists() == (killed is not None), done.stderr
+        assert "not promised" not in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert read(many) == ({step: expected[step] for step in read(many)[0]}, trail)
+
+
+@pytest.mark.parametrize(("parallel", "how"), [("ddp", ""), ("fsdp", "two")])
+def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path, parallel: str, how: str) -> None:
+    options = ("--ranks", "1,3,2", "--steps", "8", "--kills", "2", "--seed", "3")
+    path = write_config(tmp_path, 1, parallel, how=how)
+    done = nursery.call("tests.support.forked:command", "prove", path, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\n  ranks       1 straight, and 1, 3 and 2 between the kills\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("unwrapped", "'model' is trained, and not cut by run.wrap"),
+        ("logs", "the shares of a batch have logged different numbers"),
+        ("counts", "a share of a batch has changed the extras"),
+        ("steps", "a share of a batch has changed the parameters"),
+    ],
+)
+def test_a_mistake_is_refused_with_shards_too(nursery: Lives, tmp_path: Path, how: str, said: str) -> None:
+    done = train(nursery, write_config(tmp_path, 2, "fsdp", how=how))
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert read(tmp_path)[0] == {}

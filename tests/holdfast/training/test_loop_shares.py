@@ -1,0 +1,84 @@
+"""The shares of a loop of one's own, in one process: the numbers are those of the engine's loop."""
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.config import Compute, Determinism, RunConfig
+from holdfast.errors import ConfigError, RecipeError
+from holdfast.training import Training, run_program, steps
+from tests.support.trainings import live, live_in_chunks
+
+SHARES = 8
+
+
+def make_config(folder: Path, shares: int = SHARES, recipe: str = "looped", **settings: Any) -> RunConfig:
+    return RunConfig(
+        recipe=f"tests.support.shares:{recipe}", run="r", store=str(folder), epochs=1, settings=settings,
+        compute=Compute(device="cpu", virtual_ranks=shares), determinism=Determinism(mode="fast"),
+    )  # fmt: skip
+
+
+def read_trail(config: RunConfig, stop: int) -> list[dict[str, Any]]:
+    """Train to a step. Return the trail, with the facts of each share."""
+    found: list[dict[str, Any]] = []
+
+    def serve(training: Training) -> Generator[None, None, None]:
+        training.is_detailed = True
+        yield from steps(training, stop, lambda: False)
+        found.extend(training.read_metrics())
+
+    run_program(config, serve)
+    return found
+
+
+@pytest.mark.parametrize("shares", [0, SHARES])
+def test_cut_at_every_step_a_loop_ends_on_the_same_bytes(tmp_path: Path, shares: int) -> None:
+    config = make_config(tmp_path, shares)
+    assert live_in_chunks(config, 6, 1) == live_in_chunks(config, 6, 6)
+
+
+def test_a_loop_trains_the_shares_of_the_engines_loop(tmp_path: Path) -> None:
+    """Loss, gradient, samples and random numbers of each share are equal to the bit, also after a step of weights."""
+    ours, theirs = (read_trail(make_config(tmp_path, recipe=name), 2) for name in ("looped", "averaged"))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert [mine[fact] for fact in ("loss", "grad_norm", "samples", "rng")] == [
+            other[fact] for fact in ("loss", "grad_norm", "samples", "rng")
+        ]
+        *shares, _ = zip(mine["parts"], other["parts"], strict=True)
+        for own, expected in shares:
+            assert own | {"buffers": ""} == expected | {"buffers": ""}  # the loop's has those of the average
+
+
+@pytest.mark.parametrize("shares", [0, SHARES])
+def test_what_is_logged_in_the_loop_over_shares_is_averaged(tmp_path: Path, shares: int) -> None:
+    (line,) = read_trail(make_config(tmp_path, shares), 1)
+    assert line["logged"]["part"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("whole", "compute.virtual_ranks = 8: a batch was taken as a whole"),
+        ("leaves", "compute.virtual_ranks = 8: step 1 has not trained all shares of its batch"),
+        ("twice", r"step.shares\(\) was called twice in step 1"),
+        ("steps", "a share of a batch has changed the parameters"),
+        ("counts", "a share of a batch has changed the extras"),
+        ("logs", "the shares of a batch have logged different numbers.*: loss, part, and late, loss, part"),
+        ("lazy", "no optimizer has taken the one of the step before"),
+    ],
+)
+def test_a_mistake_is_refused_at_the_users_line(tmp_path: Path, how: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said) as found:
+        live(make_config(tmp_path, how=how), 2)
+    assert "/tests/support/shares.py:" in str(found.value)
+    assert found.value.hint
+
+
+def test_batches_in_the_order_of_a_loader_are_refused(tmp_path: Path) -> None:
+    config = make_config(tmp_path).model_copy(update={"recipe": "tests.support.loops:own_loader", "settings": {}})
+    with pytest.raises(ConfigError, match="virtual ranks can't train data whose order Holdfast doesn't make") as found:
+        live(config, 1)
+    assert "step.shares()" in found.value.hint
