@@ -1,7 +1,14 @@
 """The data of a step: its samples, and the random numbers in them, as functions of the step's number."""
 
 from holdfast.data.content import combine, digest_content
-from holdfast.data.loaders import NoBatches, is_torch_loader, list_saved, make_batches, take_apart
+from holdfast.data.loaders import (
+    NoBatches,
+    is_torch_loader,
+    list_batch_sizes,
+    list_saved,
+    make_batches,
+    take_apart,
+)
 from holdfast.data.loading import Batches, is_stream
 from holdfast.data.order import Order, digest, permute
 from holdfast.data.sharing import Share, list_divisors
@@ -16,6 +23,7 @@ __all__ = [
     "digest_content",
     "is_stream",
     "is_torch_loader",
+    "list_batch_sizes",
     "list_divisors",
     "list_saved",
     "make_batches",

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -49,21 +49,23 @@ class LoaderBatches:
 
     Args:
         loader: the loader. Its workers are replaced by those of the configuration.
+        shares: the parts of each batch that this rank trains, one after the other.
         gather: returns the values that all ranks pass, by rank; all ranks call it together.
     """
 
     has_state = True
 
-    def __init__(self, loader: "DataLoader[Any]", share: Share, seed: int, workers: int, gather: Gather) -> None:
-        self._loader, self._share, self._seed, self._workers = loader, share, seed, workers
+    def __init__(
+        self, loader: "DataLoader[Any]", shares: Sequence[Share], seed: int, workers: int, gather: Gather
+    ) -> None:
+        self._loader, self._shares, self._seed, self._workers = loader, shares, seed, workers
         self._gather = gather
-        from accelerate.data_loader import BatchSamplerShard  # not above: loader processes import this module, too
-
-        is_sharded = isinstance(loader.batch_sampler, BatchSamplerShard)
-        self._is_shared = is_sharded or isinstance(loader.sampler, DistributedSampler)
+        self._is_main = shares[0].rank == 0
+        self._is_shared = _shares_out(loader)
         self.has_common_position = not self._is_shared
         self._pass, self._given = 0, 0  # batches of this pass
         self._number = 0  # batches of the whole run
+        self._parts = 0  # of the next batch that were given
         self._before: dict[str, Any] | None = None
         self._indices: list[list[Any]] = []
         self._batches: Iterator[tuple[str, Any]] | None = None
@@ -90,7 +92,9 @@ class LoaderBatches:
         if self._batches is None:
             self._batches = iter(self._make_loader())
         named = next(self._batches)
-        self._given, self._number = self._given + 1, self._number + 1
+        self._parts = (self._parts + 1) % len(self._shares)
+        if not self._parts:
+            self._given, self._number = self._given + 1, self._number + 1
         return named
 
     @property
@@ -105,10 +109,10 @@ class LoaderBatches:
     def _begin_pass(self) -> None:
         is_next, now = self._before is not None, self._capture()
         self._before = self._gather(now)[0]
-        if self._share.rank:
+        if not self._is_main:
             self._restore(self._before)
         self._list_indices()
-        if self._share.rank:  # its random numbers are its own
+        if not self._is_main:  # its random numbers are its own
             restore_rng(now["global"] | {"cuda": []})
         self._pass, self._given, self._batches = self._pass + is_next, 0, None
         if not self._indices:
@@ -125,8 +129,11 @@ class LoaderBatches:
 
     def _make_loader(self) -> Any:
         numbered = itertools.islice(enumerate(self._indices, self._number - self._given), self._given, None)
-        share = list if self._is_shared else self._share.of
-        requests = [Indices(number, share(indices), self._share.rank) for number, indices in numbered]
+        requests = [
+            Indices(number, list(indices) if self._is_shared else share.of(indices), share.rank)
+            for number, indices in numbered
+            for share in self._shares
+        ]
         collate = self._loader.collate_fn
         if self._loader.batch_sampler is None:
             collate = functools.partial(_collate_single, collate)
@@ -183,7 +190,7 @@ def _list_generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
     accelerate's ``SeedableRandomSampler`` makes its generator when it is first used, and seeds it for each pass
     from its epoch, which is saved.
     """
-    from accelerate.data_loader import SeedableRandomSampler  # not above: see `LoaderBatches.__init__`
+    from accelerate.data_loader import SeedableRandomSampler  # not above: see `_shares_out`
 
     samplers = (each for each in _list_samplers(loader) if not isinstance(each, SeedableRandomSampler))
     found = [getattr(each, "generator", None) for each in samplers]
@@ -204,11 +211,31 @@ def _collate_single(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
     return collate(samples[0])
 
 
-def make_batches(source: Any, rank: int, ranks: int, seed: int, workers: int, gather: Gather) -> Any:
+def _shares_out(loader: "DataLoader[Any]") -> bool:
+    """Return whether a loader gives each rank batches of its own."""
+    from accelerate.data_loader import BatchSamplerShard  # not above: loader processes import this module, too
+
+    return isinstance(loader.batch_sampler, BatchSamplerShard) or isinstance(loader.sampler, DistributedSampler)
+
+
+def list_batch_sizes(source: Any) -> list[int]:
+    """Return the sizes of a source's batches, if they are the same for any number of ranks: each different size once.
+
+    Args:
+        source: what `take_apart` has returned. The sizes are known of a loader with a batch size over map-style data.
+    """
+    if not is_torch_loader(source) or _shares_out(source) or not source.batch_size:
+        return []
+    rest = 0 if source.drop_last else len(source.sampler) % source.batch_size
+    return [source.batch_size, *([rest] if rest else [])]
+
+
+def make_batches(source: Any, shares: Sequence[Share], seed: int, workers: int, gather: Gather) -> Any:
     """Return the batches of a source of batches, or of a loop that makes its own.
 
     Args:
         source: what `take_apart` has returned; None if the loop makes its own batches.
+        shares: the parts of each batch that this rank trains.
         workers: the number of loader processes.
         gather: returns the values that all ranks pass, by rank.
     """
@@ -216,7 +243,7 @@ def make_batches(source: Any, rank: int, ranks: int, seed: int, workers: int, ga
         return NoBatches()
     if not is_torch_loader(source):
         return IterableBatches(source, gather)
-    return LoaderBatches(source, Share(source.batch_size or 1, rank, ranks), seed, workers, gather)
+    return LoaderBatches(source, shares, seed, workers, gather)
 
 
 def take_apart(loader: Any, instead: str) -> "DataLoader[Any] | Any":

@@ -252,15 +252,19 @@ class Training:
 
     def _batches(self) -> Any:
         recipe, seed, workers = self.recipe, self.config.seed, self.config.compute.loader_workers
-        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
         if recipe.batch_size is None:
             if self.kept is None:
                 recipe.data = take_apart(recipe.data, "Recipe(data=dataset, batch_size=...)")
-            return make_batches(recipe.data, rank, ranks, seed, workers, self.gather)
-        shares = [Share(recipe.batch_size, rank, ranks)]
-        if self.virtual is not None:
-            shares = [Share(recipe.batch_size, turn.share, self.virtual.shares) for turn in self.virtual.turns]
+            size = getattr(recipe.data, "batch_size", None) or 1
+            return make_batches(recipe.data, self._shares(size), seed, workers, self.gather)
+        shares = self._shares(recipe.batch_size)
         return Batches(recipe.data, recipe.collate, self.order, shares, recipe.grad_accum, seed, workers)
+
+    def _shares(self, batch_size: int) -> list[Share]:
+        """Return the parts of each batch that this rank trains, one after the other."""
+        if self.virtual is not None:
+            return [Share(batch_size, turn.share, self.virtual.shares) for turn in self.virtual.turns]
+        return [Share(batch_size, self.accelerator.process_index, self.accelerator.num_processes)]
 
     @property
     def samples_per_step(self) -> int:
@@ -292,7 +296,7 @@ class Training:
         """Return whether one rank can save alone when another is lost; `surviving` says what it needs for that."""
         compute = self.config.compute
         is_on_cpu = self.accelerator.device.type == "cpu"
-        has_all = self.virtual is not None and not self.virtual.is_cut and self.kept is None
+        has_all = self.virtual is not None and not self.virtual.is_cut and self.kept is None and self.order is not None
         return has_all and self.has_others and is_on_cpu and not compute.has_nodes
 
     @property

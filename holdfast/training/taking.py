@@ -16,7 +16,7 @@ from holdfast.training.kept import OWN_EXTRAS, Gradients
 from holdfast.training.virtual import VirtualRanks
 
 # The hint for a loop that doesn't train the shares of its batches.
-BY_SHARES = "for batch in step.shares(): computes losses and gradients; the optimizer steps after that loop"
+BY_SHARES = "take batches by `for batch in step.shares():`, or set compute.virtual_ranks = 0"
 
 
 def take_shares(training: Training, virtual: VirtualRanks, names: list[str]) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, distributed, nn
 
 from holdfast import determinism
 from holdfast.config import RunConfig
-from holdfast.data import is_stream, list_divisors
+from holdfast.data import is_stream, list_batch_sizes, list_divisors
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.recipe import Recipe
 from holdfast.state import capture_rng, digest_rng
@@ -32,15 +32,21 @@ def make_virtual(config: RunConfig, recipe: Recipe, accelerator: Accelerator) ->
     Raises:
         ConfigError: virtual ranks can't train this program, or there are more ranks.
     """
-    shares, size = config.compute.virtual_ranks, recipe.batch_size
+    shares, sizes = config.compute.virtual_ranks, _list_sizes(recipe)
     if not shares:
         return None
+    uneven = next((size for size in sizes if size % shares), 0)
     if recipe.loss is None and not recipe.has_own_loop:
         problem, hint = "a step of its own", "return a Recipe with a loss, or leave virtual_ranks out"
-    elif size is None or is_stream(recipe.data):
-        problem, hint = "data whose order Holdfast doesn't make", _HINTS[recipe.has_own_loop]
-    elif size % shares:
-        problem, hint = f"a batch of {size} samples in equal shares", f"a number that divides it: {list_divisors(size)}"
+    elif not sizes:
+        problem, hint = "data that it can't cut into shares", _HINTS[recipe.has_own_loop]
+    elif uneven and uneven == sizes[0]:
+        hint = f"a number that divides it: {list_divisors(uneven)}"
+        problem = f"a batch of {uneven} samples in equal shares"
+    elif uneven:
+        problem, hint = f"a pass's last batch of {uneven} samples in equal shares", "drop_last=True"
+    elif recipe.batch_size is None and recipe.grad_accum > 1:
+        problem, hint = "several batches of a loader in a step", "grad_accum = 1 and a larger batch_size"
     elif config.compute.mixed_precision == "fp16":
         problem, hint = "in fp16, which scales the gradient", 'mixed_precision = "bf16"'
     elif not _trains_model_alone(recipe):
@@ -52,9 +58,16 @@ def make_virtual(config: RunConfig, recipe: Recipe, accelerator: Accelerator) ->
 
 # What data virtual ranks need, for a recipe and for a loop of the user's own.
 _HINTS = {
-    False: "map-style data with a batch_size",
-    True: "run.batches(dataset, batch_size=...) with a map-style dataset, and step.shares() in the loop",
+    False: "map-style data with a batch_size, or a DataLoader over it",
+    True: "run.batches(dataset, batch_size=...) or run.steps(loader), of a map-style dataset, and step.shares()",
 }
+
+
+def _list_sizes(recipe: Recipe) -> list[int]:
+    """Return the sizes of the batches that can be cut into shares; of a loader the last one of a pass, too."""
+    if recipe.batch_size is None:
+        return list_batch_sizes(recipe.data)
+    return [] if is_stream(recipe.data) else [recipe.batch_size]
 
 
 def _trains_model_alone(recipe: Recipe) -> bool:

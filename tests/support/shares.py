@@ -1,11 +1,12 @@
 """Recipes and a loop for virtual ranks: dropout, batch statistics, a buffer, clipping, accumulation, an average."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from holdfast import Recipe, Run, Schedule
 from tests.support.varied import Points
@@ -125,6 +126,38 @@ def plain() -> Recipe:
         loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
         batch_size=BATCH_SIZE,
         clip_norm=0.5,
+    )
+
+
+def loader_of(batch_size: int = BATCH_SIZE, *, drop_last: bool = True) -> DataLoader[Any]:
+    """Return a shuffled loader, whose passes end with ten samples of a batch."""
+    data = ConcatDataset([Points(noise=True)] * COPIES)
+    return DataLoader(Subset(data, range(6 * BATCH_SIZE + 10)), batch_size, shuffle=True, drop_last=drop_last)
+
+
+def loaded(run: Run, drop_last: bool = True, batch_size: int = BATCH_SIZE, is_whole: bool = False) -> None:
+    """Train a network in a loop over a loader.
+
+    Args:
+        is_whole: whether to take each batch as a whole.
+    """
+    torch.manual_seed(run.config.seed)
+    model: Any = run.wrap(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(loader_of(batch_size, drop_last=drop_last)):
+        for points, targets in [step.batch] if is_whole else step.shares():
+            loss = F.mse_loss(model(points), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            step.log(loss=loss)
+        optimizer.step()
+
+
+def from_loader() -> Recipe:
+    """Build a network with dropout, whose data is a loader."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1))
+    return replace(
+        plain(), model=model, optimizer=torch.optim.AdamW(model.parameters()), data=loader_of(), batch_size=None
     )
 
 

@@ -30,10 +30,12 @@ def _imported(nursery: Lives) -> None:
     nursery.load("torch.distributed.fsdp")
 
 
-def write_config(folder: Path, ranks: int, parallel: str = "ddp", chunk_steps: int = 2, **settings: str) -> str:
+def write_config(
+    folder: Path, ranks: int, parallel: str = "ddp", recipe: str = "looped", chunk_steps: int = 2, **settings: str
+) -> str:
     """Write the run's configuration into the folder; return its path."""
     lines = [
-        'recipe = "tests.support.shares:looped"', 'run = "r"', f"store = {json.dumps(str(folder))}",
+        f'recipe = "tests.support.shares:{recipe}"', 'run = "r"', f"store = {json.dumps(str(folder))}",
         f"epochs = {EPOCHS}", f"chunk.steps = {chunk_steps}", f"compute.ranks = {ranks}", "compute.virtual_ranks = 8",
         f'compute.parallel = "{parallel}"', 'compute.device = "cpu"', 'compute.mixed_precision = "bf16"',
         "retention.keep_last = 99", f"log.folder = {json.dumps(str(folder))}",
@@ -57,15 +59,16 @@ def read(folder: Path) -> tuple[dict[int, str], list[str]]:
     return commits, text.splitlines()
 
 
-def test_the_number_of_ranks_and_their_shards_change_no_byte(nursery: Lives, tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", ["looped", "loaded", "from_loader"])
+def test_the_number_of_ranks_and_their_shards_change_no_byte(nursery: Lives, tmp_path: Path, recipe: str) -> None:
     one, many = tmp_path / "one", tmp_path / "many"
-    done = train(nursery, write_config(one, 1, chunk_steps=1))  # dead ranks may save after any step
+    done = train(nursery, write_config(one, 1, recipe=recipe, chunk_steps=1))  # dead ranks may save after any step
     assert done.returncode == 0, done.stderr
     expected, trail = read(one)
     assert max(expected) == STEPS
     for life, (ranks, parallel, killed) in enumerate(LIVES):
         struck = tmp_path / f"struck-{life}"
-        done = train(nursery, write_config(many, ranks, parallel), **(fault(*killed, struck) if killed else {}))
+        done = train(nursery, write_config(many, ranks, parallel, recipe), **(fault(*killed, struck) if killed else {}))
         assert struck.exists() == (killed is not None), done.stderr
         assert "not promised" not in done.stderr
     assert done.returncode == 0, done.stderr

@@ -77,8 +77,30 @@ def test_a_mistake_is_refused_at_the_users_line(tmp_path: Path, how: str, said: 
     assert found.value.hint
 
 
-def test_batches_in_the_order_of_a_loader_are_refused(tmp_path: Path) -> None:
-    config = make_config(tmp_path).model_copy(update={"recipe": "tests.support.loops:own_loader", "settings": {}})
-    with pytest.raises(ConfigError, match="virtual ranks can't train data whose order Holdfast doesn't make") as found:
-        live(config, 1)
-    assert "step.shares()" in found.value.hint
+@pytest.mark.parametrize(
+    ("loop", "settings", "said"),
+    [
+        ("shares:loaded", {"batch_size": 12}, "a batch of 12 samples in equal shares"),
+        ("shares:loaded", {"drop_last": False}, "a pass's last batch of 10 samples in equal shares"),
+        ("loops:nodes", {}, "data that it can't cut into shares"),
+        ("loops:plain", {}, "data that it can't cut into shares"),
+    ],
+)
+def test_data_that_cannot_be_cut_into_shares_is_refused(
+    tmp_path: Path, loop: str, settings: dict[str, Any], said: str
+) -> None:
+    update = {"recipe": f"tests.support.{loop}", "settings": settings}
+    with pytest.raises(ConfigError, match=f"virtual ranks can't train {said}") as found:
+        live(make_config(tmp_path).model_copy(update=update), 1)
+    assert found.value.hint
+
+
+def test_a_loop_that_takes_a_loaders_batches_as_a_whole_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="a batch was taken as a whole"):
+        live(make_config(tmp_path, recipe="loaded", is_whole=True), 1)
+
+
+@pytest.mark.parametrize("recipe", ["loaded", "from_loader"])
+def test_shares_of_a_loaders_batches_are_cut_at_every_step(tmp_path: Path, recipe: str) -> None:
+    config = make_config(tmp_path, recipe=recipe).model_copy(update={"epochs": 3})
+    assert live_in_chunks(config, 9, 1) == live_in_chunks(config, 9, 9)

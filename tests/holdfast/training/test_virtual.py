@@ -141,7 +141,7 @@ def test_a_parameter_that_no_share_uses_has_no_gradient(tmp_path: Path) -> None:
         ("shares:averaged", 5, {}, "16 samples in equal shares"),
         ("shares:averaged", 4, {"ranks": 1, "mixed_precision": "fp16"}, "fp16"),
         ("composed:adversarial", 8, {}, "a step of its own"),
-        ("varied:streamed", 2, {}, "data whose order Holdfast doesn't make"),
+        ("varied:streamed", 2, {}, "data that it can't cut into shares"),
     ],
 )
 def test_what_they_cannot_train_is_refused(
