@@ -1,5 +1,7 @@
 """Retention: which checkpoints to keep (a pure function over the commits), and the deletion of the others."""
 
+# Over 300 lines: the order of reading, recording and deleting protects the last good checkpoint, so it stands together.
+
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,7 +109,13 @@ def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
 
 
 def prune(
-    journal: Journal, policy: Retention, steps_per_epoch: int, *, collect: bool = True, dry_run: bool = False
+    journal: Journal,
+    policy: Retention,
+    steps_per_epoch: int,
+    *,
+    verified: int = 0,
+    collect: bool = True,
+    dry_run: bool = False,
 ) -> PruneReport | None:
     """Delete the checkpoints that a policy doesn't keep; return a report, or None for a run without a commit.
 
@@ -118,6 +126,7 @@ def prune(
     counts without its files. A failed deletion is logged, and the next prune finishes it.
 
     Args:
+        verified: the number of a commit whose bytes the caller has just verified: they are not read again.
         collect: also delete the debris of dead attempts that is older than ``policy.debris_after_s``.
         dry_run: only report, and delete nothing.
 
@@ -129,7 +138,7 @@ def prune(
     if found.newest == 0:
         return None
     kept = choose_kept(found.live, policy, steps_per_epoch)
-    protected = _protect(journal, found.live, kept)
+    protected = _protect(journal, found.live, kept, verified)
     pruned = [commit for commit in found.live if commit.number not in kept | protected]
     if not dry_run:
         spared = {commit.number for commit in pruned if not _record_pruned(journal, commit)}
@@ -194,13 +203,14 @@ def _find(journal: Journal) -> _Found:
     return _Found(newest, live, reported, numbers & pruned, quarantined, unreadable)
 
 
-def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str]) -> dict[int, str]:
+def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str], verified: int) -> dict[int, str]:
     """Return the commits that the policy doesn't keep but that must stay, each with the reason."""
     if len(kept) == len(live):
         return {}
     protected = dict.fromkeys(journal.numbers("pins"), "pinned")
     for commit in live:
-        damaged = checkpoint.verify(journal.store, commit, is_urgent=False)
+        is_verified = commit.number == verified
+        damaged = [] if is_verified else checkpoint.verify(journal.store, commit, is_urgent=False)
         protected[commit.number] = "newer than any that verifies" if damaged else "the newest that verifies"
         if not damaged:
             return {number: reason for number, reason in protected.items() if number not in kept}

@@ -31,6 +31,7 @@ class Upkeep:
     def __init__(self, attempt: "Attempt") -> None:
         self._attempt = attempt
         self._has_read_back = False
+        self._verified = 0  # the commit whose bytes are known to be right since the last `read_back`
         self._pruned: PruneReport | None = None
         self.is_owed = False
 
@@ -53,16 +54,21 @@ class Upkeep:
             Superseded: a later attempt owns the run.
         """
         attempt, every = self._attempt, self._attempt.config.parity.every
-        commit = attempt.head
-        if commit is None or not every or (self._has_read_back and commit.number % every):
+        commit, self._verified = attempt.head, 0
+        if commit is None:
             return False
         if commit.number == attempt.ranks.restored:
-            return False  # its bytes were hashed when the ranks were restored from it
+            self._verified = commit.number  # its bytes were hashed when the ranks were restored from it
+            return False
+        if not every or (self._has_read_back and commit.number % every):
+            return False
         self._has_read_back = True
         if damaged := checkpoint.verify(attempt.journal.store, commit, is_urgent=False):
             reason = f"read back after its commit: {'; '.join(map(str, damaged))}"
             attempt.journal.quarantine(commit.number, reason, attempt.number)
             attempt.fall_back()
+        else:
+            self._verified = commit.number
         return True
 
     def prune_epochs(self) -> PruneReport | None:
@@ -75,7 +81,9 @@ class Upkeep:
         attempt.journal.check_fence(attempt.number)
         is_first = self._pruned is None  # it also deletes what earlier attempts have left
         policy = attempt.config.retention
-        self._pruned = retention.prune(attempt.journal, policy, attempt.steps_per_epoch, collect=is_first)
+        self._pruned = retention.prune(
+            attempt.journal, policy, attempt.steps_per_epoch, verified=self._verified, collect=is_first
+        )
         return self._pruned
 
     def read_report(self) -> PruneReport | None:

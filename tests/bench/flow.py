@@ -3,6 +3,9 @@
 The run is ``python -m flows.train``, with Prefect's temporary server, as ``make train`` starts it. When each step was
 done is noted by its recipe. Counted is from the middle of the second chunk to the middle of the last: the start, the
 first save (which takes its memory) and the end are no steady state.
+
+A virtual machine's speed changes by a tenth within a minute, which is more than the run costs. So the run and the bare
+loop take turns of a few seconds; all processes of the run are stopped while the bare loop trains.
 """
 
 import contextlib
@@ -12,7 +15,8 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -27,11 +31,12 @@ SIZE = "100 MB"
 CHUNK_S, SHORT_CHUNK_S = 30.0, 6.0
 CHUNKS, SHORT_CHUNKS = 4, 16
 CALIBRATIONS = 6
+TURN_S = 3.0
 REACH, REACH_BOUNDARY_S = 0.985, 0.1
 
 
 def run(full: bool) -> list[Row]:
-    """Runs of long chunks, each between two blocks of the bare loop, in turn with runs of short ones."""
+    """Runs of long chunks, beside the bare loop, in turn with runs of short ones."""
     cores, rounds = count_cores(), 3 if full else 1
     return [row for threads in dict.fromkeys((cores, max(1, cores - 1))) for row in _measure(threads, rounds)]
 
@@ -42,14 +47,9 @@ def _measure(threads: int, rounds: int) -> list[Row]:
         step_s = min(bare(max(2, round(0.5 / bare(3)))) for _ in range(CALIBRATIONS))
         long, short = round(CHUNK_S / step_s), round(SHORT_CHUNK_S / step_s)
         for _ in range(rounds):
-            before = bare(long)
-            step = _mean_step(train(long, CHUNKS, threads)[0], long)
-            after = bare(long)
+            turns = _take_turns(long, threads, lambda: bare(max(1, round(TURN_S / step_s))))
             done, stalls = train(short, SHORT_CHUNKS, threads)
-            for name, value in {
-                "steps/s": 1 / step, "bare steps/s": 2 / (before + after),
-                "lost": _lost(done, short), "stall": statistics.median(stalls[1:]),
-            }.items():  # fmt: skip
+            for name, value in (turns | {"lost": _lost(done, short), "stall": statistics.median(stalls[1:])}).items():
                 samples.setdefault(name, []).append(value)
     median = median_of(samples)
     free = count_cores() - threads
@@ -57,15 +57,63 @@ def _measure(threads: int, rounds: int) -> list[Row]:
     speed, bare_speed = median["steps/s"], median["bare steps/s"]
     return [
         compare(state, about, speed, "bare loop", bare_speed, REACH, unit="steps/s", least=True),
+        compare(state, "processor time of flow and server", 100 * median["others"], unit="% of a core"),
         compare(state, "lost by a boundary, warm", median["lost"], "100 ms", REACH_BOUNDARY_S, 1.0),
         compare(state, "of it, standing still", median["stall"], "100 ms", REACH_BOUNDARY_S, 1.0),
     ]
 
 
-def _mean_step(done: list[float], chunk: int) -> float:
-    """Seconds of a step, from the middle of the second chunk to that of the last."""
-    first, last = chunk * 3 // 2 - 1, len(done) - 1 - chunk // 2
-    return (done[last] - done[first]) / (last - first)
+def _take_turns(chunk: int, threads: int, train_bare: Callable[[], float]) -> dict[str, float]:
+    """Train a run beside the bare loop: steps a second of both, and the cores that the run's other processes use.
+
+    Args:
+        train_bare: trains for a turn, and returns the seconds of a step.
+    """
+    trained, ran_s, others_s, bare_s = 0, 0.0, 0.0, list[float]()
+    with scratch() as name:
+        folder = Path(name)
+        with command("flows.train", write_config(folder, SIZE, chunk, CHUNKS, threads)) as process:
+            while _count_steps(folder) < chunk * 3 // 2:
+                _check_runs(process, folder)
+                time.sleep(0.1)
+            found = _tree(process)
+            others = [each for each in found if "holdfast.rank" not in each.cmdline()]
+            while (before := _count_steps(folder)) < chunk * CHUNKS - chunk // 2:
+                began, used_s = time.monotonic(), _cpu_s(others)
+                time.sleep(TURN_S)
+                _check_runs(process, folder)
+                with _stopped(found):
+                    ran_s += time.monotonic() - began
+                    trained += _count_steps(folder) - before
+                    others_s += _cpu_s(others) - used_s
+                    bare_s.append(train_bare())
+    return {"steps/s": trained / ran_s, "bare steps/s": 1 / statistics.mean(bare_s), "others": others_s / ran_s}
+
+
+@contextlib.contextmanager
+def _stopped(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    for each in processes:
+        each.suspend()
+    try:
+        yield
+    finally:
+        for each in processes:
+            each.resume()
+
+
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    return sum(each.cpu_times().user + each.cpu_times().system for each in processes)
+
+
+def _count_steps(folder: Path) -> int:
+    steps = folder / "steps"
+    return steps.read_bytes().count(b"\n") if steps.exists() else 0
+
+
+def _check_runs(process: "subprocess.Popen[bytes]", folder: Path) -> None:
+    """Raise RuntimeError, with the end of the output, if the process has ended."""
+    if process.poll() is not None:
+        raise RuntimeError((folder / "output").read_text()[-2000:])
 
 
 def _lost(done: list[float], chunk: int) -> float:
@@ -123,10 +171,16 @@ def command(module: str, config: Path) -> "Iterator[subprocess.Popen[bytes]]":
         kill_all(process)
 
 
+def _tree(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    """Return a process after all that it has started."""
+    root = psutil.Process(process.pid)
+    return [*root.children(recursive=True), root]
+
+
 def kill_all(process: "subprocess.Popen[bytes]") -> None:
     """The process is gone, with all that it has started: its ranks, its server."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        found = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        found = _tree(process)
         for each in found:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()

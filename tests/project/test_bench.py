@@ -49,7 +49,7 @@ def test_the_machine_is_described_without_its_name() -> None:
 def test_the_cost_of_a_boundary_is_measured() -> None:
     """Steps take 0.1 s, in chunks of 10; the first step of each chunk takes 0.05 s longer."""
     done = [0.1 * step + 0.05 * ((step - 1) // 10) for step in range(1, 51)]
-    assert flow._mean_step(done, 10) == pytest.approx(0.105)
+    assert flow._lost(done, 10) == pytest.approx(0.05)
 
 
 def test_a_ratio_says_whether_it_is_met() -> None:

@@ -1,0 +1,82 @@
+"""The work after a commit: how often a checkpoint's bytes are read, which may be far away and large."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import checkpoint
+from holdfast.attempt import Attempt
+from holdfast.checkpoint import FileDamage
+from holdfast.config import ChunkLength, Log, Parity, Retention, RunConfig
+from holdfast.endings import Ending
+from holdfast.journal import Commit
+from holdfast.store import Store
+from holdfast.verification import verify_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the commits whose checkpoints this process has read, in order."""
+    numbers: list[int] = []
+    verify = checkpoint.verify
+
+    def noted(folder: Store, commit: Commit, *others: Any, **named: Any) -> list[FileDamage]:
+        numbers.append(commit.number)
+        return verify(folder, commit, *others, **named)
+
+    monkeypatch.setattr(checkpoint, "verify", noted)
+    return numbers
+
+
+def make_config(folder: Path, **fields: object) -> RunConfig:
+    known = {"run": "run", "store": str(folder), "epochs": 2, "log": Log(folder=str(folder / "logs"))}
+    rules = {"chunk": ChunkLength(steps=2), "retention": Retention(keep_last=1)}
+    return RunConfig.model_validate({"recipe": "tests.support.toy:toy", **known, **rules, **fields})
+
+
+def train_chunk(attempt: Attempt) -> None:
+    chunk = attempt.next_chunk()
+    assert chunk is not None
+    saved = attempt.train_chunk(chunk)
+    assert saved is not None
+    attempt.commit(saved)
+
+
+def kept(config: RunConfig) -> list[str]:
+    return sorted(path.name for path in (Path(config.store) / "run").glob("epoch-*"))
+
+
+def test_a_prune_does_not_read_again_what_was_just_read_back(tmp_path: Path, read: list[int]) -> None:
+    config = make_config(tmp_path, parity=Parity(every=2))
+    attempt = Attempt(config)
+    attempt.open()
+    for number in range(1, 5):
+        train_chunk(attempt)
+        assert read == [*range(1, number + 1)]  # 1, 2 and 4 were read back, 3 was read by the prune alone
+    attempt.end(Ending("stopped"))
+    assert verify_run(attempt.journal).ok
+
+
+def test_a_prune_does_not_read_again_what_was_just_restored(tmp_path: Path, read: list[int]) -> None:
+    config = make_config(tmp_path, parity=Parity(every=0))
+    preempted = Attempt(config)
+    preempted.open()
+    train_chunk(preempted)
+    preempted.stop()
+    preempted.end(Ending("preempted"))
+    before = kept(config)
+    assert len(before) > 1
+
+    read.clear()
+    heir = Attempt(config)
+    heir.open()
+    restored = heir.ranks.restored
+    assert heir.upkeep.is_owed
+    train_chunk(heir)
+    assert read == [restored + 1]
+    assert not set(before) & set(kept(config))
+    heir.end(Ending("stopped"))
+    assert verify_run(heir.journal).ok
