@@ -87,12 +87,16 @@ class Attempt:
         self.upkeep = Upkeep(self)
         self._pipeline = Pipeline(self._choose_stop)
         self._stopping = Stopping.TRAINING
-        self._is_claimed = False
+        self._reason = ""  # why it began, as its record says; empty before it has claimed the run
         self._takes_all_gpus = config.compute.ranks == "all"
         self._failures = Failures()
         self._commits = Durations(unknown_s=MARGIN_S, least_s=LEAST_MARGIN_S)
         self._history: History | None = None  # of an automatic chunk length
         self._line: Line | None = None
+
+    @property
+    def _is_claimed(self) -> bool:
+        return bool(self._reason)
 
     @property
     def line(self) -> Line:
@@ -146,18 +150,28 @@ class Attempt:
     def open(self) -> None:
         """Claim the run and restore the last verified checkpoint into the ranks; ``head`` is its commit.
 
-        Don't claim a run that is complete and verifies. On any error, end the ranks.
+        Don't claim a run that is complete and verifies. On any error, end the ranks. If they have died, call it again:
+        new ranks go on where opening stopped.
 
         Raises:
             ConfigDrift: the run exists with other settings, or other code.
             DeterminismError: equal bits aren't promised here, and the configuration refuses that.
             GateTripped: the gate refused two checkpoints in a row.
             NoVerifiedCheckpoint: the run has committed, and none of its checkpoints can be verified.
+            RankDied, OutOfMemory: the ranks ended; calling again may help.
+            NoProgress: memory ran out twice.
             Superseded: the attempt's number is taken.
         """
         try:
-            known = self._build()
-            self._continue(known)
+            if self._is_claimed:
+                self._start_again()
+            else:
+                self._claim(self._build())
+            if self._is_claimed:
+                self._begin()
+        except (RankDied, OutOfMemory) as error:
+            self.close()
+            raise self._note_failure(error) from error.__cause__
         except BaseException:
             self.close()
             raise
@@ -187,8 +201,8 @@ class Attempt:
         )
         return known
 
-    def _continue(self, known: Known) -> None:
-        """Claim the run and restore its head, unless it is complete."""
+    def _claim(self, known: Known) -> None:
+        """Claim the run, unless it is complete."""
         newest, present = known.newest, self.ranks.present
         lineage: dict[str, Any] = {}
         if newest is not None:
@@ -208,14 +222,17 @@ class Attempt:
         self.journal.claim_attempt(
             self.number, reason, platform.node(), os.getpid(), present.environment, lineage, self.ranks.began_at
         )
-        self._is_claimed = True
+        self._reason = reason
         known.record_lost_attempts(self.journal, self.number)
         self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
         self._history = History(self.journal, self.number) if self.config.chunk.auto else None
+
+    def _begin(self) -> None:
+        """Restore the head of a run that is claimed, and say where training begins."""
         self._resume()
         self.upkeep.is_owed |= self.head is not None and self.head.why in LEFT_UPKEEP
         log.info("run %s: %s", self.config.run, describe_built(self.ranks.built, self.config.epochs))
-        log.info("attempt %d (%s): %s", self.number, reason, describe_beginning(self.head, self.total_steps))
+        log.info("attempt %d (%s): %s", self.number, self._reason, describe_beginning(self.head, self.total_steps))
         if self.config.determinism.mode == "fast":
             log.warning('determinism.mode = "fast": the same steps may give other bits each time; nothing is promised')
 
@@ -244,23 +261,19 @@ class Attempt:
         """
         try:
             if self.ranks.running is None:
-                self.ranks.build_again(self.head)
-                self._forget_order_to_stop()
+                self._start_again()
                 self._resume()
             if self.step >= chunk.stop:
                 return None
             saved = self._await_saved(chunk.stop)
         except (RankDied, RecipeFailed, Unhealthy, OutOfMemory) as error:
             self.close()
-            self.ranks.hangs += isinstance(error, RankHung)
             if self._stopping is Stopping.TOLD and isinstance(error, RankDied):
                 self._stopping = Stopping.STOPPED
                 if error.data.get("is_silent"):  # otherwise the ranks ended in time, and had no new step to save
                     log.warning("no checkpoint was durable in time for the notice; what was committed before stays")
                 return None
-            if self._history and isinstance(error, RankDied):
-                self._history.note_death()
-            raise self._failures.find_no_progress(error, self.step) or error from error.__cause__
+            raise self._note_failure(error) from error.__cause__
         self.ranks.hangs = 0
         if self._history:
             self._history.note_saved(saved, saved.step - self.step)
@@ -269,6 +282,18 @@ class Attempt:
             self._stopping = Stopping.STOPPED
         faults.reach("chunk-reported")
         return saved
+
+    def _start_again(self) -> None:
+        """Start new ranks in place of those that ended."""
+        self.ranks.build_again(self.head)
+        self._forget_order_to_stop()
+
+    def _note_failure(self, error: HoldfastError) -> HoldfastError:
+        """Note how the ranks failed. Return the error to raise, which is `NoProgress` if they failed so before."""
+        self.ranks.hangs += isinstance(error, RankHung)
+        if self._history and isinstance(error, RankDied):
+            self._history.note_death()
+        return self._failures.find_no_progress(error, self.step) or error
 
     def _await_saved(self, stop: int) -> Saved:
         ranks = self.ranks.own

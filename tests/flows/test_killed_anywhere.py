@@ -1,6 +1,7 @@
 """Tests of kills at any moment: the same command then finishes the run on the same bytes."""
 
 import itertools
+import json
 import random
 import signal
 import time
@@ -20,6 +21,7 @@ from tests.conftest import (
     count_trained,
 )
 from tests.support.lives import ranks_of
+from tests.support.vanishing import FAULTS
 
 pytestmark = pytest.mark.slow
 
@@ -104,6 +106,43 @@ def test_killed_rank_is_replaced_within_the_attempt(driver: Driver, reference: R
     assert "is complete" in out
     assert driver.standing().attempts == 1
     assert_same_bytes(driver, reference)
+
+
+VANISHING = 'recipe="tests.support.vanishing:vanishing"'
+
+
+def test_a_rank_killed_while_the_run_opens_is_replaced_within_the_attempt(driver: Driver) -> None:
+    """The first rank was started ahead, while the command waited for its server."""
+    struck = [driver.folder / place for place in ("import", "build")]
+    faults = [(file.name, 0, 0, str(file)) for file in struck]
+    done = driver.run(VANISHING, "epochs=1", **{FAULTS: json.dumps(faults)})
+    assert done.returncode == 0, done.stderr
+    assert all(file.exists() for file in struck), "a fault has missed"
+    assert done.stderr.count("warning: the ranks ended: signal 9 (SIGKILL); new ranks take their place") == 2, (
+        done.stderr
+    )
+    assert driver.standing().attempts == 1
+
+
+def test_a_rank_that_dies_each_time_a_run_opens_ends_the_command(driver: Driver) -> None:
+    done = driver.run(VANISHING, **{FAULTS: json.dumps([("build", 0, 0, "")])})
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].startswith("error: the ranks ended: signal 9 (SIGKILL)")
+    assert not driver.journal().attempts()
+
+
+def test_sigterm_ends_a_command_whose_ranks_die_as_the_run_opens(driver: Driver) -> None:
+    """Whether it comes while a rank starts or in the pause after its death: no further one is started."""
+    process = driver.start(VANISHING, **{FAULTS: json.dumps([("build", 0, 0, "")])})
+    ranks: set[int] = set()
+    while len(ranks) < 2:
+        assert process.poll() is None, process.communicate()
+        ranks |= {rank.pid for rank in ranks_of(process.pid)}
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=COMMAND_WITHIN_S)
+    assert process.returncode == 143, err
+    assert "Traceback" not in err
 
 
 def test_orphans_save_themselves_and_are_adopted(driver: Driver, engine: Engine, reference: Reference) -> None:
