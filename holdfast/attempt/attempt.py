@@ -24,7 +24,7 @@ from holdfast.attempt.opening import Known, describe_beginning, describe_built
 from holdfast.attempt.pipeline import Chunk, Pipeline
 from holdfast.attempt.ranks import AttemptRanks
 from holdfast.attempt.stopping import Stopping
-from holdfast.attempt.upkeep import LEFT_UPKEEP, Upkeep
+from holdfast.attempt.upkeep import Upkeep
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
 from holdfast.durations import LEAST_MARGIN_S, MARGIN_S, Durations
@@ -135,7 +135,9 @@ class Attempt:
         return self._stopping > Stopping.TRAINING
 
     def next_chunk(self) -> Chunk | None:
-        """Return the steps to train next; None if nothing is left to train, or no time."""
+        """Return the steps to train next; None if nothing is left to train, or no time. Do owed upkeep before None."""
+        if self.is_complete and not self.is_stopping:
+            self.upkeep.do_if_owed()  # which may find that the last checkpoint is damaged
         if self.is_complete or self._stopping is Stopping.STOPPED:
             return None
         number = self.line.next_number + len(self._pipeline.uncommitted)
@@ -150,8 +152,8 @@ class Attempt:
     def open(self) -> None:
         """Claim the run and restore the last verified checkpoint into the ranks; ``head`` is its commit.
 
-        Don't claim a run that is complete and verifies. On any error, end the ranks. If they have died, call it again:
-        new ranks go on where opening stopped.
+        Restore nothing if the run is complete and verifies; claim it only if its last attempt didn't end as complete.
+        On any error, end the ranks. If they have died, call it again: new ranks go on where opening stopped.
 
         Raises:
             ConfigDrift: the run exists with other settings, or other code.
@@ -165,9 +167,8 @@ class Attempt:
         try:
             if self._is_claimed:
                 self._start_again()
-            else:
-                self._claim(self._build())
-            if self._is_claimed:
+                self._begin()
+            elif self._claim(self._build()):
                 self._begin()
         except (RankDied, OutOfMemory) as error:
             self.close()
@@ -201,24 +202,14 @@ class Attempt:
         )
         return known
 
-    def _claim(self, known: Known) -> None:
-        """Claim the run, unless it is complete."""
-        newest, present = known.newest, self.ranks.present
-        lineage: dict[str, Any] = {}
-        if newest is not None:
-            past = Past.read(self.journal, newest, self.line.read_metadata)
-            lineage["drift"] = judge_drift(past, present, self.config, known.epochs)
-            if self._is_verified_end(newest):
-                self.line.check_trusted(newest)
-                self.line.take(newest)
-                return
-            lineage["environment"] = asdict(judge_environment(past, present, self.config.resume))
-            lineage["continues"] = {"commit": newest.number, "checkpoint_sha256": newest.checkpoint_sha256}
-        if ancestor := self.ranks.ancestor:
-            lineage["ancestor"] = ancestor.describe()
-        reason = known.find_reason(self.steps_per_epoch)
+    def _claim(self, known: Known) -> bool:
+        """Claim the run, unless nothing is left to do; return whether it is not complete yet."""
+        is_end, lineage = self._judge(known)
+        if is_end and known.is_finished:
+            return False
+        reason = known.find_reason(self.steps_per_epoch, self.total_steps)
         self.journal.begin(self.config.recipe)  # refuses a later format
-        lineage = {name: value for name, value in lineage.items() if value}
+        present = self.ranks.present
         self.journal.claim_attempt(
             self.number, reason, platform.node(), os.getpid(), present.environment, lineage, self.ranks.began_at
         )
@@ -226,11 +217,36 @@ class Attempt:
         known.record_lost_attempts(self.journal, self.number)
         self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
         self._history = History(self.journal, self.number) if self.config.chunk.auto else None
+        self.upkeep.is_owed = known.newest is not None  # the attempt before may have left it, or died in it
+        if is_end:
+            log.info("attempt %d (%s): trains nothing, and does what was left to do", self.number, reason)
+        return not is_end
+
+    def _judge(self, known: Known) -> tuple[bool, dict[str, Any]]:
+        """Judge what the run has become since its newest commit. If that is the run's verified end, make it the head.
+
+        Returns:
+            whether it is, and what goes on record as the attempt's lineage.
+        """
+        newest, present = known.newest, self.ranks.present
+        is_end, lineage = False, dict[str, Any]()
+        if newest is not None:
+            past = Past.read(self.journal, newest, self.line.read_metadata)
+            lineage["drift"] = judge_drift(past, present, self.config, known.epochs)
+            if is_end := self._is_verified_end(newest):
+                self.line.check_trusted(newest)
+                self.line.take(newest)
+                self.ranks.verified = newest.number
+            else:
+                lineage["environment"] = asdict(judge_environment(past, present, self.config.resume))
+            lineage["continues"] = {"commit": newest.number, "checkpoint_sha256": newest.checkpoint_sha256}
+        if ancestor := self.ranks.ancestor:
+            lineage["ancestor"] = ancestor.describe()
+        return is_end, {name: value for name, value in lineage.items() if value}
 
     def _begin(self) -> None:
         """Restore the head of a run that is claimed, and say where training begins."""
         self._resume()
-        self.upkeep.is_owed |= self.head is not None and self.head.why in LEFT_UPKEEP
         log.info("run %s: %s", self.config.run, describe_built(self.ranks.built, self.config.epochs))
         log.info("attempt %d (%s): %s", self.number, self._reason, describe_beginning(self.head, self.total_steps))
         if self.config.determinism.mode == "fast":
@@ -301,8 +317,7 @@ class Attempt:
         self._order_steps(stop)
         if stop < self.total_steps and not self.is_stopping:
             self._order_steps(self._pipeline.stop_after(stop))  # which is trained while this chunk is committed
-        if self.upkeep.is_owed and self.notice is None:
-            self.upkeep.do()
+        self.upkeep.do_if_owed()
         while True:
             self._pass_on_notice()
             event = ranks.next_event(self.notice.left_s() if self.notice else None)

@@ -10,7 +10,9 @@ import psutil
 import pytest
 
 from holdfast.faults import POINTS
+from holdfast.journal import REPORT, record_name
 from holdfast.testing.faults import fault
+from holdfast.verification import verify_run
 from tests.conftest import (
     COMMAND_WITHIN_S,
     IS_SOAK,
@@ -51,11 +53,38 @@ def test_a_flow_survives_a_kill_at_a_named_point(
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_run_survives_a_kill_at_its_last_commit(engine: Engine, reference: Reference, point: str) -> None:
-    """The attempt that follows has nothing to train, and finishes what the commit's record had still to bring."""
+    """The attempt that follows has nothing to train, and does all that comes after the commit's record."""
     kill_at(engine, engine, reference, point, "both", reference.commits)
+    assert_finished(engine, ["vanished", "completed"])
+    engine.finish()  # nothing is left to do
+    assert_finished(engine, ["vanished", "completed"])
 
 
-def kill_at(driver: Driver, engine: Engine, reference: Reference, point: str, victim: str, nth: int = 2) -> None:
+def test_a_run_survives_a_kill_between_its_ending_and_its_report(engine: Engine, reference: Reference) -> None:
+    done = engine.call("train_until_ended", str(engine.config))
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    engine.finish()
+    assert_finished(engine, ["completed"])
+    assert_same_bytes(engine, reference)
+
+
+def test_a_flow_survives_a_kill_at_its_last_commit(driver: Driver, reference: Reference) -> None:
+    kill_at(driver, driver, reference, "commit-recorded", "both", reference.commits)
+    assert_finished(driver, ["vanished", "completed"])
+
+
+def assert_finished(driver: Driver, endings: list[str]) -> None:
+    """Assert that all is done that comes after the last commit: endings, a prune, the report of the run's end."""
+    journal = driver.journal()
+    assert [ending.reason for ending in journal.endings()] == endings
+    assert (driver.run_folder / record_name("prunes", journal.newest_number())).exists()
+    page = (driver.run_folder / REPORT).read_text("utf-8")
+    assert "<dd>complete</dd>" in page
+    assert page.count(">completed</span>") == 1
+    assert verify_run(journal).ok
+
+
+def kill_at(driver: Driver, engine: Driver, reference: Reference, point: str, victim: str, nth: int = 2) -> None:
     """Kill the driver's run at the nth pass of a named point; finish the run with the engine."""
     struck = driver.folder / "struck"
     done = driver.run(**fault(point, nth, victim, struck))
