@@ -365,7 +365,8 @@ def main(prefetch: Prefetch | None = None) -> int:
         failed = _describe_failure(built[0] if built else None, error)
         if failed is error:
             heartbeats.stand(Standing.REFUSED)
-        if failed is not error and isinstance(failed, RankDied):
+            traceback.print_exc()
+        elif isinstance(failed, RankDied):
             print(failed, file=sys.stderr)  # a traceback here would bury the traceback of the rank that died
             survivor.save()
         else:
