@@ -26,7 +26,7 @@ from holdfast.journal import Journal
 from holdfast.liveness import is_cancel
 from holdfast.progress import log_plain_lines
 from holdfast.retention import prune_run
-from holdfast.standing import Outcome, TrainResult, is_trained, read_standing, stopped_early
+from holdfast.standing import Outcome, TrainResult, is_finished, read_standing, stopped_early
 from holdfast.store import open_store
 from holdfast.supervision import judge
 from tasks import own_run, pool
@@ -93,12 +93,14 @@ def supervise(
     others: list[Ending] = []  # endings since the last progress that are not in the journal
     furthest = 0
     live = pool.find_live_attempt(config)
-    while live is not None or not is_trained(journal, config.epochs):
+    is_dead = False  # it may have died after its ending went on record, before its report and its metric sinks had it
+    while live is not None or is_dead or not is_finished(journal, config.epochs):
         flow_run = live or pool.start_attempt(config, journal.attempts() + 1, len(others), choose_environment())
         was_cancelled = live is not None and is_cancel(live.state)
         live = None
         log.info("attempt %d at work: %s", flow_run.parameters["number"], url_for(flow_run) or flow_run.name)
         flow_run = await_attempt(flow_run, config.resume.stop_within_s)
+        is_dead = flow_run.state is not None and flow_run.state.is_crashed()
         number = flow_run.parameters["number"]
         if pool.was_paused(journal, number):  # a person resumed the flow run, which claimed a new attempt
             number = journal.attempts()
@@ -112,7 +114,7 @@ def supervise(
         if ending.step > furthest:
             others.clear()
         furthest = max(furthest, ending.step)
-        if ending.reason == "completed" and not is_trained(journal, config.epochs):
+        if ending.reason == "completed" and not is_finished(journal, config.epochs):
             message = f"attempt {number} completed, but the journal says that the run is not complete"
             ending = Ending("stopped", message, ending.step)
             others.append(ending)

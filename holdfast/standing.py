@@ -113,6 +113,12 @@ def is_trained(journal: Journal, epochs: int) -> bool:
     return newest is not None and metadata is not None and newest.step >= epochs * metadata.steps_per_epoch
 
 
+def is_finished(journal: Journal, epochs: int) -> bool:
+    """Return whether a run is trained, and its last attempt lived on to finish the work after the last commit."""
+    ending = journal.read_ending(journal.attempts())
+    return ending is not None and ending.reason == "completed" and is_trained(journal, epochs)
+
+
 class Outcome(BaseModel):
     """The result of one attempt: whether the run is complete, and the last prune's report."""
 

@@ -12,7 +12,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 
-from holdfast.attempt import CHUNK_RETRIES, RETRY_AFTER_S, Acts, Attempt, Chunk, Proposal, publish_commit
+from holdfast.attempt import RETRIES, RETRY_AFTER_S, Acts, Attempt, Chunk, Proposal, publish_commit
 from holdfast.checkpoint import Saved
 from holdfast.journal import Commit
 from tasks import hooks
@@ -49,9 +49,15 @@ def _list_contexts(error: BaseException) -> Iterator[BaseException]:
         context = context.__context__
 
 
-@task(task_run_name="open attempt {attempt.number}", cache_policy=NO_CACHE)
+@task(
+    task_run_name="open attempt {attempt.number}",
+    cache_policy=NO_CACHE,
+    retries=RETRIES,
+    retry_delay_seconds=RETRY_AFTER_S,
+    retry_condition_fn=hooks.should_open_again,
+)
 def open_run(attempt: Attempt) -> None:
-    """Start the ranks, claim the attempt and find where the run continues.
+    """Start the ranks, claim the attempt and find where the run continues. A retry goes on in new ranks.
 
     Args:
         attempt: The attempt to open. It ends its ranks itself, even if this task fails.
@@ -62,9 +68,9 @@ def open_run(attempt: Attempt) -> None:
 @task(
     task_run_name="{chunk}",
     cache_policy=NO_CACHE,
-    retries=CHUNK_RETRIES,
+    retries=RETRIES,
     retry_delay_seconds=RETRY_AFTER_S,
-    retry_condition_fn=hooks.should_retry,
+    retry_condition_fn=hooks.should_train_again,
 )
 def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
     """Train a chunk and return its durable checkpoint, which doesn't count before it is committed.

@@ -31,7 +31,7 @@ from tasks.asking import TRANSIENT
 EVENT = "holdfast.heartbeat"
 LAST_EVENT = "holdfast.heartbeat.last"
 BEAT_LABEL = "holdfast.beat"
-# The timeout of one request, so that the events still come within the automation's window.
+# The timeout of one request.
 BEAT_WITHIN_S = 2.0
 # Seconds to wait before each further try of a refused label. A server that opens several connections to an SQLite file
 # answers 503 if another request writes meanwhile.
@@ -44,7 +44,9 @@ log = logging.getLogger("holdfast.heartbeat")
 def heartbeat() -> Iterator[None]:
     """Give signs of life for the current flow run while the block lasts, if a worker started it.
 
-    They come from a thread of their own, so that a process with a busy main thread gives them too.
+    They come from threads of their own, so that a process with a busy main thread gives them too. Events need no answer
+    of the server, and so don't wait for the label. With a server that took 1.9 s to refuse each try of a label they
+    would come 11.6 s apart, and the automation's window is 10 s.
     """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
@@ -55,21 +57,29 @@ def heartbeat() -> Iterator[None]:
         "prefect.resource.name": context.flow_run.name,
     }
     done = threading.Event()
-    # The thread runs in the caller's context, which has Prefect's settings.
-    beat = contextvars.copy_context().run
-    thread = threading.Thread(
-        target=beat, args=(_beat, context.flow_run, resource, done), name="heartbeat", daemon=True
-    )
-    thread.start()
+    # The threads run in the caller's context, which has Prefect's settings.
+    threads = [
+        threading.Thread(target=contextvars.copy_context().run, args=each, name="heartbeat", daemon=True)
+        for each in ((_emit_events, resource, done), (_renew_labels, context.flow_run, done))
+    ]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         done.set()
-        thread.join(2 * BEAT_WITHIN_S)
+        for thread in threads:
+            thread.join(2 * BEAT_WITHIN_S)
         emit_event(LAST_EVENT, resource)  # after all heartbeats; the server's own event of the end may precede them
 
 
-def _beat(flow_run: FlowRun, resource: dict[str, str], done: threading.Event) -> None:
+def _emit_events(resource: dict[str, str], done: threading.Event) -> None:
+    while not done.is_set():
+        emit_event(EVENT, resource)
+        done.wait(EVERY_S)
+
+
+def _renew_labels(flow_run: FlowRun, done: threading.Event) -> None:
     timeout: dict[str, Any] = {"timeout": BEAT_WITHIN_S}
     with (
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
@@ -77,7 +87,6 @@ def _beat(flow_run: FlowRun, resource: dict[str, str], done: threading.Event) ->
     ):
         is_failing = False
         while not done.is_set():
-            emit_event(EVENT, resource)
             try:
                 renew_label(client, flow_run)
                 deny_that_it_vanished(client, flow_run)

@@ -8,7 +8,7 @@ observers, at once          the commit's line, `tasks.reporting.Report`, `Events
 `Attempt.upkeep`            read the checkpoint back, prune the epochs                     a warning
 ==========================  =============================================================  =======================
 
-A task that fails is tried again if `should_retry` or `is_about_the_store` says so.
+A task that fails is tried again if `should_open_again`, `should_train_again` or `is_about_the_store` says so.
 """
 
 import logging
@@ -18,9 +18,9 @@ from prefect.client.schemas.objects import State
 from prefect.events import emit_event
 from prefect.states import Cancelled, Completed, Failed
 
-from holdfast.attempt import Attempt, Observer
+from holdfast.attempt import Attempt, Observer, opens_again, trains_again
 from holdfast.endings import Ending
-from holdfast.errors import HoldfastError, StoreDenied, StoreError
+from holdfast.errors import StoreDenied, StoreError
 from holdfast.journal import Commit
 
 # Prefect sends this logger's records to its server (pyproject.toml, extra_loggers), but doesn't set its level.
@@ -52,10 +52,14 @@ def final_state(ending: Ending) -> State[Any]:
     return state(name=ending.reason.replace("_", " ").capitalize(), message=message)
 
 
-def should_retry(task: Any, task_run: Any, state: Any) -> bool:
-    """Return whether fresh processes can help: True after a rank's death; False after drift, damage or a lost fence."""
-    error = _error_of(state)
-    return isinstance(error, HoldfastError) and error.is_retryable
+def should_open_again(task: Any, task_run: Any, state: Any) -> bool:
+    """Return whether new ranks can open the run: True after a rank's death, False if the recipe's own code failed."""
+    return opens_again(_error_of(state))
+
+
+def should_train_again(task: Any, task_run: Any, state: Any) -> bool:
+    """Return whether new ranks can train the chunk: True after a rank's death; False after drift or a lost fence."""
+    return trains_again(_error_of(state))
 
 
 def is_about_the_store(task: Any, task_run: Any, state: Any) -> bool:

@@ -3,14 +3,23 @@
 from holdfast.attempt.attempt import Attempt
 from holdfast.attempt.carrying import carry
 from holdfast.attempt.commits import Proposal, publish_commit
-from holdfast.attempt.life import CHUNK_RETRIES, RETRY_AFTER_S, Acts, Cause, find_ending, live
+from holdfast.attempt.life import (
+    RETRIES,
+    RETRY_AFTER_S,
+    Acts,
+    Cause,
+    find_ending,
+    live,
+    opens_again,
+    trains_again,
+)
 from holdfast.attempt.line import Line
 from holdfast.attempt.observers import Observer
 from holdfast.attempt.pipeline import Chunk
 from holdfast.attempt.ranks import started_ahead
 
 __all__ = [
-    "CHUNK_RETRIES",
+    "RETRIES",
     "RETRY_AFTER_S",
     "Acts",
     "Attempt",
@@ -22,6 +31,8 @@ __all__ = [
     "carry",
     "find_ending",
     "live",
+    "opens_again",
     "publish_commit",
     "started_ahead",
+    "trains_again",
 ]

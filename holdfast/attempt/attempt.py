@@ -24,7 +24,7 @@ from holdfast.attempt.opening import Known, describe_beginning, describe_built
 from holdfast.attempt.pipeline import Chunk, Pipeline
 from holdfast.attempt.ranks import AttemptRanks
 from holdfast.attempt.stopping import Stopping
-from holdfast.attempt.upkeep import LEFT_UPKEEP, Upkeep
+from holdfast.attempt.upkeep import Upkeep
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
 from holdfast.durations import LEAST_MARGIN_S, MARGIN_S, Durations
@@ -87,12 +87,16 @@ class Attempt:
         self.upkeep = Upkeep(self)
         self._pipeline = Pipeline(self._choose_stop)
         self._stopping = Stopping.TRAINING
-        self._is_claimed = False
+        self._reason = ""  # why it began, as its record says; empty before it has claimed the run
         self._takes_all_gpus = config.compute.ranks == "all"
         self._failures = Failures()
         self._commits = Durations(unknown_s=MARGIN_S, least_s=LEAST_MARGIN_S)
         self._history: History | None = None  # of an automatic chunk length
         self._line: Line | None = None
+
+    @property
+    def _is_claimed(self) -> bool:
+        return bool(self._reason)
 
     @property
     def line(self) -> Line:
@@ -131,7 +135,9 @@ class Attempt:
         return self._stopping > Stopping.TRAINING
 
     def next_chunk(self) -> Chunk | None:
-        """Return the steps to train next; None if nothing is left to train, or no time."""
+        """Return the steps to train next; None if nothing is left to train, or no time. Do owed upkeep before None."""
+        if self.is_complete and not self.is_stopping:
+            self.upkeep.do_if_owed()  # which may find that the last checkpoint is damaged
         if self.is_complete or self._stopping is Stopping.STOPPED:
             return None
         number = self.line.next_number + len(self._pipeline.uncommitted)
@@ -146,18 +152,27 @@ class Attempt:
     def open(self) -> None:
         """Claim the run and restore the last verified checkpoint into the ranks; ``head`` is its commit.
 
-        Don't claim a run that is complete and verifies. On any error, end the ranks.
+        Restore nothing if the run is complete and verifies; claim it only if its last attempt didn't end as complete.
+        On any error, end the ranks. If they have died, call it again: new ranks go on where opening stopped.
 
         Raises:
             ConfigDrift: the run exists with other settings, or other code.
             DeterminismError: equal bits aren't promised here, and the configuration refuses that.
             GateTripped: the gate refused two checkpoints in a row.
             NoVerifiedCheckpoint: the run has committed, and none of its checkpoints can be verified.
+            RankDied, OutOfMemory: the ranks ended; calling again may help.
+            NoProgress: memory ran out twice.
             Superseded: the attempt's number is taken.
         """
         try:
-            known = self._build()
-            self._continue(known)
+            if self._is_claimed:
+                self._start_again()
+                self._begin()
+            elif self._claim(self._build()):
+                self._begin()
+        except (RankDied, OutOfMemory) as error:
+            self.close()
+            raise self._note_failure(error) from error.__cause__
         except BaseException:
             self.close()
             raise
@@ -187,35 +202,53 @@ class Attempt:
         )
         return known
 
-    def _continue(self, known: Known) -> None:
-        """Claim the run and restore its head, unless it is complete."""
-        newest, present = known.newest, self.ranks.present
-        lineage: dict[str, Any] = {}
-        if newest is not None:
-            past = Past.read(self.journal, newest, self.line.read_metadata)
-            lineage["drift"] = judge_drift(past, present, self.config, known.epochs)
-            if self._is_verified_end(newest):
-                self.line.check_trusted(newest)
-                self.line.take(newest)
-                return
-            lineage["environment"] = asdict(judge_environment(past, present, self.config.resume))
-            lineage["continues"] = {"commit": newest.number, "checkpoint_sha256": newest.checkpoint_sha256}
-        if ancestor := self.ranks.ancestor:
-            lineage["ancestor"] = ancestor.describe()
-        reason = known.find_reason(self.steps_per_epoch)
+    def _claim(self, known: Known) -> bool:
+        """Claim the run, unless nothing is left to do; return whether it is not complete yet."""
+        is_end, lineage = self._judge(known)
+        if is_end and known.is_finished:
+            return False
+        reason = known.find_reason(self.steps_per_epoch, self.total_steps)
         self.journal.begin(self.config.recipe)  # refuses a later format
-        lineage = {name: value for name, value in lineage.items() if value}
+        present = self.ranks.present
         self.journal.claim_attempt(
             self.number, reason, platform.node(), os.getpid(), present.environment, lineage, self.ranks.began_at
         )
-        self._is_claimed = True
+        self._reason = reason
         known.record_lost_attempts(self.journal, self.number)
         self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
         self._history = History(self.journal, self.number) if self.config.chunk.auto else None
+        self.upkeep.is_owed = known.newest is not None  # the attempt before may have left it, or died in it
+        if is_end:
+            log.info("attempt %d (%s): trains nothing, and does what was left to do", self.number, reason)
+        return not is_end
+
+    def _judge(self, known: Known) -> tuple[bool, dict[str, Any]]:
+        """Judge what the run has become since its newest commit. If that is the run's verified end, make it the head.
+
+        Returns:
+            whether it is, and what goes on record as the attempt's lineage.
+        """
+        newest, present = known.newest, self.ranks.present
+        is_end, lineage = False, dict[str, Any]()
+        if newest is not None:
+            past = Past.read(self.journal, newest, self.line.read_metadata)
+            lineage["drift"] = judge_drift(past, present, self.config, known.epochs)
+            if is_end := self._is_verified_end(newest):
+                self.line.check_trusted(newest)
+                self.line.take(newest)
+                self.ranks.verified = newest.number
+            else:
+                lineage["environment"] = asdict(judge_environment(past, present, self.config.resume))
+            lineage["continues"] = {"commit": newest.number, "checkpoint_sha256": newest.checkpoint_sha256}
+        if ancestor := self.ranks.ancestor:
+            lineage["ancestor"] = ancestor.describe()
+        return is_end, {name: value for name, value in lineage.items() if value}
+
+    def _begin(self) -> None:
+        """Restore the head of a run that is claimed, and say where training begins."""
         self._resume()
-        self.upkeep.is_owed |= self.head is not None and self.head.why in LEFT_UPKEEP
         log.info("run %s: %s", self.config.run, describe_built(self.ranks.built, self.config.epochs))
-        log.info("attempt %d (%s): %s", self.number, reason, describe_beginning(self.head, self.total_steps))
+        log.info("attempt %d (%s): %s", self.number, self._reason, describe_beginning(self.head, self.total_steps))
         if self.config.determinism.mode == "fast":
             log.warning('determinism.mode = "fast": the same steps may give other bits each time; nothing is promised')
 
@@ -244,23 +277,19 @@ class Attempt:
         """
         try:
             if self.ranks.running is None:
-                self.ranks.build_again(self.head)
-                self._forget_order_to_stop()
+                self._start_again()
                 self._resume()
             if self.step >= chunk.stop:
                 return None
             saved = self._await_saved(chunk.stop)
         except (RankDied, RecipeFailed, Unhealthy, OutOfMemory) as error:
             self.close()
-            self.ranks.hangs += isinstance(error, RankHung)
             if self._stopping is Stopping.TOLD and isinstance(error, RankDied):
                 self._stopping = Stopping.STOPPED
                 if error.data.get("is_silent"):  # otherwise the ranks ended in time, and had no new step to save
                     log.warning("no checkpoint was durable in time for the notice; what was committed before stays")
                 return None
-            if self._history and isinstance(error, RankDied):
-                self._history.note_death()
-            raise self._failures.find_no_progress(error, self.step) or error from error.__cause__
+            raise self._note_failure(error) from error.__cause__
         self.ranks.hangs = 0
         if self._history:
             self._history.note_saved(saved, saved.step - self.step)
@@ -270,14 +299,25 @@ class Attempt:
         faults.reach("chunk-reported")
         return saved
 
+    def _start_again(self) -> None:
+        """Start new ranks in place of those that ended."""
+        self.ranks.build_again(self.head)
+        self._forget_order_to_stop()
+
+    def _note_failure(self, error: HoldfastError) -> HoldfastError:
+        """Note how the ranks failed. Return the error to raise, which is `NoProgress` if they failed so before."""
+        self.ranks.hangs += isinstance(error, RankHung)
+        if self._history and isinstance(error, RankDied):
+            self._history.note_death()
+        return self._failures.find_no_progress(error, self.step) or error
+
     def _await_saved(self, stop: int) -> Saved:
         ranks = self.ranks.own
         self.ranks.note_training()
         self._order_steps(stop)
         if stop < self.total_steps and not self.is_stopping:
             self._order_steps(self._pipeline.stop_after(stop))  # which is trained while this chunk is committed
-        if self.upkeep.is_owed and self.notice is None:
-            self.upkeep.do()
+        self.upkeep.do_if_owed()
         while True:
             self._pass_on_notice()
             event = ranks.next_event(self.notice.left_s() if self.notice else None)

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 from holdfast.attempt.attempt import Attempt
 from holdfast.attempt.commits import Publish, publish_commit
@@ -14,38 +15,67 @@ from holdfast.attempt.sending import Sending
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
 from holdfast.endings import TOLD_BY_A_SIGNAL, Ending, ending_of
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, OutOfMemory, RankDied
 from holdfast.preemption import Notice, Source, watch
 from holdfast.standing import Outcome
 
 log = logging.getLogger(__name__)
 
-CHUNK_RETRIES = 2
+# How often new ranks take the place of ranks that fail while they open a run, or in a chunk.
+RETRIES = 2
 RETRY_AFTER_S = 1.0
 
 # What ended an attempt: a notice, an error, the exception of a signal handler, or None for a complete run.
 Cause = Notice | BaseException | None
 
+T = TypeVar("T")
+
+
+def opens_again(error: object) -> bool:
+    """Return whether new ranks go on opening a run after this error, and log it: not if the recipe's code failed."""
+    return isinstance(error, RankDied | OutOfMemory) and _log_retry(error, "new ranks take their place")
+
+
+def trains_again(error: object) -> bool:
+    """Return whether new ranks train a chunk again after this error, and log it."""
+    if not isinstance(error, HoldfastError) or not error.is_retryable:
+        return False
+    return _log_retry(error, "new ranks go on from the last commit")
+
+
+def _log_retry(error: HoldfastError, next_step: str) -> Literal[True]:
+    hint = f" ({error.hint})" if error.hint else ""
+    log.warning("%s; %s%s", error, next_step, hint)
+    return True
+
+
+def open_run(attempt: Attempt) -> None:
+    """Open an attempt; go on in new ranks if these have died. See `Attempt.open`."""
+    _retry(attempt.open, opens_again)
+
 
 def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
     """Train a chunk; retry it in new ranks if the error is retryable. See `Attempt.train_chunk`."""
-    for _ in range(CHUNK_RETRIES):
+    return _retry(lambda: attempt.train_chunk(chunk), trains_again)
+
+
+def _retry(call: Callable[[], T], calls_again: Callable[[object], bool]) -> T:
+    """Return what a call returns; after an error call again, at most `RETRIES` times, if ``calls_again`` says so."""
+    for _ in range(RETRIES):
         try:
-            return attempt.train_chunk(chunk)
+            return call()
         except HoldfastError as error:
-            if not error.is_retryable:
+            if not calls_again(error):
                 raise
-            hint = f" ({error.hint})" if error.hint else ""
-            log.warning("%s; new ranks go on from the last commit%s", error, hint)
             time.sleep(RETRY_AFTER_S)
-    return attempt.train_chunk(chunk)
+    return call()
 
 
 @dataclass(frozen=True)
 class Acts:
     """The functions by which `live` opens a run, trains a chunk and makes a commit; Prefect's flow passes tasks."""
 
-    open: Callable[[Attempt], None] = Attempt.open
+    open: Callable[[Attempt], None] = open_run
     train_chunk: Callable[[Attempt, Chunk], Saved | None] = train_chunk
     publish: Publish = publish_commit
 

@@ -36,15 +36,24 @@ class Known:
         """The newest step that is committed."""
         return self.newest.step if self.newest else 0
 
-    def find_reason(self, steps_per_epoch: int) -> str:
-        """Return the reason why the next attempt starts: ``fresh``, ``preempted``, ``extended`` or ``continued``."""
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last attempt has done all that was left to do when it ended."""
+        return self.ending is not None and self.ending.reason == "completed"
+
+    def find_reason(self, steps_per_epoch: int, total_steps: int) -> str:
+        """Return the reason why the next attempt starts: ``fresh``, ``preempted``, ``extended`` or ``continued``.
+
+        Args:
+            total_steps: how long the run is to be trained now.
+        """
         if not self.attempts:
             return "fresh"
         newest, was_preempted = self.newest, self.ending is not None and self.ending.reason == "preempted"
         if was_preempted or (newest is not None and newest.why == "preempted"):
             return "preempted"
-        if newest is not None and self.epochs is not None and newest.step >= self.epochs * steps_per_epoch:
-            return "extended"
+        if newest is not None and self.epochs is not None:
+            return "extended" if self.epochs * steps_per_epoch <= newest.step < total_steps else "continued"
         return "continued"
 
     def record_lost_attempts(self, journal: Journal, number: int) -> None:

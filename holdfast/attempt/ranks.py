@@ -47,7 +47,7 @@ class AttemptRanks:
         present: the settings, code and machine that they train with.
         ancestor: the checkpoint of another run that this run begins with; None if it begins with its own weights.
         restart_s: seconds from the start of these ranks until they began to train; 0 before that.
-        restored: the number of the commit that was last restored into them, and so verified; 0 for none.
+        verified: the number of the last commit whose bytes were verified, mostly as they were restored; 0 for none.
         hangs: how often they hung in a row, without a save in between.
     """
 
@@ -62,7 +62,7 @@ class AttemptRanks:
         self.running: Ranks | None = None
         self._judged = ""  # the fingerprint of the commit whose promise the attempt judges before it claims the run
         self.ancestor: Ancestor | None = None
-        self.restored = 0
+        self.verified = 0
         self.hangs = 0
 
     @property
@@ -142,7 +142,7 @@ class AttemptRanks:
         log.info("restored: %s", event.summary)
         for name in event.taken_over:
             log.info("the changed %s is in force from step %d on", name, event.step)
-        self.restored = commit.number
+        self.verified = commit.number
         if event.note:
             log.warning("%s; settings or code were changed, so that it only goes on record", event.note)
         return None

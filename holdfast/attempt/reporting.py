@@ -1,5 +1,6 @@
 """An observer that keeps the report in a run's folder up to date, while the run trains and at the attempt's end."""
 
+import contextlib
 import contextvars
 import logging
 import threading
@@ -8,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.attempt.observers import Observer
 from holdfast.config import RunConfig
-from holdfast.errors import Superseded
-from holdfast.journal import Commit, Journal
+from holdfast.errors import NameMissing, Superseded
+from holdfast.journal import REPORT, Commit, Journal, record_name
 from holdfast.memory.priority import Priority
 from holdfast.store import open_store
 
@@ -46,7 +47,7 @@ class Reporting(Observer):
         self._tell(attempt)
 
     def ended(self, attempt: "Attempt") -> None:
-        if not self._every_s or not attempt.journal.has_attempt(attempt.number):  # it never claimed the run
+        if not self._every_s or not _is_due(attempt):
             return
         self._ends.set()
         self._tell(attempt)
@@ -84,3 +85,19 @@ class Reporting(Observer):
             if not self._has_warned:
                 log.warning("the report can't be written: %s; the run goes on", error or repr(error))
             self._has_warned = True
+
+
+def _is_due(attempt: "Attempt") -> bool:
+    """Return whether an attempt that ends has something to report.
+
+    If it found the run complete, and so never claimed it, the attempt before may have died before it wrote the report.
+    """
+    journal = attempt.journal
+    if journal.has_attempt(attempt.number):
+        return True
+    if attempt.head is None or not attempt.is_complete:
+        return False  # it could not open the run
+    with contextlib.suppress(NameMissing):
+        ended_at = journal.store.modified(record_name("endings", journal.attempts()))
+        return journal.store.modified(REPORT) <= ended_at
+    return True

@@ -1,8 +1,8 @@
 """The work after a commit that may take long: read the checkpoint back, and prune.
 
 A process that was told to end is killed when its time is up. So an attempt that stops leaves its upkeep to the next
-attempt, which does it while its ranks train their first chunk. The next attempt need not read back: it hashes every
-byte of the checkpoint that it continues from.
+attempt, as one that is killed does. The next attempt does it while its ranks train their first chunk, or at once if the
+run is complete. It need not read back: it hashes every byte of the checkpoint that it continues from.
 """
 
 import logging
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from holdfast.attempt.attempt import Attempt
 
 log = logging.getLogger(__name__)
-
-# The reasons of commits whose attempt left the upkeep to the next one.
-LEFT_UPKEEP = {"preempted", "adopted"}
 
 
 class Upkeep:
@@ -34,6 +31,11 @@ class Upkeep:
         self._verified = 0  # the commit whose bytes are known to be right since the last `read_back`
         self._pruned: PruneReport | None = None
         self.is_owed = False
+
+    def do_if_owed(self) -> None:
+        """Do the upkeep if an earlier commit still waits for it and no notice has told the attempt to end."""
+        if self.is_owed and self._attempt.notice is None:
+            self.do()
 
     def do(self) -> None:
         """Read back the newest commit if it is due, and prune; a failure is logged as a warning."""
@@ -57,8 +59,8 @@ class Upkeep:
         commit, self._verified = attempt.head, 0
         if commit is None:
             return False
-        if commit.number == attempt.ranks.restored:
-            self._verified = commit.number  # its bytes were hashed when the ranks were restored from it
+        if commit.number == attempt.ranks.verified:
+            self._verified = commit.number
             return False
         if not every or (self._has_read_back and commit.number % every):
             return False

@@ -21,7 +21,15 @@ from torch.distributed import DistError
 from holdfast import checkpoint, heartbeats, opened
 from holdfast.checkpoint import Metadata, Payload
 from holdfast.environment import describe_environment
-from holdfast.errors import CheckpointDamaged, GateTripped, HoldfastError, OutOfMemory, RankDied, RecipeFailed
+from holdfast.errors import (
+    CheckpointDamaged,
+    GateTripped,
+    HoldfastError,
+    OutOfMemory,
+    RankDied,
+    RecipeError,
+    RecipeFailed,
+)
 from holdfast.fingerprint import to_plain
 from holdfast.function import default_settings
 from holdfast.heartbeats import Phase, Standing
@@ -353,13 +361,12 @@ def main(prefetch: Prefetch | None = None) -> int:
         run_program(prefetch.config, begin)
         if built and built[0].progress.step >= built[0].total_steps:
             events.send(Finished())
-    except HoldfastError as error:
-        heartbeats.stand(Standing.REFUSED)
-        traceback.print_exc()
-        return fail(error)
     except Exception as error:
         failed = _describe_failure(built[0] if built else None, error)
-        if isinstance(failed, RankDied):
+        if failed is error:
+            heartbeats.stand(Standing.REFUSED)
+            traceback.print_exc()
+        elif isinstance(failed, RankDied):
             print(failed, file=sys.stderr)  # a traceback here would bury the traceback of the rank that died
             survivor.save()
         else:
@@ -371,14 +378,24 @@ def main(prefetch: Prefetch | None = None) -> int:
     return 0
 
 
-def _describe_failure(training: Training | None, error: Exception) -> RecipeFailed | OutOfMemory | RankDied:
+def _describe_failure(training: Training | None, error: Exception) -> HoldfastError:
+    """Return the error to report for one that ended this rank: itself, if it is one of Holdfast's."""
     step = training.progress.step if training else 0
     has_others = int(os.environ.get("WORLD_SIZE", 1)) > 1
-    if has_others and (isinstance(error, DistError) or any(text in str(error) for text in LOST_CONNECTION)):
+    # A recipe whose ranks wait for each other may lose one while it builds, which is not the recipe's error.
+    cause = error.__cause__ if isinstance(error, RecipeError) else error
+    if has_others and _is_lost_connection(cause):
         return RankDied(f"rank {os.environ['RANK']} lost the connection to another in step {step}", is_effect=True)
+    if isinstance(error, HoldfastError):
+        return error
     rank = f" of rank {os.environ['RANK']}" if has_others else ""
     rank += f" on {socket.gethostname()}" if NODE_VARIABLE in os.environ else ""
     where = f"step {step}{rank}: {describe_error(error)}"
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or CPU_OUT_OF_MEMORY in str(error):
         return OutOfMemory(f"out of memory in {where}", hint="a smaller batch_size with more grad_accum", step=step)
     return RecipeFailed(f"training failed in {where}", hint=find_hint(error), step=step)
+
+
+def _is_lost_connection(error: BaseException | None) -> bool:
+    is_of_gloo_or_nccl = isinstance(error, RuntimeError) and not isinstance(error, HoldfastError)
+    return isinstance(error, DistError) or (is_of_gloo_or_nccl and any(text in str(error) for text in LOST_CONNECTION))

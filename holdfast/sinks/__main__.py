@@ -91,7 +91,7 @@ def main() -> None:
         orders.put(order)
     worker.join(order.within_s)
     if worker.is_alive() and order is not DEAD:
-        say(f"the sink {name} has not taken everything in {order.within_s:.0f} s; the same command sends the rest")
+        say(f"the sink {name} has not taken everything in {order.within_s:.0f} s; holdfast train sends the rest")
     os._exit(0)  # a library's thread may hang
 
 

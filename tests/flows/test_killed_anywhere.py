@@ -1,6 +1,7 @@
 """Tests of kills at any moment: the same command then finishes the run on the same bytes."""
 
 import itertools
+import json
 import random
 import signal
 import time
@@ -9,7 +10,9 @@ import psutil
 import pytest
 
 from holdfast.faults import POINTS
+from holdfast.journal import REPORT, record_name
 from holdfast.testing.faults import fault
+from holdfast.verification import verify_run
 from tests.conftest import (
     COMMAND_WITHIN_S,
     IS_SOAK,
@@ -20,6 +23,7 @@ from tests.conftest import (
     count_trained,
 )
 from tests.support.lives import ranks_of
+from tests.support.vanishing import FAULTS
 
 pytestmark = pytest.mark.slow
 
@@ -49,11 +53,38 @@ def test_a_flow_survives_a_kill_at_a_named_point(
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_run_survives_a_kill_at_its_last_commit(engine: Engine, reference: Reference, point: str) -> None:
-    """The attempt that follows has nothing to train, and finishes what the commit's record had still to bring."""
+    """The attempt that follows has nothing to train, and does all that comes after the commit's record."""
     kill_at(engine, engine, reference, point, "both", reference.commits)
+    assert_finished(engine, ["vanished", "completed"])
+    engine.finish()  # nothing is left to do
+    assert_finished(engine, ["vanished", "completed"])
 
 
-def kill_at(driver: Driver, engine: Engine, reference: Reference, point: str, victim: str, nth: int = 2) -> None:
+def test_a_run_survives_a_kill_between_its_ending_and_its_report(engine: Engine, reference: Reference) -> None:
+    done = engine.call("train_until_ended", str(engine.config))
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    engine.finish()
+    assert_finished(engine, ["completed"])
+    assert_same_bytes(engine, reference)
+
+
+def test_a_flow_survives_a_kill_at_its_last_commit(driver: Driver, reference: Reference) -> None:
+    kill_at(driver, driver, reference, "commit-recorded", "both", reference.commits)
+    assert_finished(driver, ["vanished", "completed"])
+
+
+def assert_finished(driver: Driver, endings: list[str]) -> None:
+    """Assert that all is done that comes after the last commit: endings, a prune, the report of the run's end."""
+    journal = driver.journal()
+    assert [ending.reason for ending in journal.endings()] == endings
+    assert (driver.run_folder / record_name("prunes", journal.newest_number())).exists()
+    page = (driver.run_folder / REPORT).read_text("utf-8")
+    assert "<dd>complete</dd>" in page
+    assert page.count(">completed</span>") == 1
+    assert verify_run(journal).ok
+
+
+def kill_at(driver: Driver, engine: Driver, reference: Reference, point: str, victim: str, nth: int = 2) -> None:
     """Kill the driver's run at the nth pass of a named point; finish the run with the engine."""
     struck = driver.folder / "struck"
     done = driver.run(**fault(point, nth, victim, struck))
@@ -104,6 +135,43 @@ def test_killed_rank_is_replaced_within_the_attempt(driver: Driver, reference: R
     assert "is complete" in out
     assert driver.standing().attempts == 1
     assert_same_bytes(driver, reference)
+
+
+VANISHING = 'recipe="tests.support.vanishing:vanishing"'
+
+
+def test_a_rank_killed_while_the_run_opens_is_replaced_within_the_attempt(driver: Driver) -> None:
+    """The first rank was started ahead, while the command waited for its server."""
+    struck = [driver.folder / place for place in ("import", "build")]
+    faults = [(file.name, 0, 0, str(file)) for file in struck]
+    done = driver.run(VANISHING, "epochs=1", **{FAULTS: json.dumps(faults)})
+    assert done.returncode == 0, done.stderr
+    assert all(file.exists() for file in struck), "a fault has missed"
+    assert done.stderr.count("warning: the ranks ended: signal 9 (SIGKILL); new ranks take their place") == 2, (
+        done.stderr
+    )
+    assert driver.standing().attempts == 1
+
+
+def test_a_rank_that_dies_each_time_a_run_opens_ends_the_command(driver: Driver) -> None:
+    done = driver.run(VANISHING, **{FAULTS: json.dumps([("build", 0, 0, "")])})
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].startswith("error: the ranks ended: signal 9 (SIGKILL)")
+    assert not driver.journal().attempts()
+
+
+def test_sigterm_ends_a_command_whose_ranks_die_as_the_run_opens(driver: Driver) -> None:
+    """Whether it comes while a rank starts or in the pause after its death: no further one is started."""
+    process = driver.start(VANISHING, **{FAULTS: json.dumps([("build", 0, 0, "")])})
+    ranks: set[int] = set()
+    while len(ranks) < 2:
+        assert process.poll() is None, process.communicate()
+        ranks |= {rank.pid for rank in ranks_of(process.pid)}
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=COMMAND_WITHIN_S)
+    assert process.returncode == 143, err
+    assert "Traceback" not in err
 
 
 def test_orphans_save_themselves_and_are_adopted(driver: Driver, engine: Engine, reference: Reference) -> None:

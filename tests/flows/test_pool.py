@@ -16,6 +16,7 @@ import pytest
 from deployments import local
 from deployments.ledger import start
 from holdfast.errors import RunStopped
+from holdfast.journal import REPORT, record_name
 from holdfast.testing.faults import fault
 from tests.conftest import IS_SOAK, Driver, MakeHome, Reference
 from tests.support.pools import ENDS_WITHIN_S, Pool, PoolRun, await_true, pool_up, strike
@@ -232,6 +233,27 @@ def test_a_run_survives_deaths_during_a_save(run: PoolRun, reference: Reference)
     assert (run.folder / "two").exists()
     assert_right_bytes(run, reference)
     assert {reason for reason, _ in run.reasons()} == {"vanished", "crashed", "completed"}
+
+
+def test_a_death_at_the_last_commit_leaves_nothing_undone(run: PoolRun, reference: Reference) -> None:
+    """Another attempt does what comes after the last commit, with nothing to train; a third start finds it done."""
+    struck = run.folder / "struck"
+    try:
+        run.pool.replace_worker(**fault("commit-recorded", reference.commits, "both", struck))
+        train = run.start()
+        run.hurry()
+        state = run.pool.await_end(train)["state"]
+    finally:
+        run.pool.replace_worker()
+    assert struck.exists()
+    assert state["name"] == "Completed"
+    assert_right_bytes(run, reference)
+    journal = run.journal()
+    assert run.reasons() == [("crashed", STEPS), ("completed", STEPS)]
+    assert journal.store.exists(record_name("prunes", journal.newest_number()))
+    assert b"<dd>complete</dd>" in journal.store.read(REPORT)
+    assert run.pool.await_end(run.start())["state"]["name"] == "Completed"
+    assert len(run.attempts()) == 2
 
 
 def test_two_starts_at_once(run: PoolRun, reference: Reference) -> None:

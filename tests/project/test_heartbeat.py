@@ -1,5 +1,7 @@
 """Tests of the signs of life that a flow run gives, without a server."""
 
+import contextlib
+import threading
 from typing import Any
 from unittest.mock import Mock
 from uuid import uuid4
@@ -7,6 +9,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from prefect.client.schemas.objects import FlowRun
+from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectHTTPStatusError
 
 from tasks import heartbeat
@@ -45,3 +48,29 @@ def test_a_server_that_refuses_for_good_is_an_error(statuses: list[int], tries: 
     with pytest.raises(PrefectHTTPStatusError):
         renew_label(client, FLOW_RUN)
     assert client.update_flow_run_labels.call_count == tries
+
+
+def test_events_come_while_the_server_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The automation waits for events alone: it would call a process vanished that only waits for an answer."""
+    emitted, asked, answers, enough = [], threading.Event(), threading.Event(), threading.Event()
+
+    def emit(name: str, resource: dict[str, str]) -> None:
+        emitted.append(name)
+        if len(emitted) >= 5:
+            enough.set()
+
+    def wait_for_an_answer(*_: Any) -> None:
+        asked.set()
+        answers.wait()
+
+    client = Mock(update_flow_run_labels=wait_for_an_answer)
+    monkeypatch.setattr(heartbeat, "get_client", lambda **_: contextlib.nullcontext(client))
+    monkeypatch.setattr(heartbeat, "emit_event", emit)
+    monkeypatch.setattr(heartbeat, "EVERY_S", 0.001)
+    own = FLOW_RUN.model_copy(update={"deployment_id": uuid4()})
+    monkeypatch.setattr(FlowRunContext, "get", lambda: Mock(flow_run=own))
+    with heartbeat.heartbeat():
+        assert asked.wait(60)
+        assert enough.wait(60), "no event came before the answer"
+        answers.set()
+    assert emitted[-1] == heartbeat.LAST_EVENT

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import psutil
@@ -23,10 +24,10 @@ from accelerate.state import AcceleratorState
 
 import holdfast.cli
 from holdfast import errors, faults
-from holdfast.attempt import Acts, Attempt, Chunk, live
+from holdfast.attempt import Acts, Attempt, Chunk, Observer, live
 from holdfast.audit import audit_commit
 from holdfast.checkpoint import Saved
-from holdfast.config import RunConfig
+from holdfast.config import RunConfig, load_config
 from holdfast.determinism import separate_threads
 from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
@@ -175,6 +176,18 @@ def train_until_killed(path: str, victim: str, after_s: float) -> int:
                 each.kill()
         os._exit(0)
     return train(path, [])
+
+
+def train_until_ended(path: str) -> int:
+    """Train a run to its end; once that is on record, and before the report has it, SIGKILL ends this process."""
+
+    class Kill(Observer):
+        def ended(self, attempt: Attempt) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    fork_ranks()
+    live(load_config(Path(path), []), [Kill()])
+    return 0
 
 
 def train_chunks(settings: dict[str, Any], chunks: int) -> int:

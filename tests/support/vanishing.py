@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from holdfast import Recipe
+from holdfast import Recipe, Run
 from tests.support.shares import averaged
 
 # Faults as JSON: lists of a place, a step, a rank, and a file that the fault creates. While it exists nothing happens.
+# Without a name of the file it always happens.
 # The places of a kill: in the backward pass of a step, before the optimizer's step, after it, in the evaluation after a
-# step. Or the loss raises an error, or a step switches determinism off.
+# step; and before the first step, as step 0: in the import of this module, in the building of the recipe, in a restore.
+# Or the loss or the building raises an error, or a step switches determinism off.
 FAULTS = "VANISHING_FAULTS"
 # Milliseconds: a kill at the place ``later`` comes so long after the step.
 LATER_MS = "VANISHING_LATER_MS"
@@ -23,27 +26,41 @@ LATER_MS = "VANISHING_LATER_MS"
 NOTES = "VANISHING_NOTES"
 
 
+def reach(place: str, step: int = 0) -> None:
+    """Let the faults of this place, step and rank happen."""
+    for where, when, who, struck in json.loads(os.environ.get(FAULTS, "[]")):
+        if (where, when, who) != (place, step, int(os.environ.get("RANK", 0))) or (struck and Path(struck).exists()):
+            continue
+        if struck:
+            Path(struck).touch()
+        if place in ("raise", "fail"):
+            raise ZeroDivisionError("as it was told to")
+        if place == "refuse":
+            torch.use_deterministic_algorithms(False)
+        elif place == "later":
+            threading.Timer(float(os.environ[LATER_MS]) / 1000, _kill).start()
+        else:
+            _kill()
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+reach("import")
+
+
 def vanishing(how: str = "") -> Recipe:
     """Build the recipe `averaged`, in which the environment's faults happen."""
+    reach("build")
+    reach("fail")
     recipe = averaged(how)
     model, optimizer, rank = recipe.model, recipe.optimizer, int(os.environ.get("RANK", 0))
     weight = model.get_parameter("head.weight")
+    recipe.extras["average"].register_load_state_dict_pre_hook(lambda *_: reach("restore"))
 
     def completed() -> int:
         return max((int(state["step"]) for state in optimizer.state.values()), default=0)
-
-    def reach(place: str, step: int) -> None:
-        for where, when, who, struck in json.loads(os.environ.get(FAULTS, "[]")):
-            if (where, when, who) == (place, step, rank) and not Path(struck).exists():
-                Path(struck).touch()
-                if place == "raise":
-                    raise ZeroDivisionError("as it was told to")
-                if place == "refuse":
-                    torch.use_deterministic_algorithms(False)
-                elif place == "later":
-                    threading.Timer(float(os.environ[LATER_MS]) / 1000, _kill).start()
-                else:
-                    _kill()
 
     def begin_backward(_: Any) -> None:  # the gradient of the training probe doesn't go through this hook
         reach("backward", completed() + 1)
@@ -68,5 +85,20 @@ def vanishing(how: str = "") -> Recipe:
     return replace(recipe, after_step=after_step, evaluate=evaluate)
 
 
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def waiting(run: Run) -> None:
+    """Train a loop whose ranks wait for each other while they build it, connected already."""
+
+    def meet() -> None:
+        if run.world_size > 1:
+            torch.distributed.barrier()
+
+    meet()
+    reach("build")
+    meet()
+    model = run.wrap(nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run.keep(model=model, optimizer=optimizer)
+    for _ in run.steps(per_epoch=2):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()

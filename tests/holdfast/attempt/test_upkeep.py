@@ -73,7 +73,7 @@ def test_a_prune_does_not_read_again_what_was_just_restored(tmp_path: Path, read
     read.clear()
     heir = Attempt(config)
     heir.open()
-    restored = heir.ranks.restored
+    restored = heir.ranks.verified
     assert heir.upkeep.is_owed
     train_chunk(heir)
     assert read == [restored + 1]
