@@ -6,6 +6,7 @@ from torch.nn import functional as F
 from torch.utils.data import ConcatDataset
 
 from holdfast import Recipe, Schedule
+from tests.support.device import device_of
 from tests.support.varied import Points
 
 BATCH_SIZE = 16
@@ -85,7 +86,7 @@ def averaged(how: str = "") -> Recipe:
         schedule=Schedule("cosine", epochs=6),
         extras={"average": average, **({"seen": seen} if how == "counts" else {})},
         after_step=lambda: average.update_parameters(model),
-        evaluate=lambda model: {"size": model(torch.ones(2, 8)).sum()},
+        evaluate=lambda model: {"size": model(torch.ones(2, 8, device=device_of(model))).sum()},
     )
 
 
