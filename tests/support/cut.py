@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn import functional as F
 
 from holdfast import Recipe
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
+from holdfast.state import gather_whole
 from holdfast.state.checksum import checksum, checksum_together
 from holdfast.training import Training
 from holdfast.training.devices import prepare
@@ -21,6 +23,7 @@ from holdfast.training.norm import clip_to, take_norm
 from tests.support import shares
 from tests.support.device import DEVICE
 from tests.support.sharded import launch_checks
+from tests.support.trainings import train_to
 
 SHAPES = [(31, 8), (31,), (1,), (5, 3, 7), (300, 70), (2, 9000), (64, 64)]
 
@@ -107,6 +110,28 @@ def keep_rows_alone(folder: str) -> int:
     sums.add = look
     train_step(training)
     assert sums._turn == -(-8 // ranks)
+    return 0
+
+
+def doubled() -> Recipe:
+    """Build a recipe whose model is in float64."""
+    recipe = shares.plain()
+    model = recipe.model.double()
+    recipe.loss = lambda model, batch: F.mse_loss(model(batch[0].double()), batch[1].double())
+    recipe.optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return recipe
+
+
+def train_in_float64(folder: str) -> int:
+    """Train two steps of a model in float64, whole and cut over the ranks, to the same bits."""
+    config = make_config(folder).model_copy(update={"recipe": "tests.support.cut:doubled", "settings": {}})
+    found = []
+    for parallel in ("ddp", "fsdp"):
+        compute = config.compute.model_copy(update={"parallel": parallel})
+        training = Training(config.model_copy(update={"compute": compute}))
+        train_to(training, 2)
+        found.append([gather_whole(each).clone() for each in training.recipe.model.parameters()])
+    assert all(map(torch.equal, *found))
     return 0
 
 

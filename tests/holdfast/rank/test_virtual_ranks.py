@@ -125,6 +125,10 @@ def test_a_rank_with_shards_keeps_sums_of_its_rows_alone(nursery: Lives, tmp_pat
     check(nursery, ranks, "keep_rows_alone", str(tmp_path))
 
 
+def test_a_model_in_float64_has_the_same_bits_with_and_without_shards(nursery: Lives, tmp_path: Path) -> None:
+    check(nursery, 2, "train_in_float64", str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
