@@ -1,6 +1,7 @@
 # make train   train the language model, or continue it      make train ARGS="--set epochs=8"
 # make test    the suite: kills, servers, clouds             make check   lint, types, layers and the quick tests
 # make test-extras    other people's loops, metric sinks, data streams and Ray      make test-pools    work pools of every kind, several nodes
+# make test-gpus      tests of ranks on this machine's GPUs, with NCCL
 # make up      a server, work pools and workers on this machine      make down    end them      make up POSTGRES=1
 #              make up GPUS=2, or GPUS=all: a worker for each GPU, so that two runs never share one
 # make setup   only prepare .venv                            make clean   remove it
@@ -26,9 +27,9 @@ export DO_NOT_TRACK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 # The tests' own files are UTF-8, whatever the locale. test_any_machine tests another locale.
-test test-extras check: export PYTHONUTF8 := 1
+test test-extras test-gpus check: export PYTHONUTF8 := 1
 
-.PHONY: setup train up down test test-extras test-pools check bench soak docs screenshots image up-compose down-compose check-infra dist clean bench-preempt
+.PHONY: setup train up down test test-extras test-pools test-gpus check bench soak docs screenshots image up-compose down-compose check-infra dist clean bench-preempt
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
@@ -85,6 +86,10 @@ test-pools: export CONTAINERS_CONF := $(CURDIR)/tests/support/containers.conf
 test-pools: .venv/ready
 	@infra/image rank-cpu || BASE=debian infra/image rank-cpu || echo "there is no image: tests are skipped"
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m pool $(ARGS)
+
+# Without a GPU this says so, runs nothing and succeeds.
+test-gpus: .venv/ready
+	@$(BIN)/python -m tests.support.gpus $(ARGS)
 
 check: .venv/ready
 	$(BIN)/ruff check .

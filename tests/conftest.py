@@ -28,7 +28,9 @@ from holdfast.store import open_store
 from tasks.credentials import new_auth
 from tasks.server import await_healthy, describe_server, free_port
 from tests.support import servers
+from tests.support.device import DEVICE, ON_GPUS
 from tests.support.forked import spawn_from
+from tests.support.gpus import skip_if_too_few
 from tests.support.lives import Command, Lives, lives
 from tests.support.nvidia_smi import Machine, install, print_gpus
 
@@ -42,6 +44,7 @@ RunFlow = Callable[..., "subprocess.CompletedProcess[str]"]
 IS_SOAK = "HOLDFAST_EXAMPLES" in os.environ
 # The timeout of a command. A command takes ten seconds alone, and two hundred beside eight others on a core.
 COMMAND_WITHIN_S = 600
+ON_A_GPU = f'compute.device = "{DEVICE}"\n' if ON_GPUS else ""  # for the configuration of a `Driver`
 MICRO_BATCHES = 2  # of a step of the toy
 AZURITE = ROOT / ".venv" / "node_modules" / ".bin" / "azurite-blob"
 # Files whose tests take minutes begin first, so that no worker of pytest waits for another one at the end. Tests of a
@@ -68,7 +71,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that needs an extra's library which isn't installed."""
+    """Skip a test that needs an extra's library which isn't installed, or more GPUs than there are."""
+    skip_if_too_few(item)
     for mark in item.iter_markers("extras"):
         for library in mark.args:
             pytest.importorskip(library)
@@ -172,7 +176,7 @@ class Driver:
         self.config = self.folder / "toy.toml"
         self.config.write_text(
             'recipe = "tests.support.toy:toy"\nrun = "toy"\nepochs = 3\n'
-            f'store = "{self.store}"\n[chunk]\nsteps = 4\n[log]\nfolder = "{self.folder}/logs"\nevery = 1\n'
+            f'store = "{self.store}"\n{ON_A_GPU}[chunk]\nsteps = 4\n[log]\nfolder = "{self.folder}/logs"\nevery = 1\n'
         )
 
     @property

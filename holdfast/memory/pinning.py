@@ -27,10 +27,11 @@ def pinning(device: torch.device) -> Callable[[memoryview], None] | None:
 
 def _pin(device: torch.device, memory: memoryview) -> None:
     """Pin memory for copies from this device. If CUDA refuses, log a warning: copies are then only slower."""
+    number = torch.cuda.current_device() if device.index is None else device.index  # a single rank's is just "cuda"
 
     def register() -> None:
         try:
-            torch.cuda.set_device(device)  # a new thread uses the first GPU, and would allocate memory there
+            torch.cuda.set_device(number)  # a new thread uses the first GPU, and would allocate memory there
             address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
             problem = torch.cuda.cudart().cudaHostRegister(address, len(memory), PORTABLE)  # type: ignore[no-untyped-call]
         except Exception as error:

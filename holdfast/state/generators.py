@@ -23,6 +23,11 @@ import torch
 
 from holdfast import determinism
 
+# The state of a GPU's generator: its seed, then how far it was drawn from. Source: at::CUDAGeneratorImpl::get_state.
+SEED_BYTES = 8
+
+_has_gpus = False
+
 # The kinds of generators that a user's code may have, each with how its state is read and written.
 KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
     random.Random: (lambda each: each.getstate(), lambda each, state: each.setstate(state)),
@@ -82,9 +87,9 @@ class Generators:
         return self._states
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
-        """Load saved states. On a machine with another number of GPUs, the GPUs' generators keep their own states."""
-        has_same_gpus = len(states["cuda"]) == len(self._states["cuda"])
-        self._states = states if has_same_gpus else states | {"cuda": self._states["cuda"]}
+        """Load saved states. If they are a CPU's, the GPUs' generators keep theirs; a CPU loads none of a GPU."""
+        own = self._states["cuda"]
+        self._states = states if states["cuda"] and own else states | {"cuda": own}
 
     def reseed(self, seed: int) -> None:
         """Begin anew, from a seed."""
@@ -92,31 +97,60 @@ class Generators:
         self._states = capture_rng()
 
     def digest(self) -> str:
-        """Return a digest of the states (16 hex characters). Of several GPUs, only the current one's state counts."""
+        """Return a digest of the states (16 hex characters). Of several GPUs, only this process's own counts."""
         return digest_rng(self._states)
 
 
 def capture_rng() -> dict[str, Any]:
-    """Return the states of the global generators of Python, NumPy and torch, including those of all CUDA devices."""
+    """Return the states of the global generators of Python, NumPy and torch, and of GPUs if they are included.
+
+    The GPUs' states begin with that of the process's own GPU. The last ones are left out if nobody has drawn from them
+    since all were seeded: so equal training has equal states, however many GPUs the machine has besides.
+    """
+    gpus = [torch.cuda.get_rng_state(number) for number in _list_gpus()]
+    while len(gpus) > 1 and torch.equal(gpus[-1], _as_seeded(gpus[0])):
+        gpus.pop()
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": gpus,
     }
 
 
 def restore_rng(states: dict[str, Any]) -> None:
-    """Restore the states that `capture_rng` returned."""
+    """Restore the states that `capture_rng` returned. Those of more GPUs than there are here are left out."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])
-    if states["cuda"]:
-        torch.cuda.set_rng_state_all(states["cuda"])
+    gpus = states["cuda"]
+    for place, number in enumerate(_list_gpus() if gpus else ()):
+        torch.cuda.set_rng_state(gpus[place] if place < len(gpus) else _as_seeded(gpus[0]), number)
+
+
+def include_gpus(are_included: bool) -> None:
+    """Let `capture_rng` and `restore_rng` include GPUs, or leave them out, as training on a CPU does."""
+    global _has_gpus
+    _has_gpus = are_included
+
+
+def _list_gpus() -> list[int]:
+    """Return the numbers of the GPUs that this process sees, its own first; none if it trains on a CPU."""
+    if not _has_gpus:
+        return []
+    own = torch.cuda.current_device()
+    return [own, *(number for number in range(torch.cuda.device_count()) if number != own)]
+
+
+def _as_seeded(state: torch.Tensor) -> torch.Tensor:
+    """Return the state of a GPU's generator that was given the seed in this state, and not drawn from."""
+    seeded = state.clone()
+    seeded[SEED_BYTES:] = 0
+    return seeded
 
 
 def digest_rng(states: dict[str, Any]) -> str:
-    """Return a digest (16 hex characters) of the states from `capture_rng`; of several GPUs, only the current one's."""
+    """Return a digest (16 hex characters) of the states from `capture_rng`; of several GPUs, only its own one's."""
     _, words, gauss = states["python"]
     numpy = states["numpy"]
     sha256 = hashlib.sha256(array.array("Q", words).tobytes())
@@ -124,5 +158,5 @@ def digest_rng(states: dict[str, Any]) -> str:
     sha256.update(numpy["state"]["key"].tobytes())
     sha256.update(states["torch"].numpy().tobytes())
     if states["cuda"]:
-        sha256.update(states["cuda"][torch.cuda.current_device()].numpy().tobytes())
+        sha256.update(states["cuda"][0].numpy().tobytes())
     return sha256.hexdigest()[:16]

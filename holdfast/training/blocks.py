@@ -44,6 +44,9 @@ class BlockSum:
         self._round: range | None = None
         self.parameters: list[nn.Parameter] = []
         block.set_custom_reduce_scatter(self)
+        # FSDP2 takes float64 and float16 for a sum, and would divide what is a mean already by the number of ranks.
+        block.set_force_sum_reduction_for_comms(True)
+        block.set_gradient_divide_factor(1.0)
         block.register_forward_pre_hook(self._watch)
 
     def begin(self, *, in_detail: bool) -> None:

@@ -8,6 +8,7 @@ from holdfast import determinism
 from holdfast.config import Compute, RunConfig
 from holdfast.errors import ConfigError
 from holdfast.gpus import too_few_gpus
+from holdfast.state import include_gpus
 from holdfast.terminal import counted
 
 
@@ -41,6 +42,7 @@ def prepare(config: RunConfig) -> Accelerator:
     """
     compute = config.compute
     use_cuda = choose_cuda(compute)
+    include_gpus(use_cuda)
     determinism.apply(config.determinism, config.seed)
     accelerator = Accelerator(
         cpu=not use_cuda,

@@ -181,8 +181,10 @@ class Exchange:
             _unpack(message, landing)
 
     def _pack(self, message: list[Move]) -> Tensor:
-        pieces = [_flatten(move.read.contiguous()) for move in message if move.read is not None]
-        return (torch.cat(pieces) if len(pieces) > 1 else pieces[0]).to(self._device)
+        # Each by itself: on a GPU, a part also has tensors that are in the host's memory, such as an optimizer's step.
+        reads = [move.read.contiguous() for move in message if move.read is not None]
+        pieces = [_flatten(each).to(self._device) for each in reads]
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def _make_landing(self, message: list[Move]) -> Tensor:
         """Return memory for a message: its destination, if the message can be written there."""

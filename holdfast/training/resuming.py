@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-import torch
-
 from holdfast import state
 from holdfast.checkpoint import Metadata, Payload, differences, shorten
 from holdfast.errors import ConfigDrift, GateTripped
@@ -116,8 +114,8 @@ def _begin_data(training: Training, saved: Mapping[str, Any], metadata: Metadata
 
 def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any]) -> None:
     """Raise `GateTripped` in all ranks if one's state, captured again, differs from the loaded one in any value."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    has_same_gpus = all(len(rng["cuda"]) == gpus for rng in saved["rng"])
+    has_gpu = bool(training.generators.state_dict()["cuda"])
+    is_same_device = all(bool(rng["cuda"]) == has_gpu for rng in saved["rng"])
     # Left out: built values, which `_check_built` compares; the data's position, which many streams know only once
     # they are read; and the generators of another number of ranks.
     left_out = {"built", "data", *(["rng"] if count_others(training, saved) else [])}
@@ -129,8 +127,8 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
     different = [
         name
         for name in names
-        # Nor are the GPUs' generators compared if the number of GPUs differs.
-        if name.partition(".")[0] not in left_out and (has_same_gpus or not re.match(r"rng\.\d+\.cuda", name))
+        # Nor are a GPU's generators compared if the run comes from a CPU, or goes on there.
+        if name.partition(".")[0] not in left_out and (is_same_device or not re.match(r"rng\.\d+\.cuda", name))
     ]
     # All ranks raise: those that went on to the probe would wait there for the others.
     found = training.gather(different)

@@ -39,6 +39,7 @@ EVERYWHERE = list(itertools.product(POINTS, VICTIMS))
 THROUGH_THE_FLOW = EVERYWHERE if IS_SOAK else list(zip(POINTS, itertools.cycle(VICTIMS), strict=False))
 
 
+@pytest.mark.gpus(1)
 @pytest.mark.parametrize(("point", "victim"), EVERYWHERE)
 def test_a_run_survives_a_kill_at_a_named_point(engine: Engine, reference: Reference, point: str, victim: str) -> None:
     kill_at(engine, engine, reference, point, victim)
@@ -125,6 +126,7 @@ def test_a_flow_survives_kills_at_random_moments(
     assert_same_bytes(driver, reference)
 
 
+@pytest.mark.gpus(1)
 def test_killed_rank_is_replaced_within_the_attempt(driver: Driver, reference: Reference) -> None:
     process = driver.start(TOY_DELAY_S="0.05")
     driver.await_commits(2)
@@ -174,6 +176,7 @@ def test_sigterm_ends_a_command_whose_ranks_die_as_the_run_opens(driver: Driver)
     assert "Traceback" not in err
 
 
+@pytest.mark.gpus(1)
 def test_orphans_save_themselves_and_are_adopted(driver: Driver, engine: Engine, reference: Reference) -> None:
     process = driver.start(TOY_DELAY_S="0.1")
     driver.await_commits(1)
@@ -193,6 +196,7 @@ def test_orphans_save_themselves_and_are_adopted(driver: Driver, engine: Engine,
     assert_same_bytes(driver, reference)
 
 
+@pytest.mark.gpus(1)
 @pytest.mark.parametrize(("asked_by", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stopped_run_saves_its_current_step(
     driver: Driver, engine: Engine, reference: Reference, asked_by: signal.Signals, exit_code: int

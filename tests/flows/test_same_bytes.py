@@ -17,6 +17,7 @@ from tests.support.toy import SAMPLES
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.gpus(1)
 @pytest.mark.parametrize("length", ["chunk.steps=1", "chunk.steps=7", "chunk.epochs=3", "chunk=auto"])
 def test_chunks_of_any_length_give_the_same_bytes(engine: Engine, reference: Reference, length: str) -> None:
     if "epochs" in length:
@@ -25,6 +26,7 @@ def test_chunks_of_any_length_give_the_same_bytes(engine: Engine, reference: Ref
     assert_same_bytes(engine, reference)
 
 
+@pytest.mark.gpus(1)
 def test_more_epochs_continue_a_run(engine: Engine, reference: Reference) -> None:
     assert engine.finish("epochs=1").step == 10
     assert engine.finish("epochs=3").step == 30
@@ -55,6 +57,7 @@ def test_samples_come_in_the_promised_order(engine: Engine, reference: Reference
     assert [str(line["samples"]).partition("-")[0] for line in reference.metrics] == names
 
 
+@pytest.mark.gpus(2)
 def test_two_ranks_survive_a_kill(driver: Driver, engine: Engine) -> None:
     other = Engine(_folder(driver, "other"), {}, nursery=engine.nursery)
     uninterrupted = other.finish("compute.ranks=2")
@@ -100,6 +103,7 @@ def _folder(driver: Driver, name: str) -> "os.PathLike[str]":
     return folder
 
 
+@pytest.mark.gpus(1)
 def test_a_killed_run_on_an_object_store_continues(
     tmp_path: Path,
     prefect_api: dict[str, str],

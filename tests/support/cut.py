@@ -9,16 +9,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn import functional as F
 
 from holdfast import Recipe
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
+from holdfast.state import gather_whole
 from holdfast.state.checksum import checksum, checksum_together
 from holdfast.training import Training
+from holdfast.training.devices import prepare
 from holdfast.training.loop import train_step
 from holdfast.training.norm import clip_to, take_norm
 from tests.support import shares
+from tests.support.device import DEVICE
 from tests.support.sharded import launch_checks
+from tests.support.trainings import train_to
 
 SHAPES = [(31, 8), (31,), (1,), (5, 3, 7), (300, 70), (2, 9000), (64, 64)]
 
@@ -28,14 +33,13 @@ def in_ranks(count: int, function: str, *arguments: Any) -> int:
     return launch_checks(globals()[function], count, *arguments)
 
 
-def make(folder: str, how: str) -> Training:
-    """Build a training with eight virtual ranks, cut over the ranks."""
-    compute = Compute.model_validate({"ranks": int(os.environ["WORLD_SIZE"]), "virtual_ranks": 8, "parallel": "fsdp"})
-    return Training(
-        RunConfig(
-            recipe="tests.support.cut:odd", settings={"how": how}, run="r", store=folder, epochs=1, compute=compute,
-            determinism=Determinism(mode="fast"),
-        )
+def make_config(folder: str, how: str = "") -> RunConfig:
+    """Return the configuration of a training with eight virtual ranks, cut over the ranks."""
+    ranks = {"ranks": int(os.environ["WORLD_SIZE"]), "virtual_ranks": 8}
+    compute = Compute.model_validate(ranks | {"device": DEVICE, "parallel": "fsdp"})
+    return RunConfig(
+        recipe="tests.support.cut:odd", settings={"how": how}, run="r", store=folder, epochs=1, compute=compute,
+        determinism=Determinism(mode="fast"),
     )  # fmt: skip
 
 
@@ -69,11 +73,11 @@ def compare_with_whole_tensors(folder: str) -> int:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    distributed.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    device = prepare(make_config(folder)).device
+    mesh = init_device_mesh(DEVICE, (distributed.get_world_size(),))
     generator = torch.Generator().manual_seed(1)
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        whole = [(torch.randn(shape, generator=generator) ** 9).to(dtype) for shape in SHAPES]
+        whole = [(torch.randn(shape, generator=generator) ** 9).to(device, dtype) for shape in SHAPES]
         cut: Any = [distribute_tensor(each, mesh, [Shard(0)]) for each in whole]
         assert checksum(cut) == checksum(whole)
         assert checksum_together(cut) == checksum_together(whole)
@@ -91,7 +95,7 @@ def compare_with_whole_tensors(folder: str) -> int:
 
 def keep_rows_alone(folder: str) -> int:
     """Train a step: between its rounds a rank keeps sums of its own rows, as few as a binary counter has ones."""
-    training = make(folder, "")
+    training = Training(make_config(folder))
     sums: Any = training.virtual and training.virtual.sums
     add, ranks = sums.add, distributed.get_world_size()
 
@@ -109,9 +113,31 @@ def keep_rows_alone(folder: str) -> int:
     return 0
 
 
+def doubled() -> Recipe:
+    """Build a recipe whose model is in float64."""
+    recipe = shares.plain()
+    model = recipe.model.double()
+    recipe.loss = lambda model, batch: F.mse_loss(model(batch[0].double()), batch[1].double())
+    recipe.optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return recipe
+
+
+def train_in_float64(folder: str) -> int:
+    """Train two steps of a model in float64, whole and cut over the ranks, to the same bits."""
+    config = make_config(folder).model_copy(update={"recipe": "tests.support.cut:doubled", "settings": {}})
+    found = []
+    for parallel in ("ddp", "fsdp"):
+        compute = config.compute.model_copy(update={"parallel": parallel})
+        training = Training(config.model_copy(update={"compute": compute}))
+        train_to(training, 2)
+        found.append([gather_whole(each).clone() for each in training.recipe.model.parameters()])
+    assert all(map(torch.equal, *found))
+    return 0
+
+
 def refuse(folder: str, how: str, said: str) -> int:
     """Train a step that can't be summed in order, or build what can't be cut: all ranks raise."""
     with pytest.raises((ConfigError, RecipeError), match=said) as found:
-        train_step(make(folder, how))
+        train_step(Training(make_config(folder, how)))
     assert found.value.hint
     return 0

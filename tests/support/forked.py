@@ -37,8 +37,11 @@ from holdfast.rank import serving
 from holdfast.rank.launching import Ranks
 from holdfast.rank.process import start_process
 from holdfast.store import open_store
+from tests.support.device import ON_GPUS
 from tests.support.lives import Lives, leave
 from tests.support.mutants import find_fault
+
+KILLS_AFTER_S = 30  # as torchrun does
 
 
 class Rank:
@@ -102,6 +105,9 @@ def launch(main: Callable[[], int], count: int) -> int:
         failed = failed or status
         for other in ranks if status else ():
             os.kill(other, signal.SIGTERM)
+        if status and ON_GPUS:  # a rank that waits for a dead one in NCCL doesn't notice SIGTERM
+            signal.signal(signal.SIGALRM, lambda *_: [os.kill(other, signal.SIGKILL) for other in ranks])
+            signal.alarm(KILLS_AFTER_S)
     return int(bool(failed))
 
 
@@ -133,7 +139,13 @@ def spawn_from(nursery: Lives, command: Sequence[str], environment: dict[str, st
 
 
 def fork_ranks(mutation: str = "") -> None:
-    """Let this process fork its ranks from now on, each with a mutation if one is named."""
+    """Let this process fork its ranks from now on, each with a mutation if one is named. On GPUs torchrun starts them.
+
+    A process that is forked can't use a GPU if torch has looked for GPUs before.
+    """
+    if ON_GPUS:
+        assert not mutation, "only ranks that are forked can have one"
+        return
     own = os.getpid()
     apply = find_fault(mutation)
     Rank.main = staticmethod(lambda: apply() or serving.main())

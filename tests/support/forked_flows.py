@@ -16,15 +16,20 @@ import flows.train  # noqa: F401
 from holdfast import faults
 from holdfast.command import run_app
 from holdfast.rank.launching import Ranks
+from tests.support.device import ON_GPUS
 from tests.support.forked import spawn_from
 from tests.support.lives import fork_server, ranks_of
 
 
 def run(module: str, arguments: list[str]) -> int:
-    """Run ``python -m`` with a module of flows/. Fork its ranks from a process without Prefect's threads."""
+    """Run ``python -m`` with a module of flows/. Fork its ranks from a process without Prefect's threads.
+
+    On GPUs Python starts them: see `tests.support.lives`.
+    """
     own = os.getpid()
     faults._other_side = lambda: [rank.pid for rank in ranks_of(own)] if os.getpid() == own else [own]
-    Ranks.spawn = staticmethod(functools.partial(spawn_from, fork_server()))
+    if not ON_GPUS:
+        Ranks.spawn = staticmethod(functools.partial(spawn_from, fork_server()))
     prefect.context.refresh_global_settings_context()  # Prefect read another environment when it was imported
     try:
         return run_app(importlib.import_module(module).app, arguments)

@@ -3,6 +3,9 @@
 The server answers requests on its standard input, one JSON line each; see `Lives`. Open files come through a socket. A
 life does the work of a rank and its attempt in one process: it builds, resumes through the gate, trains, saves and
 commits, and it may kill itself. `tests.support.forked` has whole commands, with ranks of their own.
+
+In `make test-gpus` the server imports no torch, and each process does: if torch has looked for GPUs in a process, its
+children can't use one.
 """
 
 import contextlib
@@ -29,10 +32,13 @@ import psutil
 
 from holdfast.config import Determinism, RunConfig
 from holdfast.determinism import preamble
+from tests.support.device import ON_GPUS
 
 ROOT = Path(__file__).parents[2]
 NUMBER = struct.Struct("i")
 FLOWS = "tests.support.forked_flows"
+# torch.cuda.is_available asks the driver's library, not CUDA, so that a process that imports torch can still fork.
+LOOK_WITHOUT_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if ON_GPUS else {}
 STARTS_WITHIN_S = 1.0  # a process has no command line for a moment while it starts; a kernel thread never has one
 
 
@@ -140,7 +146,8 @@ class Lives:
 
     def load(self, module: str) -> None:
         """Import a module in the server, so that no process has to that is forked from now on."""
-        self._ask("load", module)
+        if not ON_GPUS:
+            self._ask("load", module)
 
     def _start(
         self,
@@ -209,7 +216,7 @@ def lives() -> Iterator[Lives]:
     with ours, theirs, subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", __spec__.name, str(theirs.fileno())],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        env=os.environ | preamble(Determinism()), pass_fds=[theirs.fileno()],
+        env=os.environ | preamble(Determinism()) | LOOK_WITHOUT_CUDA, pass_fds=[theirs.fileno()],
     ) as process:  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
@@ -360,10 +367,8 @@ def serve(requests: IO[str], answers: IO[str], files: socket.socket) -> None:
         print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
 
 
-def main() -> None:
-    """Answer requests until the standard input ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def prepare() -> None:
+    """Import what all processes need that are forked from this one."""
     with tempfile.TemporaryDirectory() as folder:  # a first training makes torch import a thousand more modules
         config = {
             "recipe": "tests.support.varied:averaged",
@@ -373,6 +378,14 @@ def main() -> None:
         }
         live(config, 0, 1)  # in the mode "fast", so that each forked life sets determinism for itself
     importlib.import_module("tests.support.forked")
+
+
+def main() -> None:
+    """Answer requests until the standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    if not ON_GPUS:
+        prepare()
     with socket.socket(fileno=int(sys.argv[1])) as files:
         serve(sys.stdin, answers, files)
 

@@ -21,6 +21,7 @@ from holdfast.state import gather_whole, has_shards, is_sharded, localize, to_pa
 from holdfast.state.sharded import ShardedBytes
 from holdfast.store.local import LocalStore
 from holdfast.training import Gate, Training, begin_save, exchange_of, find_shares, read_shares, resume
+from tests.support.device import DEVICE, device_of
 from tests.support.forked import launch
 from tests.support.makers import METADATA_FIELDS, commit_of
 from tests.support.trainings import save_step, train_to
@@ -89,7 +90,7 @@ def averaged(width: int = 31, device: str = "cpu", tied: bool = True) -> Recipe:
         schedule=Schedule("cosine", epochs=6),
         extras={"average": average},
         after_step=lambda: average.update_parameters(model),
-        evaluate=lambda model: {"size": model(torch.ones(2, 8)).sum()},
+        evaluate=lambda model: {"size": model(torch.ones(2, 8, device=device_of(model))).sum()},
     )
 
 
@@ -106,7 +107,7 @@ def looped(run: Run) -> None:
     torch.manual_seed(run.accelerator.process_index)
     run.keep(model=model, optimizer=optimizer)
     for step in run.steps(per_epoch=6):
-        points = torch.randn(4, 8)
+        points = torch.randn(4, 8, device=run.device)
         optimizer.zero_grad()
         loss = F.mse_loss(model(points), points.sum(1, keepdim=True))
         loss.backward()  # type: ignore[no-untyped-call]
@@ -158,7 +159,7 @@ def launch_checks(check: Callable[..., int], count: int, *arguments: Any) -> int
 def make(folder: str, parallel: str = "fsdp", settings: dict[str, Any] | None = None) -> Training:
     """Build the training of this rank, with a checkpoint of many parts."""
     ranks = int(os.environ["WORLD_SIZE"])
-    compute = Compute.model_validate({"device": "cpu", "ranks": ranks, "parallel": parallel})
+    compute = Compute.model_validate({"device": DEVICE, "ranks": ranks, "parallel": parallel})
     config = RunConfig(
         recipe="tests.support.sharded:averaged", run="r", store=folder, epochs=9, compute=compute,
         settings=settings or {},
@@ -310,7 +311,7 @@ def save_meshes(folder: str) -> int:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     training = make(folder)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("data", "tensor"))
     torch.manual_seed(0)
     whole: dict[str, Any] = nn.Sequential(nn.Linear(12, 22), nn.Linear(22, 6)).state_dict()
     whole |= {"cube": torch.randn(5, 7, 3), "flags": torch.arange(9) % 2 == 0, "number": torch.tensor(3.5)}

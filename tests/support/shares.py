@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from holdfast import Recipe, Run, Schedule
+from tests.support.device import device_of
 from tests.support.varied import Points
 
 BATCH_SIZE = 16
@@ -88,7 +89,7 @@ def averaged(how: str = "") -> Recipe:
         schedule=Schedule("cosine", epochs=6),
         extras={"average": average, **({"seen": seen} if how == "counts" else {})},
         after_step=lambda: average.update_parameters(model),
-        evaluate=lambda model: {"size": model(torch.ones(2, 8)).sum()},
+        evaluate=lambda model: {"size": model(torch.ones(2, 8, device=device_of(model))).sum()},
     )
 
 

@@ -44,7 +44,7 @@ class Average:
 
     def update(self) -> None:
         for name, parameter in self.model.named_parameters():
-            self.mean[name].lerp_(parameter.detach(), 0.1)
+            self.mean[name] = self.mean[name].to(parameter.device).lerp_(parameter.detach(), 0.1)
 
     def state_dict(self) -> dict[str, Tensor]:
         return self.mean

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from holdfast import Anneal, Recipe, Schedule
 from holdfast.recipes.language import language
+from tests.support.device import device_of
 
 SAMPLES = 48
 STEPS_PER_EPOCH = 6
@@ -175,7 +176,7 @@ def normalised() -> Recipe:
         model=model, data=Points(noise=False), optimizer=torch.optim.SGD(model.parameters(), 0.05),
         loss=lambda model, batch: F.mse_loss(model(normaliser.see(batch[0])), batch[1]), batch_size=8,
         extras={"normaliser": normaliser},
-        probe=lambda model: {"mean": normaliser.mean, "output": model(torch.ones(8))},
+        probe=lambda model: {"mean": normaliser.mean, "output": model(torch.ones(8, device=device_of(model)))},
     )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Memory for checkpoints is allocated and pinned once, and never given to two users."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -53,3 +55,17 @@ def test_memory_that_cannot_be_pinned_is_still_used(caplog: pytest.LogCaptureFix
     memory = Buffers().take(0, 2**20, pin)
     memory[:4] = b"mark"
     assert "1,048,576 bytes for checkpoints can't be pinned" in caplog.text
+
+
+@pytest.mark.parametrize(("device", "number"), [("cuda", 2), ("cuda:1", 1)])
+def test_memory_is_pinned_for_the_ranks_own_gpu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, device: str, number: int
+) -> None:
+    """A single rank's device has no number, which `torch.cuda.set_device` refuses."""
+    chosen, pinned = list[int](), list[int]()
+    cudart = SimpleNamespace(cudaHostRegister=lambda address, size, flags: pinned.append(size) or 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", chosen.append, raising=False)
+    Buffers().take(0, 2**20, pinning(torch.device(device)))
+    assert (chosen, pinned, caplog.text) == ([number], [2**20], "")

@@ -12,6 +12,7 @@ from holdfast.data import Order
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
+from tests.support.device import DEVICE
 from tests.support.lives import Lives
 from tests.support.numbered import BATCH_SIZE, GRAD_ACCUM, LIFE, SAMPLES, STEPS_PER_EPOCH
 
@@ -39,7 +40,8 @@ def train(nursery: Lives, folder: Path, ranks: int | str, *settings: str, **envi
         'recipe = "tests.support.numbered:numbered"', 'run = "r"', f"store = {json.dumps(str(folder))}",
         f"epochs = {EPOCHS}", "chunk.steps = 4", "retention.keep_last = 99",
         f"settings.notes = {json.dumps(str(folder / 'notes'))}",
-        f"compute.ranks = {json.dumps(ranks)}", 'compute.device = "cpu"', f"log.folder = {json.dumps(str(folder))}",
+        f"compute.ranks = {json.dumps(ranks)}", f'compute.device = "{DEVICE}"',
+        f"log.folder = {json.dumps(str(folder))}",
     ]  # fmt: skip
     (folder / "config.toml").write_text("\n".join(lines))
     return nursery.call("tests.support.forked:train", str(folder / "config.toml"), list(settings), **environment)
@@ -64,6 +66,7 @@ def read_samples(folder: Path) -> dict[int, list[int]]:
     return {step: [number for part in lives[max(lives)] for number in part] for step, lives in found.items()}
 
 
+@pytest.mark.gpus(4)
 def test_a_run_goes_on_with_other_numbers_of_ranks(nursery: Lives, tmp_path: Path) -> None:
     """No sample comes twice in a pass and none is skipped; the losses are those of one rank that was never killed."""
     once, many = tmp_path / "once", tmp_path / "many"
@@ -100,6 +103,7 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(nursery: Lives, tmp_path: Pat
     assert found == [f"ranks: {reason}" for reason, *_ in REASONS], "of the newest commit when the attempt began"
 
 
+@pytest.mark.gpus(5)
 def test_what_cannot_go_on_with_another_number_is_refused(nursery: Lives, tmp_path: Path) -> None:
     def refuse(ranks: int, *settings: str) -> str:
         done = train(nursery, tmp_path, ranks, *settings)

@@ -9,6 +9,7 @@ import pytest
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from tests.support import failing
+from tests.support.device import DEVICE, ON_GPUS
 from tests.support.lives import Lives
 
 pytestmark = pytest.mark.slow
@@ -18,7 +19,7 @@ def train(nursery: Lives, folder: Path, ranks: int, how: str, hangs: int) -> str
     """Train a run whose rank ``hangs`` hangs in its fourth step; return what the command printed."""
     lines = [
         'recipe = "tests.support.failing:hanging"', 'run = "r"', f"store = {json.dumps(str(folder))}",
-        "epochs = 1", "chunk.steps = 3", f"compute.ranks = {ranks}", 'compute.device = "cpu"',
+        "epochs = 1", "chunk.steps = 3", f"compute.ranks = {ranks}", f'compute.device = "{DEVICE}"',
         f"log.folder = {json.dumps(str(folder / 'logs'))}", "resume.hung_after_s = 5",
         f"settings = {{ how = \"{how}\", rank = {hangs}, struck = {json.dumps(str(folder / 'struck'))} }}",
     ]  # fmt: skip
@@ -33,6 +34,7 @@ def read_log(folder: Path) -> str:
     return path.read_text()
 
 
+@pytest.mark.gpus
 @pytest.mark.parametrize(
     ("how", "ranks", "hangs", "says"),
     [
@@ -46,7 +48,8 @@ def test_a_run_goes_on_after_a_hang(
 ) -> None:
     printed = train(nursery, tmp_path, ranks, how, hangs)
     assert (tmp_path / "struck").exists()
-    assert re.search(rf"rank {hangs} \(process \d+ on \S+\) hangs {says}", printed), printed
+    where = r"\S+, GPU \S+" if ON_GPUS else r"\S+"
+    assert re.search(rf"rank {hangs} \(process \d+ on {where}\) hangs {says}", printed), printed
     assert "new ranks go on from the last commit" in printed
     log = read_log(tmp_path)
     for rank in range(ranks):

@@ -17,15 +17,16 @@ from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Progress, Ready
 from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S, has_not_ended
+from tests.support.device import DEVICE
 from tests.support.lives import Lives, ranks_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.gpus(2)]
 
 
 def make_config(folder: Path, **settings: object) -> RunConfig:
     return RunConfig(
         recipe="tests.support.failing:failing", run="several", store=str(folder), settings=settings, epochs=9,
-        compute=Compute(ranks=2, device="cpu"), log=Log(every=1, folder=str(folder)),
+        compute=Compute(ranks=2, device=DEVICE), log=Log(every=1, folder=str(folder)),
     )  # fmt: skip
 
 
@@ -116,10 +117,11 @@ def test_ranks_with_state_of_their_own_in_the_probe_are_proved(nursery: Lives, t
     assert proof.is_proved, str(proof)
 
 
+@pytest.mark.gpus(3)
 def test_three_ranks_add_in_one_order_from_their_first_step_on(nursery: Lives, tmp_path: Path) -> None:
     """A sum of two numbers has no order; the place of a gradient in its bucket decides that of three."""
     changes = {"recipe": "tests.support.numbered:numbered", "settings": {"notes": str(tmp_path / "notes")}}
-    config = make_config(tmp_path).model_copy(update=changes | {"compute": Compute(ranks=3, device="cpu")})
+    config = make_config(tmp_path).model_copy(update=changes | {"compute": Compute(ranks=3, device=DEVICE)})
     done = nursery.call("tests.support.forked:prove_mutated", "", config.model_dump(mode="json"), 12, 2, 9)
     proof = Proof.model_validate_json(done.stdout)
     assert proof.is_proved, str(proof)

@@ -9,14 +9,15 @@ import pytest
 from holdfast.journal import Journal
 from holdfast.proof import Proof
 from holdfast.store import open_store
+from tests.support.device import DEVICE
 from tests.support.lives import Lives
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.gpus(2)]
 
 EPOCHS = 2
 SETTINGS = [
     'recipe = "tests.support.sharded:averaged"', 'run = "r"', f"epochs = {EPOCHS}", "chunk.steps = 3",
-    'compute.device = "cpu"', 'compute.parallel = "fsdp"', "checkpoint.part_bytes = 1048576",
+    f'compute.device = "{DEVICE}"', 'compute.parallel = "fsdp"', "checkpoint.part_bytes = 1048576",
     "resume.training_probe = true", "retention.keep_last = 9",
 ]  # fmt: skip
 
@@ -42,6 +43,7 @@ def _imported(nursery: Lives) -> None:
     nursery.load("torch.distributed.fsdp")
 
 
+@pytest.mark.gpus
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_resumed_training_ends_on_the_same_bytes(nursery: Lives, tmp_path: Path, ranks: int) -> None:
     check(nursery, ranks, "resume_and_train", str(tmp_path))
@@ -51,6 +53,7 @@ def test_a_save_has_the_same_bytes_with_and_without_shares(nursery: Lives, tmp_p
     check(nursery, 2, "change_the_sharding", str(tmp_path))
 
 
+@pytest.mark.gpus(4)
 def test_tensors_cut_over_two_dimensions_of_ranks_have_the_same_bytes(nursery: Lives, tmp_path: Path) -> None:
     check(nursery, 4, "save_meshes", str(tmp_path))
 
@@ -94,7 +97,7 @@ def test_killed_in_any_phase_of_a_save_a_run_ends_on_the_same_bytes(nursery: Liv
 def test_sharded_ranks_are_proved(nursery: Lives, tmp_path: Path, recipe: str, parallel: str) -> None:
     settings = {
         "recipe": f"tests.support.sharded:{recipe}", "run": "p", "store": str(tmp_path), "epochs": 2,
-        "compute": {"ranks": 2, "device": "cpu", "parallel": parallel}, "log": {"folder": str(tmp_path)},
+        "compute": {"ranks": 2, "device": DEVICE, "parallel": parallel}, "log": {"folder": str(tmp_path)},
     }  # fmt: skip
     done = nursery.call("tests.support.forked:prove_mutated", "", settings, 6, 1, 3)
     proof = Proof.model_validate_json(done.stdout)
@@ -131,7 +134,7 @@ def loop(nursery: Lives, folder: Path, function: str, ranks: int, *lines: str) -
     folder.mkdir(exist_ok=True)
     known = [
         f'recipe = "tests.support.sharded:{function}"', 'run = "r"', f"store = {json.dumps(str(folder))}",
-        'compute.device = "cpu"', f"compute.ranks = {ranks}", f"log.folder = {json.dumps(str(folder))}",
+        f'compute.device = "{DEVICE}"', f"compute.ranks = {ranks}", f"log.folder = {json.dumps(str(folder))}",
     ]  # fmt: skip
     (folder / "config.toml").write_text("\n".join([*known, *lines]))
     return nursery.call("tests.support.forked:train", str(folder / "config.toml"), [])

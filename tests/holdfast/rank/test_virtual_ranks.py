@@ -9,14 +9,16 @@ import pytest
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
+from tests.support.device import DEVICE, ON_GPUS
+from tests.support.gpus import count_gpus
 from tests.support.lives import Lives
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.gpus(2)]
 
 SHARES = 8
 EPOCHS = 4
 # Each life: its number of ranks, what they hold of the model, and where SIGKILL ends it. What its ranks have saved by
-# then is adopted.
+# then is adopted. On GPUs there are at most as many ranks as GPUs.
 LIVES = [
     (8, "fsdp", ("chunk-reported", 2, "self")),
     (4, "ddp", ("chunk-reported", 1, "both")),
@@ -40,7 +42,7 @@ def write_config(
     lines = [
         'recipe = "tests.support.shares:averaged"', 'run = "r"', f"store = {json.dumps(str(folder))}",
         f"epochs = {epochs}", f'settings.how = "{how}"', f"chunk.steps = {chunk_steps}", f"compute.ranks = {ranks}",
-        f"compute.virtual_ranks = {SHARES}", f'compute.parallel = "{parallel}"', 'compute.device = "cpu"',
+        f"compute.virtual_ranks = {SHARES}", f'compute.parallel = "{parallel}"', f'compute.device = "{DEVICE}"',
         'compute.mixed_precision = "bf16"', "retention.keep_last = 99", f"log.folder = {json.dumps(str(folder))}",
     ]  # fmt: skip
     folder.mkdir(exist_ok=True)
@@ -75,7 +77,8 @@ def test_the_number_of_ranks_and_their_shards_change_no_byte(nursery: Lives, tmp
     one, many = tmp_path / "one", tmp_path / "many"
     done = train(nursery, write_config(one, 1, EPOCHS, chunk_steps=1))  # dead ranks save after any step
     assert done.returncode == 0, done.stderr
-    for life, (ranks, parallel, killed) in enumerate(LIVES):
+    for life, (most, parallel, killed) in enumerate(LIVES):
+        ranks = min(most, count_gpus()) if ON_GPUS else most
         struck = tmp_path / f"struck-{life}"
         strike = fault(*killed, struck) if killed else {}
         done = train(nursery, write_config(many, ranks, EPOCHS, parallel=parallel), **strike)
@@ -92,6 +95,7 @@ def test_the_number_of_ranks_and_their_shards_change_no_byte(nursery: Lives, tmp
     assert "replayed on 2 ranks to the same bytes" in audited.stdout
 
 
+@pytest.mark.gpus(3)
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path, parallel: str) -> None:
     options = ("--ranks", "1,3,2", "--steps", "8", "--kills", "2", "--seed", "3")
@@ -109,14 +113,20 @@ def test_an_extra_that_a_share_changes_is_refused(nursery: Lives, tmp_path: Path
     assert list_commits(tmp_path) == {}
 
 
+@pytest.mark.gpus
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_norms_and_checksums_of_cut_tensors_are_those_of_whole_ones(nursery: Lives, tmp_path: Path, ranks: int) -> None:
     check(nursery, ranks, "compare_with_whole_tensors", str(tmp_path))
 
 
+@pytest.mark.gpus
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_rank_with_shards_keeps_sums_of_its_rows_alone(nursery: Lives, tmp_path: Path, ranks: int) -> None:
     check(nursery, ranks, "keep_rows_alone", str(tmp_path))
+
+
+def test_a_model_in_float64_has_the_same_bits_with_and_without_shards(nursery: Lives, tmp_path: Path) -> None:
+    check(nursery, 2, "train_in_float64", str(tmp_path))
 
 
 @pytest.mark.parametrize(

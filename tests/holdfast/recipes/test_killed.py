@@ -20,6 +20,7 @@ from holdfast.standing import read_standing
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
 from tests.conftest import IS_SOAK, ROOT, Engine
+from tests.support.device import DEVICE
 from tests.support.lives import Lives
 
 pytestmark = pytest.mark.slow
@@ -112,7 +113,7 @@ def test_digits_reads_what_its_page_says(engine: Engine) -> None:
 def prove(nursery: Lives, folder: Path, recipe: str, settings: Mapping[str, Any], steps: int, **compute: Any) -> Proof:
     config = RunConfig(
         recipe=f"holdfast.recipes.{recipe}", run="r", store=str(folder), settings=dict(settings),
-        compute=Compute(**compute), log=Log(folder=str(folder / "logs")),
+        compute=Compute(device=DEVICE, **compute), log=Log(folder=str(folder / "logs")),
     )  # fmt: skip
     done = nursery.call("tests.support.forked:prove_mutated", "", config.model_dump(mode="json"), steps, 2, 9)
     assert done.stdout.startswith("{"), done.stdout + done.stderr
@@ -134,8 +135,8 @@ def write_text(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("settings", "compute"),
     [
-        pytest.param({}, {"mixed_precision": "bf16"}, id="bf16"),
-        pytest.param({}, {"ranks": 2}, id="two ranks"),
+        pytest.param({}, {"mixed_precision": "bf16"}, id="bf16", marks=pytest.mark.gpus(1)),
+        pytest.param({}, {"ranks": 2}, id="two ranks", marks=pytest.mark.gpus(2)),
         pytest.param({"compiled": True}, {}, id="compiled", marks=COMPILES),
     ],
 )  # fmt: skip

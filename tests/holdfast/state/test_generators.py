@@ -15,6 +15,7 @@ from holdfast import state
 from holdfast.checkpoint import differences
 from holdfast.config import ChunkLength, RunConfig
 from holdfast.journal import Journal
+from holdfast.state import capture_rng, generators
 from holdfast.store import open_store
 from holdfast.training import Training, capturing, train
 from tests.conftest import ROOT
@@ -123,6 +124,72 @@ def test_an_evaluation_draws_from_a_copy_of_trainings_states(tmp_path: Path) -> 
 def test_separated_threads_do_not_advance_the_training_threads_generator() -> None:
     done = subprocess.run([sys.executable, "-c", SEPARATED], cwd=ROOT, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [[], True, True]
+
+
+class Gpus:
+    """The generators of a machine's GPUs, as torch has them: 8 bytes of the seed, then 8 of how far they were drawn."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int, own: int = 0, seed: int = 3) -> None:
+        self.states = [torch.tensor([seed, 0]).view(torch.uint8) for _ in range(count)]
+        monkeypatch.setattr(torch.cuda, "get_rng_state", lambda number: self.states[number].clone())
+        monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, number: self.states[number].copy_(state))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: own)
+        monkeypatch.setattr(generators, "_has_gpus", True)
+
+    def draw(self, number: int) -> None:
+        self.states[number].view(torch.int64)[1] += 4
+
+    @property
+    def drawn(self) -> list[int]:
+        return [int(state.view(torch.int64)[1]) for state in self.states]
+
+
+@pytest.mark.parametrize(("count", "own"), [(1, 0), (2, 0), (2, 1), (8, 5)])
+def test_the_state_of_a_ranks_gpu_is_the_same_among_any_number_of_gpus(
+    monkeypatch: pytest.MonkeyPatch, count: int, own: int
+) -> None:
+    """A GPU that only other ranks draw from is no part of this rank's state."""
+    Gpus(monkeypatch, 4, own=3).draw(3)
+    saved = capture_rng()
+    gpus = Gpus(monkeypatch, count, own, seed=8)
+    held = state.Generators()
+    held.load_state_dict(saved)
+    with held.training():
+        assert gpus.drawn == [4 * (number == own) for number in range(count)]
+    assert differences(*(state.to_payload(each) for each in (saved, held.state_dict()))) == []
+    assert held.digest() == state.digest_rng(saved)
+
+
+def test_every_gpu_that_a_process_draws_from_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = Gpus(monkeypatch, 3, own=1)
+    gpus.draw(2)
+    saved = capture_rng()
+    for number in range(3):
+        gpus.draw(number)
+    state.restore_rng(saved)
+    assert gpus.drawn == [0, 0, 4]
+    Gpus(monkeypatch, 1)
+    state.restore_rng(saved)
+
+
+def test_a_run_moves_between_a_gpu_and_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = state.Generators()
+    gpus = Gpus(monkeypatch, 2)
+    gpus.draw(0)
+    on_gpu = state.Generators()
+    from_cpu, from_gpu = on_cpu.state_dict(), on_gpu.state_dict()
+    on_gpu.load_state_dict(from_cpu)
+    assert len(on_gpu.state_dict()["cuda"]) == 1
+    on_cpu.load_state_dict(from_gpu)
+    assert on_cpu.state_dict()["cuda"] == []
+
+
+def test_a_run_on_a_cpu_leaves_the_gpus_of_its_machine_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Gpus(monkeypatch, 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    training = make(tmp_path, "tests.support.varied:averaged")
+    assert training.generators.state_dict()["cuda"] == []
 
 
 @pytest.mark.slow

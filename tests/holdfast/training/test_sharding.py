@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch._subclasses import FakeTensorMode
 
 from holdfast.checkpoint import deal
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.state.sharded import Region
 from holdfast.training import Training
-from holdfast.training.exchange import take_turns
+from holdfast.training.exchange import Exchange, Move, take_turns
 from holdfast.training.materializing import materialize
 from holdfast.training.sharding import list_blocks
 from tests.support.sharded import Blocks
@@ -119,3 +120,16 @@ def test_regions_meet_in_a_box_of_the_tensor() -> None:
     assert torch.equal(tensor[1:4, :, 1:][common.within(one)], tensor[2:4, 2:, 1:2])
     assert Region((0,), (2,)).intersect(Region((3,), (1,))).size == 0
     assert Region((), ()).size == 1
+
+
+def test_tensors_of_the_gpu_and_of_the_host_are_sent_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optimizer's step is in the host's memory, and NCCL sends none of it."""
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(distributed, "P2POp", lambda send, tensor, target: sent.append(tensor))
+    monkeypatch.setattr(distributed, "batch_isend_irecv", lambda orders: [])
+    exchange = object.__new__(Exchange)
+    exchange.rank, exchange._device = 0, torch.device("cuda:0")
+    with FakeTensorMode():  # which checks devices without having them
+        read = [torch.ones(5, dtype=torch.uint8, device="cuda:0"), torch.ones(4, dtype=torch.uint8)]
+        exchange.copy(Move(0, 1, each.nbytes, False, each, None) for each in read)
+        assert [(each.device, each.nbytes) for each in sent] == [(exchange._device, 9)]
