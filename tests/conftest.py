@@ -375,8 +375,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
 
-    def put(*found: dict[str, str], text: str = "", exit_code: int = 0, sleep_s: int = 0, visible: str = "") -> None:
-        monkeypatch.setenv("PATH", install(tmp_path / "bin", text or print_gpus(*found), exit_code, sleep_s))
+    def put(*found: dict[str, str], text: str = "", exit_code: int = 0, hangs: bool = False, visible: str = "") -> None:
+        monkeypatch.setenv("PATH", install(tmp_path / "bin", text or print_gpus(*found), exit_code, hangs=hangs))
         if visible:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 

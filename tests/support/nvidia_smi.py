@@ -89,15 +89,17 @@ def _print_tree(tree: object) -> str:
     return "\n".join(f"<{name}>{_print_tree(inner)}</{name}>" for name, inner in tree.items())
 
 
-def install(folder: Path, text: str, exit_code: int = 0, sleep_s: int = 0) -> str:
+def install(folder: Path, text: str, exit_code: int = 0, *, hangs: bool = False) -> str:
     """Write a program ``nvidia-smi`` into a folder. Return a PATH on which it comes first.
 
     Args:
         text: its output, which lies beside it as ``nvidia-smi.txt``.
+        hangs: whether it sleeps for an hour instead, as one process, of which nothing is left once it is killed.
     """
     folder.mkdir(exist_ok=True)
     program = folder / "nvidia-smi"
-    program.write_text(f'#!/bin/sh\nsleep {sleep_s}\ncat "$0.txt"\nexit {exit_code}\n')
+    prints = f'cat "$0.txt"\nexit {exit_code}'
+    program.write_text(f"#!/bin/sh\n{'exec sleep 3600' if hangs else prints}\n")
     program.chmod(0o755)
     (folder / "nvidia-smi.txt").write_text(text)
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
@@ -113,5 +115,5 @@ class Machine(Protocol):
     """
 
     def __call__(
-        self, *found: dict[str, str], text: str = "", exit_code: int = 0, sleep_s: int = 0, visible: str = ""
+        self, *found: dict[str, str], text: str = "", exit_code: int = 0, hangs: bool = False, visible: str = ""
     ) -> None: ...

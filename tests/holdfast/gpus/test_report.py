@@ -129,7 +129,7 @@ def test_a_machine_without_the_program(no_program: None, tmp_path: Path) -> None
 
 
 def test_a_program_that_hangs_is_a_fault(machine: Machine) -> None:
-    machine(HOPPER, sleep_s=3600)
+    machine(HOPPER, hangs=True)
     began = time.monotonic()
     report = read_report(within_s=0.2)
     assert time.monotonic() - began < 60
