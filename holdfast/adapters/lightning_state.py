@@ -18,6 +18,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Sync,
 )
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from holdfast.checkpoint import serialize
@@ -177,13 +178,18 @@ class Checkpointed:
             each.load_state_dict(state["callbacks"][key])
         if self._data is not None:
             self._data.load_state_dict(state["data"])
-        checkpoint = self._begin() | state["added"]
+        checkpoint = self._begin()
+        checkpoint |= _put_back(state["added"], checkpoint["state_dict"])
         for each in self._hooks:
             each.on_load_checkpoint(self._trainer, self._module, checkpoint)
         self._module.on_load_checkpoint(checkpoint)
 
     def _read_added(self) -> dict[str, Any]:
-        """Return what ``on_save_checkpoint`` adds to a checkpoint, or replaces in it."""
+        """Return what ``on_save_checkpoint`` adds to a checkpoint, or replaces in it.
+
+        Of the module's own tensors there are the names alone. The run keeps them, and a rank's copies of buffers may
+        differ from the main rank's, which count.
+        """
         if not self._hooks and not is_overridden("on_save_checkpoint", self._module):
             return {}
         before = self._begin()
@@ -191,11 +197,43 @@ class Checkpointed:
         for each in self._hooks:
             each.on_save_checkpoint(self._trainer, self._module, checkpoint)
         self._module.on_save_checkpoint(checkpoint)
-        return {name: each for name, each in checkpoint.items() if each is not before.get(name)}
+        added = {name: each for name, each in checkpoint.items() if each is not before.get(name)}
+        named: dict[str, Any] = _name_own(added, {_place(each): name for name, each in before["state_dict"].items()})
+        return named
 
     def _begin(self) -> dict[str, Any]:
         step, epoch = self._trainer.global_step, self._trainer.current_epoch
         return {"state_dict": self._module.state_dict(), "global_step": step, "epoch": epoch}
+
+
+# How a state spells a tensor of the module: with its name after this.
+OWN = "holdfast, of the module: "
+
+
+def _place(value: Any) -> Any:
+    """Return what two tensors have in common that are one in memory; None for others."""
+    if not isinstance(value, Tensor) or not value.numel():
+        return None
+    return value.data_ptr(), value.dtype, value.shape, value.stride()
+
+
+def _name_own(value: Any, names: dict[Any, str]) -> Any:
+    """Return a value with names in place of the module's tensors. ``names`` has these by their place."""
+    if isinstance(value, dict):
+        return {key: _name_own(each, names) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([_name_own(each, names) for each in value])
+    place = _place(value)
+    return f"{OWN}{names[place]}" if place in names and place is not None else value
+
+
+def _put_back(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return a value with the module's tensors in place of their names."""
+    if isinstance(value, dict):
+        return {key: _put_back(each, tensors) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([_put_back(each, tensors) for each in value])
+    return tensors[value.removeprefix(OWN)] if isinstance(value, str) and value.startswith(OWN) else value
 
 
 class Attributes:
