@@ -23,10 +23,12 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     Timer,
 )
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from holdfast.adapters.lightning_loop import Boundary, HeldFitLoop, Outputs
+from holdfast.terminal import counted
+from holdfast.training.devices import ddp_options
 from holdfast.training.run import Run
 
 # Callbacks that can't be resumed exactly, each with the reason.
@@ -74,6 +76,8 @@ def fit(
     _refuse_callbacks(run, trainer)
     if is_param_in_hook_signature(model.training_step, "dataloader_iter", explicit=True):
         run.refuse("training_step(dataloader_iter) takes batches by itself", hint="training_step(batch, batch_idx)")
+    if isinstance(trainer.strategy, DDPStrategy):
+        trainer.strategy._ddp_kwargs |= ddp_options(run.world_size)
     outputs = Outputs()
     trainer.callbacks.append(outputs)
     trainer.fit_loop = HeldFitLoop(trainer, Boundary(run, trainer, outputs))
@@ -101,13 +105,15 @@ def _refuse_settings(run: Run, trainer: pl.Trainer) -> None:
 
 
 def _refuse_devices(run: Run, trainer: pl.Trainer) -> None:
-    """Raise RecipeError unless the Trainer trains on the run's device, and on no other."""
-    single = "Trainer(devices=1), and compute.ranks = 1 in the configuration"
-    if run.world_size > 1:
-        run.refuse(f"Lightning's loop trains in one process, and the run has {run.world_size} ranks", hint=single)
-    if type(trainer.strategy) is not SingleDeviceStrategy:
-        name = type(trainer.strategy).__name__
-        run.refuse(f"the Trainer uses {name}, and only a single device can be resumed exactly", hint=single)
+    """Raise RecipeError unless the Trainer trains on the run's device, in as many processes as the run has ranks."""
+    wanted = SingleDeviceStrategy if run.world_size == 1 else DDPStrategy
+    if type(trainer.strategy) is not wanted or trainer.world_size != run.world_size:
+        found = f"{type(trainer.strategy).__name__} over {counted(trainer.world_size, 'rank')}"
+        run.refuse(
+            f"the Trainer uses {found}, and the run has {counted(run.world_size, 'rank')}: expected {wanted.__name__}",
+            hint='Trainer(devices=run.world_size, strategy="ddp" if run.world_size > 1 else "auto"); compute.ranks in '
+            "the configuration says how many",
+        )
     if _normalize(trainer.strategy.root_device) != _normalize(run.device):
         run.refuse(
             f"the Trainer trains on {trainer.strategy.root_device}, and the run on {run.device}",

@@ -21,6 +21,7 @@ from lightning.pytorch.trainer.connectors.data_connector import (
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
+from torch.utils.data.distributed import DistributedSampler
 
 from holdfast.adapters.lightning_state import Attributes, Checkpointed, Counters, TrainerState
 from holdfast.training.build import cut_epoch
@@ -71,6 +72,11 @@ class Boundary:
             self.run.refuse(
                 "train_dataloader: several loaders can't be put back to a position",
                 hint="one DataLoader over a dataset that joins them, such as torch.utils.data.StackDataset",
+            )
+        if self.run.world_size > 1 and not isinstance(getattr(loader, "sampler", None), DistributedSampler):
+            self.run.refuse(
+                "train_dataloader: all ranks would get the same batches",
+                hint="Trainer(use_distributed_sampler=True), or a DataLoader with a DistributedSampler",
             )
         limit = self._trainer.limit_train_batches
         length = sized_len(loader)
@@ -231,7 +237,10 @@ class HeldFitLoop(_FitLoop):
             return
         trainer, boundary = self.trainer, self._boundary
         source = self._data_source
-        self._data_source = _DataLoaderSource(boundary.hold(_request_dataloader(source)), source.name)
+        loader = trainer._data_connector._prepare_dataloader(  # with a DistributedSampler, if there are several ranks
+            _request_dataloader(source), shuffle=True, mode=RunningStage.TRAINING
+        )
+        self._data_source = _DataLoaderSource(boundary.hold(loader), source.name)
         limit, trainer.limit_train_batches = trainer.limit_train_batches, boundary.length
         if isinstance(trainer.val_check_interval, int) and trainer.check_val_every_n_epoch is not None:
             trainer.val_check_interval = min(trainer.val_check_interval, boundary.length)  # a proof cuts epochs

@@ -1,5 +1,7 @@
 """The device that training runs on, and accelerate's part in it."""
 
+from typing import Any
+
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
@@ -50,9 +52,16 @@ def prepare(config: RunConfig) -> Accelerator:
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1, sync_with_dataloader=False),
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )
-    if accelerator.num_processes > 2 and accelerator.ddp_handler is not None:
-        # Otherwise DDP arranges its buckets anew after a process's first step. Where more than two ranks sum in a ring,
-        # an element's place in its bucket decides in which order, so a resumed run would end on other bits.
-        accelerator.ddp_handler.find_unused_parameters = True
+    for name, value in ddp_options(accelerator.num_processes).items():
+        setattr(accelerator.ddp_handler, name, value)
     determinism.check(config.determinism, "before the recipe is built")
     return accelerator
+
+
+def ddp_options(ranks: int) -> dict[str, Any]:
+    """Return the arguments that DistributedDataParallel needs so that a resumed run ends on the same bits.
+
+    Without them it arranges its buckets anew after a process's first step. Where more than two ranks sum in a ring, an
+    element's place in its bucket decides in which order they sum it.
+    """
+    return {"find_unused_parameters": True} if ranks > 2 else {}

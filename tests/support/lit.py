@@ -1,5 +1,6 @@
 """Lightning modules, callbacks and programs as their authors write them."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,13 @@ class Classifier(L.LightningModule):
     def __init__(self, how: str = "") -> None:
         super().__init__()
         self.how = how
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 2))
+        self.net = nn.Sequential(
+            nn.Linear(4, 8),
+            nn.BatchNorm1d(8),
+            nn.Dropout(0.0 if how == "draws nothing" else 0.2),
+            nn.Tanh(),
+            nn.Linear(8, 2),
+        )
         self.accuracy = Accuracy(task="multiclass", num_classes=2)
         both = {"f1": F1Score(task="multiclass", num_classes=2), "right": Accuracy(task="multiclass", num_classes=2)}
         self.scores = MetricCollection(both)
@@ -218,10 +225,11 @@ HOWS: dict[str, dict[str, Any]] = {
     "stops": {},
     "schedules accumulation": {},
     "checkpoints": {"enable_checkpointing": True},
+    "draws nothing": {},
 }
 
 
-def build(how: str = "", files: str = "") -> tuple[L.Trainer, L.LightningModule, L.LightningDataModule]:
+def build(how: str = "", files: str = "", ranks: int = 1) -> tuple[L.Trainer, L.LightningModule, L.LightningDataModule]:
     """Return a Trainer, a module and its data, as a script makes them."""
     L.seed_everything(7, verbose=False)
     callbacks: list[Any] = [Witness()]
@@ -233,11 +241,21 @@ def build(how: str = "", files: str = "") -> tuple[L.Trainer, L.LightningModule,
         callbacks.append(EarlyStopping("val_loss", patience=5))
     if how == "checkpoints":
         callbacks.append(ModelCheckpoint(Path(files), monitor="val_loss", save_top_k=2))
-    return L.Trainer(**quiet(callbacks=callbacks, **HOWS[how]) | {"logger": Notes()}), Classifier(how), Data()
+    several = {"devices": ranks, "strategy": "ddp" if ranks > 1 else "auto"}
+    options = quiet(callbacks=callbacks, **HOWS[how]) | {"logger": Notes()} | several
+    return L.Trainer(**options), Classifier(how), Data()
+
+
+def alone(how: str, ranks: int, path: str) -> None:
+    """Train with Lightning alone, in one of several ranks; the main rank writes the weights to a file."""
+    trainer, module, data = build(how, ranks=ranks)
+    trainer.fit(module, datamodule=data)
+    if trainer.is_global_zero:
+        torch.save(module.state_dict(), path)
 
 
 def automatic(run: Run, how: str = "", files: str = "") -> None:
-    trainer, module, data = build(how, files)
+    trainer, module, data = build(how, files, run.world_size)
     held.fit(run, trainer, module, datamodule=data)
 
 
@@ -257,3 +275,7 @@ def stateful(run: Run) -> None:
     """Take batches from a loader that keeps its own position, in epochs that end before its passes."""
     trainer = L.Trainer(**quiet(callbacks=[Witness()], limit_train_batches=4))
     held.fit(run, trainer, Classifier(), StatefulDataLoader(blobs(), BATCH_SIZE, shuffle=True))
+
+
+if __name__ == "__main__":
+    alone(sys.argv[1], int(sys.argv[2]), sys.argv[3])
