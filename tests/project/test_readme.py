@@ -149,22 +149,25 @@ def test_the_forgetful_recipe_is_told_what_it_forgets(tmp_path: Path, nursery: L
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_loop_step_by_step(tmp_path: Path, nursery: Lives) -> None:
-    (loop, tests), (config,) = blocks("your-own-loop.md", "python"), blocks("your-own-loop.md", "toml")
+    (loop, tests, shares), (config,) = blocks("your-own-loop.md", "python"), blocks("your-own-loop.md", "toml")
     (tmp_path / "my_loop.py").write_text(loop)
     (tmp_path / "test_my_loop.py").write_text(tests)
+    (tmp_path / "my_shares.py").write_text(shares)
     (tmp_path / "my_loop.toml").write_text(config)
     for command in commands("your-own-loop.md"):
         said = run(command, tmp_path, {}, nursery)
-        assert "prove" not in command or said.startswith("proved: 20 steps of my_loop.py:train")
+        assert "prove" not in command or said.startswith(
+            ("proved: 20 steps of my_loop.py", "proved: 12 steps of my_shares.py")
+        )
 
 
 @pytest.mark.slow
 def test_the_forgetful_loop_is_told_what_it_forgets(tmp_path: Path, nursery: Lives) -> None:
-    (loop, _), (config,) = blocks("your-own-loop.md", "python"), blocks("your-own-loop.md", "toml")
+    (loop, *_), (config,) = blocks("your-own-loop.md", "python"), blocks("your-own-loop.md", "toml")
     forgetful = loop.replace('state = {"best": float("inf")}', 'best = float("inf")').replace(", state=state", "")
     (tmp_path / "my_loop.py").write_text(forgetful.replace('state["best"]', "best"))
     (tmp_path / "my_loop.toml").write_text(config)
-    (command,) = [each for each in commands("your-own-loop.md") if "prove" in each]
+    command, _ = [each for each in commands("your-own-loop.md") if "prove" in each]
     said = run(command, tmp_path, {}, nursery)
     (shown,) = [block for block in blocks("your-own-loop.md", "") if "but  " in block]
     assert shown.strip().removeprefix("but").strip() in said.replace(f"{tmp_path}/", "")
