@@ -101,7 +101,10 @@ def fill_part(
     for end in iter(ends.get, None):
         digest.update(image[filled:end])
         filled = end
-    reading.result()
+    try:
+        reading.result()
+    except NameMissing:  # deleted since its size was read
+        return _missing(path, part)
     found = digest.hexdigest()
     return None if found == part.sha256 else FileDamage(path, part.name, part.sha256, found)
 
@@ -173,7 +176,10 @@ def _verify_file(
     """Read back one file and return how it differs from its record; None if it doesn't."""
     if damage := _size_damage(folder, path, file):
         return damage
-    found = hash_file(folder, path, file.name, watch).sha256
+    try:
+        found = hash_file(folder, path, file.name, watch).sha256
+    except NameMissing:  # deleted since its size was read
+        return _missing(path, file)
     return None if found == file.sha256 else FileDamage(path, file.name, file.sha256, found)
 
 
@@ -181,10 +187,14 @@ def _size_damage(folder: Store, path: str, file: FileRecord) -> FileDamage | Non
     try:
         size_bytes = folder.size_bytes(f"{path}/{file.name}")
     except NameMissing:
-        return FileDamage(path, file.name, f"{file.size_bytes} bytes", "missing")
+        return _missing(path, file)
     if size_bytes != file.size_bytes:
         return FileDamage(path, file.name, f"{file.size_bytes} bytes", f"{size_bytes} bytes")
     return None
+
+
+def _missing(path: str, file: FileRecord) -> FileDamage:
+    return FileDamage(path, file.name, f"{file.size_bytes} bytes", "missing")
 
 
 def _check_files(
