@@ -171,6 +171,8 @@ class Attempt:
                     self._begin()
                 elif self._claim(self._build()):
                     self._begin()
+                else:
+                    self.close()  # nothing was restored into these ranks, and nothing is left to train
         except (RankDied, OutOfMemory) as error:
             self.close()
             raise self._note_failure(error) from error.__cause__

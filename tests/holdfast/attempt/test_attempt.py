@@ -35,11 +35,12 @@ from holdfast.errors import (
     from_json,
 )
 from holdfast.history import read_losses
-from holdfast.journal import Commit, Journal
+from holdfast.journal import REPORT, Commit, Journal
 from holdfast.preemption import Notice
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Progress
 from holdfast.rank.process import start_process
+from holdfast.standing import Outcome
 from holdfast.store import open_store
 from holdfast.verification import verify_run
 from tests.support.lives import Lives, ranks_of
@@ -141,6 +142,36 @@ def test_an_attempt_whose_ranks_miss_a_file_is_superseded_if_a_later_one_is_ther
             attempt.train_chunk(chunk)
     finally:
         attempt.close()
+
+
+def test_a_command_that_comes_before_the_first_has_ended_completes_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run is trained then, and the second attempt does what is left to do."""
+    config, others = make_config(tmp_path, "run"), list[Outcome]()
+
+    class Overtaken(Observer):
+        def committed(self, attempt: Attempt, commit: Commit) -> None:
+            if attempt.is_complete:
+                others.append(live(config))
+
+    assert live(config, [Overtaken()]).complete
+    assert [each.complete for each in others] == [True]
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "prune_epochs failed: attempt 1 of run 'run' is superseded by attempt 2; the run goes on"
+    ]
+    journal = journal_of(config)
+    assert [ending.reason for ending in journal.endings()] == ["vanished", "completed"]
+    assert verify_run(journal).problems == []
+    assert journal.store.exists(REPORT)
+    assert len(journal.store.list("metrics")) == journal.newest_number()
+
+
+def test_a_complete_run_is_started_again_without_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_config(tmp_path, "run")
+    assert live(config).complete
+    assert live(config).complete
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_what_is_read_back_otherwise_than_it_was_hashed_is_trained_again(
