@@ -21,7 +21,9 @@ def test_started_twice_at_once_one_trains(driver: Driver, reference: Reference, 
     held = tmp_path / "held"
     held.touch()
     both = [driver.start(TOY_HELD=str(held)) for _ in range(2)]
-    while driver.journal().attempts() < 2 and all(process.poll() is None for process in both):
+    # Until both are in their first step, or one has lost the race for the first attempt. An attempt that still opens
+    # could find the run trained by the other one, and so have nothing to commit.
+    while len([*tmp_path.glob("held.*.waits")]) < 2 and all(process.poll() is None for process in both):
         time.sleep(0.1)
     held.unlink()
     ends = sorted((*process.communicate(timeout=COMMAND_WITHIN_S), process.returncode) for process in both)
