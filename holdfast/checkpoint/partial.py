@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from holdfast.checkpoint.files import damage_error
 from holdfast.checkpoint.format import HEADER_METADATA, ITEM_BYTES, MAX_HEADER_BYTES, METADATA_KEY
-from holdfast.checkpoint.verifying import check_others, damage_error, fill_part
+from holdfast.checkpoint.verifying import check_others, fill_part
 from holdfast.errors import CheckpointDamaged, NameMissing
 from holdfast.journal import Commit, FileRecord
 from holdfast.store import Store
