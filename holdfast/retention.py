@@ -211,11 +211,15 @@ def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str], ver
     for commit in live:
         is_verified = commit.number == verified
         damaged = [] if is_verified else checkpoint.verify(journal.store, commit, is_urgent=False)
+        if damaged and journal.is_pruned(commit.number):
+            break  # another prune deleted it meanwhile, and that one had verified a newer checkpoint
         protected[commit.number] = "newer than any that verifies" if damaged else "the newest that verifies"
         if not damaged:
-            return {number: reason for number, reason in protected.items() if number not in kept}
+            break
         log.warning("%s", "; ".join(map(str, damaged)))
-    raise NoVerifiedCheckpoint(f"no checkpoint of run {journal.run!r} verifies, so nothing is pruned")
+    else:
+        raise NoVerifiedCheckpoint(f"no checkpoint of run {journal.run!r} verifies, so nothing is pruned")
+    return {number: reason for number, reason in protected.items() if number not in kept}
 
 
 def _record_pruned(journal: Journal, commit: Commit) -> bool:

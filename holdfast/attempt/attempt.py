@@ -165,11 +165,14 @@ class Attempt:
             Superseded: the attempt's number is taken.
         """
         try:
-            if self._is_claimed:
-                self._start_again()
-                self._begin()
-            elif self._claim(self._build()):
-                self._begin()
+            with self.journal.fenced(self.number):
+                if self._is_claimed:
+                    self._start_again()
+                    self._begin()
+                elif self._claim(self._build()):
+                    self._begin()
+                else:
+                    self.close()  # nothing was restored into these ranks, and nothing is left to train
         except (RankDied, OutOfMemory) as error:
             self.close()
             raise self._note_failure(error) from error.__cause__
@@ -274,14 +277,16 @@ class Attempt:
         Raises:
             RankDied, RecipeFailed, Unhealthy, OutOfMemory: the ranks ended; calling again may help.
             NoProgress: the same step failed twice, with nothing committed in between.
+            Superseded: a later attempt owns the run, and has deleted a file of this one.
         """
         try:
-            if self.ranks.running is None:
-                self._start_again()
-                self._resume()
-            if self.step >= chunk.stop:
-                return None
-            saved = self._await_saved(chunk.stop)
+            with self.journal.fenced(self.number):
+                if self.ranks.running is None:
+                    self._start_again()
+                    self._resume()
+                if self.step >= chunk.stop:
+                    return None
+                saved = self._await_saved(chunk.stop)
         except (RankDied, RecipeFailed, Unhealthy, OutOfMemory) as error:
             self.close()
             if self._stopping is Stopping.TOLD and isinstance(error, RankDied):

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast import checkpoint
 from holdfast.checkpoint import Saved
 from holdfast.errors import ConfigDrift
 from holdfast.journal import Commit
@@ -43,7 +42,6 @@ def publish_commit(attempt: "Attempt", proposal: Proposal) -> Commit:
     if attempt.head is not None and attempt.head.path == proposal.saved.path:
         return attempt.head  # an interrupted call got so far
     check_fingerprint(attempt, proposal)
-    checkpoint.check_saved(attempt.journal.store, proposal.saved)
     return attempt.line.commit(proposal.saved, proposal.reason)
 
 

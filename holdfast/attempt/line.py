@@ -147,9 +147,15 @@ class Line:
             reason: ``chunk``, ``preempted`` or ``adopted``.
 
         Raises:
-            Superseded: a later attempt owns the run; nothing was changed.
+            CheckpointDamaged: a file of it is missing or cut short, or its hashes contradict each other.
+            Superseded: a later attempt owns the run. If it claimed the run just now, the commit may count.
             NameTaken: an earlier attempt took the number; see `follow`.
         """
+        with self.journal.fenced(self.attempt):
+            checkpoint.check_saved(self.journal.store, saved)
+            return self._commit(saved, reason)
+
+    def _commit(self, saved: Saved, reason: str) -> Commit:
         commit = self._begun
         if commit is None or (commit.number, commit.path) != (self.next_number, saved.path):
             commit = self._describe(saved, reason)
@@ -203,7 +209,8 @@ class Line:
         """Let latest.json name the head; a kill may have left latest.json behind."""
         assert self.head is not None
         metadata = self.read_metadata(self.head)
-        assert metadata is not None
+        if metadata is None:
+            return  # restoring the commit finds this damage
         latest = self._read_latest()
         if latest == describe_latest(self.head, metadata):
             return

@@ -3,9 +3,10 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
-from holdfast.errors import NameMissing, NameTaken
-from holdfast.journal import FileRecord
+from holdfast.errors import CheckpointDamaged, NameMissing, NameTaken
+from holdfast.journal import Commit, FileRecord
 from holdfast.store import Bytes, Store
 
 
@@ -18,8 +19,23 @@ class FileDamage:
     expected: str
     found: str
 
+    @classmethod
+    def missing(cls, path: str, file: FileRecord) -> Self:
+        """Return the damage of a file that isn't there."""
+        return cls(path, file.name, f"{file.size_bytes} bytes", "missing")
+
     def __str__(self) -> str:
         return f"{self.path}/{self.name} is {self.found} but was committed as {self.expected}"
+
+
+def damage_error(commit: Commit, damaged: list[FileDamage]) -> CheckpointDamaged:
+    """Return the error for a commit whose files are damaged."""
+    return CheckpointDamaged(
+        f"checkpoint {commit.path} (commit {commit.number}) is damaged: {'; '.join(map(str, damaged))}",
+        hint="the run continues from the newest checkpoint that verifies",
+        commit=commit.number,
+        files=[vars(damage) for damage in damaged],
+    )
 
 
 def write_file(folder: Store, path: str, name: str, data: bytes) -> FileRecord:

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from holdfast.checkpoint.files import damage_error
 from holdfast.checkpoint.format import HEADER_METADATA, ITEM_BYTES, MAX_HEADER_BYTES, METADATA_KEY
-from holdfast.checkpoint.verifying import check_others, damage_error, fill_part
-from holdfast.errors import CheckpointDamaged
+from holdfast.checkpoint.verifying import check_others, fill_part
+from holdfast.errors import CheckpointDamaged, NameMissing
 from holdfast.journal import Commit, FileRecord
 from holdfast.store import Store
 
@@ -61,6 +62,8 @@ def _read_header(folder: Store, commit: Commit, part: FileRecord) -> Header:
         metadata = header.pop(HEADER_METADATA, None)
         rows = tuple(_read_rows(name, entry, begin, part.size_bytes) for name, entry in header.items())
         return Header(rows, json.loads(metadata[METADATA_KEY]) if metadata else None)
+    except NameMissing:  # deleted since its size was read
+        raise CheckpointDamaged(f"{path} is missing") from None
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointDamaged(f"{path} is not a safetensors file of this format: {error}") from None
 

@@ -8,7 +8,7 @@ import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from holdfast.checkpoint.files import FileDamage, hash_file
+from holdfast.checkpoint.files import FileDamage, damage_error, hash_file
 from holdfast.checkpoint.format import PAYLOAD, deserialize, is_part, part_name
 from holdfast.checkpoint.metadata import METADATA, METRICS, Metadata, Saved, content_id, is_folder_name, step_of
 from holdfast.checkpoint.payload import Payload
@@ -101,7 +101,10 @@ def fill_part(
     for end in iter(ends.get, None):
         digest.update(image[filled:end])
         filled = end
-    reading.result()
+    try:
+        reading.result()
+    except NameMissing:  # deleted since its size was read
+        return FileDamage.missing(path, part)
     found = digest.hexdigest()
     return None if found == part.sha256 else FileDamage(path, part.name, part.sha256, found)
 
@@ -173,7 +176,10 @@ def _verify_file(
     """Read back one file and return how it differs from its record; None if it doesn't."""
     if damage := _size_damage(folder, path, file):
         return damage
-    found = hash_file(folder, path, file.name, watch).sha256
+    try:
+        found = hash_file(folder, path, file.name, watch).sha256
+    except NameMissing:  # deleted since its size was read
+        return FileDamage.missing(path, file)
     return None if found == file.sha256 else FileDamage(path, file.name, file.sha256, found)
 
 
@@ -181,7 +187,7 @@ def _size_damage(folder: Store, path: str, file: FileRecord) -> FileDamage | Non
     try:
         size_bytes = folder.size_bytes(f"{path}/{file.name}")
     except NameMissing:
-        return FileDamage(path, file.name, f"{file.size_bytes} bytes", "missing")
+        return FileDamage.missing(path, file)
     if size_bytes != file.size_bytes:
         return FileDamage(path, file.name, f"{file.size_bytes} bytes", f"{size_bytes} bytes")
     return None
@@ -284,12 +290,3 @@ def _find_wrong_sums(
 ) -> str:
     before = read_sums(folder, head.path, find_parts(head)) if head else Sums()
     return find_disagreement(before, trail.losses, read_sums(folder, path, metadata.parts), steps_per_epoch)
-
-
-def damage_error(commit: Commit, damaged: list[FileDamage]) -> CheckpointDamaged:
-    return CheckpointDamaged(
-        f"checkpoint {commit.path} (commit {commit.number}) is damaged: {'; '.join(map(str, damaged))}",
-        hint="the run continues from the newest checkpoint that verifies",
-        commit=commit.number,
-        files=[vars(damage) for damage in damaged],
-    )

@@ -17,7 +17,16 @@ from typing import Any
 
 from holdfast import faults
 from holdfast.endings import Ending
-from holdfast.errors import NameMissing, NameTaken, RecordDamaged, RunGone, Superseded, WrongUse
+from holdfast.errors import (
+    CheckpointDamaged,
+    NameMissing,
+    NameTaken,
+    NoVerifiedCheckpoint,
+    RecordDamaged,
+    RunGone,
+    Superseded,
+    WrongUse,
+)
 from holdfast.journal.folder import RunFolder
 from holdfast.journal.links import broken_links
 from holdfast.journal.records import (
@@ -150,6 +159,22 @@ class Journal(RunFolder):
             attempt=attempt,
             by=highest,
         )
+
+    @contextlib.contextmanager
+    def fenced(self, attempt: int) -> Iterator[None]:
+        """Check the fence if the block fails because files are missing or damaged.
+
+        A later attempt may have deleted them: it adopts what this attempt saved, and prunes.
+
+        Raises:
+            RunGone: the run was moved or deleted.
+            Superseded: a later attempt has claimed the run.
+        """
+        try:
+            yield
+        except (NameMissing, CheckpointDamaged, NoVerifiedCheckpoint):
+            self.check_fence(attempt)
+            raise
 
     # ---- commits: what counts
 

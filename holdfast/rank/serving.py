@@ -277,7 +277,8 @@ def load(
             taken = prefetch.take(commit) if prefetch else None
             payload = taken or checkpoint.read_payload(folder, commit, training.saver.buffers)
         metadata = checkpoint.read_metadata(folder, commit.path)
-        assert metadata is not None
+        if metadata is None:  # deleted since the payload was read
+            raise CheckpointDamaged(f"{commit.path} has no metadata any more")
         loaded = payload, metadata
     except CheckpointDamaged as error:
         problem = Damaged.of(error)

@@ -18,10 +18,7 @@ def check_checkpoint(
         deep: also read the state and compare the metadata with the commit.
         watch: called with the size in bytes of each piece that was read.
     """
-    try:
-        damaged = checkpoint.verify(journal.store, commit, watch)
-    except NameMissing:  # deleted between the check of its size and the read
-        damaged = checkpoint.verify(journal.store, commit)
+    damaged = checkpoint.verify(journal.store, commit, watch)
     problems = [str(damage) for damage in damaged]
     if deep and not damaged:
         problems += _check_content(journal, commit)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast import checkpoint
 from holdfast.attempt import Line
 from holdfast.config import KeepBest, Retention
 from holdfast.errors import ConfigError, NoVerifiedCheckpoint, StoreError
@@ -70,6 +71,24 @@ def test_each_policy_keeps_these_commits(policy: dict[str, Any], kept: set[int])
     """There are two commits an epoch, at the steps 5, 10, 15 and so on."""
     commits = [make_commit(n, step=n * 5, metrics={"score": VALUES[n - 1]}) for n in range(9, 0, -1)]
     assert choose_kept(commits, Retention(**policy), STEPS_PER_EPOCH).keys() == kept
+
+
+def test_a_prune_that_another_overtakes_finds_no_damage(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        train(line)
+    verify = checkpoint.verify
+
+    def overtaken(*arguments: Any, **options: Any) -> list[Any]:
+        monkeypatch.setattr(checkpoint, "verify", verify)
+        train(line)
+        run_prune(line, keep_last=1)
+        assert folders(line) == ["epoch-0004"]
+        return verify(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint, "verify", overtaken)
+    run_prune(line, keep_last=1)
+    assert folders(line) == ["epoch-0004"]
+    assert verify_run(line.journal).problems == []
 
 
 def test_a_misspelt_metric_deletes_nothing(line: Line) -> None:

@@ -61,6 +61,14 @@ def wait() -> None:
         time.sleep(delay_s)
 
 
+def wait_for(held: Path) -> None:
+    """Wait while a file exists; see `toy`."""
+    if held.exists():
+        held.with_suffix(f".{os.getpid()}.waits").touch()
+    while held.exists():
+        time.sleep(0.01)
+
+
 def note_trained(model: nn.Module) -> None:
     """Add one mark for a trained micro-batch to the file of the run's name in the folder TOY_TRAINED."""
     folder = os.environ.get("TOY_TRAINED")
@@ -72,7 +80,10 @@ def note_trained(model: nn.Module) -> None:
 def toy(
     lr: float = 0.05, width: int = 16, schedule: str = "linear", schedule_epochs: float = 3, poison: int = -1
 ) -> Recipe:
-    """Build the recipe. Its loss raises on a batch with sample ``poison``, and waits while a file TOY_HELD exists."""
+    """Build the recipe. Its loss raises on a batch with sample ``poison``, and waits while a file TOY_HELD exists.
+
+    A rank that waits makes a file with the suffix ``.waits`` beside it, named after itself.
+    """
     data = Made()
     held = os.environ.get("TOY_HELD")
     model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Dropout(0.2), nn.BatchNorm1d(width), nn.Linear(width, 1))
@@ -83,8 +94,8 @@ def toy(
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         wait()
-        while held and Path(held).exists():
-            time.sleep(0.01)
+        if held:
+            wait_for(Path(held))
         x, y = batch
         if poison >= 0 and (x == data.x[poison]).all(1).any():
             raise ZeroDivisionError("as it was told to")

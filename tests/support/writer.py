@@ -27,7 +27,9 @@ def main(store: str, commits: int, pause_s: float = 0.0) -> int:
         line = make_line(open_store(store))
         while line.head is None or line.head.epoch < commits:
             time.sleep(pause_s)
-            train(line)
+            with line.journal.fenced(line.attempt):
+                train(line)
+            line.journal.check_fence(line.attempt)
             prune(line.journal, Retention(keep_last=2), STEPS_PER_EPOCH)
     except HoldfastError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

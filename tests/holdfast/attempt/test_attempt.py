@@ -26,21 +26,25 @@ from holdfast.errors import (
     ConfigError,
     GateTripped,
     HoldfastError,
+    NameMissing,
     NoProgress,
     RankDied,
     RunStopped,
+    Superseded,
     Unhealthy,
     from_json,
 )
 from holdfast.history import read_losses
-from holdfast.journal import Commit, Journal
+from holdfast.journal import REPORT, Commit, Journal
 from holdfast.preemption import Notice
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Progress
 from holdfast.rank.process import start_process
+from holdfast.standing import Outcome
 from holdfast.store import open_store
 from holdfast.verification import verify_run
 from tests.support.lives import Lives, ranks_of
+from tests.support.makers import claim
 from tests.support.waiting import await_equal
 
 Train = Callable[..., None]
@@ -88,6 +92,86 @@ def content_id(config: RunConfig) -> str:
     newest = journal_of(config).newest()
     assert newest is not None
     return newest.checkpoint_sha256
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_an_attempt_whose_checkpoint_a_later_one_has_pruned_is_superseded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_recorded: bool
+) -> None:
+    """The first attempt stalls just before or after its commit's record, while the second trains the run to its end."""
+    config = make_config(tmp_path, "run", retention=Retention(keep_last=1))
+    first = Attempt(config)
+    first.open()
+    try:
+        saved, publish = train_next(first), first.journal.publish_commit
+
+        def publish_slowly(commit: Commit, envelope: bytes | None = None) -> Commit:
+            commit = publish(commit, envelope)
+            live(config)
+            return commit
+
+        if is_recorded:
+            monkeypatch.setattr(first.journal, "publish_commit", publish_slowly)
+        else:
+            live(config)
+        with pytest.raises(Superseded, match="is superseded by attempt 2"):
+            first.commit(saved)
+        assert not (tmp_path / "run" / saved.path).exists()
+    finally:
+        first.close()
+    assert verify_run(journal_of(config)).problems == []
+
+
+def test_an_attempt_whose_ranks_miss_a_file_is_superseded_if_a_later_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = Attempt(make_config(tmp_path, "run"))
+    attempt.open()
+    try:
+        chunk = attempt.next_chunk()
+        assert chunk is not None
+
+        def fail(within_s: float | None = None) -> None:
+            raise NameMissing("can't write epoch-0001/metadata.json: it does not exist")
+
+        monkeypatch.setattr(attempt.ranks.own, "next_event", fail)
+        with pytest.raises(NameMissing):
+            attempt.train_chunk(chunk)
+        claim(attempt.journal, 2)
+        with pytest.raises(Superseded):
+            attempt.train_chunk(chunk)
+    finally:
+        attempt.close()
+
+
+def test_a_command_that_comes_before_the_first_has_ended_completes_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run is trained then, and the second attempt does what is left to do."""
+    config, others = make_config(tmp_path, "run"), list[Outcome]()
+
+    class Overtaken(Observer):
+        def committed(self, attempt: Attempt, commit: Commit) -> None:
+            if attempt.is_complete:
+                others.append(live(config))
+
+    assert live(config, [Overtaken()]).complete
+    assert [each.complete for each in others] == [True]
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "prune_epochs failed: attempt 1 of run 'run' is superseded by attempt 2; the run goes on"
+    ]
+    journal = journal_of(config)
+    assert [ending.reason for ending in journal.endings()] == ["vanished", "completed"]
+    assert verify_run(journal).problems == []
+    assert journal.store.exists(REPORT)
+    assert len(journal.store.list("metrics")) == journal.newest_number()
+
+
+def test_a_complete_run_is_started_again_without_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_config(tmp_path, "run")
+    assert live(config).complete
+    assert live(config).complete
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_what_is_read_back_otherwise_than_it_was_hashed_is_trained_again(

@@ -10,10 +10,12 @@ import pytest
 
 from holdfast.attempt import Line
 from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Saved
+from holdfast.config import Retention
 from holdfast.errors import CheckpointDamaged, NameTaken, NotTrusted, NoVerifiedCheckpoint, Superseded
 from holdfast.fingerprint import fingerprint
 from holdfast.journal import Commit, Journal, metrics_name, signature_name
 from holdfast.journal.signing import check_signed
+from holdfast.retention import prune
 from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
 from tests.support.makers import (
@@ -98,6 +100,39 @@ def test_only_who_owns_the_run_may_quarantine(line: Line) -> None:
     with pytest.raises(Superseded):
         resume(line)
     assert line.journal.numbers("quarantine") == []
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_writer_whose_checkpoint_a_later_attempt_has_pruned_is_superseded(
+    line: Line, store: LocalStore, monkeypatch: pytest.MonkeyPatch, is_recorded: bool
+) -> None:
+    saved, publish = save_next(line), line.journal.publish_commit
+
+    def overtake() -> None:
+        later = make_line(store)  # which adopts the checkpoint, if it isn't committed yet
+        train(later)
+        prune(later.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
+        assert not (root(line) / saved.path).exists()
+
+    def publish_slowly(commit: Commit, envelope: bytes | None = None) -> Commit:
+        commit = publish(commit, envelope)
+        overtake()
+        return commit
+
+    if is_recorded:
+        monkeypatch.setattr(line.journal, "publish_commit", publish_slowly)
+    else:
+        overtake()
+    with pytest.raises(Superseded, match="attempt 1 of run 'run' is superseded by attempt 2"):
+        line.commit(saved, "chunk")
+    assert verify_run(line.journal).problems == []
+
+
+def test_a_checkpoint_that_vanished_under_its_only_writer_is_damaged(line: Line) -> None:
+    saved = save_next(line)
+    shutil.rmtree(root(line) / saved.path)
+    with pytest.raises(CheckpointDamaged, match="missing"):
+        line.commit(saved, "chunk")
 
 
 def test_when_nothing_verifies_the_reasons_are_listed(line: Line, store: LocalStore) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast import checkpoint
 from holdfast.checkpoint import differences, verifying
-from holdfast.errors import StoreFull
+from holdfast.errors import CheckpointDamaged, StoreFull
 from holdfast.state import to_payload
 from holdfast.store.local import LocalStore
 from tests.support.makers import METADATA_FIELDS, commit_of
@@ -74,6 +74,24 @@ def test_the_error_of_a_read_is_raised(folder: LocalStore, monkeypatch: pytest.M
     monkeypatch.setattr(LocalStore, "fill", fill)
     with pytest.raises(StoreFull):
         checkpoint.read_payload(folder, commit)
+
+
+@pytest.mark.parametrize("verb", ["pieces", "fill"])
+def test_a_file_that_is_deleted_after_its_size_was_read_is_missing(
+    folder: LocalStore, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    commit, read = commit_of(save(folder)), getattr(LocalStore, verb)
+
+    def vanish(store: LocalStore, name: str, *arguments: Any) -> Iterator[Any]:
+        store.delete(name)
+        yield from read(store, name, *arguments)
+
+    monkeypatch.setattr(LocalStore, verb, vanish)
+    if verb == "pieces":
+        assert {damage.found for damage in checkpoint.verify(folder, commit)} == {"missing"}
+    else:
+        with pytest.raises(CheckpointDamaged, match="is missing but was committed"):
+            checkpoint.read_payload(folder, commit)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="a thread has a priority of its own on Linux only")
