@@ -38,7 +38,7 @@ class Known:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last attempt has done all that was left to do when it ended."""
+        """Return whether the last attempt had done all that was left to do when it ended."""
         return self.ending is not None and self.ending.reason == "completed"
 
     def find_reason(self, steps_per_epoch: int, total_steps: int) -> str:

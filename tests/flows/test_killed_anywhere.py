@@ -163,7 +163,7 @@ def test_a_rank_that_dies_each_time_a_run_opens_ends_the_command(driver: Driver)
 
 
 def test_sigterm_ends_a_command_whose_ranks_die_as_the_run_opens(driver: Driver) -> None:
-    """Whether it comes while a rank starts or in the pause after its death: no further one is started."""
+    """No further rank is started, whether the signal comes while one starts or in the pause after its death."""
     process = driver.start(VANISHING, **{FAULTS: json.dumps([("build", 0, 0, "")])})
     ranks: set[int] = set()
     while len(ranks) < 2:
