@@ -1,6 +1,8 @@
 """Recipes and a loop for virtual ranks: dropout, batch statistics, a buffer, clipping, accumulation, an average."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,12 +11,36 @@ from torch.nn import functional as F
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from holdfast import Recipe, Run, Schedule
-from tests.support.device import device_of
+from tests.support.device import DEVICE, device_of
 from tests.support.varied import Points
 
 BATCH_SIZE = 16
 GRAD_ACCUM = 2
 COPIES = 4  # of the points: six steps an epoch
+SHARES = 8
+
+
+def write_config(
+    folder: Path,
+    ranks: int,
+    epochs: int,
+    parallel: str = "ddp",
+    recipe: str = "averaged",
+    chunk_steps: int = 2,
+    **settings: str,
+) -> str:
+    """Write a run's configuration into the folder; return its path."""
+    lines = [
+        f'recipe = "tests.support.shares:{recipe}"', 'run = "r"', f"store = {json.dumps(str(folder))}",
+        f"epochs = {epochs}", f"chunk.steps = {chunk_steps}", f"compute.ranks = {ranks}",
+        f"compute.virtual_ranks = {SHARES}", f'compute.parallel = "{parallel}"', f'compute.device = "{DEVICE}"',
+        'compute.mixed_precision = "bf16"', "retention.keep_last = 99", f"log.folder = {json.dumps(str(folder))}",
+        *(f"settings.{name} = {json.dumps(value)}" for name, value in settings.items()),
+    ]  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    path = folder / "config.toml"
+    path.write_text("\n".join(lines))
+    return str(path)
 
 
 class Counted(nn.Module):

@@ -145,7 +145,7 @@ def test_ranks_that_were_started_ahead_and_have_died_are_replaced(tmp_path: Path
 
 
 class Signalled(BaseException):
-    """What a signal's handler raises."""
+    """An exception that a signal's handler raises."""
 
 
 @pytest.fixture

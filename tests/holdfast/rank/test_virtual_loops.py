@@ -1,6 +1,5 @@
 """Virtual ranks in a loop of one's own: any number of ranks trains the same bytes, with shards and without."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from holdfast.journal import Journal
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
 from tests.support.lives import Lives
+from tests.support.shares import write_config
 
 pytestmark = pytest.mark.slow
 
@@ -30,23 +30,6 @@ def _imported(nursery: Lives) -> None:
     nursery.load("torch.distributed.fsdp")
 
 
-def write_config(
-    folder: Path, ranks: int, parallel: str = "ddp", recipe: str = "looped", chunk_steps: int = 2, **settings: str
-) -> str:
-    """Write the run's configuration into the folder; return its path."""
-    lines = [
-        f'recipe = "tests.support.shares:{recipe}"', 'run = "r"', f"store = {json.dumps(str(folder))}",
-        f"epochs = {EPOCHS}", f"chunk.steps = {chunk_steps}", f"compute.ranks = {ranks}", "compute.virtual_ranks = 8",
-        f'compute.parallel = "{parallel}"', 'compute.device = "cpu"', 'compute.mixed_precision = "bf16"',
-        "retention.keep_last = 99", f"log.folder = {json.dumps(str(folder))}",
-        *(f"settings.{name} = {json.dumps(value)}" for name, value in settings.items()),
-    ]  # fmt: skip
-    folder.mkdir(exist_ok=True)
-    path = folder / "config.toml"
-    path.write_text("\n".join(lines))
-    return str(path)
-
-
 def train(nursery: Lives, path: str, **environment: str) -> Any:
     """Train a run, or train it further; return the ended command."""
     return nursery.call("tests.support.forked:train", path, [], **environment)
@@ -62,13 +45,17 @@ def read(folder: Path) -> tuple[dict[int, str], list[str]]:
 @pytest.mark.parametrize("recipe", ["looped", "loaded", "from_loader"])
 def test_the_number_of_ranks_and_their_shards_change_no_byte(nursery: Lives, tmp_path: Path, recipe: str) -> None:
     one, many = tmp_path / "one", tmp_path / "many"
-    done = train(nursery, write_config(one, 1, recipe=recipe, chunk_steps=1))  # dead ranks may save after any step
+    done = train(
+        nursery, write_config(one, 1, EPOCHS, recipe=recipe, chunk_steps=1)
+    )  # dead ranks may save after any step
     assert done.returncode == 0, done.stderr
     expected, trail = read(one)
     assert max(expected) == STEPS
     for life, (ranks, parallel, killed) in enumerate(LIVES):
         struck = tmp_path / f"struck-{life}"
-        done = train(nursery, write_config(many, ranks, parallel, recipe), **(fault(*killed, struck) if killed else {}))
+        done = train(
+            nursery, write_config(many, ranks, EPOCHS, parallel, recipe), **(fault(*killed, struck) if killed else {})
+        )
         assert struck.exists() == (killed is not None), done.stderr
         assert "not promised" not in done.stderr
     assert done.returncode == 0, done.stderr
@@ -78,7 +65,7 @@ def test_the_number_of_ranks_and_their_shards_change_no_byte(nursery: Lives, tmp
 @pytest.mark.parametrize(("parallel", "how"), [("ddp", ""), ("fsdp", "two")])
 def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path, parallel: str, how: str) -> None:
     options = ("--ranks", "1,3,2", "--steps", "8", "--kills", "2", "--seed", "3")
-    path = write_config(tmp_path, 1, parallel, how=how)
+    path = write_config(tmp_path, 1, EPOCHS, parallel, "looped", how=how)
     done = nursery.call("tests.support.forked:command", "prove", path, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\n  ranks       1 straight, and 1, 3 and 2 between the kills\n" in done.stdout
@@ -94,7 +81,7 @@ def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path, parall
     ],
 )
 def test_a_mistake_is_refused_with_shards_too(nursery: Lives, tmp_path: Path, how: str, said: str) -> None:
-    done = train(nursery, write_config(tmp_path, 2, "fsdp", how=how))
+    done = train(nursery, write_config(tmp_path, 2, EPOCHS, "fsdp", "looped", how=how))
     assert done.returncode != 0
     assert said in done.stderr
     assert read(tmp_path)[0] == {}

@@ -9,13 +9,13 @@ import pytest
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
-from tests.support.device import DEVICE, ON_GPUS
+from tests.support.device import ON_GPUS
 from tests.support.gpus import count_gpus
 from tests.support.lives import Lives
+from tests.support.shares import write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.gpus(2)]
 
-SHARES = 8
 EPOCHS = 4
 # Each life: its number of ranks, what they hold of the model, and where SIGKILL ends it. What its ranks have saved by
 # then is adopted. On GPUs there are at most as many ranks as GPUs.
@@ -33,22 +33,6 @@ LIVES = [
 def _imported(nursery: Lives) -> None:
     """Spare each rank the import, which takes longer than what it does here."""
     nursery.load("torch.distributed.fsdp")
-
-
-def write_config(
-    folder: Path, ranks: int, epochs: int, how: str = "", parallel: str = "ddp", chunk_steps: int = 2
-) -> str:
-    """Write the run's configuration into the folder; return its path."""
-    lines = [
-        'recipe = "tests.support.shares:averaged"', 'run = "r"', f"store = {json.dumps(str(folder))}",
-        f"epochs = {epochs}", f'settings.how = "{how}"', f"chunk.steps = {chunk_steps}", f"compute.ranks = {ranks}",
-        f"compute.virtual_ranks = {SHARES}", f'compute.parallel = "{parallel}"', f'compute.device = "{DEVICE}"',
-        'compute.mixed_precision = "bf16"', "retention.keep_last = 99", f"log.folder = {json.dumps(str(folder))}",
-    ]  # fmt: skip
-    folder.mkdir(exist_ok=True)
-    path = folder / "config.toml"
-    path.write_text("\n".join(lines))
-    return str(path)
 
 
 def train(nursery: Lives, path: str, **environment: str) -> Any:
