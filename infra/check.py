@@ -202,6 +202,7 @@ def check_values(path: Path) -> Iterator[str]:
     """Check the values of one of Prefect's charts: its keys, its images' tags and what goes into pods as it is."""
     values = read_yaml(path)
     yield from (f"{path}: the chart has no value {each}" for each in charts.find_unknown(path.name, values))
+    yield from (f"{path}: a container has it twice: {each}" for each in charts.find_repeated(path.name, values))
     for tag in charts.find_tags(values):
         if not is_pinned(f"prefect:{tag}"):
             yield f"{path}: the tag {tag} is not pinned to a version"

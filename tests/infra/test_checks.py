@@ -94,6 +94,9 @@ subjects:
 global:
   prefect:
     image: {prefectTag: 3.8.8-python3.12}
+    env: [{name: DO_NOT_TRACK, value: "1"}]
+backgroundServices:
+  env: [{name: ANALYTICS, value: "false"}]
 server:
   basicAuth: {enabled: true, existingSecret: auth}
   containerSecurityContext: {runAsNonRoot: true}
@@ -219,6 +222,9 @@ PLANTED = [
     ("infra/kubernetes/server-values.yaml", "existingSecret", "secret", "no value server.basicAuth.secret"),
     ("infra/kubernetes/server-values.yaml", "runAsNonRoot", "runAsNonRot", "runAsNonRot"),
     ("infra/kubernetes/server-values.yaml", "topologyKey", "topologieKey", "topologyKey"),
+    ("infra/kubernetes/server-values.yaml", "DO_NOT_TRACK", "ANALYTICS", "backgroundServices.env: ANALYTICS"),
+    ("infra/kubernetes/server-values.yaml", "DO_NOT_TRACK", "PREFECT_UI_API_URL", "global.prefect.env: PREFECT_UI_API"),
+    ("infra/kubernetes/worker-values.yaml", "DO_NOT_TRACK", "PREFECT_API_URL", "worker.extraEnvVars: PREFECT_API_URL"),
     ("infra/kubernetes/worker-values.yaml", "workPool", "pool", "no value worker.config.pool"),
     ("infra/kubernetes/worker-values.yaml", '"1"', "1", "string"),
     ("infra/kubernetes/pools.yaml", "backoffLimit", "backofLimit", "backofLimit"),
