@@ -1,7 +1,18 @@
 """Check the values for Prefect's Helm charts: Helm itself ignores most keys that a chart doesn't have."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+
+# The charts that the values fit, and what the commands of docs/kubernetes.md set besides the file.
+REPOSITORY, VERSION = "https://prefecthq.github.io/prefect-helm", ">=2026.7"
+CHARTS = {
+    "server-values.yaml": ("prefect-server", []),
+    "worker-values.yaml": (
+        "prefect-worker",
+        ["--set", "fullnameOverride=worker-gpu", "--set", "worker.config.workPool=gpu"],
+    ),
+}
 
 # The values that the charts take, by the file in infra/kubernetes. A key stands for everything below it.
 # From values.yaml, values.schema.json and the tests in https://github.com/PrefectHQ/prefect-helm, of July 2026.
@@ -116,6 +127,15 @@ def find_repeated(name: str, values: dict[str, Any]) -> Iterator[str]:
                     found.add(f"{room}: {variable}")
                 seen.add(variable)
     yield from sorted(found)
+
+
+def find_repeated_in(resource: dict[str, Any]) -> Iterator[str]:
+    """Yield the environment variables, as ``Deployment worker-gpu: HOME``, that a rendered container has twice."""
+    spec = resource.get("spec", {}).get("template", {}).get("spec", {})
+    for container in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
+        for variable, count in Counter(each["name"] for each in container.get("env") or []).items():
+            if count > 1:
+                yield f"{resource['kind']} {resource['metadata']['name']}: {variable}"
 
 
 def find_tags(values: dict[str, Any]) -> Iterator[str]:
