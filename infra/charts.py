@@ -6,7 +6,7 @@ from typing import Any
 
 # The charts that the values fit, and what the commands of docs/kubernetes.md set besides the file.
 REPOSITORY, VERSION = "https://prefecthq.github.io/prefect-helm", ">=2026.7"
-CHARTS = {
+CHARTS: dict[str, tuple[str, list[str]]] = {
     "server-values.yaml": ("prefect-server", []),
     "worker-values.yaml": (
         "prefect-worker",
