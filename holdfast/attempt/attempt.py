@@ -87,6 +87,7 @@ class Attempt:
         self.upkeep = Upkeep(self)
         self._pipeline = Pipeline(self._choose_stop)
         self._stopping = Stopping.TRAINING
+        self._is_on_record = False  # whether its ending is
         self._reason = ""  # why it began, as its record says; empty before it has claimed the run
         self._takes_all_gpus = config.compute.ranks == "all"
         self._failures = Failures()
@@ -448,8 +449,14 @@ class Attempt:
             log.warning("the run is complete, but not the code after its loop: %s", error)
 
     def end(self, ending: Ending) -> None:
-        """End the ranks, and record how the attempt ended, if it had claimed the run."""
+        """End the ranks, and record how the attempt ended, if it had claimed the run.
+
+        An attempt that has completed the run records so before the code after a loop, which may take long. Otherwise a
+        second command would take the attempt for one that has vanished, and claim the run.
+        """
         try:
+            if ending.reason == "completed":
+                self._record_ending(ending)
             self._finish()
         finally:  # a signal may end the wait
             self.close()
@@ -457,10 +464,11 @@ class Attempt:
             self._observers.tell("ended", self)
 
     def _record_ending(self, ending: Ending) -> None:
-        if not self._is_claimed:
+        if not self._is_claimed or self._is_on_record:
             return
         step = self.head.step if self.head else 0
         try:
             self.journal.end_attempt(self.number, Ending(ending.reason, ending.message, step))
+            self._is_on_record = True
         except HoldfastError as error:
             log.warning("how the attempt ended is not on record: %s", error)
