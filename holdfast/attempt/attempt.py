@@ -31,6 +31,7 @@ from holdfast.durations import LEAST_MARGIN_S, MARGIN_S, Durations
 from holdfast.endings import Ending
 from holdfast.errors import (
     ConfigError,
+    FolderTaken,
     HoldfastError,
     NameTaken,
     OutOfMemory,
@@ -218,8 +219,9 @@ class Attempt:
             self.number, reason, platform.node(), os.getpid(), present.environment, lineage, self.ranks.began_at
         )
         self._reason = reason
-        known.record_lost_attempts(self.journal, self.number)
+        # At once, so that a process that sleeps hardly ever replaces the settings of a later attempt.
         self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
+        known.record_lost_attempts(self.journal, self.number)
         self._history = History(self.journal, self.number) if self.config.chunk.auto else None
         self.upkeep.is_owed = known.newest is not None  # the attempt before may have left it, or died in it
         if is_end:
@@ -338,11 +340,11 @@ class Attempt:
 
     # ---- commit
 
-    def commit(self, saved: Saved) -> Commit:
-        """Publish a checkpoint's commit and latest.json, tell the observers, and do the upkeep.
+    def commit(self, saved: Saved) -> Commit | None:
+        """Publish a checkpoint's commit and latest.json, tell the observers, and do the upkeep; return the head.
 
         Call it again to finish a call that a signal has interrupted. An attempt that is stopping leaves upkeep to the
-        next attempt.
+        next attempt. If the checkpoint's folder is taken, the chunk is to be trained again, and the head stays.
 
         Raises:
             Superseded: a later attempt owns the run; nothing was changed.
@@ -355,10 +357,13 @@ class Attempt:
             self.close()
             self._pipeline.uncommitted.clear()
             return self.line.follow()
+        except FolderTaken as error:
+            log.warning("%s; its steps are trained again", error)
+            self.fall_back()
+            return self.head
         self._pipeline.uncommitted.pop(0)
         if not self.is_stopping:
             self.upkeep.do()
-        assert self.head is not None
         return self.head
 
     def _commit(self, proposal: Proposal) -> None:
