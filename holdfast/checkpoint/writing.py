@@ -14,7 +14,7 @@ from holdfast.checkpoint.format import is_part
 from holdfast.checkpoint.metadata import METADATA, SHOWN, Metadata, Saved, content_id, folder_name
 from holdfast.checkpoint.peers import Peers
 from holdfast.errors import NameMissing, NameTaken
-from holdfast.journal import FileRecord
+from holdfast.journal import FileRecord, folder_record_name
 from holdfast.store import Store
 
 # A part is written in pieces of this size, so that other threads get their turn and no system call takes long.
@@ -80,9 +80,15 @@ def write_checkpoint(
     candidates = _candidate_names(folder_name(metadata["optimizer_steps_total"], metadata["steps_per_epoch"]))
     is_main = peers.rank == 0
 
-    def choose() -> str:
+    def is_free(path: str) -> bool:
+        # A folder that was assigned to a commit may be deleted at any moment by a prune that has slept since.
+        if folder.exists(folder_record_name(path)):
+            return False
         # A dead attempt may have left parts of another cut in a folder.
-        return next(path for path in candidates if not {*filter(is_part, folder.list(path))} - {*names})
+        return not {*filter(is_part, folder.list(path))} - {*names}
+
+    def choose() -> str:
+        return next(filter(is_free, candidates))
 
     while True:
         path = peers.decide(choose)

@@ -4,7 +4,7 @@ import abc
 import contextlib
 import errno
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import PurePosixPath
@@ -148,10 +148,14 @@ class Store(abc.ABC):
     def delete_folder(self, folder: str) -> None:
         """Delete a folder and everything in it, if it exists."""
 
-    def sweep(self, before: datetime) -> int:
+    def sweep(self, before: datetime, is_spared: Callable[[str], bool] = lambda folder: False) -> int:
         """Delete the remains of unfinished writes that began before a time, in this folder and all folders below.
 
         The default does nothing; it suits a storage that has no such remains or deletes them itself.
+
+        Args:
+            is_spared: returns whether to leave everything in a folder of this folder, by its name: a write there may
+                not have ended yet.
 
         Returns:
             The number of deleted remains.

@@ -120,14 +120,16 @@ class LocalStore(Store):
 
         self._delete(folder, remove)
 
-    def sweep(self, before: datetime) -> int:
+    def sweep(self, before: datetime, is_spared: Callable[[str], bool] = lambda folder: False) -> int:
         swept = 0
         with (
             translate_errors(f"sweep {self.url}"),
             contextlib.suppress(FileNotFoundError),
             folders.opened(self.root, []) as root,
         ):
-            for _, _, names, folder in os.fwalk(".", dir_fd=root):
+            for path, inner, names, folder in os.fwalk(".", dir_fd=root):
+                if path == ".":
+                    inner[:] = [name for name in inner if not is_spared(name)]
                 for name in (name for name in names if TEMP_MARK in name):
                     with contextlib.suppress(FileNotFoundError):  # its write has just ended
                         if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime < before.timestamp():
