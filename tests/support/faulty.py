@@ -34,6 +34,8 @@ REFUSED = "refused"  # the server doesn't get the request; the response is 500 o
 CUT = "cut"  # the server doesn't get the request; the connection is reset
 SLOW = "slow"  # the server gets the request SLOW_S later
 DENIED = "denied"  # the server doesn't get the request; the response is 403, as each cloud says it
+TORN = "torn"  # the server carries out the request; the connection is closed in the middle of the response's body
+SHORT = "short"  # the server carries out the request; the response has only the first half of its body
 KINDS = (LOST, REFUSED, CUT, SLOW)
 SLOW_S = 0.3
 WITHIN_S = 60
@@ -53,6 +55,9 @@ AZURE_DENIES = (
     [("Content-Type", "application/xml"), ("x-ms-error-code", "AuthorizationPermissionMismatch")],
     (b"<Error><Code>AuthorizationPermissionMismatch</Code><Message>This request is not authorized</Message></Error>"),
 )
+
+# Codes with which S3 refuses a request, and the status of each. A code is a kind of fault, too.
+S3_REFUSES = {"BadDigest": 400, "ExpiredToken": 400, "IncompleteBody": 400, "RequestTimeTooSkewed": 403}
 
 # Returns the kind of fault for a request, or "" for none. Arguments: method, path with query, headers.
 Choose = Callable[[str, str, Any], str]
@@ -114,6 +119,19 @@ def lose_each_write_once() -> Choose:
             return ""
         seen.add(request)
         return LOST
+
+    return choose
+
+
+def tear_each_read_once() -> Choose:
+    """Return a choice that cuts the response to the first try of every GET."""
+    seen: set[str] = set()
+
+    def choose(method: str, path: str, headers: Any) -> str:
+        if method != "GET" or path in seen:
+            return ""
+        seen.add(path)
+        return TORN
 
     return choose
 
@@ -198,12 +216,17 @@ class _Handler(BaseHTTPRequestHandler):
             is_gcs = re.match("(/upload|/download)?/storage/v1/", self.path)
             denies = AZURE_DENIES if "x-ms-version" in self.headers else GCS_DENIES if is_gcs else S3_DENIES
             return self._answer(403, *denies)
+        if kind in S3_REFUSES:
+            content = f"<Error><Code>{kind}</Code><Message>{kind} was said</Message></Error>".encode()
+            return self._answer(S3_REFUSES[kind], S3_DENIES[0], content)
         if kind == SLOW:
             time.sleep(SLOW_S)
-        answer = self._forward(body)
+        status, headers, content = self._forward(body)
         if kind == LOST:
             return self._reset()
-        return self._answer(*answer)
+        if kind == TORN:
+            return self._tear(status, headers, content)
+        return self._answer(status, headers, content[: len(content) // 2] if kind == SHORT else content)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_request  # noqa: N815
 
@@ -247,6 +270,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
+
+    def _tear(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+        """Announce the whole response, send the first half of its body, and close the connection."""
+        self.send_response_only(status)
+        for name, value in [*headers, ("Content-Length", str(len(content)))]:
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2])
+        self.wfile.flush()
+        self.close_connection = True
 
     def _reset(self) -> None:
         """Reset the connection, as a failing network does."""
