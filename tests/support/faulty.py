@@ -35,6 +35,7 @@ CUT = "cut"  # the server doesn't get the request; the connection is reset
 SLOW = "slow"  # the server gets the request SLOW_S later
 DENIED = "denied"  # the server doesn't get the request; the response is 403, as each cloud says it
 TORN = "torn"  # the server carries out the request; the connection is closed in the middle of the response's body
+SILENT = "silent"  # the server doesn't get the request; no response comes before the client asks again
 SHORT = "short"  # the server carries out the request; the response has only the first half of its body
 KINDS = (LOST, REFUSED, CUT, SLOW)
 SLOW_S = 0.3
@@ -72,6 +73,7 @@ class Faulty:
         direct: the environment variables with which it uses the server without the proxy.
         faults: the number of faults of each kind so far.
         requests: the number of requests so far.
+        asked_again: the number of requests that came while an earlier one got no response.
     """
 
     def __init__(self, direct: dict[str, str], variable: str, choose: Choose) -> None:
@@ -79,6 +81,7 @@ class Faulty:
         self.choose = choose
         self.faults: collections.Counter[str] = collections.Counter()
         self.requests = 0
+        self.asked_again = 0
         self.lock = threading.Lock()
         upstream = urlsplit(re.search("http://[^/;]+", direct[variable])[0])  # type: ignore[index]
         self.upstream = (upstream.hostname or "", upstream.port or 80)
@@ -95,6 +98,15 @@ class Faulty:
             kind = self.choose(method, path, headers)
             self.faults.update([kind] if kind else [])
             return kind
+
+    def await_next(self) -> None:
+        """Wait for the next request, at most `WITHIN_S` seconds."""
+        before, deadline = self.requests, time.monotonic() + WITHIN_S
+        while self.requests == before:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.01)
+        self.asked_again += 1
 
     def close(self) -> None:
         """Stop the proxy."""
@@ -219,6 +231,9 @@ class _Handler(BaseHTTPRequestHandler):
         if kind in S3_REFUSES:
             content = f"<Error><Code>{kind}</Code><Message>{kind} was said</Message></Error>".encode()
             return self._answer(S3_REFUSES[kind], S3_DENIES[0], content)
+        if kind == SILENT:
+            self.proxy.await_next()
+            return self._reset()
         if kind == SLOW:
             time.sleep(SLOW_S)
         status, headers, content = self._forward(body)

@@ -1,6 +1,7 @@
 """A store behind a failing network: a write that the server carried out counts, even if its response was lost."""
 
 import contextlib
+import importlib
 import itertools
 import os
 import random
@@ -25,6 +26,7 @@ from tests.support.faulty import (
     KINDS,
     LOST,
     SHORT,
+    SILENT,
     TORN,
     Faulty,
     behind_faults,
@@ -99,6 +101,22 @@ def test_a_response_that_is_cut_is_asked_for_again(store: ObjectStore, network: 
     with pytest.raises(NameMissing):
         store.read("b")
     assert network.faults[TORN] >= 2
+
+
+def test_google_is_asked_again_if_a_connection_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default gcsfs waits for ever, and so a run would."""
+    gcs = importlib.import_module("holdfast.store.gcs")
+    monkeypatch.setattr(gcs, "SILENT_S", 2.0)
+    silent = itertools.chain([SILENT], itertools.repeat(""))
+    with (
+        servers.gcs_server() as direct,
+        behind_faults(direct, "STORAGE_EMULATOR_HOST", lambda *_: "") as proxy,
+    ):
+        store = open_store(f"{use(proxy, monkeypatch, servers.make_gcs_bucket)}/runs")
+        store.create("a", b"bytes")
+        proxy.choose = lambda *_: next(silent)
+        assert store.read("a") == b"bytes"
+        assert proxy.asked_again == 1
 
 
 @pytest.mark.parametrize("network", CLOUDS[:2], indirect=True)
