@@ -296,6 +296,5 @@ def _expect(found: object, expected: object, message: str) -> None:
 
 def _list_missing(store: Store) -> list[Path]:
     """Return the folders that a first write would make for the store itself, the innermost first."""
-    if not isinstance(store, LocalStore):
-        return []
-    return [folder for folder in (store.root, *store.root.parents) if not os.path.lexists(folder)]
+    folders = (store.root, *store.root.parents) if isinstance(store, LocalStore) else ()
+    return [folder for folder in folders if not os.path.lexists(folder)]

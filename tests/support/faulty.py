@@ -81,7 +81,7 @@ class Faulty:
         self.choose = choose
         self.faults: collections.Counter[str] = collections.Counter()
         self.requests = 0
-        self.asked_again = 0
+        self.asked_again = self._silent = 0
         self.lock = threading.Lock()
         upstream = urlsplit(re.search("http://[^/;]+", direct[variable])[0])  # type: ignore[index]
         self.upstream = (upstream.hostname or "", upstream.port or 80)
@@ -95,18 +95,18 @@ class Faulty:
         """Choose the fault for a request, and count it."""
         with self.lock:
             self.requests += 1
+            self.asked_again += self._silent
             kind = self.choose(method, path, headers)
+            self._silent = int(kind == SILENT)
             self.faults.update([kind] if kind else [])
             return kind
 
     def await_next(self) -> None:
         """Wait for the next request, at most `WITHIN_S` seconds."""
-        before, deadline = self.requests, time.monotonic() + WITHIN_S
-        while self.requests == before:
-            if time.monotonic() > deadline:
-                return
+        deadline = time.monotonic() + WITHIN_S
+        while self._silent and time.monotonic() < deadline:
             time.sleep(0.01)
-        self.asked_again += 1
+        self._silent = 0
 
     def close(self) -> None:
         """Stop the proxy."""
@@ -121,29 +121,16 @@ def at_random(rate: float, seed: int, kinds: tuple[str, ...] = KINDS) -> Choose:
     return lambda method, path, headers: chance.choice(kinds) if chance.random() < rate else ""
 
 
-def lose_each_write_once() -> Choose:
-    """Return a choice that loses the response to the first try of every write."""
+def each_once(kind: str, *methods: str) -> Choose:
+    """Return a choice that strikes the first try of every request with one of these methods."""
     seen: set[tuple[str, ...]] = set()
 
     def choose(method: str, path: str, headers: Any) -> str:
         request = (method, path, headers.get("Content-Range", ""))  # GCS sends all parts to one path
-        if method not in ("PUT", "POST") or request in seen:
+        if method not in methods or request in seen:
             return ""
         seen.add(request)
-        return LOST
-
-    return choose
-
-
-def tear_each_read_once() -> Choose:
-    """Return a choice that cuts the response to the first try of every GET."""
-    seen: set[str] = set()
-
-    def choose(method: str, path: str, headers: Any) -> str:
-        if method != "GET" or path in seen:
-            return ""
-        seen.add(path)
-        return TORN
+        return kind
 
     return choose
 

@@ -30,9 +30,8 @@ from tests.support.faulty import (
     TORN,
     Faulty,
     behind_faults,
+    each_once,
     faulty_s3,
-    lose_each_write_once,
-    tear_each_read_once,
     use,
 )  # fmt: skip
 from tests.support.makers import head_step, make_line, train
@@ -45,7 +44,7 @@ CLOUDS = ["s3", "gs", pytest.param("az", marks=pytest.mark.skipif(not AZURITE.ex
 def network(request: pytest.FixtureRequest) -> Iterator[Faulty]:
     """Start a cloud server that loses its response to the first try of each write; S3, unless a test names another."""
     with contextlib.ExitStack() as stack:
-        cloud, choose = getattr(request, "param", "s3"), lose_each_write_once()
+        cloud, choose = getattr(request, "param", "s3"), each_once(LOST, "PUT", "POST")
         if cloud == "s3":
             yield stack.enter_context(faulty_s3(choose=choose))
         elif cloud == "gs":
@@ -96,7 +95,7 @@ def test_a_response_that_is_cut_is_asked_for_again(store: ObjectStore, network: 
     """
     network.choose = lambda *_: ""
     store.create("a", b"bytes" * 100)
-    network.choose = tear_each_read_once()
+    network.choose = each_once(TORN, "GET")
     assert store.read("a") == b"bytes" * 100
     with pytest.raises(NameMissing):
         store.read("b")
