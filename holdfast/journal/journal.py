@@ -19,6 +19,7 @@ from holdfast import faults
 from holdfast.endings import Ending
 from holdfast.errors import (
     CheckpointDamaged,
+    ConfigError,
     FolderTaken,
     NameMissing,
     NameTaken,
@@ -30,6 +31,7 @@ from holdfast.errors import (
 )
 from holdfast.journal.folder import RunFolder
 from holdfast.journal.links import broken_links
+from holdfast.journal.names import REACH
 from holdfast.journal.records import (
     MAX_RECORD_BYTES,
     AttemptRecord,
@@ -95,8 +97,13 @@ class Journal(RunFolder):
             began_at: when the attempt's ranks were started; empty if unknown.
 
         Raises:
+            ConfigError: the number is far beyond the highest one, so that readers would take its record for a stray.
             Superseded: another process claimed the number.
         """
+        if number < 1 or (number > REACH and number > self.attempts() + REACH):
+            raise ConfigError(
+                f"run {self.run!r} can't have an attempt {number}", hint=f"the next one is {self.attempts() + 1}"
+            )
         record = AttemptRecord(
             number=number,
             why=reason,

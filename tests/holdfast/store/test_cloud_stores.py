@@ -26,6 +26,7 @@ from holdfast.store.objects import ObjectStore
 from holdfast.store.s3 import S3Store, S3Upload
 from holdfast.testing.stores import StoreTests
 from tests.conftest import AZURITE, free_port
+from tests.support.faulty import faulty_s3, use
 
 needs_azurite = pytest.mark.skipif(not AZURITE.exists(), reason="Azurite is installed where there is npm")
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
@@ -93,6 +94,23 @@ def test_a_wrong_key_is_not_retried(container: str, azure_server: str, pauses: l
             verb("a")
         assert "credentials" in caught.value.hint or "the right to it" in caught.value.hint
         assert key not in "".join(traceback.format_exception(caught.value))
+    assert sum(pauses) < 1
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"), [("ExpiredToken", "set the cloud's usual credentials"), ("RequestTimeTooSkewed", "clock")]
+)
+def test_credentials_and_clocks_are_no_missing_right(
+    code: str, hint: str, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    with faulty_s3(choose=lambda *_: code) as proxy:
+        store = open_store(f"{use(proxy, monkeypatch)}/runs")
+        pauses.clear()
+        for verb in (store.list, store.delete, lambda name: store.replace(name, b"")):
+            with pytest.raises(StoreDenied, match=code) as caught:
+                verb("a")
+            assert hint in caught.value.hint
+            assert "lacks_right" not in caught.value.data
     assert sum(pauses) < 1
 
 
