@@ -133,7 +133,7 @@ class _Bench:
         payload = to_payload({"model": self.state})
         peers = self.exchange if self.exchange.ranks > 1 else None
         payload = payload if peers else localize(payload)
-        self.saver.begin(self.store, payload, fields, "", peers=peers)
+        self.saver.begin(self.store, payload, fields, "", is_urgent=False, peers=peers)
         stall = time.perf_counter() - began
         saved = self.saver.wait()
         assert saved is not None
