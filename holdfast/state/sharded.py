@@ -161,24 +161,23 @@ class Bytewise(NamedTuple):
     regions: dict[int, Region]
 
 
-def see_bytewise(tensor: Any) -> Bytewise:
-    """Return a sharded tensor's shape and regions in bytes."""
-    mesh = tensor.device_mesh
-    key = tuple(tensor.shape), tuple(mesh.shape), tuple(tensor.placements)
-    shape, regions = _see_bytewise(tensor.dtype.itemsize, *key)
-    return Bytewise(shape, dict(zip(mesh.mesh.flatten().tolist(), regions, strict=True)))
+@functools.lru_cache(maxsize=4096)  # a model has many tensors of equal shape
+def see_bytewise(item_bytes: int, whole: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> Bytewise:
+    """Return the shape and the regions in bytes of a tensor that is cut over the ranks.
 
-
-@functools.lru_cache(maxsize=4096)
-def _see_bytewise(
-    item_bytes: int, whole: tuple[int, ...], mesh: tuple[int, ...], placements: Sequence[Any]
-) -> tuple[tuple[int, ...], list[Region]]:
+    Args:
+        item_bytes: the size of an element.
+        whole: the tensor's shape.
+        mesh, placements: the `DTensor`'s.
+    """
     shape = (*whole, item_bytes)
-    regions = [Region((*each.offset, 0), (*each.shape, item_bytes)) for each in _list_regions(whole, mesh, placements)]
+    found = _list_regions(whole, tuple(mesh.shape), placements)
+    regions = [Region((*each.offset, 0), (*each.shape, item_bytes)) for each in found]
     if all(each.shape[1:] == shape[1:] or not each.size for each in regions):
         row = math.prod(shape[1:])
-        return (math.prod(shape),), [Region((each.offset[0] * row,), (each.size,)) for each in regions]
-    return shape, regions
+        regions = [Region((each.offset[0] * row,), (each.size,)) for each in regions]
+        shape = (math.prod(shape),)
+    return Bytewise(shape, dict(zip(mesh.mesh.flatten().tolist(), regions, strict=True)))
 
 
 def list_regions(tensor: Any) -> dict[int, Region]:

@@ -9,6 +9,7 @@ import bisect
 import contextlib
 import dataclasses
 import datetime
+import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -370,12 +371,23 @@ def _describe(position: int, piece: Any, everywhere: Sequence[int], owner: int |
     if not isinstance(piece, ShardedBytes):
         whole = Region((0,), (size_bytes,))
         return Extent(position, size_bytes, 0, whole.shape, dict.fromkeys(everywhere, whole))
-    shape, regions = see_bytewise(piece.tensor)
-    (rows,) = cut_boxes(shape, piece.start, piece.start + size_bytes)
+    shape, held = _describe_cut(
+        piece.tensor.dtype.itemsize, tuple(piece.tensor.shape), piece.tensor.device_mesh,
+        tuple(piece.tensor.placements), piece.start, size_bytes, owner,
+    )  # fmt: skip
+    return Extent(position, size_bytes, piece.start, shape, held)
+
+
+@functools.lru_cache(maxsize=2**14)  # a run has the same tensors at every save, and training waits for this
+def _describe_cut(
+    item_bytes: int, whole: tuple[int, ...], mesh: Any, placements: tuple[Any, ...],
+    start: int, size_bytes: int, owner: int | None,
+) -> tuple[tuple[int, ...], Mapping[int, Region]]:  # fmt: skip
+    shape, regions = see_bytewise(item_bytes, whole, mesh, placements)
+    (rows,) = cut_boxes(shape, start, start + size_bytes)
     chosen = regions if owner is None else _once(regions, owner)
     common = {rank: rows.intersect(region) for rank, region in chosen.items()}
-    held = {rank: region for rank, region in common.items() if region.size}
-    return Extent(position, size_bytes, piece.start, shape, held)
+    return shape, {rank: region for rank, region in common.items() if region.size}
 
 
 def _once(regions: Mapping[int, Region], owner: int) -> dict[int, Region]:
@@ -395,7 +407,8 @@ def _view_held(piece: Any, region: Region) -> Tensor:
     """Return this rank's region of a piece, as bytes of its shape: a view, if this rank's memory is contiguous."""
     if not isinstance(piece, ShardedBytes):
         return _to_bytes(piece.tensor)
-    _, regions = see_bytewise(piece.tensor)
+    tensor = piece.tensor
+    _, regions = see_bytewise(tensor.dtype.itemsize, tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements))
     local = regions[distributed.get_rank()]
     return _to_bytes(local_of(piece.tensor)).view(local.shape)[region.within(local)]
 
