@@ -102,18 +102,19 @@ class Store(abc.ABC):
         Raises as `read` does.
         """
 
-    def fill(self, name: str, buffer: memoryview) -> Iterator[int]:
-        """Read a file into a buffer until either ends; after each piece, yield the number of bytes read so far.
+    def fill(self, name: str, buffer: memoryview, start: int = 0) -> Iterator[int]:
+        """Read a file into a buffer, from a position until either ends; after each piece, yield the bytes read so far.
 
         Raises as `read` does.
         """
         filled = 0
-        for piece in self.pieces(name, FILL_BYTES):
-            end = min(filled + len(piece), len(buffer))
-            buffer[filled:end] = piece[: end - filled]
-            filled = end
+        while filled < len(buffer):
+            end = min(filled + FILL_BYTES, len(buffer))
+            piece = self.read(name, start + filled, start + end)
+            buffer[filled : filled + len(piece)] = piece
+            filled += len(piece)
             yield filled
-            if filled == len(buffer):
+            if filled < end:
                 return
 
     @abc.abstractmethod

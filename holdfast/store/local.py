@@ -89,9 +89,9 @@ class LocalStore(Store):
             while piece := file.read(piece_bytes):
                 yield piece
 
-    def fill(self, name: str, buffer: memoryview) -> Iterator[int]:
+    def fill(self, name: str, buffer: memoryview, start: int = 0) -> Iterator[int]:
         with translate_errors(f"read {name} in {self.url}"), self._open(name) as file:
-            yield from direct.fill(file.fileno(), buffer)
+            yield from direct.fill(file.fileno(), buffer, start)
 
     def size_bytes(self, name: str) -> int:
         return self._look(name).st_size
