@@ -155,7 +155,7 @@ infra/.env:
 
 up-compose: infra/.env
 	@$(COMPOSE) --file infra/compose.yaml --env-file infra/.env up --detach
-	@echo "UI          http://127.0.0.1:4200   asks for a password: PREFECT_AUTH in infra/.env"
+	@. infra/.env && echo "UI          http://127.0.0.1:$${PORT:-4200}   asks for a password: PREFECT_AUTH in infra/.env"
 
 down-compose: infra/.env
 	@$(COMPOSE) --file infra/compose.yaml --env-file infra/.env down
