@@ -1,11 +1,9 @@
 """What a loop keeps, in the form of a recipe: the state of its objects, sorted by what they are."""
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
@@ -15,8 +13,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from holdfast.errors import RecipeError, StateError
+from holdfast.hyperparameters import is_hyperparameter
 from holdfast.recipe import Recipe, Stateful
-from holdfast.state import is_generator, read_generator, write_generator
+from holdfast.state import Ties, as_stateful, is_sharded, local_of
 from holdfast.training.carried import Carried
 from holdfast.training.optimizers import Optimizers, parts_of, read_rates
 
@@ -73,6 +72,7 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
     optimizers: dict[str, torch.optim.Optimizer] = {}
     schedulers: dict[str, Any] = {}
     extras: dict[str, Stateful] = {}
+    ties = Ties(modules)
     for name, each in sorted(objects.items()):
         if isinstance(each, nn.Module):
             modules[name] = extract_model_from_parallel(each, keep_torch_compile=False)
@@ -85,13 +85,13 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
         elif isinstance(each, LRScheduler | ReduceLROnPlateau):
             schedulers[name] = each
         else:
-            extras[name] = as_stateful(name, each)
+            extras[name] = as_stateful(name, each, ties)
     model = next(iter(modules.values())) if len(modules) == 1 else nn.ModuleDict(modules)
     optimizer: Any = next(iter(optimizers.values())) if len(optimizers) == 1 else Optimizers(optimizers)
     own = {
-        MODES: Modes(model),
+        MODES: Modes(model, optimizer),
         GRADIENTS: Gradients(model, optimizer),
-        ACCUMULATION: Attributes(accelerator, ["step"]),
+        ACCUMULATION: Count(accelerator),
     }
     return {
         "model": model, "modules": modules, "optimizer": optimizer, "schedulers": list(schedulers.values()),
@@ -99,160 +99,100 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
     }  # fmt: skip
 
 
-# ---- the state of objects that have no state_dict
+class Count:
+    """accelerate's count of accumulated steps, as a state."""
 
-
-def as_stateful(name: str, value: Any) -> Stateful:
-    """Return an object whose ``state_dict`` and ``load_state_dict`` read and restore a value in place.
-
-    Raises:
-        RecipeError: that can't be done with a value of this type.
-    """
-    if _has_methods(value):
-        return cast(Stateful, value)
-    if is_generator(value):
-        return _Generator(value)
-    for kinds, adapter in ADAPTERS:
-        if isinstance(value, kinds):
-            return cast(Stateful, adapter(value))
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | tuple):
-        raise RecipeError(
-            f"run.keep({name}=...): {value!r} can't be changed in place when the run resumes",
-            hint=f'put it into a dict: state = {{"{name}": {value!r}}}; run.keep(state=state)',
-        )
-    raise RecipeError(
-        f"run.keep({name}=...): expected an object with state_dict and load_state_dict, a tensor, an array, a "
-        f"container or a generator of random numbers; found a {type(value).__qualname__}",
-        hint=f"give its class state_dict and load_state_dict, or keep its attributes: run.keep({name}=vars({name}))",
-    )
-
-
-def _has_methods(value: Any) -> bool:
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
-class _Adapter:
-    """The state of one value without a ``state_dict``."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class _Tensor(_Adapter):
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value.detach()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        with torch.no_grad():
-            self.value.copy_(state["value"])
-
-
-class _Array(_Adapter):
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value.copy()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value[...] = state["value"]
-
-
-class _Dict(_Adapter):
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": {key: _read(each) for key, each in self.value.items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        saved = {key: _write(self.value.get(key), each) for key, each in state["value"].items()}
-        self.value.clear()
-        self.value.update(saved)
-
-
-class _Sequence(_Adapter):
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": [_read(each) for each in self.value]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        own = [*self.value, *[None] * len(state["value"])]
-        saved = [_write(mine, each) for mine, each in zip(own, state["value"], strict=False)]
-        self.value.clear()
-        self.value.extend(saved)
-
-
-def _is_stateful(value: Any) -> bool:
-    """Return whether an item of a container is restored in place, not replaced."""
-    return _has_methods(value) or is_generator(value) or isinstance(value, dict | list | deque)
-
-
-def _read(value: Any) -> Any:
-    """Return the state of a container's item."""
-    return as_stateful("item", value).state_dict() if _is_stateful(value) else value
-
-
-def _write(value: Any, saved: Any) -> Any:
-    """Restore a container's item from the result of `_read`, in place if it has a state. Return the item."""
-    if _is_stateful(value):
-        as_stateful("item", value).load_state_dict(saved)
-        return value
-    if isinstance(value, Tensor) and isinstance(saved, Tensor):
-        return saved.to(value.device)
-    if not isinstance(saved, dict):
-        return saved
-    inner = saved.get("value")  # a container that was not there when the run resumed
-    if isinstance(inner, dict):
-        return {key: _write(None, each) for key, each in inner.items()}
-    if isinstance(inner, list):
-        return [_write(None, each) for each in inner]
-    raise StateError("an object of a kept container is not there when the run resumes, so that its state has no place")
-
-
-class _Generator(_Adapter):
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": read_generator(self.value)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        write_generator(self.value, state["value"])
-
-
-ADAPTERS: tuple[tuple[type | tuple[type, ...], type[Any]], ...] = (
-    (Tensor, _Tensor),
-    (np.ndarray, _Array),
-    (dict, _Dict),
-    ((list, deque), _Sequence),
-)
-
-
-class Attributes(_Adapter):
-    """Some attributes of an object, as its state."""
-
-    def __init__(self, value: Any, names: list[str]) -> None:
-        super().__init__(value)
-        self.names = names
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self.value, name) for name in self.names}
+        return {"step": self._accelerator.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self.names:
-            setattr(self.value, name, state[name])
+        self._accelerator.step = state["step"]
 
 
 class Modes:
-    """Which modules are in evaluation mode, as a state: a step may end in the middle of a user's evaluation."""
+    """How the modules and optimizers differ from those that the function built, beside their tensors.
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    That is, which modules are in evaluation mode, as a step may end in the middle of a user's evaluation; which
+    parameters have been frozen or unfrozen; and which public attributes with a plain value have another one.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Any) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._frozen = self._list_frozen()
+        self._values = self._list_values()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"eval": sorted(name for name, module in self._model.named_modules() if not module.training)}
+        state: dict[str, Any] = {
+            "eval": sorted(name for name, module in self._model.named_modules() if not module.training)
+        }
+        if (frozen := self._list_frozen()) != self._frozen:
+            state["frozen"] = frozen
+        if values := self._list_changed():
+            state["values"] = values
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        evaluated = {*state["eval"]}
+        evaluated, frozen = {*state["eval"]}, {*state.get("frozen", self._frozen)}
+        objects = self._list_objects()
         for name, module in self._model.named_modules():
-            module.training = name not in evaluated
+            if module.training == (name in evaluated):  # torch.compile compiles again if a module's dict is written to
+                module.training = name not in evaluated
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad == (name in frozen):
+                parameter.requires_grad_(name not in frozen)
+        values = state.get("values", {})
+        for name, changed in self._list_changed().items():
+            for key in changed.keys() - values.get(name, {}).keys():
+                if key in self._values[name]:
+                    setattr(objects[name], key, self._values[name][key])
+                else:
+                    delattr(objects[name], key)
+        for name, changed in values.items():
+            if name not in objects:
+                raise StateError(
+                    f"{name}, which has another {', '.join(changed)} than it was built with, is not there now"
+                )
+            for key, value in changed.items():
+                setattr(objects[name], key, value)
+
+    def _list_frozen(self) -> list[str]:
+        return sorted(name for name, each in self._model.named_parameters() if not each.requires_grad)
+
+    def _list_values(self) -> dict[str, dict[str, Any]]:
+        return {
+            name: {key: value for key, value in vars(each).items() if is_hyperparameter(key, value)}
+            for name, each in self._list_objects().items()
+        }
+
+    def _list_objects(self) -> dict[str, Any]:
+        optimizers = {f"optimizer {number}": part for number, part in enumerate(parts_of(self._optimizer))}
+        return {**dict(self._model.named_modules()), **optimizers}
+
+    def _list_changed(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for name, values in self._list_values().items():
+            built = self._values.get(name, {})
+            changed = {
+                key: value for key, value in values.items() if key not in built or not _is_equal(value, built[key])
+            }
+            if changed:
+                found[name] = changed
+        return found
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and (one == other or (one != one and other != other))
 
 
 class Gradients:
     """The gradients that a step leaves for the next one: those that no optimizer has taken yet.
 
-    After a step in which an optimizer stepped, there are none: what is left in ``grad`` was taken.
+    A gradient is taken when an optimizer steps its parameter. If it is still the same at the end of the step, it is
+    dropped there: it is no state, and without it a run that resumes has the same gradients as one that was not
+    interrupted, also if the loop doesn't set them to zero.
 
     Attributes:
         lrs: the rates of all groups when an optimizer stepped first in this step; None if none has stepped.
@@ -260,19 +200,29 @@ class Gradients:
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
         self._model, self._optimizer = model, optimizer
-        self._is_taken = True
         self.lrs: list[float] | None = None
+        self._taken: dict[int, tuple[Tensor, Tensor, int]] = {}  # parameter, gradient and its version, by parameter
         for part in parts_of(optimizer):
             part.register_step_pre_hook(self._note)
+            part.register_step_post_hook(self._take)
 
     def _note(self, *_: object) -> None:
         if self.lrs is None:
             self.lrs = read_rates(self._optimizer)
 
+    def _take(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for group in optimizer.param_groups:
+            for each in group["params"]:
+                if (gradient := each.grad) is not None:
+                    self._taken[id(each)] = each, gradient, _version_of(gradient)
+
     def end_step(self) -> list[float] | None:
-        """Return `lrs`, and forget them."""
+        """Drop the gradients that were taken. Return `lrs`, and forget them."""
+        for parameter, gradient, version in self._taken.values():
+            if parameter.grad is gradient and _version_of(gradient) == version:
+                parameter.grad = None
+        self._taken = {}
         lrs, self.lrs = self.lrs, None
-        self._is_taken = lrs is not None
         return lrs
 
     def clear(self) -> None:
@@ -286,15 +236,27 @@ class Gradients:
                 "step.shares() begins a new gradient, but no optimizer has taken the one of the step before",
                 hint="step the optimizer in every step; run.batches(..., grad_accum=N) makes steps of N batches",
             )
-        for each in self._model.parameters():
-            each.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        if self._is_taken:
-            return {}
-        return {name: each.grad for name, each in self._model.named_parameters() if each.grad is not None}
+        return {name: each.grad for name, each in self._list_parameters() if each.grad is not None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._is_taken = not state
-        for name, each in self._model.named_parameters():
+        self._taken = {}
+        for name, each in self._list_parameters():
             each.grad = state[name].to(each.device) if name in state else None
+
+    def _list_parameters(self) -> list[tuple[str, Tensor]]:
+        """Return the parameters of the model, and those that the optimizers step beside them, by name."""
+        found: list[tuple[str, Tensor]] = [*self._model.named_parameters()]
+        known = {id(each) for _, each in found}
+        for number, group in enumerate(self._optimizer.param_groups):
+            for place, each in enumerate(group["params"]):
+                if id(each) not in known:
+                    found.append((f"{number}.{place}", each))
+        return found
+
+
+def _version_of(gradient: Any) -> int:
+    """Return a number that grows with each change of a gradient in place."""
+    version: int = (local_of(gradient) if is_sharded(gradient) else gradient)._version
+    return version
