@@ -13,7 +13,8 @@ from holdfast.state.generators import (
     write_generator,
 )
 from holdfast.state.sharded import gather_whole, has_shards, is_sharded, local_of, localize
-from holdfast.state.values import Ties, as_stateful
+from holdfast.state.ties import Ties
+from holdfast.state.values import as_stateful
 
 __all__ = [
     "Attributes",
