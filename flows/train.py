@@ -76,7 +76,7 @@ def train_run(config: RunConfig) -> TrainResult | State[Any]:
 def supervise(
     config: RunConfig, journal: Journal, choose_environment: Callable[[], dict[str, str]] = dict[str, str]
 ) -> Ending:
-    """Train a run by attempts on a work pool, one after the other, until it is complete, cancelled or paused.
+    """Train a run by attempts on a work pool, one after the other, until it is complete or cancelled.
 
     If an earlier attempt is still being cancelled, wait for its end first, and then continue the run.
 
@@ -84,7 +84,7 @@ def supervise(
         choose_environment: returns variables for the next attempt's environment, besides those of its pool.
 
     Returns:
-        The ending of the run: completed, cancelled or paused.
+        The ending of the run: completed or cancelled.
 
     Raises:
         NoProgress: a budget is spent; the message has the last error.
@@ -109,7 +109,7 @@ def supervise(
         log.info("attempt %d ended at step %d: %s", number, ending.step, ending)
         if ending.reason == "cancelled" and was_cancelled:
             continue
-        if ending.reason in ("cancelled", "paused"):
+        if ending.reason == "cancelled":
             return ending
         if ending.step > furthest:
             others.clear()
@@ -118,7 +118,7 @@ def supervise(
             message = f"attempt {number} completed, but the journal says that the run is not complete"
             ending = Ending("stopped", message, ending.step)
             others.append(ending)
-        elif not journal.has_attempt(number):
+        elif not journal.has_attempt(number) or pool.was_paused(journal, number):
             others.append(ending)
         if ending.reason != "completed":
             time.sleep(judge([*journal.endings(), *others], config.supervision))
@@ -155,13 +155,16 @@ def find_ending(journal: Journal, number: int, state: State[Any] | None) -> Endi
     """Return how an attempt ended: as it recorded itself, or else by its flow run's state, which goes on record.
 
     If the server says that a person cancelled the attempt, this overrules a recorded *preempted*: perhaps the attempt
-    could not reach the server.
+    could not reach the server. Any state overrules a recorded *paused*: a person resumed the flow run, and it ended
+    before it claimed another attempt.
     """
     newest = journal.newest()
     by_state = ending_of_state(state, newest.step if newest else 0)
     if not journal.has_attempt(number):
         return by_state
     recorded = journal.end_attempt(number, by_state)
+    if recorded.reason == "paused":
+        return by_state
     is_overruled = by_state.reason == "cancelled" and recorded.reason != "completed"
     return Ending("cancelled", by_state.message, recorded.step) if is_overruled else recorded
 

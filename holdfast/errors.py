@@ -30,6 +30,7 @@
         ├── Unhealthy                (RuntimeError)       a health signal left its limits; retryable
         ├── GpuUnhealthy             (RuntimeError)       a GPU that a run would take reports a fault
         ├── NodesMissing             (TimeoutError)       too few nodes came to the rendezvous
+        ├── FolderTaken              (FileExistsError)    a checkpoint's folder belongs to another commit, or to none
         ├── NoProgress               (RuntimeError)       the same failure at the same step again
         └── Superseded               (RuntimeError)       a later attempt owns the run
 
@@ -207,6 +208,10 @@ class GpuUnhealthy(RunStopped, RuntimeError):
 
 class NodesMissing(RunStopped, TimeoutError):
     """Too few nodes came to the rendezvous in time."""
+
+
+class FolderTaken(RunStopped, FileExistsError):
+    """A checkpoint's folder belongs to another commit, or no commit may name it any more because it is deleted."""
 
 
 class NoProgress(RunStopped, RuntimeError):

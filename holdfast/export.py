@@ -4,6 +4,7 @@ Equal weights give equal bytes, on every machine and in every run.
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ def export(journal: Journal, commit: Commit, out: Path, form: Form, part: str = 
         CheckpointDamaged: a file is missing or differs from its commit.
         ConfigError: there is no such part, the form can't hold it, or ``out`` exists.
     """
-    if out.exists():  # refuse before reading the whole checkpoint
+    if os.path.lexists(out):  # refuse before reading the whole checkpoint
         raise _taken(out)
     files = _find_configs(journal, commit, part) if form == "transformers" else {}
     payload = read_payload(journal.store, commit)

@@ -12,15 +12,18 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from holdfast.checkpoint import find_parts
-from holdfast.errors import CheckpointDamaged, Damage, NameMissing, WrongUse
+from holdfast.errors import CheckpointDamaged, Damage, NameMissing, NameTaken, WrongUse
 from holdfast.fingerprint import fingerprint
 from holdfast.journal import (
     MAX_RECORD_BYTES,
     Commit,
     ConfigRecord,
     FileRecord,
+    FolderRecord,
     Journal,
     RunRecord,
+    folder_record_name,
+    now,
     record_name,
     signature_name,
 )
@@ -147,14 +150,25 @@ def unpack(tar: BinaryIO, store: Store) -> Journal:
             made.append(each)
         journal.read_run()
     except BaseException:
-        _undo(store, journal, made)
+        _undo(store, journal, commit.path, made)
         raise
     return journal
 
 
-def _undo(store: Store, journal: Journal, made: list[str]) -> None:
-    """Delete the files that `unpack` made, and no others: another process may have begun the same run."""
-    for name in made:
+def _undo(store: Store, journal: Journal, path: str, made: list[str]) -> None:
+    """Delete the files that `unpack` made, and no others: another process may have begun the same run.
+
+    Args:
+        path: the checkpoint's folder. If a commit of that process names it, its files stay: they are part of both.
+    """
+    taken, doomed = folder_record_name(path), list(made)
+    if any(name.startswith(f"{path}/") for name in made):
+        try:
+            journal.store.create(taken, FolderRecord(path=path, commit=0, created_at=now()).to_bytes())
+            doomed.append(taken)
+        except NameTaken:
+            doomed = [name for name in made if not name.startswith(f"{path}/")]
+    for name in doomed:
         journal.store.delete(name)
     folders = [name for name in journal.store.list() if not journal.store.exists(name)]
     for folder in folders:

@@ -2,8 +2,9 @@
 
 # Over 300 lines: the order of reading, recording and deleting protects the last good checkpoint, so it stands together.
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -11,12 +12,25 @@ from rich.filesize import decimal
 
 from holdfast import checkpoint
 from holdfast.config import KeepBest, Retention, did_you_mean
-from holdfast.errors import ConfigError, NameMissing, NameTaken, NoVerifiedCheckpoint, RecordDamaged, StoreError
+from holdfast.errors import (
+    ConfigError,
+    HoldfastError,
+    NameMissing,
+    NameTaken,
+    NoVerifiedCheckpoint,
+    RecordDamaged,
+    RunStopped,
+    StoreError,
+    Superseded,
+)
 from holdfast.journal import Commit, Journal, Pruned, PruneEntry, PruneReport, now, read_record, record_name
 from holdfast.terminal import counted
 
 # How many commit numbers are tried for the last prune's report before all commits are listed instead.
 REPORTS_TRIED = 8
+
+# The remains of a write are not deleted sooner: a record is written in one go, but its process may be stopped.
+SWEPT_AFTER_S = 3600.0
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +81,10 @@ def _best(commits: Sequence[Commit], policy: KeepBest, steps_per_epoch: int) -> 
 # ---- deleting
 
 
+class Outdated(RunStopped):
+    """The run fell back to an earlier checkpoint while it was pruned."""
+
+
 @dataclass(frozen=True)
 class _Found:
     """The commits of a run before a prune.
@@ -95,17 +113,21 @@ def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
         ConfigError: the run's settings are lost.
     """
     journal.read_run()
-    newest = journal.newest()
-    if newest is None:
-        return None
-    metadata = checkpoint.read_metadata(journal.store, newest.path)
-    policy = journal.read_retention()
-    if metadata is None or policy is None:
-        raise ConfigError(
-            f"the retention settings of run {journal.run!r} can't be read, so nothing is pruned",
-            hint="holdfast verify shows the damage; continuing the training writes the settings again",
-        )
-    return prune(journal, policy, metadata.steps_per_epoch, dry_run=dry_run)
+    while True:
+        attempt = journal.attempts()  # before its policy is read
+        newest = journal.newest()
+        if newest is None:
+            return None
+        metadata = checkpoint.read_metadata(journal.store, newest.path)
+        policy = journal.read_retention()
+        if metadata is None or policy is None:
+            raise ConfigError(
+                f"the retention settings of run {journal.run!r} can't be read, so nothing is pruned",
+                hint="holdfast verify shows the damage; continuing the training writes the settings again",
+            )
+        with contextlib.suppress(Outdated, Superseded):
+            return prune(journal, policy, metadata.steps_per_epoch, attempt=attempt, dry_run=dry_run)
+        log.info("run %r went on while it was pruned; its records are read again", journal.run)
 
 
 def prune(
@@ -113,6 +135,7 @@ def prune(
     policy: Retention,
     steps_per_epoch: int,
     *,
+    attempt: int | None = None,
     verified: int = 0,
     collect: bool = True,
     dry_run: bool = False,
@@ -125,7 +148,12 @@ def prune(
     A pruned record is written before any file is deleted. So a kill in between leaves debris, and never a commit that
     counts without its files. A failed deletion is logged, and the next prune finishes it.
 
+    A prune may sleep at any point, and wake when the run has gone on. Before it deletes a folder, it assigns the folder
+    to no other commit (`Journal.assign_folder`). After it has written the pruned records, it checks that the run has no
+    later attempt and no new quarantine; otherwise it withdraws them.
+
     Args:
+        attempt: the number of the attempt whose policy it is; the run's newest if None.
         verified: the number of a commit whose bytes the caller has just verified: they are not read again.
         collect: also delete the debris of dead attempts that is older than ``policy.debris_after_s``.
         dry_run: only report, and delete nothing.
@@ -133,7 +161,10 @@ def prune(
     Raises:
         ConfigError: the policy can't be applied; nothing was deleted.
         NoVerifiedCheckpoint: no checkpoint verifies; nothing was deleted.
+        Outdated: a commit was quarantined meanwhile; nothing was deleted.
+        Superseded: a later attempt owns the run, perhaps with another policy; nothing was deleted.
     """
+    attempt = journal.attempts() if attempt is None else attempt
     found = _find(journal)
     if found.newest == 0:
         return None
@@ -141,7 +172,7 @@ def prune(
     protected = _protect(journal, found.live, kept, verified)
     pruned = [commit for commit in found.live if commit.number not in kept | protected]
     if not dry_run:
-        spared = {commit.number for commit in pruned if not _record_pruned(journal, commit)}
+        spared = _record_pruned(journal, pruned, lambda: _check_view(journal, found, attempt))
         protected |= dict.fromkeys(spared, "pinned")
         pruned = [commit for commit in pruned if commit.number not in spared]
     before = datetime.now(UTC) - timedelta(seconds=policy.debris_after_s)
@@ -163,11 +194,10 @@ def prune(
     if not dry_run:
         # Before the deletions, so that the next prune knows which of them to finish.
         journal.store.replace(record_name("prunes", found.newest), report.to_bytes())
-        doomed = [commit.path for commit in pruned]
-        for path in doomed + _still_unneeded(journal, found, [*report.unfinished, *debris], steps_per_epoch):
-            _delete(journal, path)
+        for path in [commit.path for commit in pruned] + _list_behind(journal, unfinished | {*debris}, steps_per_epoch):
+            _delete(journal, path, was_committed=path not in debris)
         if collect:
-            _sweep(journal, before)
+            _sweep(journal, {commit.path for commit in found.live}, before)
     return report
 
 
@@ -222,26 +252,62 @@ def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str], ver
     return {number: reason for number, reason in protected.items() if number not in kept}
 
 
-def _record_pruned(journal: Journal, commit: Commit) -> bool:
-    """Write a commit's pruned record, so that its checkpoint may be deleted; return False if it is pinned."""
-    record = Pruned(
-        commit=commit.number,
-        path=commit.path,
-        checkpoint_sha256=commit.checkpoint_sha256,
-        size_bytes=commit.size_bytes,
-        created_at=now(),
-    )
-    name = record_name("pruned", commit.number)
+def _check_view(journal: Journal, found: _Found, attempt: int) -> None:
+    """Check that what a prune has decided is still right: that no other process changed what it relies on.
+
+    Raises:
+        Outdated: a commit was quarantined meanwhile, perhaps the one that the others were to be pruned for.
+        Superseded: a later attempt owns the run.
+    """
+    journal.check_fence(attempt)
+    if set(journal.numbers("quarantine")) - found.quarantined:
+        raise Outdated(
+            f"run {journal.run!r} fell back to an earlier checkpoint while it was pruned, so nothing is pruned",
+            hint="prune it again",
+        )
+
+
+def _record_pruned(journal: Journal, commits: Sequence[Commit], check_view: Callable[[], None]) -> set[int]:
+    """Write the pruned records of commits, so that their checkpoints may be deleted; return the numbers of pinned ones.
+
+    If ``check_view`` raises, before or after they are written, no record stays.
+    """
+    check_view()
+    created: list[Commit] = []
     try:
-        journal.store.create(name, record.to_bytes())
-    except NameTaken:
-        return True  # another prune was faster, and checks the pins itself
-    # `Journal.pin` checks for this record after it has written its own. So of a pin and a prune that happen at the same
-    # time, at least one sees the other's record.
-    if journal.store.exists(record_name("pins", commit.number)):
-        journal.store.delete(name)
-        return False
-    return True
+        for commit in commits:
+            record = Pruned(
+                commit=commit.number,
+                path=commit.path,
+                checkpoint_sha256=commit.checkpoint_sha256,
+                size_bytes=commit.size_bytes,
+                created_at=now(),
+            )
+            with contextlib.suppress(NameTaken):  # another prune was faster, and checks pins and view itself
+                journal.store.create(record_name("pruned", commit.number), record.to_bytes())
+                created.append(commit)
+        # Of a prune and what contradicts it (a pin, a fallback, a later attempt), each writes its own records first and
+        # then looks for the other's. So if both happen at the same time, at least one of them gives way.
+        check_view()
+    except HoldfastError:
+        for commit in created:
+            _withdraw(journal, commit)
+        raise
+    pinned = set(journal.numbers("pins")) if created else set()
+    for commit in created:
+        if commit.number in pinned:
+            _withdraw(journal, commit)
+    return pinned & {commit.number for commit in created}
+
+
+def _withdraw(journal: Journal, commit: Commit) -> None:
+    """Delete a pruned record, unless another prune has relied on it and has begun to delete the checkpoint."""
+    name = record_name("pruned", commit.number)
+    record = journal.store.read(name)
+    journal.store.delete(name)
+    if not all(journal.store.exists(f"{commit.path}/{file.name}") for file in commit.files):
+        with contextlib.suppress(NameTaken):
+            journal.store.create(name, record)
 
 
 def _list_passed(journal: Journal, found: _Found, steps_per_epoch: int) -> set[str]:
@@ -266,13 +332,10 @@ def _find_debris(journal: Journal, found: _Found, folders: set[str], before: dat
     return [path for path in sorted(folders - needed) if _is_older(journal, path, before)]
 
 
-def _still_unneeded(journal: Journal, found: _Found, folders: list[str], steps_per_epoch: int) -> list[str]:
-    """Return the folders that no new commit uses: after a fallback an attempt passes the same steps and names again."""
+def _list_behind(journal: Journal, folders: set[str], steps_per_epoch: int) -> list[str]:
+    """Return the folders up to the newest step now. After a fallback, a live attempt may be writing a later one."""
     head = journal.newest() if folders else None
-    if head is None:
-        return []
-    taken = {journal.path_of(number) for number in range(found.newest + 1, head.number + 1)}
-    return [path for path in folders if path not in taken and checkpoint.step_of(path, steps_per_epoch) <= head.step]
+    return [path for path in sorted(folders) if head and checkpoint.step_of(path, steps_per_epoch) <= head.step]
 
 
 def _is_older(journal: Journal, path: str, before: datetime) -> bool:
@@ -282,18 +345,42 @@ def _is_older(journal: Journal, path: str, before: datetime) -> bool:
         return False
 
 
-def _sweep(journal: Journal, before: datetime) -> None:
+def _sweep(journal: Journal, committed: set[str], before: datetime) -> None:
+    """Delete the remains of unfinished writes, but none in a checkpoint folder that a live save may be writing to."""
+
+    def is_spared(folder: str) -> bool:
+        return checkpoint.is_folder_name(folder) and folder not in committed
+
+    before = min(before, datetime.now(UTC) - timedelta(seconds=SWEPT_AFTER_S))
     try:
-        journal.store.sweep(before)
+        journal.store.sweep(before, is_spared)
     except StoreError as error:  # S3 requires a separate permission for it
         log.warning("%s; the remains of writes that never ended stay", error)
 
 
-def _delete(journal: Journal, path: str) -> None:
+def _delete(journal: Journal, path: str, *, was_committed: bool) -> None:
     try:
-        journal.store.delete_folder(path)
+        if _may_be_deleted(journal, path, was_committed):
+            journal.store.delete_folder(path)
     except StoreError as error:
         log.warning("%s; the next prune tries again", error)
+
+
+def _may_be_deleted(journal: Journal, path: str, was_committed: bool) -> bool:
+    """Return whether no commit that counts names a folder, nor ever will.
+
+    Args:
+        was_committed: whether a pruned commit names it.
+    """
+    number = journal.assign_folder(path, 0)
+    if not number:
+        return number == 0
+    if journal.is_pruned(number):
+        return True
+    commit = journal.find_commit(number)
+    if commit is None:
+        return was_committed and journal.is_void(number)
+    return commit.path != path
 
 
 def _entry(commit: Commit, reason: str) -> PruneEntry:

@@ -1,10 +1,21 @@
 """Check the values for Prefect's Helm charts: Helm itself ignores most keys that a chart doesn't have."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+# The charts that the values fit, and what the commands of docs/kubernetes.md set besides the file.
+REPOSITORY, VERSION = "https://prefecthq.github.io/prefect-helm", ">=2026.7"
+CHARTS: dict[str, tuple[str, list[str]]] = {
+    "server-values.yaml": ("prefect-server", []),
+    "worker-values.yaml": (
+        "prefect-worker",
+        ["--set", "fullnameOverride=worker-gpu", "--set", "worker.config.workPool=gpu"],
+    ),
+}
+
 # The values that the charts take, by the file in infra/kubernetes. A key stands for everything below it.
-# From values.yaml and values.schema.json in https://github.com/PrefectHQ/prefect-helm.
+# From values.yaml, values.schema.json and the tests in https://github.com/PrefectHQ/prefect-helm, of July 2026.
 _COMMON = "nameOverride fullnameOverride namespaceOverride commonLabels commonAnnotations"
 _IMAGE = "repository prefectTag pullPolicy pullSecrets"
 _POD = (
@@ -12,25 +23,28 @@ _POD = (
     "podLabels podAnnotations affinity nodeSelector tolerations extraEnvVarsCM extraEnvVarsSecret extraContainers "
     "extraVolumes extraVolumeMounts command args"
 )
+_SERVER_POD = f"{_POD} debug loggingLevel env terminationGracePeriodSeconds lifecycle extraInitContainers"
 _SCALED = "autoscaling.enabled autoscaling.minReplicas autoscaling.maxReplicas"
-_PROBE = "enabled config"
+_PROBE = "enabled path config"
 _AUTH = "enabled authString existingSecret"
 _ACCOUNT = "create name annotations"
 _CHARTS: dict[str, dict[str, str]] = {
     "server-values.yaml": {
-        "": f"{_COMMON} migrations ingress gateway httproute sqlite",
-        "global.prefect": "env prefectApiUrl prefectApiHost",
+        "": f"{_COMMON} migrations ingress gateway httproute sqlite database",
+        "global.prefect": "env",
         "global.prefect.image": _IMAGE,
-        "server": f"{_POD} {_SCALED} debug loggingLevel env apiBasePath updateStrategy extraArgs "
+        "server": f"{_SERVER_POD} {_SCALED} apiBasePath updateStrategy extraArgs "
         "autoscaling.targetCPU autoscaling.targetMemory",
         "server.basicAuth": _AUTH,
-        "server.uiConfig": "enabled prefectUiApiUrl prefectUiUrl prefectUiStaticDirectory",
+        "server.uiConfig": "prefectUiApiUrl prefectUiStaticDirectory",
+        "server.startupProbe": "enabled config",
         "server.livenessProbe": _PROBE,
         "server.readinessProbe": _PROBE,
-        "backgroundServices": f"{_POD} debug loggingLevel env runAsSeparateDeployment serviceAccount "
-        "messaging.broker messaging.cache messaging.redis",
+        "backgroundServices": f"{_SERVER_POD} runAsSeparateDeployment serviceAccount "
+        "messaging.broker messaging.cache messaging.redis messaging.docket",
         "serviceAccount": _ACCOUNT,
-        "service": "port targetPort nodePort extraPorts type clusterIP externalTrafficPolicy annotations",
+        "service": "portName port targetPort appProtocol nodePort extraPorts type clusterIP externalTrafficPolicy "
+        "ipFamilyPolicy ipFamilies annotations",
         "secret": "create name username password host port database",
         "redis": "enabled architecture image auth master",
         "postgresql": "enabled image",
@@ -41,20 +55,46 @@ _CHARTS: dict[str, dict[str, str]] = {
     "worker-values.yaml": {
         "": _COMMON,
         "worker": f"{_POD} {_SCALED} autoscaling.targetCPUUtilizationPercentage "
-        "autoscaling.targetMemoryUtilizationPercentage clusterUid initContainer apiConfig extraEnvVars extraArgs "
-        "updateStrategy cloudApiConfig customerManagedCloudApiConfig",
+        "autoscaling.targetMemoryUtilizationPercentage clusterUid initContainer apiConfig extraEnvVars extraEnvVarsCMs "
+        "extraEnvVarsSecrets extraArgs dnsPolicy dnsConfig podDisruptionBudget cloudApiConfig "
+        "customerManagedCloudApiConfig",
         "worker.image": f"{_IMAGE} debug",
         "worker.config": "workPool workQueues queryInterval prefetchSeconds http2 limit name installPolicy type "
-        "baseJobTemplate",
+        "jobNamespace observerClusterWide baseJobTemplate",
         "worker.selfHostedServerApiConfig": "apiUrl",
         "worker.selfHostedServerApiConfig.basicAuth": _AUTH,
-        "worker.livenessProbe": _PROBE,
+        "worker.livenessProbe": "enabled config",
         "serviceAccount": _ACCOUNT,
-        "role": "create extraPermissions",
+        "role": "create namespace extraPermissions",
         "rolebinding": "create",
     },
 }
 NAMES = frozenset(_CHARTS)
+# For each container of a chart: where its environment comes from, and what the chart puts into it besides.
+_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL PREFECT_API_DATABASE_CONNECTION_URL"
+_MULTI_SERVER = (
+    "PREFECT_SERVER_DATABASE_MIGRATE_ON_START PREFECT_API_DATABASE_MIGRATE_ON_START PREFECT_MESSAGING_BROKER "
+    "PREFECT_MESSAGING_CACHE PREFECT_SERVER_EVENTS_CAUSAL_ORDERING PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE "
+    "PREFECT_REDIS_MESSAGING_HOST PREFECT_REDIS_MESSAGING_PORT PREFECT_REDIS_MESSAGING_DB "
+    "PREFECT_REDIS_MESSAGING_USERNAME PREFECT_REDIS_MESSAGING_PASSWORD PREFECT_REDIS_MESSAGING_SSL "
+    "PREFECT_SERVER_DOCKET_URL"
+)
+_ENVIRONMENTS: dict[str, dict[tuple[str, ...], str]] = {
+    "server-values.yaml": {
+        ("global.prefect.env", "server.env"): f"HOME PREFECT_DEBUG_MODE PREFECT_LOGGING_SERVER_LEVEL {_DATABASE} "
+        f"{_MULTI_SERVER} PREFECT_SERVER_API_BASE_PATH PREFECT_SERVER_API_HOST PREFECT_SERVER_API_PORT "
+        "PREFECT_SERVER_API_AUTH_STRING PREFECT_UI_API_URL PREFECT_UI_STATIC_DIRECTORY",
+        ("global.prefect.env", "backgroundServices.env"): "HOME PREFECT_DEBUG_MODE PREFECT_LOGGING_SERVER_LEVEL "
+        f"{_DATABASE} {_MULTI_SERVER} PREFECT_UI_ENABLED",
+    },
+    "worker-values.yaml": {
+        ("worker.extraEnvVars",): "HOME PREFECT_WORKER_PREFETCH_SECONDS PREFECT_WORKER_QUERY_SECONDS "
+        "PREFECT_API_ENABLE_HTTP2 PREFECT_API_URL PREFECT_API_KEY PREFECT_API_AUTH_STRING PREFECT_DEBUG_MODE "
+        "PREFECT_KUBERNETES_CLUSTER_UID PREFECT_INTEGRATIONS_KUBERNETES_OBSERVER_NAMESPACES "
+        "PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_AUTH_STRING_SECRET_NAME "
+        "PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_AUTH_STRING_SECRET_KEY",
+    },
+}
 
 
 def find_unknown(name: str, values: dict[str, Any]) -> Iterator[str]:
@@ -67,6 +107,35 @@ def find_unknown(name: str, values: dict[str, Any]) -> Iterator[str]:
     for path in _list_paths(values):
         if not any(path == each or path.startswith(f"{each}.") for each in known):
             yield path
+
+
+def find_repeated(name: str, values: dict[str, Any]) -> Iterator[str]:
+    """Yield the environment variables, as ``server.env: HOME``, that a container would have twice.
+
+    Helm 4 applies manifests on the server's side, which refuses such a container
+    (https://github.com/helm/helm/issues/31529).
+
+    Args:
+        name: the file's name, one of `NAMES`.
+    """
+    found = set()
+    for rooms, own in _ENVIRONMENTS[name].items():
+        seen = set(own.split())
+        for room in rooms:
+            for variable in _list_variables(values, room):
+                if variable in seen:
+                    found.add(f"{room}: {variable}")
+                seen.add(variable)
+    yield from sorted(found)
+
+
+def find_repeated_in(resource: dict[str, Any]) -> Iterator[str]:
+    """Yield the environment variables, as ``Deployment worker-gpu: HOME``, that a rendered container has twice."""
+    spec = resource.get("spec", {}).get("template", {}).get("spec", {})
+    for container in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
+        for variable, count in Counter(each["name"] for each in container.get("env") or []).items():
+            if count > 1:
+                yield f"{resource['kind']} {resource['metadata']['name']}: {variable}"
 
 
 def find_tags(values: dict[str, Any]) -> Iterator[str]:
@@ -102,6 +171,14 @@ def make_pods(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 "tolerations": known.get("tolerations") or [],
             },
         }
+
+
+def _list_variables(values: dict[str, Any], room: str) -> list[str]:
+    """Return the names of the environment variables in a list of a chart's values."""
+    known: Any = values
+    for key in room.split("."):
+        known = (known or {}).get(key)
+    return [each["name"] for each in known or []]
 
 
 def _list_paths(values: dict[str, Any], before: str = "") -> Iterator[str]:

@@ -56,6 +56,7 @@ DOCKER_ARGUMENTS = {
 WANTED_BY_PREFECT = ("parallelism", "completions")
 PLACEHOLDER = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 UNREACHABLE = ("Failed to query available provider packages", "Failed to install provider")
+NO_CHARTS = "is not a valid chart repository or cannot be reached"
 # kubernetes-validate only warns of a kind that doesn't exist.
 NO_SCHEMA = "Couldn't find schema"
 # What a Role of Kubernetes can allow; the schemas take any text.
@@ -202,11 +203,36 @@ def check_values(path: Path) -> Iterator[str]:
     """Check the values of one of Prefect's charts: its keys, its images' tags and what goes into pods as it is."""
     values = read_yaml(path)
     yield from (f"{path}: the chart has no value {each}" for each in charts.find_unknown(path.name, values))
+    yield from (f"{path}: a container has it twice: {each}" for each in charts.find_repeated(path.name, values))
     for tag in charts.find_tags(values):
         if not is_pinned(f"prefect:{tag}"):
             yield f"{path}: the tag {tag} is not pinned to a version"
     for pod in charts.make_pods(values):
         yield from check_resource(f"{path}: {pod['metadata']['name']}", pod)
+
+
+def check_chart(path: Path) -> Iterator[str]:
+    """Render one of Prefect's charts with its values, and check the result."""
+    helm = shutil.which("helm")
+    if not helm:
+        raise Skipped("there is no helm")
+    chart, options = charts.CHARTS[path.name]
+    folder = os.environ.get("HOLDFAST_HELM_CHARTS")
+    source = [str(Path(folder, chart))] if folder else [chart, "--repo", charts.REPOSITORY, "--version", charts.VERSION]
+    with tempfile.TemporaryDirectory() as made:
+        rendered = Path(made, "rendered.yaml")
+        command = [helm, "template", chart, *source, "--namespace", "holdfast", "--values", str(path), *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8")
+        if NO_CHARTS in done.stderr:
+            raise Skipped("its chart can't be had; HOLDFAST_HELM_CHARTS may name a folder that has it")
+        if done.returncode:
+            yield f"{path}: {done.stderr.strip()}"
+            return
+        rendered.write_text(done.stdout, "utf-8")
+        for resource in yaml.safe_load_all(done.stdout):
+            for each in charts.find_repeated_in(resource or {}):
+                yield f"{path}: a container has it twice: {each}"
+        yield from (fault.replace(str(rendered), str(path)) for fault in validate(rendered))
 
 
 def check_pools(path: Path) -> Iterator[str]:
@@ -315,6 +341,7 @@ def find_yaml_checks(path: Path, room: str) -> Iterator[tuple[str, Check, Path]]
             yield "pools", check_pools, path
         elif path.name in charts.NAMES:
             yield "values", check_values, path
+            yield "chart", check_chart, path
         elif path.name == "hadolint.yaml":
             yield "hadolint", check_hadolint, path
         elif is_manifest(path):

@@ -31,6 +31,7 @@ from holdfast.durations import LEAST_MARGIN_S, MARGIN_S, Durations
 from holdfast.endings import Ending
 from holdfast.errors import (
     ConfigError,
+    FolderTaken,
     HoldfastError,
     NameTaken,
     OutOfMemory,
@@ -87,6 +88,7 @@ class Attempt:
         self.upkeep = Upkeep(self)
         self._pipeline = Pipeline(self._choose_stop)
         self._stopping = Stopping.TRAINING
+        self._is_on_record = False  # whether its ending is
         self._reason = ""  # why it began, as its record says; empty before it has claimed the run
         self._takes_all_gpus = config.compute.ranks == "all"
         self._failures = Failures()
@@ -217,8 +219,9 @@ class Attempt:
             self.number, reason, platform.node(), os.getpid(), present.environment, lineage, self.ranks.began_at
         )
         self._reason = reason
-        known.record_lost_attempts(self.journal, self.number)
+        # At once, so that a process that sleeps hardly ever replaces the settings of a later attempt.
         self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
+        known.record_lost_attempts(self.journal, self.number)
         self._history = History(self.journal, self.number) if self.config.chunk.auto else None
         self.upkeep.is_owed = known.newest is not None  # the attempt before may have left it, or died in it
         if is_end:
@@ -337,11 +340,11 @@ class Attempt:
 
     # ---- commit
 
-    def commit(self, saved: Saved) -> Commit:
-        """Publish a checkpoint's commit and latest.json, tell the observers, and do the upkeep.
+    def commit(self, saved: Saved) -> Commit | None:
+        """Publish a checkpoint's commit and latest.json, tell the observers, and do the upkeep; return the head.
 
         Call it again to finish a call that a signal has interrupted. An attempt that is stopping leaves upkeep to the
-        next attempt.
+        next attempt. If the checkpoint's folder is taken, the chunk is to be trained again, and the head stays.
 
         Raises:
             Superseded: a later attempt owns the run; nothing was changed.
@@ -354,10 +357,13 @@ class Attempt:
             self.close()
             self._pipeline.uncommitted.clear()
             return self.line.follow()
+        except FolderTaken as error:
+            log.warning("%s; its steps are trained again", error)
+            self.fall_back()
+            return self.head
         self._pipeline.uncommitted.pop(0)
         if not self.is_stopping:
             self.upkeep.do()
-        assert self.head is not None
         return self.head
 
     def _commit(self, proposal: Proposal) -> None:
@@ -448,8 +454,14 @@ class Attempt:
             log.warning("the run is complete, but not the code after its loop: %s", error)
 
     def end(self, ending: Ending) -> None:
-        """End the ranks, and record how the attempt ended, if it had claimed the run."""
+        """End the ranks, and record how the attempt ended, if it had claimed the run.
+
+        An attempt that has completed the run records so before the code after a loop, which may take long. Otherwise a
+        second command would take the attempt for one that has vanished, and claim the run.
+        """
         try:
+            if ending.reason == "completed":
+                self._record_ending(ending)
             self._finish()
         finally:  # a signal may end the wait
             self.close()
@@ -457,10 +469,11 @@ class Attempt:
             self._observers.tell("ended", self)
 
     def _record_ending(self, ending: Ending) -> None:
-        if not self._is_claimed:
+        if not self._is_claimed or self._is_on_record:
             return
         step = self.head.step if self.head else 0
         try:
             self.journal.end_attempt(self.number, Ending(ending.reason, ending.message, step))
+            self._is_on_record = True
         except HoldfastError as error:
             log.warning("how the attempt ended is not on record: %s", error)

@@ -4,6 +4,7 @@ import logging
 import time
 from pathlib import Path
 
+from holdfast.attempt.attempt import FINISH_WITHIN_S
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, NodesMissing, RankDied, RunStopped
 from holdfast.gpus import check_gpus, settle_ranks
@@ -65,6 +66,11 @@ class Carrier:
             return self._journal.read_ending(newest) is not None
         return self._has_carried
 
+    def _is_complete(self) -> bool:
+        """Return whether the attempt has ended because the run is complete."""
+        ending = self._journal.read_ending(self._journal.attempts())
+        return self._is_training and ending is not None and ending.reason == "completed"
+
     def is_late(self) -> bool:
         """Return whether this node has waited for an attempt as long as it may."""
         return time.monotonic() - self._alone_since > self._config.compute.wait_s
@@ -96,14 +102,21 @@ class Carrier:
                 self._alone_since = time.monotonic()
 
     def _follow(self, ranks: Ranks) -> None:
-        """Wait until the attempt ends; raise the error that ends the ranks before."""
+        """Wait until the attempt ends; raise the error that ends the ranks before.
+
+        The ranks of a complete run end by themselves, after the code that follows their loop.
+        """
+        over_since: float | None = None
         while True:
             try:
                 event = ranks.next_event(LOOK_EVERY_S)
             except RankDied as error:
                 if not error.data.get("is_silent"):
                     raise
-                if self.is_over():
+                if not self.is_over():
+                    continue
+                over_since = over_since or time.monotonic()
+                if not self._is_complete() or time.monotonic() - over_since > FINISH_WITHIN_S:
                     return
                 continue
             if isinstance(event, Ready):

@@ -14,7 +14,15 @@ from holdfast import checkpoint
 from holdfast.changes import compare
 from holdfast.checkpoint import Saved
 from holdfast.drift import is_of_ranks
-from holdfast.errors import GateTripped, HoldfastError, NameMissing, NameTaken, NoVerifiedCheckpoint, RecordDamaged
+from holdfast.errors import (
+    FolderTaken,
+    GateTripped,
+    HoldfastError,
+    NameMissing,
+    NameTaken,
+    NoVerifiedCheckpoint,
+    RecordDamaged,
+)
 from holdfast.journal import Commit, FileRecord, Journal, Latest, now
 from holdfast.journal.signing import check_signed, sign_commit
 from holdfast.signature import SigningKey, TrustedKey
@@ -66,6 +74,7 @@ class Line:
         self._has_read_latest = False
         self._has_resumed = False
         self._tripped: dict[int, GateTripped] = {}
+        self._taken: set[str] = set()  # folders that can't be adopted
         self._signing_key = signing_key
         self._trusted_keys = trusted_keys
         self._commit_adopted = commit_adopted or (lambda saved: self.commit(saved, "adopted"))
@@ -148,6 +157,7 @@ class Line:
 
         Raises:
             CheckpointDamaged: a file of it is missing or cut short, or its hashes contradict each other.
+            FolderTaken: the checkpoint's folder belongs to another commit, or retention deletes it.
             Superseded: a later attempt owns the run. If it claimed the run just now, the commit may count.
             NameTaken: an earlier attempt took the number; see `follow`.
         """
@@ -250,6 +260,9 @@ class Line:
             log.info("adopting %s (step %d), which %s had saved", saved.path, saved.step, saver)
             try:
                 self._commit_adopted(saved)
+            except FolderTaken as error:
+                log.warning("%s is not adopted: %s", saved.path, error)
+                self._taken.add(saved.path)
             except NameTaken:
                 log.info("the attempt that saved it was still alive, and has committed it")
             return True
@@ -270,8 +283,9 @@ class Line:
         return all(map(is_of_ranks, compare(configs[0].identity, configs[1].identity, {})))
 
     def _find_refused(self) -> set[str]:
-        """Return the folders of quarantined commits, and of those that the gate has refused."""
-        return {self.journal.path_of(number) for number in [*self.journal.numbers("quarantine"), *self._tripped]}
+        """Return the folders of quarantined commits, of those that the gate has refused, and those that are taken."""
+        refused = [*self.journal.numbers("quarantine"), *self._tripped]
+        return self._taken | {self.journal.path_of(number) for number in refused}
 
     def _restore(self, commit: Commit, restore: Restore) -> bool:
         """Restore a commit, or quarantine it if it is damaged; return whether it was restored."""

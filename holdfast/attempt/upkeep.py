@@ -80,11 +80,15 @@ class Upkeep:
             Superseded: a later attempt owns the run, perhaps with another policy.
         """
         attempt = self._attempt
-        attempt.journal.check_fence(attempt.number)
         is_first = self._pruned is None  # it also deletes what earlier attempts have left
         policy = attempt.config.retention
         self._pruned = retention.prune(
-            attempt.journal, policy, attempt.steps_per_epoch, verified=self._verified, collect=is_first
+            attempt.journal,
+            policy,
+            attempt.steps_per_epoch,
+            attempt=attempt.number,
+            verified=self._verified,
+            collect=is_first,
         )
         return self._pruned
 

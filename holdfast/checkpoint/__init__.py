@@ -25,10 +25,11 @@ from holdfast.checkpoint.metadata import (
     is_folder_name,
     step_of,
 )
-from holdfast.checkpoint.partial import Header, read_headers, read_part
+from holdfast.checkpoint.partial import Header, PartsReader, read_headers
 from holdfast.checkpoint.payload import Payload, Piece, Tensor, copy_pieces, in_memory
-from holdfast.checkpoint.peers import deal
+from holdfast.checkpoint.peers import deal, list_batches
 from holdfast.checkpoint.saving import Saver, count_cores, save
+from holdfast.checkpoint.streaming import ABREAST, DEPTH, WINDOWS, Stream, Windows, count_window_bytes
 from holdfast.checkpoint.trail import split_lines
 from holdfast.checkpoint.verifying import (
     check_saved,
@@ -41,25 +42,32 @@ from holdfast.checkpoint.verifying import (
 )
 
 __all__ = [
+    "ABREAST",
     "COPIES",
+    "DEPTH",
     "HEADER_METADATA",
     "METADATA",
     "METRICS",
     "PAYLOAD",
     "SHOWN",
+    "WINDOWS",
     "FileDamage",
     "Header",
     "Metadata",
     "Part",
+    "PartsReader",
     "Payload",
     "Piece",
     "Saved",
     "Saver",
+    "Stream",
     "Tensor",
+    "Windows",
     "check_saved",
     "content_id",
     "copy_pieces",
     "count_cores",
+    "count_window_bytes",
     "cut",
     "deal",
     "deserialize",
@@ -72,9 +80,9 @@ __all__ = [
     "in_memory",
     "is_folder_name",
     "is_part",
+    "list_batches",
     "read_headers",
     "read_metadata",
-    "read_part",
     "read_payload",
     "read_saved",
     "save",

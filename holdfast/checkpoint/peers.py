@@ -1,11 +1,37 @@
 """The ranks that write one checkpoint together: each part has one owner, which hashes and writes it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from holdfast.checkpoint.format import Part
+from holdfast.checkpoint.streaming import Stream
 
 T = TypeVar("T")
+
+
+class Held(Protocol):
+    """The exchange of the bytes that each rank holds of a checkpoint's parts.
+
+    Attributes:
+        owners: the rank that owns each part, by the part's name, in the order of the parts.
+        sizes: the size of each part in bytes.
+        window_bytes: the size of the windows in which a part is exchanged.
+    """
+
+    owners: Mapping[str, int]
+    sizes: Mapping[str, int]
+    window_bytes: int
+
+    def check(self) -> None:
+        """Raise StateError in all ranks if they have tensors of other names or shapes. All ranks call it together."""
+
+    def stream(self, names: Sequence[str], copies: Mapping[str, memoryview], streams: Mapping[str, Stream]) -> None:
+        """Let the owners of some parts collect their bytes, all parts side by side. All ranks call it together.
+
+        Args:
+            copies: the copy of this rank's bytes of each part.
+            streams: where the bytes of each part go that this rank owns.
+        """
 
 
 class Peers(Protocol):
@@ -19,12 +45,11 @@ class Peers(Protocol):
     rank: int
     ranks: int
 
-    def collect(self, parts: Sequence[Part], owners: Sequence[int], images: Mapping[str, memoryview]) -> None:
-        """Fill the images of this rank's parts with the bytes that all ranks hold of them.
+    def hold(self, parts: Sequence[Part], owners: Mapping[str, int]) -> tuple[list[Part], Held]:
+        """Return this rank's bytes of each part, which are to be copied before the state changes, and their exchange.
 
         Args:
-            owners: the rank that owns each part.
-            images: memory for each part that this rank owns, by name.
+            owners: the rank that owns each part, by the part's name.
         """
 
     def decide(self, work: Callable[[], T]) -> T:
@@ -35,20 +60,9 @@ class Peers(Protocol):
 
 
 class Alone:
-    """The only rank, or the main rank of several with the same state, which writes a checkpoint by itself.
-
-    Args:
-        copy: copies the parts' bytes to their images.
-    """
+    """The only rank, or the main rank of several with the same state, which writes a checkpoint by itself."""
 
     rank, ranks = 0, 1
-
-    def __init__(self, copy: Callable[[Sequence[Part], Mapping[str, memoryview]], None]) -> None:
-        self._copy = copy
-
-    def collect(self, parts: Sequence[Part], owners: Sequence[int], images: Mapping[str, memoryview]) -> None:
-        """Fill the images of all parts."""
-        self._copy(parts, images)
 
     def decide(self, work: Callable[[], T]) -> T:
         """Return the result of the work."""
@@ -72,3 +86,16 @@ def deal(sizes: Sequence[int], ranks: int) -> list[int]:
         owners[number] = loads.index(min(loads)) if number else 0
         loads[owners[number]] += sizes[number]
     return owners
+
+
+def list_batches(owners: Mapping[str, int], abreast: int) -> Iterator[list[str]]:
+    """Yield the names of parts, in their order, in batches of at most ``abreast`` of each owner.
+
+    Args:
+        owners: the rank that owns each part, by the part's name.
+    """
+    own: dict[int, list[str]] = {}
+    for name, owner in owners.items():
+        own.setdefault(owner, []).append(name)
+    for start in range(0, max(map(len, own.values()), default=0), abreast):
+        yield [name for names in own.values() for name in names[start : start + abreast]]

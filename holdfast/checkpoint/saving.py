@@ -2,7 +2,8 @@
 
 A save first copies the state; then training may continue. Threads hash and write the copy: each part is hashed by one
 thread and written by another, and several parts are in progress at once. So a save takes as long as the slower of the
-two, and nothing is read back to be hashed.
+two, and nothing is read back to be hashed. Ranks that each hold a share of the state copy that share, and exchange
+their copies while they hash and write; see `collecting`.
 """
 
 import os
@@ -11,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from holdfast.checkpoint.files import hash_bytes
+from holdfast.checkpoint.collecting import Collected
 from holdfast.checkpoint.format import Part, cut
 from holdfast.checkpoint.metadata import METRICS, SHOWN, Saved
 from holdfast.checkpoint.payload import Payload, copy_pieces
 from holdfast.checkpoint.peers import Alone, Peers, deal
-from holdfast.checkpoint.writing import File, Written, write_checkpoint
+from holdfast.checkpoint.streaming import WINDOWS
+from holdfast.checkpoint.writing import File, Images, Writing, Written, write_checkpoint
 from holdfast.config import PART_BYTES
 from holdfast.memory import Buffers, Priority
 from holdfast.store import Bytes, Store
@@ -25,6 +27,8 @@ from holdfast.store import Bytes, Store
 WRITERS = 4
 # Memory bandwidth is the limit: more threads copy no faster.
 COPIERS = 4
+# The number of the windows' memory among the buffers, beside those of the parts.
+WINDOWS_NUMBER = -1
 # One thread copies pieces of this mean size or less faster than several threads, which wait for the GIL.
 ONE_THREAD_BYTES = 2**20
 
@@ -91,17 +95,14 @@ class Saver:
         self.wait()
         began = time.monotonic()
         parts = cut(payload, self.part_bytes)
-        names = [part.name for part in parts]
-        writers = peers or Alone(self._copy_out)
-        owners = deal([part.size_bytes for part in parts], writers.ranks)
-        images = {
-            part.name: self.buffers.take(number, part.size_bytes, self.pin)
-            for number, (part, owner) in enumerate(zip(parts, owners, strict=True))
-            if owner == writers.rank
-        }
+        sizes = {part.name: part.size_bytes for part in parts}
+        writers = peers or Alone()
+        owners = dict(zip(sizes, deal([*sizes.values()], writers.ranks), strict=True))
+        copied, held = peers.hold(parts, owners) if peers else (parts, None)
+        copies = {part.name: self.buffers.take(number, part.size_bytes, self.pin) for number, part in enumerate(copied)}
         # Training waits for this copy, so no thread of the save that could take the GIL has started yet.
-        writers.collect(parts, owners, images)
-        del parts, payload  # freeing thousands of objects takes the GIL too
+        self._copy_out(copied, copies)
+        del parts, payload, copied  # freeing thousands of objects takes the GIL too
         # All save threads share one priority. If only the hashing threads were low, a writer could wait for the GIL
         # behind one of them and stall training: 0.3 s instead of 0.04 s on busy cores.
         self._priority = Priority()
@@ -110,14 +111,20 @@ class Saver:
         last = self._last if self._last_folder == folder.url else {}
 
         def write() -> Saved:
-            with ThreadPoolExecutor(count_cores(), "hash", prepare) as hashing:
-                files = [
-                    File(name, image, hashing.submit(hash_bytes, name, image), last.get(name), self.shared_by)
-                    for name, image in images.items()
-                ]
-                with ThreadPoolExecutor(WRITERS, "write", prepare) as writing:
-                    described = metadata | {"part_bytes": self.part_bytes}
-                    saved = write_checkpoint(folder, files, names, described, lines, writing, writers)
+            own = [name for name, owner in owners.items() if owner == writers.rank]
+            files = [File(name, Future(), last.get(name), self.shared_by) for name in own]
+            with (
+                ThreadPoolExecutor(count_cores(), "hash", prepare) as hashing,
+                ThreadPoolExecutor(WRITERS, "write", prepare) as writing,
+            ):
+                content: Writing
+                if peers and held:
+                    windows = self.buffers.take(WINDOWS_NUMBER, WINDOWS * held.window_bytes)
+                    content = Collected(folder, files, lines, writing, peers, held, copies, windows)
+                else:
+                    content = Images(folder, files, copies, lines, hashing, writing)
+                described = metadata | {"part_bytes": self.part_bytes}
+                saved = write_checkpoint(folder, content, [*sizes], described, writers)
             self._last_folder, self._last = folder.url, {file.name: file.written(saved.path) for file in files}
             saved = saved.model_copy(update={"save_s": time.monotonic() - began})
             then(saved)

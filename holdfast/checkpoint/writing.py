@@ -3,18 +3,18 @@
 import functools
 import itertools
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast import faults
-from holdfast.checkpoint.files import check_same, write_file
+from holdfast.checkpoint.files import check_same, hash_bytes, write_file
 from holdfast.checkpoint.format import is_part
 from holdfast.checkpoint.metadata import METADATA, SHOWN, Metadata, Saved, content_id, folder_name
-from holdfast.checkpoint.peers import Peers
+from holdfast.checkpoint.peers import Alone, Peers
 from holdfast.errors import NameMissing, NameTaken
-from holdfast.journal import FileRecord
+from holdfast.journal import FileRecord, folder_record_name
 from holdfast.store import Store
 
 # A part is written in pieces of this size, so that other threads get their turn and no system call takes long.
@@ -39,10 +39,9 @@ class Written:
 
 @dataclass
 class File:
-    """A part that is being written: its bytes, its record (a future, until it is hashed), and its previous version."""
+    """A part that is being written: its record (a future, until it is hashed), and its previous version."""
 
     name: str
-    image: memoryview
     record: "Future[FileRecord]"
     last: Written | None
     shared_by: int
@@ -59,39 +58,55 @@ class File:
         return Written(record, path, sharing, is_lasting=last is not None and last.record == record)
 
 
+class Writing(Protocol):
+    """The files of a checkpoint that this rank writes.
+
+    Attributes:
+        files: the parts that this rank owns.
+    """
+
+    files: Sequence[File]
+
+    def write(self, path: str) -> list[FileRecord]:
+        """Write the files to a folder durably, and return the records of those that are no parts.
+
+        The first part gets its name first, so that one of two writers gets the folder.
+
+        Raises:
+            NameTaken: another writer's file has the name of one of them.
+        """
+
+
 def write_checkpoint(
-    folder: Store,
-    parts: Sequence[File],
-    names: Sequence[str],
-    metadata: dict[str, Any],
-    lines: Mapping[str, bytes],
-    pool: ThreadPoolExecutor,
-    peers: Peers,
+    folder: Store, writing: Writing, names: Sequence[str], metadata: dict[str, Any], peers: Peers | Alone
 ) -> Saved:
     """Write all files of a checkpoint durably, and return the saved checkpoint; see `Saver.begin`.
 
     Args:
-        parts: the parts that this rank owns; the main rank owns the first one.
         names: the names of all parts.
-        lines: the files of JSON lines beside the state, by name; the main rank writes them.
         peers: the ranks that write the checkpoint together. Only when all have written their parts durably, the main
             rank completes it.
     """
     candidates = _candidate_names(folder_name(metadata["optimizer_steps_total"], metadata["steps_per_epoch"]))
-    is_main = peers.rank == 0
+
+    def is_free(path: str) -> bool:
+        # A folder that was assigned to a commit may be deleted at any moment by a prune that has slept since.
+        if folder.exists(folder_record_name(path)):
+            return False
+        # A dead attempt may have left parts of another cut in a folder.
+        return not {*filter(is_part, folder.list(path))} - {*names}
 
     def choose() -> str:
-        # A dead attempt may have left parts of another cut in a folder.
-        return next(path for path in candidates if not {*filter(is_part, folder.list(path))} - {*names})
+        return next(filter(is_free, candidates))
 
     while True:
         path = peers.decide(choose)
         written: list[FileRecord] = []
 
         def write(path: str = path, written: list[FileRecord] = written) -> list[FileRecord]:
-            written += _write_parts_and_lines(folder, path, parts, lines if is_main else {}, pool, peers)
+            written += writing.write(path)
             faults.reach("payload-durable")
-            return [part.record.result() for part in parts]
+            return [file.record.result() for file in writing.files]
 
         try:
             records = sorted(itertools.chain(*peers.each(write)), key=lambda record: record.name)
@@ -122,58 +137,93 @@ def _complete(
     return Saved(path=path, files=[*parts, *others, record], metadata=described)
 
 
-def _write_parts_and_lines(
-    folder: Store,
-    path: str,
-    parts: Sequence[File],
-    lines: Mapping[str, bytes],
-    pool: ThreadPoolExecutor,
-    peers: Peers,
-) -> list[FileRecord]:
-    """Write this rank's parts and the files of lines durably, and return the records of the latter."""
-    # All are written at once, but the first part gets its name first: so one of two writers gets the folder.
-    is_named: Future[None] = Future()
-    firsts = [pool.submit(_write_part, folder, path, part, lambda: None) for part in parts[: peers.rank == 0]]
-    others = [pool.submit(_write_part, folder, path, part, is_named.result) for part in parts[len(firsts) :]]
-    try:
-        peers.decide(lambda: [each.result() for each in firsts])
-        is_named.set_result(None)
-        written = [write_file(folder, path, name, data) for name, data in lines.items()]
-        for each in others:
-            each.result()
-    finally:
-        if not is_named.done():
-            is_named.set_exception(NameTaken(f"{path} isn't this save's folder"))
-        for each in others:  # if one failed, those that have not started yet
-            each.cancel()
-        wait(others)  # so that none of them is still running when the caller tries the next name
-    return written
+class Images:
+    """The files of a checkpoint that one rank writes alone, whose parts are all in memory.
+
+    Args:
+        files: all parts.
+        images: the bytes of each part, by name.
+        lines: the files of JSON lines beside the state, by name.
+        hashing, writing: the threads that hash and write the parts.
+    """
+
+    def __init__(
+        self,
+        folder: Store,
+        files: Sequence[File],
+        images: Mapping[str, memoryview],
+        lines: Mapping[str, bytes],
+        hashing: ThreadPoolExecutor,
+        writing: ThreadPoolExecutor,
+    ) -> None:
+        self.files = files
+        self._folder, self._images, self._lines, self._pool = folder, images, lines, writing
+        for file in files:
+            file.record = hashing.submit(hash_bytes, file.name, images[file.name])
+
+    def write(self, path: str) -> list[FileRecord]:
+        """Write the files, all parts at once; see `Writing.write`."""
+        is_named: Future[None] = Future()
+        first, *others = (
+            self._pool.submit(self._write_part, path, file, is_named.result if number else lambda: None)
+            for number, file in enumerate(self.files)
+        )
+        try:
+            first.result()
+            is_named.set_result(None)
+            written = [write_file(self._folder, path, name, data) for name, data in self._lines.items()]
+            for each in others:
+                each.result()
+        finally:
+            end_writing(path, is_named, others)
+        return written
+
+    def _write_part(self, path: str, file: File, may_be_named: Callable[[], object]) -> None:
+        """Write or copy a part. ``may_be_named`` waits until the part may get its name, and raises if it may not."""
+        image = self._images[file.name]
+        pieces = (image[start : start + WRITE_BYTES] for start in range(0, len(image), WRITE_BYTES))
+        try:
+            if file.may_be_copied():
+                may_be_named()
+                file.is_copied = copy_part(self._folder, path, file)
+                if file.is_copied:
+                    return
+            write_part(self._folder, path, file.name, pieces, may_be_named)
+        except NameTaken as taken:  # raised when the store notices it, perhaps before a byte was written
+            check_same(self._folder, path, file.record.result(), taken)
 
 
-def _write_part(folder: Store, path: str, part: File, may_be_named: Callable[[], object]) -> None:
-    """Write or copy a part. ``may_be_named`` waits until the part may get its name, and raises if it may not."""
-    try:
-        if part.may_be_copied():
-            may_be_named()
-            part.is_copied = _copy_part(folder, path, part)
-            if part.is_copied:
-                return
-        with folder.creating(f"{path}/{part.name}") as writer:
-            for start in range(0, len(part.image), WRITE_BYTES):
-                writer.write(part.image[start : start + WRITE_BYTES])
-            faults.reach("payload-written")
-            may_be_named()
-    except NameTaken as taken:  # raised when the store notices it, perhaps before a byte was written
-        check_same(folder, path, part.record.result(), taken)
+def write_part(
+    folder: Store, path: str, name: str, pieces: Iterable[memoryview], may_be_named: Callable[[], object]
+) -> None:
+    """Write a part from its pieces. ``may_be_named`` waits until it may get its name, and raises if it may not."""
+    with folder.creating(f"{path}/{name}") as writer:
+        for piece in pieces:
+            writer.write(piece)
+        faults.reach("payload-written")
+        may_be_named()
 
 
-def _copy_part(folder: Store, path: str, part: File) -> bool:
+def end_writing(path: str, is_named: "Future[None]", parts: Sequence["Future[Any]"]) -> None:
+    """Wait for the threads that write parts, so that none is still running when the caller tries the next name.
+
+    Args:
+        is_named: whether the first part has its name; if it isn't done, the others get none.
+    """
+    if not is_named.done():
+        is_named.set_exception(NameTaken(f"{path} isn't this save's folder"))
+    for each in parts:  # if one failed, those that have not started yet
+        each.cancel()
+    wait(parts)
+
+
+def copy_part(folder: Store, path: str, file: File) -> bool:
     """Let the store copy a part from the last checkpoint if it is unchanged. Return whether it was copied."""
-    last = part.last
-    if last is None or part.record.result() != last.record:
+    last = file.last
+    if last is None or file.record.result() != last.record:
         return False
     try:
-        return folder.copy(f"{last.path}/{part.name}", f"{path}/{part.name}")
+        return folder.copy(f"{last.path}/{file.name}", f"{path}/{file.name}")
     except NameMissing:  # the last checkpoint was deleted meanwhile
         return False
 

@@ -1,5 +1,6 @@
 """Commands that keep checkpoints: prune, pin, unpin, quarantine, pack, unpack, export, and keygen for signatures."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -89,6 +90,8 @@ def quarantine(run: str, commit: str, reason: str, /) -> None:
 
 
 def _open_commit(run: str, commit: str) -> tuple[Journal, Commit]:
+    if not commit:  # such as a script's unset variable: it must not mean the newest
+        raise WrongUse("expected a commit", hint="give its number, or the name of its folder")
     journal = open_journal(run)
     journal.read_run()
     return journal, find_commit(journal, commit)
@@ -108,7 +111,7 @@ def pack(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT.tar")])
     found = find_commit(journal, *commit)
     path = Path(out).absolute()
     try:
-        if path.exists():  # refuse before reading the whole checkpoint
+        if os.path.lexists(path):  # refuse before reading the whole checkpoint
             raise NameTaken(out)
         with LocalStore(str(path.parent)).creating(path.name) as writer:
             sha256 = pack_checkpoint(journal, found, writer)

@@ -14,13 +14,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColu
 from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.columns import align
 from holdfast.config import DEFAULT_STORE
-from holdfast.errors import Damage
+from holdfast.errors import Damage, StoreError, WrongUse
 from holdfast.journal import Journal, find_runs
 from holdfast.journal.finding import open_journal
 from holdfast.shown import SUFFIXES, list_shown, read_newest
 from holdfast.signature import load_trusted_key
 from holdfast.standing import Standing, read_standing
 from holdfast.store import open_store
+from holdfast.store.local import LocalStore
 from holdfast.terminal import counted, spell_s
 from holdfast.verification import CheckedCheckpoint, verify_run
 
@@ -118,10 +119,12 @@ def _name_shown(journal: Journal) -> str:
 
 def _save_shown(journal: Journal, folder: Path) -> int:
     """Write everything that a run has shown to a folder. Return the number of files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    names = set()
+    store, names = LocalStore(str(folder)), set()
     for shown in list_shown(journal):
-        (folder / shown.file_name).write_bytes(shown.data)
+        try:
+            store.replace(shown.file_name, shown.data)
+        except StoreError as error:
+            raise WrongUse(error.message, hint="--save FOLDER names the folder to write to") from None
         names.add(shown.file_name)
     return len(names)
 

@@ -19,6 +19,8 @@ from holdfast import faults
 from holdfast.endings import Ending
 from holdfast.errors import (
     CheckpointDamaged,
+    ConfigError,
+    FolderTaken,
     NameMissing,
     NameTaken,
     NoVerifiedCheckpoint,
@@ -29,14 +31,17 @@ from holdfast.errors import (
 )
 from holdfast.journal.folder import RunFolder
 from holdfast.journal.links import broken_links
+from holdfast.journal.names import REACH
 from holdfast.journal.records import (
     MAX_RECORD_BYTES,
     AttemptRecord,
     Commit,
     EndingRecord,
+    FolderRecord,
     Latest,
     Pin,
     Quarantine,
+    folder_record_name,
     now,
     read_record,
     record_name,
@@ -92,8 +97,13 @@ class Journal(RunFolder):
             began_at: when the attempt's ranks were started; empty if unknown.
 
         Raises:
+            ConfigError: the number is far beyond the highest one, so that readers would take its record for a stray.
             Superseded: another process claimed the number.
         """
+        if number < 1 or (number > REACH and number > self.attempts() + REACH):
+            raise ConfigError(
+                f"run {self.run!r} can't have an attempt {number}", hint=f"the next one is {self.attempts() + 1}"
+            )
         record = AttemptRecord(
             number=number,
             why=reason,
@@ -290,10 +300,16 @@ class Journal(RunFolder):
             envelope: the commit's signature, which is written before the commit.
 
         Raises:
+            FolderTaken: the checkpoint's folder belongs to another commit, or retention deletes it.
             Superseded: a later attempt owns the run.
             NameTaken: an earlier attempt took the number: it had checked the fence just before this attempt's claim.
         """
         self.check_fence(commit.attempt)
+        if not self._may_name(commit.number, commit.path):
+            raise FolderTaken(
+                f"{commit.path} of run {self.run!r} can't be commit {commit.number}: "
+                f"its folder belongs to another commit, or is being deleted",
+            )
         if envelope is not None:
             self.store.replace(signature_name(commit), envelope)
         try:
@@ -306,6 +322,43 @@ class Journal(RunFolder):
             commit = there
         faults.reach("commit-recorded")
         return commit
+
+    def assign_folder(self, path: str, number: int) -> int | None:
+        """Assign a checkpoint folder to one commit for ever, or to none; the first call for a folder decides.
+
+        A process that deletes a folder assigns it first, and so does one that commits it. So a folder is never deleted
+        for what it held before, however long the deleting process has slept.
+
+        Args:
+            number: the commit's; 0 if no commit may name the folder any more, because it is about to be deleted.
+
+        Returns:
+            The number that was decided, now or before; None if its record can't be read.
+        """
+        name = folder_record_name(path)
+        try:
+            self.store.create(name, FolderRecord(path=path, commit=number, created_at=now()).to_bytes())
+        except NameTaken:
+            try:
+                return read_record(self.store, FolderRecord, name).commit
+            except RecordDamaged as error:
+                self.warn(str(error))
+                return None
+        return number
+
+    def _may_name(self, number: int, path: str) -> bool:
+        """Return whether a commit may name a checkpoint folder: it is the folder's only one, or replaces that one."""
+        owner = self.assign_folder(path, number)
+        if owner == number or not owner:
+            return owner == number
+        # The record of a good checkpoint may be damaged. Another commit may then take its place, unless a prune, which
+        # may sleep, was about to delete the folder.
+        pruned = self.numbers("pruned", after=owner - 1)
+        return self.is_void(owner) and owner not in pruned and path not in map(self.path_of, pruned)
+
+    def is_void(self, number: int) -> bool:
+        """Return whether a commit is quarantined because its record can't be read."""
+        return self.find_commit(number) is None and self.is_quarantined(number)
 
     def publish_copy(self, name: str, data: bytes) -> None:
         """Write a copy of a checkpoint's file, such as its trail, which remains when the checkpoint is pruned."""

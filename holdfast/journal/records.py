@@ -240,6 +240,14 @@ class Latest(Record):
     config_fingerprint: str = Field(pattern=SHA256)
 
 
+class FolderRecord(Record):
+    """``folders/epoch-0004.json``: the one commit that may ever name this checkpoint folder."""
+
+    path: str = Field(pattern=FOLDER)
+    commit: int = Field(ge=0, description="the commit's number; 0 if no commit may name it, because it is deleted")
+    created_at: Time
+
+
 class Quarantine(Record):
     """``quarantine/00000006.json``: a commit that must not be used again."""
 
@@ -306,6 +314,11 @@ class PruneReport(Record):
     debris: list[str]
     dry_run: bool
     created_at: Time
+
+
+def folder_record_name(path: str) -> str:
+    """Return the name of the record of a checkpoint folder's commit: ``folders/epoch-0004.json``."""
+    return f"folders/{path}.json"
 
 
 def metrics_name(number: int) -> str:

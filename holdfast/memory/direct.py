@@ -41,9 +41,10 @@ def write(file: int, position: int, data: memoryview) -> None:
         done += os.write(file, data[done:])
 
 
-def fill(file: int, buffer: memoryview) -> Iterator[int]:
-    """Read a file from its beginning into a buffer until either ends. Yield the number of bytes filled so far."""
-    blocks, filled = _blocks(buffer, 0), 0
+def fill(file: int, buffer: memoryview, start: int = 0) -> Iterator[int]:
+    """Read a file from a position into a buffer until either ends. Yield the number of bytes filled so far."""
+    os.lseek(file, start, os.SEEK_SET)
+    blocks, filled = _blocks(buffer, start), 0
     is_direct = bool(blocks) and _switch(file, on=True)
     with io.FileIO(file, closefd=False) as raw:
         while filled < len(buffer):

@@ -15,9 +15,20 @@ class Publisher:
     def publish(self, attempt: int) -> None:
         """Write the report as the run stands now.
 
+        A process that slept just before it wrote may have replaced the page of a later attempt by an older one. So it
+        looks for a later attempt afterwards, and then writes what the run has by now.
+
         Raises:
             Superseded: an attempt after this one owns the run.
         """
-        page = make_page(self._gatherer.gather())
+        position, page = self._read_position(), make_page(self._gatherer.gather())
         self._journal.check_fence(attempt)
         self._journal.store.replace(REPORT, page.encode())
+        while self._journal.attempts() > attempt and (newer := self._read_position()) != position:
+            position, page = newer, make_page(self._gatherer.gather())
+            self._journal.store.replace(REPORT, page.encode())
+
+    def _read_position(self) -> tuple[int, int, list[int]]:
+        """Return how far the run has come: its newest attempt and commit, and the endings on record."""
+        journal = self._journal
+        return journal.attempts(), journal.newest_number(), journal.numbers("endings")

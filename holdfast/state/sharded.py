@@ -6,9 +6,9 @@ A payload has such a tensor under its full name, with its full shape, as if one 
 import functools
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -73,16 +73,6 @@ class ShardedBytes:
         """Copy the bytes, gathered from all ranks, to the target."""
         target[:] = self.in_memory()
 
-    @property
-    def rows(self) -> Region:
-        """Return the range as a region: consecutive rows of the tensor, or all of it."""
-        shape = tuple(self.tensor.shape)
-        if not shape or len(self) == self.tensor.nbytes:
-            return Region((0,) * len(shape), shape)
-        row_bytes = self.tensor.nbytes // shape[0]
-        inner = (0,) * (len(shape) - 1)
-        return Region((self.start // row_bytes, *inner), (len(self) // row_bytes, *shape[1:]))
-
 
 def is_sharded(value: Any) -> bool:
     """Return whether a value is a tensor that is cut over the ranks, or is repeated in them, as torch's `DTensor`."""
@@ -144,6 +134,50 @@ def check_is_cut(tensor: Any, name: str) -> None:
             f"{name} is a sum of which each rank holds a part, which can't be saved",
             hint="tensor.redistribute(placements=[Replicate()]), or leave it out of the state",
         )
+
+
+def cut_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Region]:
+    """Yield consecutive boxes of a tensor that together have its elements ``[start, stop)``, counted row by row."""
+    row = math.prod(shape[1:])
+    while start < stop:
+        first, begin = divmod(start, row)
+        if begin or stop - start < row:
+            end = min(stop, (first + 1) * row)
+            for inner in cut_boxes(shape[1:], begin, end - first * row):
+                yield Region((first, *inner.offset), (1, *inner.shape))
+        else:
+            end = stop - stop % row
+            yield Region((first, *(0 for _ in shape[1:])), ((end - start) // row, *shape[1:]))
+        start = end
+
+
+class Bytewise(NamedTuple):
+    """A sharded tensor as one of bytes: its shape, and the region that each rank holds, by rank.
+
+    The bytes of an element are one more dimension. If every rank holds whole rows, there is only one dimension.
+    """
+
+    shape: tuple[int, ...]
+    regions: dict[int, Region]
+
+
+@functools.lru_cache(maxsize=4096)  # a model has many tensors of equal shape
+def see_bytewise(item_bytes: int, whole: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> Bytewise:
+    """Return the shape and the regions in bytes of a tensor that is cut over the ranks.
+
+    Args:
+        item_bytes: the size of an element.
+        whole: the tensor's shape.
+        mesh, placements: the `DTensor`'s.
+    """
+    shape = (*whole, item_bytes)
+    found = _list_regions(whole, tuple(mesh.shape), placements)
+    regions = [Region((*each.offset, 0), (*each.shape, item_bytes)) for each in found]
+    if all(each.shape[1:] == shape[1:] or not each.size for each in regions):
+        row = math.prod(shape[1:])
+        regions = [Region((each.offset[0] * row,), (each.size,)) for each in regions]
+        shape = (math.prod(shape),)
+    return Bytewise(shape, dict(zip(mesh.mesh.flatten().tolist(), regions, strict=True)))
 
 
 def list_regions(tensor: Any) -> dict[int, Region]:

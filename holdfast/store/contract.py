@@ -4,7 +4,7 @@ import abc
 import contextlib
 import errno
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import PurePosixPath
@@ -102,18 +102,19 @@ class Store(abc.ABC):
         Raises as `read` does.
         """
 
-    def fill(self, name: str, buffer: memoryview) -> Iterator[int]:
-        """Read a file into a buffer until either ends; after each piece, yield the number of bytes read so far.
+    def fill(self, name: str, buffer: memoryview, start: int = 0) -> Iterator[int]:
+        """Read a file into a buffer, from a position until either ends; after each piece, yield the bytes read so far.
 
         Raises as `read` does.
         """
         filled = 0
-        for piece in self.pieces(name, FILL_BYTES):
-            end = min(filled + len(piece), len(buffer))
-            buffer[filled:end] = piece[: end - filled]
-            filled = end
+        while filled < len(buffer):
+            end = min(filled + FILL_BYTES, len(buffer))
+            piece = self.read(name, start + filled, start + end)
+            buffer[filled : filled + len(piece)] = piece
+            filled += len(piece)
             yield filled
-            if filled == len(buffer):
+            if filled < end:
                 return
 
     @abc.abstractmethod
@@ -148,10 +149,14 @@ class Store(abc.ABC):
     def delete_folder(self, folder: str) -> None:
         """Delete a folder and everything in it, if it exists."""
 
-    def sweep(self, before: datetime) -> int:
+    def sweep(self, before: datetime, is_spared: Callable[[str], bool] = lambda folder: False) -> int:
         """Delete the remains of unfinished writes that began before a time, in this folder and all folders below.
 
         The default does nothing; it suits a storage that has no such remains or deletes them itself.
+
+        Args:
+            is_spared: returns whether to leave everything in a folder of this folder, by its name: a write there may
+                not have ended yet.
 
         Returns:
             The number of deleted remains.

@@ -24,6 +24,12 @@ _PERMANENT = (
     ValueError, TypeError, KeyError,
 )  # fmt: skip
 _PERMANENT_ERRNO = {errno.EINVAL, errno.ENAMETOOLONG, errno.EROFS, errno.ENOSPC}
+# S3's codes for a request that the network cut or changed on its way, although their status is 400; and for a request
+# that is not this machine's by its credentials or its clock, although s3fs calls it a lack of permission.
+# Source: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+_CUT = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"}
+_CREDENTIALS = {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch", "TokenRefreshRequired"}
+_CLOCK = {"RequestTimeTooSkewed"}
 # The value after "AccountKey=", "?sig=", "X-Amz-Security-Token: " and the like, and user:password before a URL's host.
 _SECRET = re.compile(
     r"(?i)((?:sig|signature|key|secret|token|password|credential)['\"]?\s*[=:]\s*['\"]?|bearer\s+)[^&;,\s'\"]+"
@@ -68,6 +74,8 @@ def translate_errors(where: str) -> Iterator[None]:
             raise NameMissing(f"can't {where}: it does not exist") from None
         if status == 401 or _is_about_credentials(error):
             raise StoreDenied(f"can't {where}: {text}", hint="set the cloud's usual credentials") from None
+        if _code_of(error) in _CLOCK:
+            raise StoreDenied(f"can't {where}: {text}", hint="set this machine's clock") from None
         if isinstance(error, PermissionError) or status == 403:
             raise StoreDenied(
                 f"can't {where}: {text}", hint="give this machine's identity the right to it", lacks_right=True
@@ -82,6 +90,8 @@ def status_of(error: BaseException | None) -> int | None:
     while error is not None:
         response = getattr(error, "response", None)
         status = getattr(error, "status_code", None) or getattr(error, "code", None)
+        if type(error).__module__ == "aiohttp.http_exceptions":
+            status = None  # its code, 400, only says that the response could not be parsed, such as one that was cut
         if isinstance(response, dict):  # an error of botocore
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if isinstance(status, int):
@@ -92,12 +102,24 @@ def status_of(error: BaseException | None) -> int | None:
     return None
 
 
+def _code_of(error: BaseException | None) -> str:
+    """Return S3's own code for the error that a response is about; empty if there is none."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if isinstance(response, dict):  # an error of botocore
+            return str(response.get("Error", {}).get("Code", ""))
+        error = error.__cause__
+    return ""
+
+
 def without_secrets(text: str) -> str:
     """Return the text with ``***`` in place of anything that looks like a key, token, signature or password."""
     return _SECRET.sub(lambda found: f"{found[1] or ''}***", text)
 
 
 def _is_transient(error: Exception) -> bool:
+    if _code_of(error) in _CUT:
+        return True
     if (
         isinstance(error, _PERMANENT)
         or _is_about_credentials(error)
@@ -109,4 +131,5 @@ def _is_transient(error: Exception) -> bool:
 
 
 def _is_about_credentials(error: Exception) -> bool:
-    return "credential" in type(error).__name__.lower() or "ClientAuthentication" in type(error).__name__
+    name = type(error).__name__
+    return "credential" in name.lower() or "ClientAuthentication" in name or _code_of(error) in _CREDENTIALS

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
+from aiohttp import ClientTimeout
+
 from holdfast.errors import NameTaken
 from holdfast.store.failures import translate_errors
 from holdfast.store.objects import ObjectStore
@@ -15,6 +17,13 @@ from holdfast.store.uploads import WRITER
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 
+# Seconds that a request waits for a connection, for the next bytes of a response, and in all. A part of 16 MiB arrives
+# in time at 56 kB/s. Without limits, which is gcsfs's default, a request waits for ever for a connection that is dead.
+CONNECT_WITHIN_S = 30.0
+SILENT_S = 60.0
+REQUEST_WITHIN_S = 300.0
+
+
 class GcsStore(ObjectStore):
     """A prefix of a bucket on Google Cloud Storage.
 
@@ -22,8 +31,10 @@ class GcsStore(ObjectStore):
     """
 
     def _options(self) -> dict[str, Any]:
+        limits = ClientTimeout(total=REQUEST_WITHIN_S, sock_connect=CONNECT_WITHIN_S, sock_read=SILENT_S)
         # An emulator takes no credentials; Google's own client sends it none either.
-        return super()._options() | ({"token": "anon"} if os.environ.get("STORAGE_EMULATOR_HOST") else {})
+        token = {"token": "anon"} if os.environ.get("STORAGE_EMULATOR_HOST") else {}
+        return super()._options() | {"requests_timeout": limits} | token
 
     def copy(self, source: str, name: str) -> bool:
         """Copy an object on the server; a large one takes several requests."""

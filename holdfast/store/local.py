@@ -89,9 +89,9 @@ class LocalStore(Store):
             while piece := file.read(piece_bytes):
                 yield piece
 
-    def fill(self, name: str, buffer: memoryview) -> Iterator[int]:
+    def fill(self, name: str, buffer: memoryview, start: int = 0) -> Iterator[int]:
         with translate_errors(f"read {name} in {self.url}"), self._open(name) as file:
-            yield from direct.fill(file.fileno(), buffer)
+            yield from direct.fill(file.fileno(), buffer, start)
 
     def size_bytes(self, name: str) -> int:
         return self._look(name).st_size
@@ -120,14 +120,16 @@ class LocalStore(Store):
 
         self._delete(folder, remove)
 
-    def sweep(self, before: datetime) -> int:
+    def sweep(self, before: datetime, is_spared: Callable[[str], bool] = lambda folder: False) -> int:
         swept = 0
         with (
             translate_errors(f"sweep {self.url}"),
             contextlib.suppress(FileNotFoundError),
             folders.opened(self.root, []) as root,
         ):
-            for _, _, names, folder in os.fwalk(".", dir_fd=root):
+            for path, inner, names, folder in os.fwalk(".", dir_fd=root):
+                if path == ".":
+                    inner[:] = [name for name in inner if not is_spared(name)]
                 for name in (name for name in names if TEMP_MARK in name):
                     with contextlib.suppress(FileNotFoundError):  # its write has just ended
                         if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime < before.timestamp():

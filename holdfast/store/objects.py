@@ -87,8 +87,20 @@ class ObjectStore(Store):
         return self._ask(f"read {name}", read)
 
     def pieces(self, name: str, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
-        for start in range(0, self.size_bytes(name), piece_bytes):
-            yield self.read(name, start, start + piece_bytes)
+        size_bytes = self.size_bytes(name)
+        for start in range(0, size_bytes, piece_bytes):
+            stop = min(start + piece_bytes, size_bytes)
+            yield self._ask(f"read {name}", functools.partial(self._read_all, self._path(name), start, stop))
+
+    def _read_all(self, path: str, start: int, stop: int) -> bytes:
+        """Return the bytes ``[start, stop)``; raise an error that is retried if the response has fewer of them.
+
+        A server may answer with less than it was asked for. A checkpoint that was read so would count as damaged.
+        """
+        data = bytes(self._fs.cat_file(path, start=start, end=stop))
+        if len(data) != stop - start:
+            raise ConnectionError(f"the response has {len(data):,} bytes, not {stop - start:,}")
+        return data
 
     def size_bytes(self, name: str) -> int:
         return self._look(name)[0]

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -40,12 +40,14 @@ class S3Store(ObjectStore):
             raise
         return True
 
-    def sweep(self, before: datetime) -> int:
+    def sweep(self, before: datetime, is_spared: Callable[[str], bool] = lambda folder: False) -> int:
         """Abort the multipart uploads that began before a time and were neither completed nor aborted."""
-        bucket, prefix = self._split(self._root)
+        bucket, key = self._split(self._root)
+        prefix = f"{key}/" if key else ""
         swept = 0
-        for upload in self._uploads(Bucket=bucket, Prefix=f"{prefix}/" if prefix else ""):
-            if upload["Initiated"] < before:
+        for upload in self._uploads(Bucket=bucket, Prefix=prefix):
+            folder, inside, _ = upload["Key"].removeprefix(prefix).partition("/")
+            if upload["Initiated"] < before and not (inside and is_spared(folder)):
                 with contextlib.suppress(NameMissing):  # the upload has just ended
                     self._call("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
                     swept += 1

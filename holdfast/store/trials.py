@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -295,6 +296,5 @@ def _expect(found: object, expected: object, message: str) -> None:
 
 def _list_missing(store: Store) -> list[Path]:
     """Return the folders that a first write would make for the store itself, the innermost first."""
-    if not isinstance(store, LocalStore):
-        return []
-    return [folder for folder in (store.root, *store.root.parents) if not folder.exists()]
+    folders = (store.root, *store.root.parents) if isinstance(store, LocalStore) else ()
+    return [folder for folder in folders if not os.path.lexists(folder)]

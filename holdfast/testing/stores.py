@@ -218,6 +218,10 @@ class StoreTests:
             assert filled == sorted(filled)
             assert (filled[-1] if filled else 0) == min(size_bytes, buffer_bytes)
             assert buffer[:size_bytes] == data[:buffer_bytes]
+        for start in {0, 1, size_bytes // 2 // 4096 * 4096, size_bytes, size_bytes + 1}:
+            buffer = memoryview(mmap.mmap(-1, 2**21 + 4096))[: 2**21 + 7]
+            filled = [0, *store.fill("a", buffer, start)]
+            assert buffer[: filled[-1]] == data[start : start + len(buffer)]
         with pytest.raises(NameMissing):
             list(store.fill("b", memoryview(bytearray(1))))
 

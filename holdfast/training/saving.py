@@ -60,6 +60,8 @@ def begin_save(
     if training.recipe.loss is None or training.virtual is not None:
         _refuse_different_ranks(training)
     payload, shown = state.to_payload(capture(training)), training.gallery.take()
+    if not training.has_others:
+        payload = state.localize(payload)  # one rank holds all rows
     peers = exchange_of(training) if state.has_shards(payload) else None
     if training.is_main or peers is not None:
         training.saver.wait()  # it sets training.parent

@@ -1,5 +1,6 @@
 """Reading a checkpoint into a sharded state: each part is read by one rank, which sends the others their rows."""
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -7,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from holdfast import checkpoint
-from holdfast.checkpoint import Header, Payload, Tensor
+from holdfast.checkpoint import ABREAST, DEPTH, Header, PartsReader, Payload, Tensor
 from holdfast.errors import CheckpointDamaged
-from holdfast.journal import Commit, FileRecord
+from holdfast.journal import Commit
 from holdfast.memory import Buffers
 from holdfast.state.encoding import DTYPES
 from holdfast.state.sharded import ShardedBytes, is_sharded, local_of
 from holdfast.state.tensors import TensorBytes
 from holdfast.store import Store
 from holdfast.training.capturing import capture_extras
-from holdfast.training.exchange import Exchange, Placed, take_turns
+from holdfast.training.exchange import Exchange, Placed, Plan
 from holdfast.training.kept import GRADIENTS
 
 if TYPE_CHECKING:
@@ -45,49 +46,60 @@ def read_shares(
 ) -> Payload:
     """Read a committed state and verify it while reading; each rank keeps its own rows. All ranks call it together.
 
-    A rank reads the parts that it owns, one at a time, so that it needs memory for its share and for one part. No save
+    A rank reads the parts that it owns in windows, so that it needs memory for its share and a few windows. No save
     may be in progress, because its threads use the same exchange.
 
     Args:
         shares: tensors by name; those of the state are cut in the same way.
-        buffers: memory for a part; without it, new memory.
+        buffers: memory for the windows; without it, new memory.
 
     Raises:
         CheckpointDamaged: a file is missing or differs, whichever rank has found it.
     """
-    parts = checkpoint.find_parts(commit)
-    owners = checkpoint.deal([part.size_bytes for part in parts], exchange.ranks)
-    own = [part for part, owner in zip(parts, owners, strict=True) if owner == exchange.rank]
+    parts = {part.name: part for part in checkpoint.find_parts(commit)}
+    sizes = [part.size_bytes for part in parts.values()]
+    owners = dict(zip(parts, checkpoint.deal(sizes, exchange.ranks), strict=True))
+    own = [part for part in parts.values() if owners[part.name] == exchange.rank]
     found = exchange.each(lambda: checkpoint.read_headers(folder, commit, own))
     headers = {name: header for each in found for name, header in each.items()}
-    payload, places = _allocate([headers[part.name] for part in parts], shares)
-    memory = (buffers or Buffers()).take(0, max((part.size_bytes for part in own), default=0))
-    for turn in take_turns(list(zip(parts, places, strict=True)), owners):
-        _read_turn(exchange, folder, commit, turn, memory)
+    payload, places = _allocate([headers[name] for name in parts], shares)
+    plans = {
+        name: exchange.plan_restore(pieces, owners[name], parts[name].size_bytes)
+        for name, pieces in zip(parts, places, strict=True)
+    }
+    window_bytes = exchange.choose_window(sum(sizes))
+    lane_bytes = DEPTH * window_bytes
+    memory = (buffers or Buffers()).take(0, ABREAST * lane_bytes)
+    with contextlib.ExitStack() as stack:
+        readers: dict[str, PartsReader] = {}
+        for lane in range(ABREAST):
+            windows = memory[lane * lane_bytes : (lane + 1) * lane_bytes]
+            reader = PartsReader(folder, commit, own[lane::ABREAST], windows, window_bytes)
+            stack.callback(reader.close)
+            readers |= {part.name: reader for part in own[lane::ABREAST]}
+        for names in checkpoint.list_batches(owners, ABREAST):
+            _read_batch(exchange, {name: plans.pop(name) for name in names}, window_bytes, readers)
     return payload
 
 
-def _read_turn(
-    exchange: Exchange,
-    folder: Store,
-    commit: Commit,
-    turn: list[tuple[tuple[FileRecord, list[Placed]], int]],
-    memory: memoryview,
+def _read_batch(
+    exchange: Exchange, plans: Mapping[str, Plan], window_bytes: int, readers: Mapping[str, PartsReader]
 ) -> None:
-    """Read at most one part in each rank, and send its rows to the ranks that hold them."""
-    own = next((part for (part, _), owner in turn if owner == exchange.rank), None)
-    image = memory[: own.size_bytes] if own is not None else None
+    """Read some parts, send their rows to the ranks that hold them, and verify the parts."""
 
-    def read() -> None:
-        if own is not None and image is not None:
-            checkpoint.read_part(folder, commit, own, image)
+    def take(name: str, size_bytes: int) -> memoryview:
+        return readers[name].take()
 
-    exchange.each(read)
-    exchange.copy(
-        move
-        for (_, pieces), owner in turn
-        for move in exchange.list_deliveries(pieces, owner, image if owner == exchange.rank else None)
-    )
+    def done(name: str, window: memoryview) -> None:
+        readers[name].give_back()
+
+    def check() -> None:
+        for name, plan in plans.items():
+            if plan.owner == exchange.rank:
+                readers[name].check()
+
+    exchange.pass_windows(plans, window_bytes, take, done, is_saved=False)
+    exchange.each(check)
 
 
 def _allocate(headers: list[Header], shares: Shares) -> tuple[Payload, list[list[Placed]]]:

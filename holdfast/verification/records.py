@@ -14,6 +14,7 @@ from holdfast.journal import (
     ConfigRecord,
     EndingRecord,
     FileRecord,
+    FolderRecord,
     Journal,
     Latest,
     Pin,
@@ -22,6 +23,7 @@ from holdfast.journal import (
     Quarantine,
     Record,
     broken_links,
+    folder_record_name,
     read_record,
     record_name,
 )
@@ -113,6 +115,8 @@ def _list_others(journal: Journal) -> Iterator[tuple[str, type[Record], str, Any
         yield "config.snapshot.json", ConfigRecord, "", None
     for name in journal.store.list("configs"):
         yield f"configs/{name}", ConfigRecord, "", None
+    for name in journal.store.list("folders"):
+        yield f"folders/{name}", FolderRecord, "", None
     for folder, (cls, field) in NUMBERED.items():
         for number in journal.numbers(folder):
             yield record_name(folder, number), cls, field, number
@@ -127,6 +131,8 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
         return None
     if field and getattr(record, field) != expected:
         return f"{name} holds the record of another number, {getattr(record, field)}"
+    if isinstance(record, FolderRecord) and name != folder_record_name(record.path):
+        return f"{name} holds the record of another folder, {record.path}"
     if isinstance(record, ConfigRecord) and name not in ("config.snapshot.json", record.name, record.snapshot_name):
         return f"{name} holds the settings of another name, {record.fingerprint}"
     if isinstance(record, ConfigRecord) and fingerprint(record.identity) != record.fingerprint:

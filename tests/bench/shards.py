@@ -18,8 +18,8 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from holdfast.checkpoint import Saver
-from holdfast.state import to_payload
+from holdfast.checkpoint import Saved, Saver
+from holdfast.state import localize, to_payload
 from holdfast.store.local import LocalStore
 from holdfast.training import Exchange, read_shares
 from tests.bench.disk import make_cold
@@ -52,12 +52,12 @@ def _ask_ranks(name: str, ranks: int) -> list[Row]:
 def measure(name: str, folder: Path) -> list[Row]:
     """All figures of one state over the ranks of this process's group."""
     bench = _Bench(folder, SIZES[name])
-    for _ in range(ROUNDS):
-        for figure, seconds in bench.round():
-            slowest: list[Any] = [None] * bench.exchange.ranks
-            distributed.all_gather_object(slowest, seconds)
-            bench.times.setdefault(figure, []).append(max(slowest))
-    # DCP keeps memory for its next save, so only the first round shows what each needs.
+    figures = [each for part in (bench.memory, *[bench.round] * ROUNDS) for each in part()]
+    for figure, number in figures:
+        slowest: list[Any] = [None] * bench.exchange.ranks
+        distributed.all_gather_object(slowest, number)
+        bench.times.setdefault(figure, []).append(max(slowest))
+    # DCP keeps memory for its next save, so only the first round shows what it needs.
     times = {
         figure: values[0] if "memory" in figure.split() else statistics.median(values)
         for figure, values in bench.times.items()
@@ -88,40 +88,60 @@ class _Bench:
         self.exchange = Exchange(torch.device("cpu"))
         self.mesh = init_device_mesh("cpu", (self.exchange.ranks,))
         self.folder, self.times = folder, dict[str, list[float]]()
-        # A small save first, so that connections and threads don't count.
-        small, saver = to_payload({"small": self._make(torch.zeros(64, 64))}), Saver()
-        saver.begin(LocalStore(str(folder / "small")), small, METADATA_FIELDS, "", peers=self.exchange)
-        saver.wait()
+        self.store = LocalStore(str(folder / "run"))
+        self.state: dict[str, Any] = {"small": self._make(torch.zeros(64, 64))}
+        self.saver, self.step = Saver(), 0
+        self._save()  # so that connections and threads don't count
         self.base = _resident()
         rows = size_bytes // 4 // TENSORS // 64 // self.exchange.ranks
         self.state = {f"layer{number:04d}": self._make(torch.randn(rows, 64)) for number in range(TENSORS)}
         self.share_bytes = TENSORS * rows * 64 * 4
-        self.store, self.saver = LocalStore(str(folder / "run")), Saver()
 
     def _make(self, local: torch.Tensor) -> Any:
         return DTensor.from_local(local, self.mesh, [Shard(0)], run_check=False)
 
-    def round(self) -> Iterator[tuple[str, float]]:
-        yield "copy of a share", self._time(self._copy)
+    def memory(self) -> Iterator[tuple[str, float]]:
+        """The memory of a first save, and that of a process that restores and has saved nothing yet."""
+        self.saver = Saver()
         with _Peak(self) as peak:
-            began = self._begin()
-            payload = to_payload({"model": self.state})
-            self.saver.begin(self.store, payload, METADATA_FIELDS, "", peers=self.exchange)
-            yield "stall", time.perf_counter() - began
-            saved = self.saver.wait()
-            yield "durable", time.perf_counter() - began
+            saved, _, _ = self._save()
         yield "save memory", peak.shares
-        if not self.times.get("restore"):
-            self.saver = Saver()  # a process that restores has no memory for saves yet
-        assert saved is not None
-        self._make_cold(self.folder / "run" / saved.path)
+        self.saver = Saver()
         with _Peak(self) as peak:
-            shares = {f"model.{name}": each for name, each in self.state.items()}
-            yield "restore", self._time(lambda: read_shares(self.exchange, shares, self.store, commit_of(saved)))
+            self._restore(saved)
         yield "restore memory", peak.shares
+        self._save()  # the memory of later saves
+        self.copy = [tensor.to_local().clone() for tensor in self.state.values()]
+
+    def round(self) -> Iterator[tuple[str, float]]:
+        """The times of a save that uses the memory of an earlier one, and those of a restore and of DCP."""
+        yield "copy of a share", self._time(self._copy)
+        saved, stall, durable = self._save()
+        yield "stall", stall
+        yield "durable", durable
+        self._make_cold(self.folder / "run" / saved.path)
+        yield "restore", self._time(lambda: self._restore(saved))
         if self.exchange.rank == 0:
             self.store.delete_folder(saved.path)
         yield from self._round_of_dcp()
+
+    def _save(self) -> tuple[Saved, float, float]:
+        """Save as a rank does. Return the checkpoint, and the seconds of the stall and of the whole save."""
+        self.step += 10
+        fields = METADATA_FIELDS | {"optimizer_steps_total": self.step}
+        began = self._begin()
+        payload = to_payload({"model": self.state})
+        peers = self.exchange if self.exchange.ranks > 1 else None
+        payload = payload if peers else localize(payload)
+        self.saver.begin(self.store, payload, fields, "", is_urgent=False, peers=peers)
+        stall = time.perf_counter() - began
+        saved = self.saver.wait()
+        assert saved is not None
+        return saved, stall, time.perf_counter() - began
+
+    def _restore(self, saved: Saved) -> None:
+        shares = {f"model.{name}": each for name, each in self.state.items()}
+        read_shares(self.exchange, shares, self.store, commit_of(saved))
 
     def _round_of_dcp(self) -> Iterator[tuple[str, float]]:
         yield "DCP save", self._time(lambda: dcp.save(self.state, storage_writer=self._writer("dcp")))
@@ -141,8 +161,8 @@ class _Bench:
         return dcp.FileSystemWriter(self.folder / name)  # which syncs its files
 
     def _copy(self) -> None:
-        for tensor in self.state.values():
-            tensor.to_local().clone()
+        for copy, tensor in zip(self.copy, self.state.values(), strict=True):
+            copy.copy_(tensor.to_local())
 
     def _make_cold(self, folder: Path) -> None:
         if self.exchange.rank == 0:

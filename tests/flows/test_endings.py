@@ -62,12 +62,13 @@ def test_a_signal_means_cancelled_only_if_the_server_says_so(
         ("preempted", Completed(name="Preempted"), "preempted"),
         ("completed", Cancelled(), "completed"),
         ("crashed", Crashed(name="Vanished"), "crashed"),
+        ("paused", Crashed(name="Vanished"), "vanished"),  # resumed, and lost before it claimed another attempt
         ("", Crashed(name="Vanished"), "vanished"),
         ("", Cancelled(), "cancelled"),
     ],
 )
-def test_a_cancel_on_the_server_overrules_a_recorded_preemption(said: str, state: State[Any], reason: str) -> None:
-    """The attempt could not reach the server, and recorded that it was preempted."""
+def test_the_server_overrules_a_recorded_preemption_or_pause(said: str, state: State[Any], reason: str) -> None:
+    """The attempt could not reach the server and recorded that it was preempted, or it was paused and resumed."""
     journal = Journal(open_store(f"memory://endings-{said}-{state.name}"), "run")
     claim(journal, 1)
     if said:

@@ -322,6 +322,23 @@ def test_a_paused_run_resumes(run: PoolRun, reference: Reference, flow: str) -> 
     assert [reason for reason, _ in run.reasons()] == [first, "completed"]
 
 
+def test_a_paused_attempt_that_is_resumed_and_lost_is_followed_by_another_one(
+    run: PoolRun, reference: Reference
+) -> None:
+    """Its machine dies after the person resumed the flow run, and before that claimed an attempt of its own."""
+    train = run.start()
+    run.await_commits(1)
+    paused = run.attempts()[0]["id"]
+    run.pool.pause(paused)
+    await_true(lambda: bool(run.reasons()), "it was not paused", ENDS_WITHIN_S)
+    run.pool.await_state(paused, "Suspended")
+    run.hurry()
+    run.pool.set_state(paused, "CRASHED", "Vanished")
+    assert run.pool.await_end(train)["state"]["name"] == "Completed"
+    assert_right_bytes(run, reference)
+    assert [reason for reason, _ in run.reasons()] == ["paused", "completed"]
+
+
 def test_a_run_survives_the_death_of_train(run: PoolRun, reference: Reference) -> None:
     train = run.start()
     run.await_commits(1)

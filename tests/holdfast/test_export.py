@@ -153,6 +153,13 @@ def test_what_exists_is_not_overwritten(run: str, tmp_path: Path, capsys: pytest
     assert out.read_text() == "mine"
 
 
+def test_a_name_that_is_too_long_is_told_in_one_line(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(app, ["export", run, str(tmp_path / ("x" * 300))]) == 3
+    assert "error: can't write xxx" in capsys.readouterr().err
+
+
 def test_a_damaged_checkpoint_is_not_exported(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = Path(run, "epoch-0002").glob("checkpoint*.safetensors")
     data = bytearray(path.read_bytes())

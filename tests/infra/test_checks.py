@@ -12,6 +12,7 @@ from tests.conftest import ROOT
 from tests.support.tools import checks, needs_tools
 
 needs_terraform = pytest.mark.skipif(not shutil.which("terraform"), reason="there is no terraform")
+needs_helm = pytest.mark.skipif(not shutil.which("helm"), reason="there is no helm")
 pytestmark = [needs_tools, pytest.mark.slow]
 
 # Small files of each kind, so that every check has one, whatever infra/ has.
@@ -94,6 +95,9 @@ subjects:
 global:
   prefect:
     image: {prefectTag: 3.8.8-python3.12}
+    env: [{name: DO_NOT_TRACK, value: "1"}]
+backgroundServices:
+  env: [{name: ANALYTICS, value: "false"}]
 server:
   basicAuth: {enabled: true, existingSecret: auth}
   containerSecurityContext: {runAsNonRoot: true}
@@ -219,6 +223,9 @@ PLANTED = [
     ("infra/kubernetes/server-values.yaml", "existingSecret", "secret", "no value server.basicAuth.secret"),
     ("infra/kubernetes/server-values.yaml", "runAsNonRoot", "runAsNonRot", "runAsNonRot"),
     ("infra/kubernetes/server-values.yaml", "topologyKey", "topologieKey", "topologyKey"),
+    ("infra/kubernetes/server-values.yaml", "DO_NOT_TRACK", "ANALYTICS", "backgroundServices.env: ANALYTICS"),
+    ("infra/kubernetes/server-values.yaml", "DO_NOT_TRACK", "PREFECT_UI_API_URL", "global.prefect.env: PREFECT_UI_API"),
+    ("infra/kubernetes/worker-values.yaml", "DO_NOT_TRACK", "PREFECT_API_URL", "worker.extraEnvVars: PREFECT_API_URL"),
     ("infra/kubernetes/worker-values.yaml", "workPool", "pool", "no value worker.config.pool"),
     ("infra/kubernetes/worker-values.yaml", '"1"', "1", "string"),
     ("infra/kubernetes/pools.yaml", "backoffLimit", "backofLimit", "backofLimit"),
@@ -241,6 +248,27 @@ PLANTED = [
     (".github/workflows/ci.yaml", "    timeout-minutes: 10\n", "", "timeout-minutes"),
     (".github/workflows/ci.yaml", "- run:", "- runs:", "runs"),
 ]
+# A chart of one container, which takes its variables as Prefect's charts do.
+CHART = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: server}
+spec:
+  selector: {matchLabels: {app: server}}
+  template:
+    metadata: {labels: {app: server}}
+    spec:
+      containers:
+        - name: server
+          image: prefect:1
+          env:
+            - {name: HOME, value: /home}
+            {{- range list ((.Values.global).prefect).env (.Values.worker).extraEnvVars }}
+            {{- with . }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
+            {{- end }}
+"""
 # For each kind of check, faults that fit the files of infra/; each file has to have at least one of them.
 FITTING = {
     "dockerfile": [(r"(ARG BASE=[^:\s]+):\S+", r"\1"), (r"(?m)^USER .*", "USER root")],
@@ -250,11 +278,24 @@ FITTING = {
     "manifest": [(r"(?m)^  name:", "  nam:"), (r"verbs: \[create", "verbs: [creat")],
     "ignored": [("!holdfast", "!holdfats")],
     "hadolint": [("DL3025", "DL325"), ("failure-threshold", "failure-treshold")],
+    "chart": [("name: DO_NOT_TRACK", "name: HOME")],
     "values": [(r"(?m)^( +)prefectTag", r"\1prefctTag"), (r"(?m)^( +)existingSecret", r"\1existingSecrets")],
     "shell": [(r"\Z", "\nrm $1\n")],
     "terraform": [(r"\Z", '\nresource "aws_s3_bukket" "x" {}\n')],
     "workflow": [(r"runs-on", "run-on")],
 }
+
+
+@pytest.fixture(autouse=True)
+def charts(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two small charts in the place of Prefect's, which no test asks the network for."""
+    folder = tmp_path_factory.mktemp("charts")
+    for name in ("prefect-server", "prefect-worker"):
+        (folder / name / "templates").mkdir(parents=True)
+        (folder / name / "Chart.yaml").write_text(f"{{apiVersion: v2, name: {name}, version: 1.0.0}}\n")
+        (folder / name / "templates" / "deployment.yaml").write_text(CHART)
+    monkeypatch.setenv("HOLDFAST_HELM_CHARTS", str(folder))
+    return folder
 
 
 def write_examples(folder: Path) -> None:
@@ -317,6 +358,41 @@ def test_terraform_without_its_provider_is_skipped(
     assert "skipped     terraform   .: there is no terraform" in capsys.readouterr().out
 
 
+@needs_helm
+@pytest.mark.parametrize(
+    ("pattern", "fault", "message"),
+    [
+        ("{name: HOME,", "{name: DO_NOT_TRACK,", "a container has it twice: Deployment server: DO_NOT_TRACK"),
+        ("image:", "imag:", "'imag' was unexpected"),
+        ("image: .*", "image: {{ .Values.nothing.tag }}", "nil pointer"),
+    ],
+)
+def test_a_fault_in_what_a_chart_renders_is_found(
+    pattern: str, fault: str, message: str, charts: Path, tmp_path: Path
+) -> None:
+    write_examples(tmp_path)
+    path = tmp_path / "infra" / "kubernetes" / "server-values.yaml"
+    assert [*checks.check_chart(path)] == []
+    template = charts / "prefect-server" / "templates" / "deployment.yaml"
+    template.write_text(re.sub(pattern, fault, CHART, count=1))
+    assert any(message in each for each in checks.check_chart(path))
+
+
+@needs_helm
+def test_charts_that_cannot_be_had_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_examples(tmp_path)
+    monkeypatch.delenv("HOLDFAST_HELM_CHARTS")
+    monkeypatch.setattr(checks.charts, "REPOSITORY", "http://127.0.0.1:9/charts")
+    with pytest.raises(checks.Skipped, match="HOLDFAST_HELM_CHARTS"):
+        next(checks.check_chart(tmp_path / "infra" / "kubernetes" / "server-values.yaml"))
+
+
+def test_without_helm_the_charts_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks.shutil, "which", lambda name: None)
+    with pytest.raises(checks.Skipped, match="there is no helm"):
+        next(checks.check_chart(tmp_path / "server-values.yaml"))
+
+
 REAL = [
     pytest.param(name, check, path, id=f"{name} {path.relative_to(ROOT)}")
     for name, check, path in checks.find_files(ROOT)
@@ -329,8 +405,8 @@ def test_a_fault_in_a_file_of_the_repository_is_found(
     name: str, check: "checks.Check", path: Path, tmp_path: Path
 ) -> None:
     """`make check-infra` checks that the files have no fault before."""
-    if name == "terraform" and not shutil.which("terraform"):
-        pytest.skip("there is no terraform")
+    if (tool := {"terraform": "terraform", "chart": "helm"}.get(name)) and not shutil.which(tool):
+        pytest.skip(f"there is no {tool}")
     copied = tmp_path / path.name
     if path.is_dir():
         shutil.copytree(path, copied, ignore=shutil.ignore_patterns(".terraform"))

@@ -12,7 +12,14 @@ from deployments.pools import describe_pools
 from holdfast.config import RunConfig
 from tests.conftest import ROOT
 from tests.support.cluster import GPU_TAINT, Object, matches, tolerates
-from tests.support.kubernetes_jobs import FOLDER, find_faults, find_wrong_values, read_manifests, render_job
+from tests.support.kubernetes_jobs import (
+    FOLDER,
+    find_faults,
+    find_wrong_values,
+    read_manifests,
+    read_worker_settings,
+    render_job,
+)
 
 POOLS = ("stable", "gpu")
 # How long `prefect flow-run execute` was seen to stay after the last save, in seconds (facts of Prefect 3.8.8).
@@ -203,6 +210,14 @@ def test_the_budget_covers_the_servers_pods() -> None:
     assert server["replicaCount"] > budget["spec"]["maxUnavailable"]
 
 
+def test_a_rollout_of_the_server_needs_no_third_node() -> None:
+    """No two pods of the server share a node, so with two nodes an additional pod would wait forever."""
+    server = values_of("server-values.yaml")["server"]
+    assert server["replicaCount"] == 2
+    # The chart's schema wants texts, and Kubernetes takes a text for a percentage only.
+    assert server["updateStrategy"]["rollingUpdate"] == {"maxSurge": "0%", "maxUnavailable": "50%"}
+
+
 def test_charts_use_the_version_of_prefect_that_the_project_pins() -> None:
     pinned = re.search(r"^prefect==(.+)$", (ROOT / "constraints.txt").read_text("utf-8"), re.M)
     assert pinned
@@ -218,7 +233,7 @@ def test_workers_have_the_role_and_name_the_secret() -> None:
     manifests = read_manifests("rbac.yaml")
     assert values["serviceAccount"]["name"] in [each["name"] for each in manifests[-1]["subjects"]]
     assert [values[name]["create"] for name in ("serviceAccount", "role", "rolebinding")] == [False] * 3
-    settings = {each["name"]: each["value"] for each in values["worker"]["extraEnvVars"]}
+    settings = read_worker_settings()
     prefix = "PREFECT_INTEGRATIONS_KUBERNETES"
     (named,) = (each for each in container_of(render_job("gpu"))["env"] if each["name"] == "PREFECT_API_AUTH_STRING")
     reference = named["valueFrom"]["secretKeyRef"]

@@ -13,7 +13,7 @@ import pytest
 from deployments import local
 from tests.conftest import Reference
 from tests.support.cluster import GPU, GPU_TAINT, SPOT, Cluster, Node
-from tests.support.kubernetes_jobs import find_faults, read_manifests
+from tests.support.kubernetes_jobs import find_faults, read_manifests, read_worker_settings
 from tests.support.pools import Pool, PoolRun, await_true, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.pool]
@@ -50,15 +50,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> Iterator[KubernetesPool]:
     folder = tmp_path_factory.mktemp("kubernetes")
-    settings = {
-        each["name"]: each["value"] for each in read_manifests("worker-values.yaml")[0]["worker"]["extraEnvVars"]
-    }
     values = {
         "image": IMAGE,
         "namespace": NAMESPACE,
         "env": {"TOY_DELAY_S": "0.1", "TOY_TRAINED": str(folder), "TZ": "UTC"},
     }
-    environment = settings | {"KUBECONFIG": str(cluster.write_kubeconfig())}
+    environment = read_worker_settings() | {"KUBECONFIG": str(cluster.write_kubeconfig())}
     pool = KubernetesPool(local.Ledger(folder), environment, "kubernetes", values)
     pool.cluster, cluster.shared = cluster, folder
     with served(pool):

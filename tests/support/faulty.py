@@ -34,6 +34,9 @@ REFUSED = "refused"  # the server doesn't get the request; the response is 500 o
 CUT = "cut"  # the server doesn't get the request; the connection is reset
 SLOW = "slow"  # the server gets the request SLOW_S later
 DENIED = "denied"  # the server doesn't get the request; the response is 403, as each cloud says it
+TORN = "torn"  # the server carries out the request; the connection is closed in the middle of the response's body
+SILENT = "silent"  # the server doesn't get the request; no response comes before the client asks again
+SHORT = "short"  # the server carries out the request; the response has only the first half of its body
 KINDS = (LOST, REFUSED, CUT, SLOW)
 SLOW_S = 0.3
 WITHIN_S = 60
@@ -54,6 +57,9 @@ AZURE_DENIES = (
     (b"<Error><Code>AuthorizationPermissionMismatch</Code><Message>This request is not authorized</Message></Error>"),
 )
 
+# Codes with which S3 refuses a request, and the status of each. A code is a kind of fault, too.
+S3_REFUSES = {"BadDigest": 400, "ExpiredToken": 400, "IncompleteBody": 400, "RequestTimeTooSkewed": 403}
+
 # Returns the kind of fault for a request, or "" for none. Arguments: method, path with query, headers.
 Choose = Callable[[str, str, Any], str]
 
@@ -67,6 +73,7 @@ class Faulty:
         direct: the environment variables with which it uses the server without the proxy.
         faults: the number of faults of each kind so far.
         requests: the number of requests so far.
+        asked_again: the number of requests that came while an earlier one got no response.
     """
 
     def __init__(self, direct: dict[str, str], variable: str, choose: Choose) -> None:
@@ -74,6 +81,7 @@ class Faulty:
         self.choose = choose
         self.faults: collections.Counter[str] = collections.Counter()
         self.requests = 0
+        self.asked_again = self._silent = 0
         self.lock = threading.Lock()
         upstream = urlsplit(re.search("http://[^/;]+", direct[variable])[0])  # type: ignore[index]
         self.upstream = (upstream.hostname or "", upstream.port or 80)
@@ -87,9 +95,18 @@ class Faulty:
         """Choose the fault for a request, and count it."""
         with self.lock:
             self.requests += 1
+            self.asked_again += self._silent
             kind = self.choose(method, path, headers)
+            self._silent = int(kind == SILENT)
             self.faults.update([kind] if kind else [])
             return kind
+
+    def await_next(self) -> None:
+        """Wait for the next request, at most `WITHIN_S` seconds."""
+        deadline = time.monotonic() + WITHIN_S
+        while self._silent and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._silent = 0
 
     def close(self) -> None:
         """Stop the proxy."""
@@ -104,16 +121,16 @@ def at_random(rate: float, seed: int, kinds: tuple[str, ...] = KINDS) -> Choose:
     return lambda method, path, headers: chance.choice(kinds) if chance.random() < rate else ""
 
 
-def lose_each_write_once() -> Choose:
-    """Return a choice that loses the response to the first try of every write."""
+def each_once(kind: str, *methods: str) -> Choose:
+    """Return a choice that strikes the first try of every request with one of these methods."""
     seen: set[tuple[str, ...]] = set()
 
     def choose(method: str, path: str, headers: Any) -> str:
         request = (method, path, headers.get("Content-Range", ""))  # GCS sends all parts to one path
-        if method not in ("PUT", "POST") or request in seen:
+        if method not in methods or request in seen:
             return ""
         seen.add(request)
-        return LOST
+        return kind
 
     return choose
 
@@ -198,12 +215,20 @@ class _Handler(BaseHTTPRequestHandler):
             is_gcs = re.match("(/upload|/download)?/storage/v1/", self.path)
             denies = AZURE_DENIES if "x-ms-version" in self.headers else GCS_DENIES if is_gcs else S3_DENIES
             return self._answer(403, *denies)
+        if kind in S3_REFUSES:
+            content = f"<Error><Code>{kind}</Code><Message>{kind} was said</Message></Error>".encode()
+            return self._answer(S3_REFUSES[kind], S3_DENIES[0], content)
+        if kind == SILENT:
+            self.proxy.await_next()
+            return self._reset()
         if kind == SLOW:
             time.sleep(SLOW_S)
-        answer = self._forward(body)
+        status, headers, content = self._forward(body)
         if kind == LOST:
             return self._reset()
-        return self._answer(*answer)
+        if kind == TORN:
+            return self._tear(status, headers, content)
+        return self._answer(status, headers, content[: len(content) // 2] if kind == SHORT else content)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_request  # noqa: N815
 
@@ -247,6 +272,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
+
+    def _tear(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+        """Announce the whole response, send the first half of its body, and close the connection."""
+        self.send_response_only(status)
+        for name, value in [*headers, ("Content-Length", str(len(content)))]:
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2])
+        self.wfile.flush()
+        self.close_connection = True
 
     def _reset(self) -> None:
         """Reset the connection, as a failing network does."""

@@ -53,6 +53,19 @@ def read_manifests(name: str) -> list[Object]:
     return list(yaml.safe_load_all((FOLDER / name).read_text("utf-8")))
 
 
+def read_worker_settings() -> dict[str, str]:
+    """Return a worker's environment: what worker-values.yaml says, and what the chart prefect-worker makes of it."""
+    (values,) = read_manifests("worker-values.yaml")
+    worker = values["worker"]
+    secret = worker["selfHostedServerApiConfig"]["basicAuth"]["existingSecret"]
+    prefix = "PREFECT_INTEGRATIONS_KUBERNETES"
+    return {each["name"]: each["value"] for each in worker["extraEnvVars"]} | {
+        f"{prefix}_OBSERVER_NAMESPACES": worker["config"]["jobNamespace"],
+        f"{prefix}_WORKER_API_AUTH_STRING_SECRET_NAME": secret,
+        f"{prefix}_WORKER_API_AUTH_STRING_SECRET_KEY": "auth-string",
+    }
+
+
 def find_faults(manifest: Object) -> list[str]:
     """Return what Kubernetes would refuse or ignore in a manifest. Skip the test if the validator is missing."""
     if not TOOLS.exists():

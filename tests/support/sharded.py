@@ -1,8 +1,11 @@
 """A recipe for FSDP2: blocks in a ModuleList, batch statistics, dropout, a tied head and an average of the weights."""
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from holdfast.state import gather_whole, has_shards, is_sharded, localize, to_pa
 from holdfast.state.sharded import ShardedBytes
 from holdfast.store.local import LocalStore
 from holdfast.training import Gate, Training, begin_save, exchange_of, find_shares, read_shares, resume
+from holdfast.training.exchange import Exchange
 from tests.support.device import DEVICE, device_of
 from tests.support.forked import launch
 from tests.support.makers import METADATA_FIELDS, commit_of
@@ -31,6 +35,8 @@ BATCH_SIZE = 8
 GRAD_ACCUM = 2
 COPIES = 2  # of the points: six steps an epoch
 PART_BYTES = 4096
+PATIENCE_S = 300.0
+WINDOW_BYTES = 700  # which cut rows and numbers in two
 
 
 class Blocks(nn.Module):
@@ -92,6 +98,35 @@ def averaged(width: int = 31, device: str = "cpu", tied: bool = True) -> Recipe:
         after_step=lambda: average.update_parameters(model),
         evaluate=lambda model: {"size": model(torch.ones(2, 8, device=device_of(model))).sum()},
     )
+
+
+def interrupted(how: str, rank: int, struck: str, width: int = 300) -> Recipe:
+    """Build `averaged`, one of whose ranks ends or stops once in the exchange of the second save.
+
+    That is while the file ``struck`` doesn't exist, which then has the name of the thread.
+
+    Args:
+        how: ``kill`` (SIGKILL) or ``stop`` (SIGSTOP).
+    """
+    hold, copy = Exchange.hold, Exchange.copy
+    saves = copies = 0
+
+    def count_saves(self: Exchange, *arguments: Any) -> Any:
+        nonlocal saves, copies
+        saves, copies = saves + 1, 0
+        return hold(self, *arguments)
+
+    def strike(self: Exchange, *arguments: Any) -> None:
+        nonlocal copies
+        copies += 1
+        if (saves, copies, self.rank) == (2, 5, rank) and not Path(struck).exists():
+            Path(struck).write_text(threading.current_thread().name)
+            os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
+        copy(self, *arguments)
+
+    patched: Any = Exchange
+    patched.hold, patched.copy, patched.choose_window = count_saves, strike, lambda *_: 2**16
+    return averaged(width)
 
 
 def looped(run: Run) -> None:
@@ -167,6 +202,7 @@ def make(folder: str, parallel: str = "fsdp", settings: dict[str, Any] | None = 
     )  # fmt: skip
     training = Training(config)
     training.saver.part_bytes = PART_BYTES
+    exchange_of(training).window_bytes = WINDOW_BYTES
     assert training.accelerator.num_processes == ranks
     return training
 
@@ -278,6 +314,120 @@ def fail_in_one(folder: str, rank: int) -> int:
     with pytest.raises(StoreFull, match="no space"):
         training.saver.wait()
     assert not store.exists("epoch-0001-step-00000001/metadata.json")
+    return 0
+
+
+class Shut(LocalStore):
+    """A folder in which a file is complete only once ``opened`` is set."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.opened = threading.Event()
+
+    @contextlib.contextmanager
+    def creating(self, name: str) -> Iterator[Any]:
+        """Create a file, and wait before its first byte."""
+        with super().creating(name) as writer:
+            assert self.opened.wait(PATIENCE_S)
+            yield writer
+
+
+def save_beside_training(folder: str) -> int:
+    """Train on while a save is exchanged: it has the state that it was begun with."""
+    training = make(folder)
+    train_to(training, 2)
+    expected = content_of(training, LocalStore(f"{folder}/expected"))
+    shut = Shut(f"{folder}/r")
+    begin_save(training, shut, "f" * 64, {})
+    train_to(training, 4)
+    assert training.saver.is_busy
+    assert not shut.list("epoch-0001-step-00000002")
+    shut.opened.set()
+    saved = training.saver.wait()
+    assert saved is not None
+    assert saved.metadata.checkpoint_sha256 == expected
+    assert content_of(training, LocalStore(f"{folder}/later")) != expected
+    return 0
+
+
+def save_twice(folder: str) -> int:
+    """Begin a save while the one before is exchanged: it waits for that one, and both have their own state."""
+    training = make(folder)
+    train_to(training, 2)
+    shut = Shut(f"{folder}/r")
+    found: list[Saved] = []
+    begin_save(training, shut, "f" * 64, {}, found.append)
+    train_to(training, 3)
+    wait, waits = training.saver.wait, threading.Event()
+
+    def watched() -> Saved | None:
+        waits.set()
+        return wait()
+
+    def open_late() -> None:
+        assert waits.wait(PATIENCE_S)
+        shut.opened.set()
+
+    training.saver.wait = watched  # type: ignore[method-assign]
+    thread = threading.Thread(target=open_late)
+    thread.start()
+    begin_save(training, shut, "f" * 64, {}, found.append)
+    train_to(training, 4)
+    wait()
+    thread.join()
+    assert [saved.step for saved in found] == [2, 3]
+    straight = make(folder)
+    for saved in found:
+        train_to(straight, saved.step)
+        assert content_of(straight, LocalStore(f"{folder}/straight")) == saved.metadata.checkpoint_sha256
+    return 0
+
+
+def save_frozen(folder: str) -> int:
+    """Save several times: a part that never changes is linked, whichever rank owns it, or written where it can't be."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    training = make(folder)
+    exchange, store = exchange_of(training), LocalStore(f"{folder}/r")
+    exchange.window_bytes = 2**14
+    mesh = init_device_mesh(DEVICE, (exchange.ranks,))
+    weights = {f"layer{number}": distribute_tensor(torch.ones(256, 64), mesh, [Shard(0)]) for number in range(6)}
+    saver = Saver(weights["layer0"].nbytes, shared_by=9)
+    saves: list[dict[str, int]] = []
+
+    def save() -> Saved:
+        weights["layer5"].add_(1.0)
+        payload = to_payload({"model": weights, "saves": len(saves)})
+        saver.begin(store, payload, METADATA_FIELDS | {"optimizer_steps_total": len(saves) + 1}, "", peers=exchange)
+        saved = saver.wait()
+        assert saved is not None
+        parts = [part.name for part in saved.metadata.parts]
+        saves.append({name: Path(folder, "r", saved.path, name).stat().st_ino for name in parts})
+        training.gather(None)
+        return saved
+
+    for _ in range(4):
+        saved = save()
+    names = list(saves[0])
+    files = {name: [each[name] for each in saves] for name in names}
+    assert len(names) == 7
+    for name in (names[0], names[-1]):
+        assert len({*files[name]}) == 4, "each save has other bytes"
+    for name in names[1:-1]:
+        first, second, *others = files[name]
+        assert first != second, "that the part lasts shows in the second save"
+        assert others == [second] * 2
+    gone = names[1], names[2]  # of one rank and of the other
+    if exchange.rank == 0:
+        for name in gone:
+            Path(folder, "r", saved.path, name).unlink()
+    training.gather(None)
+    again = save()
+    assert {name for name in names[1:-1] if saves[-1][name] != files[name][-1]} == {*gone}
+    assert again.metadata.parts[1:-1] == saved.metadata.parts[1:-1]
+    read = read_shares(exchange, model_shares(payload := to_payload({"model": weights})), store, commit_of(again))
+    assert not [name for name in differences(localize(payload), localize(read)) if name.startswith("model")]
     return 0
 
 

@@ -118,7 +118,7 @@ class Mortal(Store):
     def modified(self, name: str) -> datetime:
         return datetime.fromtimestamp(0, UTC)  # everything is old: debris is collected at once
 
-    def sweep(self, before: datetime) -> int:
+    def sweep(self, before: datetime, is_spared: object = None) -> int:
         return 0
 
 
@@ -148,6 +148,7 @@ class Model:
         self.pruned: set[int] = set()
         self.pins: set[int] = set()
         self.folders: dict[str, dict[str, str]] = {}
+        self.deleted: set[str] = set()
         self.metadata: dict[str, Metadata] = {}
 
     # ---- what is so
@@ -232,7 +233,10 @@ class Model:
             assert life is self.owner
         elif kind == "create" and folder == "pruned":
             assert int(number) in life.allowed, f"commit {number} is given up"
+        elif kind == "create" and folder.startswith("epoch-"):
+            assert folder not in self.deleted, f"the name {folder} is used again"
         elif kind == "delete folder":
+            self.deleted.add(name)
             named = {number for number, commit in self.commits.items() if commit.path == name}
             assert not named & set(self.live()), f"{name} is deleted"
             assert not named or named & self.pruned, f"{name} is deleted, which no retention gave up"

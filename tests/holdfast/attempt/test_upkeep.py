@@ -80,3 +80,23 @@ def test_a_prune_does_not_read_again_what_was_just_restored(tmp_path: Path, read
     assert not set(before) & set(kept(config))
     heir.end(Ending("stopped"))
     assert verify_run(heir.journal).ok
+
+
+def test_steps_whose_folder_is_being_deleted_are_trained_again(tmp_path: Path) -> None:
+    """A prune that has slept since before a fallback takes the folder of a live save for debris."""
+    attempt = Attempt(make_config(tmp_path))
+    attempt.open()
+    train_chunk(attempt)
+    chunk = attempt.next_chunk()
+    assert chunk
+    saved = attempt.train_chunk(chunk)
+    assert saved
+    assert attempt.journal.assign_folder(saved.path, 0) == 0
+    assert attempt.commit(saved) == attempt.journal.read_commit(1)
+    assert attempt.next_chunk() == chunk
+    train_chunk(attempt)
+    attempt.end(Ending("stopped"))
+    commit = attempt.journal.read_commit(2)
+    assert commit.path == f"{saved.path}.2"
+    assert commit.checkpoint_sha256 == saved.metadata.checkpoint_sha256
+    assert verify_run(attempt.journal).ok

@@ -1,15 +1,19 @@
 """A checkpoint is read part by part, and damage to a header or to a part's bytes is found."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import cut, in_memory, read_headers, read_part
+from holdfast.checkpoint import PartsReader, cut, in_memory, read_headers
 from holdfast.errors import CheckpointDamaged
+from holdfast.journal import Commit, FileRecord
 from holdfast.state import to_payload
 from holdfast.store.local import LocalStore
 from tests.support.makers import commit_of
 from tests.support.parts import PART_BYTES, PARTS, STATE, save
+
+WINDOW_BYTES = 50
 
 
 def test_headers_say_where_the_rows_are(folder: LocalStore) -> None:
@@ -19,8 +23,7 @@ def test_headers_say_where_the_rows_are(folder: LocalStore) -> None:
     payload = to_payload(STATE)
     assert [headers[name].tree for name in PARTS] == [payload.tree] + [None] * (len(PARTS) - 1)
     for part, file in zip(cut(payload, PART_BYTES), saved.metadata.parts, strict=True):
-        image = memoryview(bytearray(file.size_bytes))
-        read_part(folder, commit_of(saved), file, image)
+        image = memoryview(read(folder, commit_of(saved), [file]))
         _, *pieces = part.pieces
         for rows, piece in zip(sorted(headers[part.name].rows, key=lambda each: each.position), pieces, strict=True):
             assert image[rows.position : rows.position + rows.size_bytes] == in_memory(piece)
@@ -48,9 +51,52 @@ def test_damage_is_found(folder: LocalStore, damage: str) -> None:
     if damage != "missing":
         path.write_bytes(data[:-1] if damage == "cut" else data)
 
-    def read() -> None:
+    def read_one() -> None:
         read_headers(folder, commit, [part])
-        read_part(folder, commit, part, memoryview(bytearray(part.size_bytes)))
+        read(folder, commit, [part])
 
     with pytest.raises(CheckpointDamaged, match=part.name):
-        read()
+        read_one()
+
+
+def test_parts_that_follow_a_damaged_one_are_read_all_the_same(folder: LocalStore) -> None:
+    saved = save(folder)
+    parts, commit = saved.metadata.parts[1:3], commit_of(saved)
+    path = Path(folder.root, saved.path, parts[0].name)
+    data = bytearray(path.read_bytes())
+    data[9] ^= 1
+    path.write_bytes(data)
+    reader = PartsReader(folder, commit, parts, memoryview(bytearray(2 * WINDOW_BYTES)), WINDOW_BYTES)
+    for part, problem in zip(parts, (True, False), strict=True):
+        assert len(take_part(reader, part.size_bytes)) == part.size_bytes
+        with pytest.raises(CheckpointDamaged, match=part.name) if problem else contextlib.nullcontext():
+            reader.check()
+    reader.close()
+
+
+def test_a_reader_that_nobody_reads_from_ends(folder: LocalStore) -> None:
+    saved = save(folder)
+    memory = memoryview(bytearray(2 * WINDOW_BYTES))
+    PartsReader(folder, commit_of(saved), saved.metadata.parts, memory, WINDOW_BYTES).close()
+
+
+def read(folder: LocalStore, commit: Commit, parts: list[FileRecord]) -> bytearray:
+    """Read some parts in windows, and verify them."""
+    reader = PartsReader(folder, commit, parts, memoryview(bytearray(2 * WINDOW_BYTES)), WINDOW_BYTES)
+    found = bytearray()
+    try:
+        for part in parts:
+            found += take_part(reader, part.size_bytes)
+            reader.check()
+    finally:
+        reader.close()
+    return found
+
+
+def take_part(reader: PartsReader, size_bytes: int) -> bytearray:
+    """Take all windows of a part."""
+    found = bytearray()
+    while len(found) < size_bytes:
+        found += reader.take()
+        reader.give_back()
+    return found

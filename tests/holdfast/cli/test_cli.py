@@ -218,6 +218,31 @@ def test_a_pinned_checkpoint_stays_until_it_is_unpinned(
     assert "the checkpoint of commit 1 of run 'long' was pruned" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["pin"], ["unpin"], ["quarantine"]])
+def test_an_empty_name_is_no_commit(store: str, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """It is a script's unset variable. To quarantine the newest checkpoint by it can't be undone."""
+    run = f"{store}/named"
+    train(make_line(open_store(store), "named"))
+    reason = ["why"] if command == ["quarantine"] else []
+    assert run_app(app, [*command, run, "", *reason]) == 1
+    assert "error: expected a commit\nhint: give its number" in capsys.readouterr().err
+    assert run_app(app, ["verify", run]) == 0
+
+
+@pytest.mark.parametrize("name", ["file", "file/inside", "x" * 300, "a/" + "x" * 300])
+def test_a_path_that_cannot_be_written_is_told_in_one_line(
+    store: str, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, path = f"{store}/written", tmp_path / name
+    (tmp_path / "file").write_text("")
+    line = make_line(open_store(store), "written")
+    train(line, shown=describe("best", "text", 10, 1).to_line())
+    for command in (["show", run, "--save", str(path)], ["pack", run, str(path)], ["check", f"{path}/runs"]):
+        assert run_app(app, command) in (1, 3)
+        captured = capsys.readouterr()
+        assert "can't" in captured.out + captured.err or "exists" in captured.err
+
+
 @pytest.mark.parametrize(("which", "number"), [([], 5), (["2"], 2), (["epoch-0003"], 3)])
 def test_a_packed_checkpoint_is_unpacked_as_a_run(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], which: list[str], number: int

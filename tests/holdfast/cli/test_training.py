@@ -90,6 +90,22 @@ def test_the_code_after_a_loop_may_take_long(start: Start, long: Path) -> None:
     assert (long.parent / "saved").read_text() == "4.0"
 
 
+def test_a_second_command_leaves_the_code_after_a_loop_alone(start: Start, long: Path) -> None:
+    first = start()
+    await_begun(long, first)
+    second = start()
+    out, err = second.communicate(timeout=COMMAND_WITHIN_S)
+    assert second.returncode == 0, err
+    assert "is complete" in out
+    assert first.poll() is None
+    (long.parent / "go").touch()
+    _, err = first.communicate(timeout=COMMAND_WITHIN_S)
+    assert first.returncode == 0, err
+    assert (long.parent / "saved").exists()
+    assert journal_of(long).attempts() == 1
+    assert journal_of(long).endings() == [Ending("completed", "", 4)]
+
+
 def test_code_after_a_loop_that_fails_is_told_of_a_complete_run(start: Start, long: Path) -> None:
     (long.parent / "go").touch()
     out, err = start("--set", "settings.fails=true").communicate(timeout=COMMAND_WITHIN_S)

@@ -11,6 +11,7 @@ from holdfast.attempt import Line
 from holdfast.cli import app, run_app
 from holdfast.config import Retention
 from holdfast.endings import Ending
+from holdfast.errors import ConfigError
 from holdfast.journal import Journal
 from holdfast.journal.names import REACH
 from holdfast.retention import prune
@@ -51,6 +52,16 @@ def litter(line: Line, folder: str, names: tuple[str, ...] = STRAYS) -> list[str
     if folder == "commits":
         (root(line) / "commits/99999999.json").write_bytes(make_commit(99_999_999, path="epoch-0009").to_bytes())
     return [f"{folder}/{name}{suffix}" for name in names]
+
+
+@pytest.mark.parametrize("number", [-1, 0, REACH + 2, 20_261_123, 99_999_999, 10**15])
+def test_an_attempt_gets_no_number_that_readers_would_ignore(line: Line, number: int) -> None:
+    """A person types it into the form of `attempt`. Such an attempt could not fence off any other one."""
+    before, names = line.journal.attempts(), line.journal.store.list("attempts")
+    with pytest.raises(ConfigError, match=f"can't have an attempt {number}") as caught:
+        line.journal.claim_attempt(number, "fresh", "host", 1, {})
+    assert caught.value.hint == f"the next one is {before + 1}"
+    assert line.journal.store.list("attempts") == names
 
 
 def count(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> int:

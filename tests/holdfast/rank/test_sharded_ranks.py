@@ -27,10 +27,10 @@ def check(nursery: Lives, ranks: int, function: str, *arguments: object) -> None
     assert done.returncode == 0, done.stderr
 
 
-def train(nursery: Lives, folder: Path, ranks: int, **environment: str) -> list[str]:
+def train(nursery: Lives, folder: Path, ranks: int, lines: list[str] = SETTINGS, **environment: str) -> list[str]:
     """Train a run to its end. Return the content id of each commit."""
     folder.mkdir(exist_ok=True)
-    lines = [*SETTINGS, f"store = {json.dumps(str(folder))}", f"compute.ranks = {ranks}", "settings.width = 300"]
+    lines = [*lines, f"store = {json.dumps(str(folder))}", f"compute.ranks = {ranks}", "settings.width = 300"]
     (folder / "config.toml").write_text("\n".join(lines))
     done = nursery.call("tests.support.forked:train", str(folder / "config.toml"), [], **environment)
     assert done.returncode in (0, -9) or environment, done.stderr
@@ -77,6 +77,37 @@ def test_damage_that_one_rank_reads_is_raised_by_all(nursery: Lives, tmp_path: P
 def test_a_save_that_fails_in_one_rank_fails_in_all(nursery: Lives, tmp_path: Path) -> None:
     for rank in (0, 1):
         check(nursery, 2, "fail_in_one", str(tmp_path / str(rank)), rank)
+
+
+@pytest.mark.gpus
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_is_trained_during_the_exchange_is_not_in_the_checkpoint(
+    nursery: Lives, tmp_path: Path, ranks: int
+) -> None:
+    check(nursery, ranks, "save_beside_training", str(tmp_path))
+
+
+def test_a_save_that_begins_during_another_waits_for_it(nursery: Lives, tmp_path: Path) -> None:
+    check(nursery, 2, "save_twice", str(tmp_path))
+
+
+def test_parts_that_do_not_change_are_linked(nursery: Lives, tmp_path: Path) -> None:
+    check(nursery, 2, "save_frozen", str(tmp_path))
+
+
+@pytest.mark.parametrize(("ranks", "how", "rank"), [(2, "kill", 0), (4, "kill", 3), (2, "stop", 1)])
+def test_a_rank_lost_during_the_exchange_costs_only_that_save(
+    nursery: Lives, tmp_path: Path, ranks: int, how: str, rank: int
+) -> None:
+    expected = train(nursery, tmp_path / "straight", ranks)
+    struck = tmp_path / "struck"
+    lines = [
+        'recipe = "tests.support.sharded:interrupted"', f'settings.how = "{how}"', f"settings.rank = {rank}",
+        f"settings.struck = {json.dumps(str(struck))}", "resume.hung_after_s = 5", *SETTINGS[1:],
+    ]  # fmt: skip
+    found = train(nursery, tmp_path / "lost", ranks, lines=lines)
+    assert struck.read_text().startswith("save"), "the exchange is beside training"
+    assert found == expected
 
 
 def test_killed_in_any_phase_of_a_save_a_run_ends_on_the_same_bytes(nursery: Lives, tmp_path: Path) -> None:

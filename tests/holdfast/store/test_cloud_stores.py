@@ -26,6 +26,7 @@ from holdfast.store.objects import ObjectStore
 from holdfast.store.s3 import S3Store, S3Upload
 from holdfast.testing.stores import StoreTests
 from tests.conftest import AZURITE, free_port
+from tests.support.faulty import faulty_s3, use
 
 needs_azurite = pytest.mark.skipif(not AZURITE.exists(), reason="Azurite is installed where there is npm")
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
@@ -96,6 +97,23 @@ def test_a_wrong_key_is_not_retried(container: str, azure_server: str, pauses: l
     assert sum(pauses) < 1
 
 
+@pytest.mark.parametrize(
+    ("code", "hint"), [("ExpiredToken", "set the cloud's usual credentials"), ("RequestTimeTooSkewed", "clock")]
+)
+def test_credentials_and_clocks_are_no_missing_right(
+    code: str, hint: str, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    with faulty_s3(choose=lambda *_: code) as proxy:
+        store = open_store(f"{use(proxy, monkeypatch)}/runs")
+        pauses.clear()
+        for verb in (store.list, store.delete, lambda name: store.replace(name, b"")):
+            with pytest.raises(StoreDenied, match=code) as caught:
+                verb("a")
+            assert hint in caught.value.hint
+            assert "lacks_right" not in caught.value.data
+    assert sum(pauses) < 1
+
+
 def test_exists_raises_if_the_storage_cannot_be_reached(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     store = S3Store(f"{bucket}/runs", fresh_s3())
@@ -139,8 +157,9 @@ def test_s3_uploads_that_never_ended_are_swept(bucket: str) -> None:
     for name in ("runs/a/1", "runs/a/2", "runs/ab/3", "runs-not-these/4"):
         store._upload(f"{bucket.removeprefix('s3://')}/{name}").part(1, b"x")
     assert store.sweep(datetime(2009, 1, 1, tzinfo=UTC)) == 0  # moto says that all uploads began in 2010
-    assert store.inside("a").sweep(datetime.now(UTC)) == 2
-    assert store.sweep(datetime.now(UTC)) == 1
+    assert store.sweep(datetime.now(UTC), {"a"}.__contains__) == 1
+    assert store.inside("a").sweep(datetime.now(UTC), {"1"}.__contains__) == 2  # no folder has this name
+    assert store.sweep(datetime.now(UTC)) == 0
     assert [upload["Key"] for upload in store._fs.list_multipart_uploads(bucket[5:])] == ["runs-not-these/4"]
 
 

@@ -1,6 +1,8 @@
 """A store behind a failing network: a write that the server carried out counts, even if its response was lost."""
 
 import contextlib
+import importlib
+import itertools
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.endings import Ending
-from holdfast.errors import NameTaken, Superseded
+from holdfast.errors import NameMissing, NameTaken, Superseded
 from holdfast.journal import Journal
 from holdfast.store import Store, open_store, uploads
 from holdfast.store.local import LocalStore
@@ -20,7 +22,18 @@ from holdfast.testing.stores import StoreTests
 from holdfast.verification import verify_run
 from tests.conftest import AZURITE
 from tests.support import servers
-from tests.support.faulty import KINDS, LOST, Faulty, behind_faults, faulty_s3, lose_each_write_once, use
+from tests.support.faulty import (
+    KINDS,
+    LOST,
+    SHORT,
+    SILENT,
+    TORN,
+    Faulty,
+    behind_faults,
+    each_once,
+    faulty_s3,
+    use,
+)  # fmt: skip
 from tests.support.makers import head_step, make_line, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
@@ -31,7 +44,7 @@ CLOUDS = ["s3", "gs", pytest.param("az", marks=pytest.mark.skipif(not AZURITE.ex
 def network(request: pytest.FixtureRequest) -> Iterator[Faulty]:
     """Start a cloud server that loses its response to the first try of each write; S3, unless a test names another."""
     with contextlib.ExitStack() as stack:
-        cloud, choose = getattr(request, "param", "s3"), lose_each_write_once()
+        cloud, choose = getattr(request, "param", "s3"), each_once(LOST, "PUT", "POST")
         if cloud == "s3":
             yield stack.enter_context(faulty_s3(choose=choose))
         elif cloud == "gs":
@@ -72,6 +85,58 @@ def test_a_write_whose_response_was_lost_succeeds(store: Store, network: Faulty)
     with pytest.raises(NameTaken):
         store.create("attempts/00000001.json", b"other")
     assert store.read("attempts/00000001.json") == b"mine"
+
+
+@pytest.mark.parametrize("network", CLOUDS, indirect=True)
+def test_a_response_that_is_cut_is_asked_for_again(store: ObjectStore, network: Faulty) -> None:
+    """A response that ends too early is an error of the network, also that to a question for a missing file.
+
+    aiohttp gives its error the code 400, as if the server had refused the request.
+    """
+    network.choose = lambda *_: ""
+    store.create("a", b"bytes" * 100)
+    network.choose = each_once(TORN, "GET")
+    assert store.read("a") == b"bytes" * 100
+    with pytest.raises(NameMissing):
+        store.read("b")
+    assert network.faults[TORN] >= 2
+
+
+def test_google_is_asked_again_if_a_connection_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default gcsfs waits for ever, and so a run would."""
+    gcs = importlib.import_module("holdfast.store.gcs")
+    monkeypatch.setattr(gcs, "SILENT_S", 2.0)
+    silent = itertools.chain([SILENT], itertools.repeat(""))
+    with (
+        servers.gcs_server() as direct,
+        behind_faults(direct, "STORAGE_EMULATOR_HOST", lambda *_: "") as proxy,
+    ):
+        store = open_store(f"{use(proxy, monkeypatch, servers.make_gcs_bucket)}/runs")
+        store.create("a", b"bytes")
+        proxy.choose = lambda *_: next(silent)
+        assert store.read("a") == b"bytes"
+        assert proxy.asked_again == 1
+
+
+@pytest.mark.parametrize("network", CLOUDS[:2], indirect=True)
+def test_a_response_with_too_few_bytes_is_no_damage(store: ObjectStore, network: Faulty) -> None:
+    network.choose = lambda *_: ""
+    data = random.Random(0).randbytes(1000)
+    store.create("a", data)
+    shortened = itertools.chain([SHORT], itertools.repeat(""))
+    network.choose = lambda method, path, headers: next(shortened) if "Range" in headers else ""
+    assert b"".join(store.pieces("a", 400)) == data
+    assert network.faults[SHORT] == 1
+
+
+@pytest.mark.parametrize("code", ["BadDigest", "IncompleteBody"])
+def test_a_request_that_the_network_changed_is_sent_again(store: ObjectStore, network: Faulty, code: str) -> None:
+    """Their status is 400, which otherwise says that the request is wrong."""
+    refused = itertools.chain([code] * 7, itertools.repeat(""))  # boto's own tries are fewer
+    network.choose = lambda *_: next(refused)
+    store.replace("a", b"bytes")
+    assert network.faults[code] == 7
+    assert store.read("a") == b"bytes"
 
 
 @pytest.mark.parametrize("network", CLOUDS, indirect=True)

@@ -37,6 +37,16 @@ def test_local_remains_are_swept_once_they_are_old(tmp_path: Path) -> None:
     assert LocalStore(str(tmp_path / "nowhere")).sweep(datetime.now(UTC)) == 0
 
 
+def test_local_remains_in_a_spared_folder_stay(tmp_path: Path) -> None:
+    remains = ("a/b/one.tmp-1", "a/two.tmp-2", "b/a/three.tmp-3", "four.tmp-4")
+    for name in remains:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"half")
+    swept = LocalStore(str(tmp_path)).sweep(datetime.now(UTC) + timedelta(hours=1), {"a", "four.tmp-4"}.__contains__)
+    assert swept == 2
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.tmp-*")) == [*remains[:2]]
+
+
 VERBS: dict[str, Callable[[Store, str], object]] = {
     "create": lambda store, name: store.create(name, b"mine"),
     "replace": lambda store, name: store.replace(name, b"mine"),

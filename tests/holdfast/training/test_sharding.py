@@ -1,5 +1,7 @@
 """Sharding in one process: the blocks, the regions, who owns a part, and what can't be sharded."""
 
+import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +10,12 @@ import torch
 from torch import distributed, nn
 from torch._subclasses import FakeTensorMode
 
-from holdfast.checkpoint import deal
+from holdfast.checkpoint import deal, list_batches
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
-from holdfast.state.sharded import Region
+from holdfast.state.sharded import Region, cut_boxes
 from holdfast.training import Training
-from holdfast.training.exchange import Exchange, Move, take_turns
+from holdfast.training.exchange import Exchange, Link, Move
 from holdfast.training.materializing import materialize
 from holdfast.training.sharding import list_blocks
 from tests.support.sharded import Blocks
@@ -107,9 +109,11 @@ def test_parts_are_dealt_by_their_bytes_and_the_main_rank_has_the_first() -> Non
     assert max(loads) - min(loads) <= 7
 
 
-def test_in_each_turn_every_owner_has_at_most_one_part() -> None:
-    turns = list(take_turns("abcde", [0, 1, 0, 0, 1]))
-    assert turns == [[("a", 0), ("b", 1)], [("c", 0), ("e", 1)], [("d", 0)]]
+def test_a_batch_has_so_many_parts_of_each_owner() -> None:
+    owners = dict(zip("abcde", [0, 1, 0, 0, 1], strict=True))
+    assert list(list_batches(owners, 1)) == [["a", "b"], ["c", "e"], ["d"]]
+    assert list(list_batches(owners, 2)) == [["a", "c", "b", "e"], ["d"]]
+    assert list(list_batches({}, 2)) == []
 
 
 def test_regions_meet_in_a_box_of_the_tensor() -> None:
@@ -122,14 +126,23 @@ def test_regions_meet_in_a_box_of_the_tensor() -> None:
     assert Region((), ()).size == 1
 
 
+@pytest.mark.parametrize("shape", [(13,), (5, 4), (3, 2, 5), (2, 1, 3, 4)])
+def test_boxes_have_the_elements_between_two_positions_in_their_order(shape: tuple[int, ...]) -> None:
+    tensor = torch.arange(math.prod(shape)).view(shape)
+    whole = Region((0,) * len(shape), shape)
+    for start, stop in itertools.combinations_with_replacement(range(tensor.numel() + 1), 2):
+        boxes = [tensor[box.within(whole)].flatten() for box in cut_boxes(shape, start, stop)]
+        assert torch.cat([torch.empty(0), *boxes]).tolist() == list(range(start, stop))
+
+
 def test_tensors_of_the_gpu_and_of_the_host_are_sent_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """An optimizer's step is in the host's memory, and NCCL sends none of it."""
     sent: list[torch.Tensor] = []
-    monkeypatch.setattr(distributed, "P2POp", lambda send, tensor, target: sent.append(tensor))
+    monkeypatch.setattr(distributed, "P2POp", lambda send, tensor, target, group: sent.append(tensor))
     monkeypatch.setattr(distributed, "batch_isend_irecv", lambda orders: [])
     exchange = object.__new__(Exchange)
-    exchange.rank, exchange._device = 0, torch.device("cuda:0")
+    exchange.rank, link = 0, Link(None, torch.device("cuda:0"))
     with FakeTensorMode():  # which checks devices without having them
         read = [torch.ones(5, dtype=torch.uint8, device="cuda:0"), torch.ones(4, dtype=torch.uint8)]
-        exchange.copy(Move(0, 1, each.nbytes, False, each, None) for each in read)
-        assert [(each.device, each.nbytes) for each in sent] == [(exchange._device, 9)]
+        exchange.copy((Move(0, 1, each.nbytes, each, None) for each in read), link)
+        assert [(each.device, each.nbytes) for each in sent] == [(link.device, 9)]

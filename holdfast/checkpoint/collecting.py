@@ -1,0 +1,160 @@
+"""Writing the parts of a checkpoint whose bytes several ranks hold: collected, hashed and written in windows."""
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from holdfast.checkpoint.files import check_same, write_file
+from holdfast.checkpoint.peers import Held, Peers, list_batches
+from holdfast.checkpoint.streaming import ABREAST, Stream, Windows
+from holdfast.checkpoint.writing import File, copy_part, end_writing, write_part
+from holdfast.errors import NameTaken
+from holdfast.journal import FileRecord
+from holdfast.store import Store
+
+
+class Collected:
+    """The files of a checkpoint that this rank writes, while the ranks exchange their bytes in windows.
+
+    The thread that calls `write` exchanges windows with the other ranks; threads of a pool hash and write them. A
+    failure in one rank doesn't end the exchange, which the others would wait for: it is raised afterwards.
+
+    Args:
+        files: the parts that this rank owns.
+        lines: the files of JSON lines beside the state, by name; the main rank writes them.
+        pool: `ABREAST` threads at least.
+        copies: the copies of this rank's bytes of all parts, by the part's name.
+        windows: memory for `WINDOWS` windows.
+    """
+
+    def __init__(
+        self,
+        folder: Store,
+        files: Sequence[File],
+        lines: Mapping[str, bytes],
+        pool: ThreadPoolExecutor,
+        peers: Peers,
+        held: Held,
+        copies: Mapping[str, memoryview],
+        windows: memoryview,
+    ) -> None:
+        self.files = files
+        self._own = {file.name: file for file in files}
+        self._folder, self._lines, self._pool, self._peers = folder, lines, pool, peers
+        self._held, self._copies, self._memory = held, copies, windows
+        self._unchanged: frozenset[str] | None = None
+
+    def write(self, path: str) -> list[FileRecord]:
+        """Write the files; see `Writing.write`. All ranks call it together."""
+        unchanged = self._find_unchanged()
+        windows = Windows(self._memory, self._held.window_bytes)
+        is_named: Future[None] = Future()
+        running: list[Future[Any]] = []
+
+        def write(file: File, stream: Stream) -> None:
+            is_first = file.name == next(iter(self._held.owners))
+            self._write_part(path, file, stream, (lambda: None) if is_first else is_named.result)
+
+        def collect(names: Sequence[str]) -> None:
+            self._collect(names, windows, write, running)
+
+        try:
+            first, *others = self._list_batches(self._held.owners.keys() - unchanged)
+            collect(first)
+            self._peers.decide(lambda: running[0].result())
+            is_named.set_result(None)
+            running.append(lines := self._pool.submit(self._write_lines, path))
+            for batch in others:
+                collect(batch)
+            for batch in self._list_batches(self._copy_parts(path, unchanged)):
+                collect(batch)
+            for each in running:
+                each.result()
+            return lines.result()
+        finally:
+            end_writing(path, is_named, running)
+
+    def _collect(
+        self,
+        names: Sequence[str],
+        windows: Windows,
+        take: Callable[[File, Stream], None],
+        running: "list[Future[Any]]",
+    ) -> None:
+        """Collect some parts, each of this rank's in a thread that takes its bytes. All ranks call it together.
+
+        Args:
+            running: gets the threads that were started.
+        """
+        streams = {name: Stream(name, self._held.sizes[name], windows) for name in names if name in self._own}
+        running += [self._pool.submit(take, self._own[name], stream) for name, stream in streams.items()]
+        try:
+            self._held.stream(names, self._copies, streams)
+        except BaseException as error:
+            for stream in streams.values():
+                stream.fail(error)
+            raise
+
+    def _list_batches(self, names: Collection[str]) -> Iterator[list[str]]:
+        return list_batches({name: owner for name, owner in self._held.owners.items() if name in names}, ABREAST)
+
+    def _write_part(self, path: str, file: File, stream: Stream, may_be_named: Callable[[], object]) -> None:
+        taken: NameTaken | None = None
+        try:
+            write_part(self._folder, path, file.name, stream.pieces, may_be_named)
+        except NameTaken as error:
+            taken = error
+        finally:
+            _note(file, stream.finish())  # also after an error: the exchange waits for free windows
+        if taken is not None:
+            check_same(self._folder, path, file.record.result(), taken)
+
+    def _write_lines(self, path: str) -> list[FileRecord]:
+        lines = self._lines if self._peers.rank == 0 else {}
+        return [write_file(self._folder, path, name, data) for name, data in lines.items()]
+
+    def _find_unchanged(self) -> frozenset[str]:
+        """Return the parts that seldom change and are as in the last checkpoint. All ranks call it together."""
+        if self._unchanged is None:
+            self._held.check()
+            _, *others = self._held.owners  # the first part always changes
+            lasting = self._agree(name for name in others if name in self._own and self._own[name].may_be_copied())
+            windows = Windows(self._memory, self._held.window_bytes)
+            running: list[Future[Any]] = []
+            for batch in self._list_batches(lasting):
+                self._collect(batch, windows, lambda file, stream: _note(file, stream.finish()), running)
+            for each in running:
+                each.result()
+            own = [self._own[name] for name in lasting if name in self._own]
+            unchanged = [file.name for file in own if file.last and file.last.record == file.record.result()]
+            self._unchanged = frozenset(self._agree(unchanged) if lasting else ())
+        return self._unchanged
+
+    def _copy_parts(self, path: str, unchanged: Collection[str]) -> list[str]:
+        """Let the store copy unchanged parts from the last checkpoint. Return the parts that it can't copy."""
+        if not unchanged:
+            return []
+
+        def copy() -> list[str]:
+            for name in unchanged & self._own.keys():
+                self._own[name].is_copied = self._copy_part(path, self._own[name])
+            return [name for name in unchanged if name in self._own and not self._own[name].is_copied]
+
+        return sorted(itertools.chain(*self._peers.each(copy)))
+
+    def _copy_part(self, path: str, file: File) -> bool:
+        try:
+            return copy_part(self._folder, path, file)
+        except NameTaken as taken:
+            check_same(self._folder, path, file.record.result(), taken)
+            return True
+
+    def _agree(self, names: "Collection[str] | Iterator[str]") -> list[str]:
+        """Return the names that any rank passes, sorted. All ranks call it together."""
+        return sorted(itertools.chain(*self._peers.each(lambda: list(names))))
+
+
+def _note(file: File, record: FileRecord) -> None:
+    if not file.record.done():  # a part may be collected again, for another name of the checkpoint
+        file.record.set_result(record)

@@ -1,0 +1,110 @@
+"""Parts that pass through small windows of memory: one thread fills a window while others hash and write those before.
+
+Ranks that each hold a share of a state collect a part's bytes from each other, so none of them has the whole part in
+memory. A save needs memory for a copy of the rank's share and for `WINDOWS` windows.
+"""
+
+import hashlib
+import queue
+from collections.abc import Iterator
+
+from holdfast.journal import FileRecord
+
+# Parts of each rank that are in progress at once: one is hashed while another is written.
+ABREAST = 2
+# Windows of each part in progress.
+DEPTH = 2
+WINDOWS = ABREAST * DEPTH
+# All windows together are an eighth of a rank's share. Direct I/O needs LEAST_WINDOW_BYTES at least. Each window
+# wakes several threads: with windows of 1 MiB a save takes a quarter more processor time than with those of 2 MiB.
+LEAST_WINDOW_BYTES = 2**20
+MOST_WINDOW_BYTES = 2**22
+WINDOWS_IN_SHARE = 32
+
+
+def count_window_bytes(share_bytes: int) -> int:
+    """Return the size of a window for a rank's share of a state, both in bytes: a power of 2."""
+    chosen = 1 << max(0, (share_bytes // WINDOWS_IN_SHARE).bit_length() - 1)
+    return min(MOST_WINDOW_BYTES, max(LEAST_WINDOW_BYTES, chosen))
+
+
+class Windows:
+    """Windows of memory, each of which is free or in use.
+
+    Args:
+        memory: the memory that is cut into windows.
+    """
+
+    def __init__(self, memory: memoryview, window_bytes: int) -> None:
+        self._free = queue.SimpleQueue[memoryview]()
+        for start in range(0, len(memory), window_bytes):
+            self._free.put(memory[start : start + window_bytes])
+
+    def take(self) -> memoryview:
+        """Return a free window; wait for one if all are in use."""
+        return self._free.get()
+
+    def give_back(self, window: memoryview) -> None:
+        """Free a window."""
+        self._free.put(window)
+
+
+class Stream:
+    """The bytes of one part: windows that one thread fills in order, and another takes in the same order."""
+
+    def __init__(self, name: str, size_bytes: int, windows: Windows) -> None:
+        self._name, self._size_bytes, self._windows = name, size_bytes, windows
+        self._filled = queue.SimpleQueue[tuple[memoryview, int] | BaseException]()
+        self._taken: memoryview | None = None
+        self._digest = hashlib.sha256()
+        self._error: BaseException | None = None
+        self._pieces = self._hash_pieces()
+
+    # ---- the thread that fills
+
+    def take(self, size_bytes: int) -> memoryview:
+        """Return memory for the next bytes, at most a window; wait until a window is free."""
+        self._taken = self._windows.take()
+        return self._taken[:size_bytes]
+
+    def put(self, filled: memoryview) -> None:
+        """Pass on the memory that `take` returned, which now has the part's next bytes."""
+        assert self._taken is not None
+        self._filled.put((self._taken, len(filled)))
+
+    def fail(self, error: BaseException) -> None:
+        """Raise an error in the other thread, in place of the bytes that are still missing."""
+        self._filled.put(error)
+
+    # ---- the thread that takes
+
+    @property
+    def pieces(self) -> Iterator[memoryview]:
+        """Return the bytes that have not been taken yet, in pieces. Each is hashed, and free with the next one."""
+        return self._pieces
+
+    def finish(self) -> FileRecord:
+        """Return the part's record; first hash the bytes that nobody has taken.
+
+        Raises:
+            BaseException: what `fail` was called with.
+        """
+        for _ in self._pieces:
+            pass
+        if self._error is not None:
+            raise self._error
+        return FileRecord(name=self._name, size_bytes=self._size_bytes, sha256=self._digest.hexdigest())
+
+    def _hash_pieces(self) -> Iterator[memoryview]:
+        done = 0
+        while done < self._size_bytes:
+            found = self._filled.get()
+            if isinstance(found, BaseException):
+                self._error = found
+                raise found
+            window, size_bytes = found
+            piece = window[:size_bytes]
+            self._digest.update(piece)
+            yield piece
+            done += size_bytes
+            self._windows.give_back(window)
