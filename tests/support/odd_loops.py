@@ -4,7 +4,7 @@ import copy
 import enum
 import random
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -258,25 +258,45 @@ def steps_by_turns(run: Run) -> None:
             ours.zero_grad()
 
 
-def never_zeroes(run: Run) -> None:
-    model, optimizer = _begin(run)
-    for _ in run.steps(per_epoch=PER_EPOCH):
-        model(torch.randn(8, 4)).square().mean().backward()
+def train_with_left_gradients(
+    steps: Iterable[Any], model: nn.ModuleDict, optimizer: torch.optim.Optimizer, to: str
+) -> None:
+    """Train two layers, one of them seldom, and leave their gradients as they are, or set them to zero or None.
+
+    Args:
+        steps: the steps of a run, or their numbers.
+    """
+    for each in steps:
+        number = getattr(each, "number", each)
+        x = torch.linspace(-1, 1, 32).reshape(8, 4) * (number % 3 + 1)
+        if to != "left":
+            optimizer.zero_grad(set_to_none=to == "none")
+        loss = model["usual"](x).square().mean()
+        if number % 4 == 1:
+            loss = loss + model["seldom"](x).square().mean()
+        loss.backward()
         optimizer.step()
+
+
+def make_two_layers() -> tuple[nn.ModuleDict, torch.optim.Optimizer]:
+    """Build what `train_with_left_gradients` takes. AdamW decays a layer with a gradient of zero, and not without."""
+    torch.manual_seed(1)
+    model = nn.ModuleDict({"usual": nn.Linear(4, 8), "seldom": nn.Linear(4, 8)})
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def leaves_gradients(run: Run, to: str) -> None:
+    model, optimizer = make_two_layers()
+    run.keep(model=model, optimizer=optimizer)
+    train_with_left_gradients(run.steps(per_epoch=PER_EPOCH), model, optimizer, to)
+
+
+def never_zeroes(run: Run) -> None:
+    leaves_gradients(run, "left")
 
 
 def keeps_zeroes(run: Run) -> None:
-    """A gradient of zeros decays a weight, and no gradient doesn't."""
-    model = nn.ModuleList([net(), net()])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    run.keep(model=model, optimizer=optimizer)
-    for step in run.steps(per_epoch=PER_EPOCH):
-        loss = model[0](torch.randn(8, 4)).square().mean()
-        if step.number % 8 == 2:
-            loss = loss + model[1](torch.randn(8, 4)).square().mean()
-        optimizer.zero_grad(set_to_none=False)
-        loss.backward()
-        optimizer.step()
+    leaves_gradients(run, "zero")
 
 
 # ---- the order of the data
