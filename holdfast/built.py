@@ -6,24 +6,21 @@ every process. Values that depend on the process or the machine (paths, times, i
 
 import contextlib
 import dataclasses
-import enum
 import functools
 import hashlib
 import inspect
-import re
 import sys
-import time
 import types
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from holdfast.fingerprint import canonical_json, to_plain
+from holdfast.fingerprint import to_plain
+from holdfast.hyperparameters import LEFT_OUT, LISTED_ITEMS, SECRET, as_plain, is_public
 from holdfast.imports import SITE_FOLDERS, STDLIB
 from holdfast.training.optimizers import parts_of
 from holdfast.training.schedulers import name_schedules
@@ -32,24 +29,6 @@ if TYPE_CHECKING:
     from holdfast.training import Training
 
 Values = Iterator[tuple[str, Any]]
-
-LISTED_ITEMS = 64
-A_DAY_S = 86_400.0
-# Ticks a second of a clock in seconds, milliseconds, microseconds and nanoseconds.
-CLOCKS = (1, 1e3, 1e6, 1e9)
-LATEST = 1e19  # larger than the time now on any of these clocks
-OF_A_PROCESS = re.compile(
-    r"[/~]|[A-Za-z]:[\\/]|\w+://|.* at 0x[0-9a-f]+"  # a path, a URL, an object's address
-    r"|\{?[0-9a-fA-F]{8}-?([0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}\}?$"  # a UUID
-    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d"  # a time
-    r"|(cpu|cuda|mps|xpu)(:\d+)?$"
-)
-SECRET = re.compile(r"(?i)secret|token|passw|credential|(api|access)_?key")
-LEFT_OUT = object()
-# Attributes that torch and accelerate set on modules and schedulers; they are no hyperparameters.
-SKIPPED = {"training", "forward", "optimizer", "call_super_init", "dump_patches"}
-# Private attributes in which torch keeps the parts of a scheduler.
-INNER = {"_schedulers", "_milestones", "_scale_fn_custom"}
 
 
 def describe_built(training: "Training") -> dict[str, Any]:
@@ -87,7 +66,7 @@ def _describe_optimizer(optimizer: Any) -> dict[str, Any]:
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             number_of = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-            if key != "params" and (plain := _plain(number_of)) is not LEFT_OUT:
+            if key != "params" and (plain := as_plain(number_of)) is not LEFT_OUT:
                 found[f"optimizer.{number}.{key}"] = plain
     return found
 
@@ -106,7 +85,7 @@ def _describe_object(name: str, thing: Any, seen: set[int]) -> dict[str, Any]:
     """Return the name of an object's class and the plain values among its public attributes."""
     found: dict[str, Any] = {name: _class_of(thing).__qualname__}
     for key, value in sorted(getattr(thing, "__dict__", {}).items()):
-        if (not key.startswith("_") or key in INNER) and key not in SKIPPED:
+        if is_public(key):
             found |= _walk(f"{name}.{key}", value, seen)
     return found
 
@@ -118,7 +97,7 @@ def _class_of(thing: Any) -> type:
 
 
 def _walk(name: str, value: Any, seen: set[int]) -> Values:
-    plain = _plain(value)
+    plain = as_plain(value)
     if isinstance(value, str) and SECRET.search(name.rpartition(".")[2]):
         return
     if plain is not LEFT_OUT:
@@ -205,33 +184,3 @@ def _digest_code(code: types.CodeType) -> str:
             sha256.update(repr(sorted(map(repr, const)) if isinstance(const, frozenset) else const).encode())
     sha256.update(repr((code.co_names, code.co_varnames, code.co_freevars)).encode())
     return sha256.hexdigest()[:16]
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as plain JSON; LEFT_OUT if it has no such form, or depends on the process or the machine."""
-    if isinstance(value, enum.Enum):
-        return value.name
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, torch.dtype | torch.Size):
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return LEFT_OUT if _is_of_a_process(value) else to_plain(value)
-    if isinstance(value, list | tuple | set | frozenset) and value and all(_is_number_or_text(each) for each in value):
-        items = to_plain(value)
-        if len(items) <= LISTED_ITEMS:
-            return items
-        return hashlib.sha256(canonical_json(items)).hexdigest()
-    return LEFT_OUT
-
-
-def _is_number_or_text(value: Any) -> bool:
-    return (value is None or isinstance(value, bool | int | float | str)) and not _is_of_a_process(value)
-
-
-def _is_of_a_process(value: Any) -> bool:
-    if isinstance(value, str):
-        return OF_A_PROCESS.match(value) is not None
-    if isinstance(value, bool) or value is None or abs(value) > LATEST:
-        return False
-    return any(abs(value / clock - time.time()) < A_DAY_S for clock in CLOCKS)

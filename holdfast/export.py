@@ -76,8 +76,9 @@ def _list_tensors(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         if set(value) == {"$tensor"}:
             yield name, value["$tensor"]
-        for key, inner in value.items():
-            yield from _list_tensors(inner, f"{name}.{key}" if name else key)
+        items = value["$dict"] if set(value) == {"$dict"} else value.items()
+        for key, inner in items:
+            yield from _list_tensors(inner, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list):
         for number, inner in enumerate(value):
             yield from _list_tensors(inner, f"{name}.{number}" if name else str(number))

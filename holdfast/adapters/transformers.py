@@ -8,9 +8,9 @@ import contextlib
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from holdfast.adapters.attributes import Attributes
 from holdfast.adapters.trainer_arguments import check, choose_length, transformers
 from holdfast.errors import RecipeError
+from holdfast.state import Attributes
 from holdfast.training.run import Run, Step, Stopped
 
 # The Trainer's own times and speeds, by the ends of their names.

@@ -26,6 +26,8 @@ def shorten(names: list[str], shown: int) -> str:
 
 
 def _find_differences(x: Any, y: Any, name: str, a: Payload, b: Payload) -> list[str]:
+    if _mark_of(x) != _mark_of(y):
+        x, y = _as_earlier(x, y), _as_earlier(y, x)
     if isinstance(x, dict) and isinstance(y, dict) and x.keys() == y.keys():
         if len(x) == 1 and (mark := next(iter(x))).startswith("$"):
             return _find_marked_differences(mark, x[mark], y[mark], name, a, b)
@@ -44,6 +46,26 @@ def _find_differences(x: Any, y: Any, name: str, a: Payload, b: Payload) -> list
     return [] if x == y and type(x) is type(y) else [name or "(everything)"]
 
 
+def _mark_of(value: Any) -> str:
+    """Return the mark of a value in a form of its own; empty for other values."""
+    return next(iter(value)) if isinstance(value, dict) and _is_marked(value) else ""
+
+
+def _as_earlier(value: Any, other: Any) -> Any:
+    """Return a value as versions before 0.2 wrote it, if the other one may be of such a version.
+
+    They left out the order of a mapping, NumPy's types, and the classes of enums and named tuples.
+    """
+    mark = _mark_of(value)
+    if mark == "$dict" and isinstance(other, dict) and not _mark_of(other):
+        return {str(key): each for key, each in value[mark]}
+    if mark == "$named" and _mark_of(other) == "$tuple":
+        return {"$tuple": value[mark][-1]}
+    if mark in ("$number", "$enum") and _mark_of(other) not in ("$number", "$enum"):
+        return value[mark][-1]
+    return value
+
+
 def _find_marked_differences(mark: str, x: Any, y: Any, name: str, a: Payload, b: Payload) -> list[str]:
     if mark in ("$tensor", "$array"):
         one, other = a.tensors[x], b.tensors[y]
@@ -56,6 +78,8 @@ def _find_marked_differences(mark: str, x: Any, y: Any, name: str, a: Payload, b
         shown = {key: str(json.loads(key)) for key in left.keys() | right.keys()}
         lacking = [_join(name, shown[key]) for key in left.keys() ^ right.keys()]
         both = left.keys() & right.keys()
+        if not lacking and list(left) != list(right):
+            return [name]  # the order of the items
         return lacking + [
             found for key in both for found in _find_differences(left[key], right[key], _join(name, shown[key]), a, b)
         ]

@@ -1,5 +1,6 @@
 """The batches of a loop's own data: of a torch ``DataLoader``, of an iterable, or none."""
 
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from holdfast.data.loading import Indices, Samples, Watch, make_loader
 from holdfast.data.sharing import Share
 from holdfast.data.streams import describe_flaw, has_state
 from holdfast.errors import RecipeError
-from holdfast.state import capture_rng, restore_rng
+from holdfast.state import Attributes, capture_rng, restore_rng
 
 
 class NoBatches:
@@ -42,10 +43,11 @@ class LoaderBatches:
     """The batches of a map-style ``DataLoader``, in the order of its own sampler, from any step.
 
     At the beginning of each pass the sampler draws from the generators that it always draws from, so that the order is
-    that of the loader alone. A checkpoint has these generators' states from then, and the position in the pass: on
-    resume the sampler draws the same order again, and nothing is read to be skipped. All ranks draw the main rank's
-    order, and share out each batch; a loader that accelerate has prepared for several ranks, or one with a
-    ``DistributedSampler``, shares them out itself.
+    that of the loader alone. A checkpoint has these generators' states from then, the samplers' attributes, and the
+    position in the pass: on resume the sampler draws the same order again, and nothing is read to be skipped.
+
+    All ranks draw the main rank's order, and share out each batch; a loader that accelerate has prepared for several
+    ranks, or one with a ``DistributedSampler``, shares them out itself.
 
     Args:
         loader: the loader. Its workers are replaced by those of the configuration.
@@ -69,6 +71,7 @@ class LoaderBatches:
         self._before: dict[str, Any] | None = None
         self._indices: list[list[Any]] = []
         self._batches: Iterator[tuple[str, Any]] | None = None
+        self._attributes = [_keep_attributes(each) for each in _list_samplers(loader)[1:]]
 
     def begin(self, step: int, stop: int, saved: Any = None, watch: Watch | None = None) -> bool:
         """Begin after ``step`` steps; see `Batches.begin`.
@@ -81,6 +84,7 @@ class LoaderBatches:
             self._before = saved["before"]
             if self._before is not None:
                 now = self._capture() | {"own": saved["own"], "epochs": saved["epochs"]}
+                now |= {"samplers": saved["samplers"]} if "samplers" in saved else {}
                 self._restore(self._before)
                 self._list_indices()
                 self._restore(now)
@@ -145,9 +149,12 @@ class LoaderBatches:
         return {"global": {name: each for name, each in capture_rng().items() if name != "cuda"}, **self._capture_own()}
 
     def _capture_own(self) -> dict[str, Any]:
-        """Return the states of the samplers' own generators, and the epochs that samplers were told."""
+        """Return the states of the samplers: their generators, the epochs that they were told, and their attributes."""
         own = [each.get_state() for each in _list_generators(self._loader)]
-        return {"own": own, "epochs": [getattr(each, "epoch", None) for each in _list_samplers(self._loader)]}
+        epochs = [getattr(each, "epoch", None) for each in _list_samplers(self._loader)]
+        # Copies: the state from the beginning of a pass is kept, while a loop may change a sampler's weights.
+        attributes = [copy.deepcopy(each.state_dict()) for each in self._attributes]
+        return {"own": own, "epochs": epochs} | ({"samplers": attributes} if any(attributes) else {})
 
     def _restore(self, states: dict[str, Any]) -> None:
         restore_rng(states["global"] | {"cuda": []})
@@ -156,6 +163,9 @@ class LoaderBatches:
         for sampler, epoch in zip(_list_samplers(self._loader), states["epochs"], strict=True):
             if epoch is not None:
                 sampler.epoch = epoch
+        attributes = states.get("samplers", [{}] * len(self._attributes))
+        for sampler, state in zip(self._attributes, attributes, strict=True):
+            sampler.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, for `begin`."""
@@ -204,6 +214,14 @@ def _list_samplers(loader: "DataLoader[Any]") -> list[Any]:
         inner = [getattr(each, name, None) for name in ("batch_sampler", "sampler")]
         found += [one for one in inner if one is not None and not any(one is known for known in found)]
     return found
+
+
+def _keep_attributes(sampler: Any) -> Attributes:
+    """Return the state of a sampler's plain attributes, apart from what `LoaderBatches` keeps beside them."""
+    from accelerate.data_loader import SeedableRandomSampler  # not above: see `_shares_out`
+
+    is_seeded = isinstance(sampler, SeedableRandomSampler)
+    return Attributes(lambda: sampler, lambda name: name == "epoch" or (is_seeded and name == "generator"))
 
 
 def _collate_single(collate: Callable[[Any], Any], samples: list[Any]) -> Any:

@@ -1,5 +1,6 @@
 """The conversion of values to bytes and back without pickle: tensors, numbers, and states of random generators."""
 
+from holdfast.state.attributes import Attributes
 from holdfast.state.encoding import from_payload, to_payload
 from holdfast.state.generators import (
     Generators,
@@ -11,10 +12,15 @@ from holdfast.state.generators import (
     restore_rng,
     write_generator,
 )
-from holdfast.state.sharded import gather_whole, has_shards, is_sharded, localize
+from holdfast.state.sharded import gather_whole, has_shards, is_sharded, local_of, localize
+from holdfast.state.ties import Ties
+from holdfast.state.values import as_stateful
 
 __all__ = [
+    "Attributes",
     "Generators",
+    "Ties",
+    "as_stateful",
     "capture_rng",
     "digest_rng",
     "from_payload",
@@ -23,6 +29,7 @@ __all__ = [
     "include_gpus",
     "is_generator",
     "is_sharded",
+    "local_of",
     "localize",
     "read_generator",
     "restore_rng",

@@ -5,7 +5,10 @@ which {"$tensor": name} stands for a tensor, and similar marks for values that J
 """
 
 import base64
+import enum
+import functools
 import math
+import sys
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -36,6 +39,11 @@ DTYPES = {
 }  # fmt: skip
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 KEY_TYPES = (str, int, float, bool, type(None))
+# The part of a state in which the order of a mapping's items counts: a loop may go through them, or draw one by its
+# place. torch's own states are the same in any order.
+ORDERED = "extras"
+# The kinds of NumPy's numbers that are saved with their type: booleans, whole numbers, floats of up to 8 bytes.
+NUMBER_KINDS = "biuf"
 
 # By place: the names of the tensors in the payload. The tensors stay alive, so that no place is used again.
 _Seen = dict[tuple[Any, ...], tuple[torch.Tensor, str]]
@@ -99,7 +107,14 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor], seen: _Seen) -> A
     if isinstance(value, np.ndarray):
         return {"$array": _add_tensor(torch.from_numpy(np.ascontiguousarray(value)), name, tensors, seen)}
     if isinstance(value, np.generic):
+        # A plain float in place of a float32 would have other sums.
+        if value.dtype.kind in NUMBER_KINDS and value.dtype.itemsize <= 8:
+            return {"$number": [value.dtype.name, _encode(value.item(), name, tensors, seen)]}
         value = value.item()
+    if isinstance(value, enum.Enum) and not _is_plain(value.value):
+        raise _no_form(value, name)
+    if isinstance(value, enum.Enum):
+        return {"$enum": [*_path_of(type(value), name), _encode(value.value, name, tensors, seen)]}
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -111,14 +126,64 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor], seen: _Seen) -> A
     if isinstance(value, list | tuple):
         prefix = f"{name}." if name else ""
         items = [_encode(item, f"{prefix}{index}", tensors, seen) for index, item in enumerate(value)]
+        if _is_named(type(value)):
+            return {"$named": [*_path_of(type(value), name), items]}
         return items if isinstance(value, list) else {"$tuple": items}
     if isinstance(value, dict):
         return _encode_dict(value, name, tensors, seen)
-    raise StateError(
+    raise _no_form(value, name)
+
+
+def _no_form(value: Any, name: str) -> StateError:
+    return StateError(
         f"{name or 'the state'} is a {type(value).__module__}.{type(value).__qualname__}, "
         "which can't be saved without a pickle",
         hint="a state_dict may hold tensors, arrays, numbers, strings, bytes, lists, tuples and dicts",
     )
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (*KEY_TYPES, bytes)
+
+
+def _is_named(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make")
+
+
+def _is_enum(kind: type) -> bool:
+    return issubclass(kind, enum.Enum)
+
+
+def _path_of(kind: type, name: str) -> tuple[str, str]:
+    """Return the module and the qualified name by which `_find_class` finds a class.
+
+    Raises:
+        StateError: the class has none, because a function has made it.
+    """
+    path = kind.__module__, kind.__qualname__
+    if _look_up(*path) is not kind:
+        raise StateError(
+            f"{name or 'the state'} is a {kind.__qualname__}, a class that can't be found by its name on resume",
+            hint="define the class at the top of a module, or save a plain tuple or value",
+        )
+    return path
+
+
+def _look_up(module: str, name: str) -> Any:
+    """Return an object of a module that is imported already, by its qualified name; None if there is none."""
+    return functools.reduce(lambda found, part: getattr(found, part, None), name.split("."), sys.modules.get(module))
+
+
+def _find_class(module: str, name: str, is_right: Callable[[type], bool]) -> Any:
+    """Return a class that the recipe has imported. Nothing is imported for a saved state.
+
+    Raises:
+        StateError: there is no such class.
+    """
+    found = _look_up(module, name)
+    if not isinstance(found, type) or not is_right(found):
+        raise StateError(f"the saved state has a {name} of the module {module}, which the recipe doesn't have now")
+    return found
 
 
 def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, Tensor], seen: _Seen) -> Any:
@@ -130,9 +195,19 @@ def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, Tensor], s
     # Sorted, so that nothing depends on the order of a dict, for example which name a tied tensor gets.
     keys = sorted(value) if kinds == {str} else sorted(value, key=lambda key: (type(key).__name__, str(key)))
     items = {key: _encode(value[key], f"{prefix}{key}", tensors, seen) for key in keys}
-    if all(issubclass(kind, str) for kind in kinds) and not any(key.startswith("$") for key in keys):
+    is_sorted = True
+    if name.partition(".")[0] == ORDERED and not _is_of_a_module(value):
+        # Canonical JSON sorts beyond ASCII in another order than Python.
+        is_sorted = [*value] == keys and all(str(key).isascii() for key in keys)
+        items = {key: items[key] for key in value}
+    if is_sorted and all(issubclass(kind, str) for kind in kinds) and not any(key.startswith("$") for key in keys):
         return items
     return {"$dict": [[_encode(key, name, tensors, seen), item] for key, item in items.items()]}
+
+
+def _is_of_a_module(value: dict[Any, Any]) -> bool:
+    """Return whether a mapping is the ``state_dict`` of a torch module."""
+    return hasattr(value, "_metadata")
 
 
 def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], seen: _Seen) -> str:
@@ -176,6 +251,12 @@ def _decode(value: Any, take: Callable[[str], torch.Tensor]) -> Any:
             return read_exactly(value)
         if mark == "$bytes":
             return base64.b64decode(inner)
+        if mark == "$number":
+            return np.dtype(inner[0]).type(_decode(inner[1], take))
+        if mark == "$enum":
+            return _find_class(inner[0], inner[1], _is_enum)(_decode(inner[2], take))
+        if mark == "$named":
+            return _find_class(inner[0], inner[1], _is_named)._make(_decode(item, take) for item in inner[2])
     return {key: _decode(item, take) for key, item in value.items()}
 
 

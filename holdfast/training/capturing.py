@@ -4,13 +4,14 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from holdfast.checkpoint import Payload
 from holdfast.errors import RecipeError, StateError
 from holdfast.state import from_payload, has_shards, to_payload
 from holdfast.training.elastic import digest_state, restore_generators, take_extras
 from holdfast.training.naming import numbered_state, optimizer_state
+from holdfast.training.optimizers import parts_of
 from holdfast.training.schedulers import describe_schedules
 
 if TYPE_CHECKING:
@@ -161,6 +162,26 @@ def load_optimizer(training: "Training", saved: dict[str, Any]) -> None:
     except ValueError as error:
         raise _unfit("optimizer", str(error)) from None
     load("optimizer", training.optimizer, numbered)
+    _keep_dtypes(training.recipe.optimizer, numbered)
+
+
+def _keep_dtypes(optimizer: Any, saved: dict[str, Any]) -> None:
+    """Give an optimizer's state the dtypes that were saved.
+
+    torch's ``load_state_dict`` casts it to the parameters' dtypes. That would round the float32 weights behind bf16
+    ones, and widen moments of eight bits.
+    """
+    parts = parts_of(optimizer)
+    members = [(part, each) for part in parts for group in part.param_groups for each in group["params"]]
+    for number, values in saved.get("state", {}).items():
+        if not isinstance(number, int):
+            continue
+        part, parameter = members[number]
+        state = part.state.get(parameter, {})
+        for name, value in values.items() if isinstance(values, dict) else ():
+            now = state.get(name)
+            if isinstance(value, Tensor) and isinstance(now, Tensor) and now.dtype != value.dtype:
+                state[name] = value.to(now.device, copy=True)
 
 
 def _unfit(name: str, reason: str) -> StateError:

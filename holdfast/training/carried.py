@@ -1,4 +1,4 @@
-"""The local variables that a loop carries from one step to the next, found in its source.
+"""The variables that a loop carries from one step to the next, found in its source: local ones, and attributes.
 
 A checkpoint restores objects, not variables: a variable that is read in a step before that step assigns it, and that
 the step assigns later, has another value after a resume unless its object is kept.
@@ -80,11 +80,19 @@ def _is_of_a_run(iterator: ast.expr) -> bool:
 
 def _names_stored(nodes: Iterable[ast.AST]) -> set[str]:
     return {
-        each.id
+        name
         for node in nodes
         for each in ast.walk(node)
-        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+        if (name := _name_of(each)) and isinstance(getattr(each, "ctx", None), ast.Store)
     }
+
+
+def _name_of(node: ast.AST) -> str:
+    """Return the name of a variable, or of an attribute of one, such as ``self.best``; empty for other nodes."""
+    if isinstance(node, ast.Name):
+        return node.id
+    is_attribute = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    return f"{node.value.id}.{node.attr}" if is_attribute else ""  # type: ignore[attr-defined]
 
 
 class _Reads:
@@ -153,10 +161,12 @@ class _Reads:
             for name in _names_stored([each.target])
         }
         own |= {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
-        names = (each for each in ast.walk(node) if isinstance(each, ast.Name))
-        for each in names:
-            if each.id not in assigned | own and (isinstance(each.ctx, ast.Load) or is_update):
-                self.first.setdefault(each.id, each.lineno)
+        for each in ast.walk(node):
+            name = _name_of(each)
+            if not name or name in assigned or name.partition(".")[0] in own:
+                continue
+            if isinstance(each.ctx, ast.Load) or is_update:  # type: ignore[attr-defined]
+                self.first.setdefault(name, each.lineno)  # type: ignore[attr-defined]
 
 
 def _both(one: Assigned, other: Assigned) -> Assigned:

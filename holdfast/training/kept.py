@@ -1,11 +1,10 @@
 """What a loop keeps, in the form of a recipe: the state of its objects, sorted by what they are."""
 
-from collections import deque
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
@@ -13,15 +12,21 @@ from accelerate.scheduler import AcceleratedScheduler
 from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.weak import TensorWeakRef
 
 from holdfast.errors import RecipeError, StateError
+from holdfast.hyperparameters import is_hyperparameter
 from holdfast.recipe import Recipe, Stateful
-from holdfast.state import is_generator, read_generator, write_generator
+from holdfast.state import Ties, as_stateful, is_sharded, local_of
 from holdfast.training.carried import Carried
 from holdfast.training.optimizers import Optimizers, parts_of, read_rates
 
 # Names of extras that `Kept` adds itself.
 OWN_EXTRAS = MODES, GRADIENTS, ACCUMULATION = "modes", "gradients", "accumulation"
+
+# What a loop does with the gradients that an optimizer has taken: the optimizer has not stepped yet; it has stepped
+# once, so that the loop has not shown it; the loop sets them to None; it leaves them, or sets them to zero in place.
+NEW, ONCE, SET_TO_NONE, LEFT = "new", "once", "set to none", "left"
 
 
 @dataclass(kw_only=True)
@@ -73,6 +78,7 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
     optimizers: dict[str, torch.optim.Optimizer] = {}
     schedulers: dict[str, Any] = {}
     extras: dict[str, Stateful] = {}
+    ties = Ties(modules)
     for name, each in sorted(objects.items()):
         if isinstance(each, nn.Module):
             modules[name] = extract_model_from_parallel(each, keep_torch_compile=False)
@@ -85,13 +91,13 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
         elif isinstance(each, LRScheduler | ReduceLROnPlateau):
             schedulers[name] = each
         else:
-            extras[name] = as_stateful(name, each)
+            extras[name] = as_stateful(name, each, ties)
     model = next(iter(modules.values())) if len(modules) == 1 else nn.ModuleDict(modules)
     optimizer: Any = next(iter(optimizers.values())) if len(optimizers) == 1 else Optimizers(optimizers)
     own = {
-        MODES: Modes(model),
+        MODES: Modes(model, optimizer),
         GRADIENTS: Gradients(model, optimizer),
-        ACCUMULATION: Attributes(accelerator, ["step"]),
+        ACCUMULATION: Count(accelerator),
     }
     return {
         "model": model, "modules": modules, "optimizer": optimizer, "schedulers": list(schedulers.values()),
@@ -99,160 +105,101 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
     }  # fmt: skip
 
 
-# ---- the state of objects that have no state_dict
+class Count:
+    """accelerate's count of accumulated steps, as a state."""
 
-
-def as_stateful(name: str, value: Any) -> Stateful:
-    """Return an object whose ``state_dict`` and ``load_state_dict`` read and restore a value in place.
-
-    Raises:
-        RecipeError: that can't be done with a value of this type.
-    """
-    if _has_methods(value):
-        return cast(Stateful, value)
-    if is_generator(value):
-        return _Generator(value)
-    for kinds, adapter in ADAPTERS:
-        if isinstance(value, kinds):
-            return cast(Stateful, adapter(value))
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | tuple):
-        raise RecipeError(
-            f"run.keep({name}=...): {value!r} can't be changed in place when the run resumes",
-            hint=f'put it into a dict: state = {{"{name}": {value!r}}}; run.keep(state=state)',
-        )
-    raise RecipeError(
-        f"run.keep({name}=...): expected an object with state_dict and load_state_dict, a tensor, an array, a "
-        f"container or a generator of random numbers; found a {type(value).__qualname__}",
-        hint=f"give its class state_dict and load_state_dict, or keep its attributes: run.keep({name}=vars({name}))",
-    )
-
-
-def _has_methods(value: Any) -> bool:
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
-class _Adapter:
-    """The state of one value without a ``state_dict``."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class _Tensor(_Adapter):
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value.detach()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        with torch.no_grad():
-            self.value.copy_(state["value"])
-
-
-class _Array(_Adapter):
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value.copy()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value[...] = state["value"]
-
-
-class _Dict(_Adapter):
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": {key: _read(each) for key, each in self.value.items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        saved = {key: _write(self.value.get(key), each) for key, each in state["value"].items()}
-        self.value.clear()
-        self.value.update(saved)
-
-
-class _Sequence(_Adapter):
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": [_read(each) for each in self.value]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        own = [*self.value, *[None] * len(state["value"])]
-        saved = [_write(mine, each) for mine, each in zip(own, state["value"], strict=False)]
-        self.value.clear()
-        self.value.extend(saved)
-
-
-def _is_stateful(value: Any) -> bool:
-    """Return whether an item of a container is restored in place, not replaced."""
-    return _has_methods(value) or is_generator(value) or isinstance(value, dict | list | deque)
-
-
-def _read(value: Any) -> Any:
-    """Return the state of a container's item."""
-    return as_stateful("item", value).state_dict() if _is_stateful(value) else value
-
-
-def _write(value: Any, saved: Any) -> Any:
-    """Restore a container's item from the result of `_read`, in place if it has a state. Return the item."""
-    if _is_stateful(value):
-        as_stateful("item", value).load_state_dict(saved)
-        return value
-    if isinstance(value, Tensor) and isinstance(saved, Tensor):
-        return saved.to(value.device)
-    if not isinstance(saved, dict):
-        return saved
-    inner = saved.get("value")  # a container that was not there when the run resumed
-    if isinstance(inner, dict):
-        return {key: _write(None, each) for key, each in inner.items()}
-    if isinstance(inner, list):
-        return [_write(None, each) for each in inner]
-    raise StateError("an object of a kept container is not there when the run resumes, so that its state has no place")
-
-
-class _Generator(_Adapter):
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": read_generator(self.value)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        write_generator(self.value, state["value"])
-
-
-ADAPTERS: tuple[tuple[type | tuple[type, ...], type[Any]], ...] = (
-    (Tensor, _Tensor),
-    (np.ndarray, _Array),
-    (dict, _Dict),
-    ((list, deque), _Sequence),
-)
-
-
-class Attributes(_Adapter):
-    """Some attributes of an object, as its state."""
-
-    def __init__(self, value: Any, names: list[str]) -> None:
-        super().__init__(value)
-        self.names = names
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self.value, name) for name in self.names}
+        return {"step": self._accelerator.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self.names:
-            setattr(self.value, name, state[name])
+        self._accelerator.step = state["step"]
 
 
 class Modes:
-    """Which modules are in evaluation mode, as a state: a step may end in the middle of a user's evaluation."""
+    """How the modules and optimizers differ from those that the function built, beside their tensors.
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    That is, which modules are in evaluation mode, as a step may end in the middle of a user's evaluation; which
+    parameters have been frozen or unfrozen; and which public attributes with a plain value have another one.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Any) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._frozen = self._list_frozen()
+        self._values = self._list_values()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"eval": sorted(name for name, module in self._model.named_modules() if not module.training)}
+        state: dict[str, Any] = {
+            "eval": sorted(name for name, module in self._model.named_modules() if not module.training)
+        }
+        if (frozen := self._list_frozen()) != self._frozen:
+            state["frozen"] = frozen
+        if values := self._list_changed():
+            state["values"] = values
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        evaluated = {*state["eval"]}
+        evaluated, frozen = {*state["eval"]}, {*state.get("frozen", self._frozen)}
+        objects = self._list_objects()
         for name, module in self._model.named_modules():
-            module.training = name not in evaluated
+            if module.training == (name in evaluated):  # torch.compile compiles again if a module's dict is written to
+                module.training = name not in evaluated
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad == (name in frozen):
+                parameter.requires_grad_(name not in frozen)
+        values = state.get("values", {})
+        for name, changed in self._list_changed().items():
+            for key in changed.keys() - values.get(name, {}).keys():
+                if key in self._values[name]:
+                    setattr(objects[name], key, self._values[name][key])
+                else:
+                    delattr(objects[name], key)
+        for name, changed in values.items():
+            if name not in objects:
+                raise StateError(
+                    f"{name}, which has another {', '.join(changed)} than it was built with, is not there now"
+                )
+            for key, value in changed.items():
+                setattr(objects[name], key, value)
+
+    def _list_frozen(self) -> list[str]:
+        return sorted(name for name, each in self._model.named_parameters() if not each.requires_grad)
+
+    def _list_values(self) -> dict[str, dict[str, Any]]:
+        return {
+            name: {key: value for key, value in vars(each).items() if is_hyperparameter(key, value)}
+            for name, each in self._list_objects().items()
+        }
+
+    def _list_objects(self) -> dict[str, Any]:
+        optimizers = {f"optimizer {number}": part for number, part in enumerate(parts_of(self._optimizer))}
+        return {**dict(self._model.named_modules()), **optimizers}
+
+    def _list_changed(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for name, values in self._list_values().items():
+            built = self._values.get(name, {})
+            changed = {
+                key: value for key, value in values.items() if key not in built or not _is_equal(value, built[key])
+            }
+            if changed:
+                found[name] = changed
+        return found
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and (one == other or (one != one and other != other))
 
 
 class Gradients:
-    """The gradients that a step leaves for the next one: those that no optimizer has taken yet.
+    """The gradients that a step leaves for the next one.
 
-    After a step in which an optimizer stepped, there are none: what is left in ``grad`` was taken.
+    An optimizer takes a gradient when it steps the parameter. What becomes of it then is the loop's choice. Most loops
+    set it to None before the next backward pass: it is no state, and no checkpoint has it. Others set it to zero in
+    place, or never: their next step depends on it. An optimizer's second step shows which kind of loop it is. Until
+    then, and for such a loop, checkpoints have all gradients of the optimizer's parameters.
 
     Attributes:
         lrs: the rates of all groups when an optimizer stepped first in this step; None if none has stepped.
@@ -260,19 +207,54 @@ class Gradients:
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
         self._model, self._optimizer = model, optimizer
-        self._is_taken = True
         self.lrs: list[float] | None = None
-        for part in parts_of(optimizer):
-            part.register_step_pre_hook(self._note)
+        self._parts = parts_of(optimizer)
+        self._ways = [NEW] * len(self._parts)
+        # By parameter: the gradient that its optimizer has taken last, and its version then.
+        self._taken: dict[int, tuple[TensorWeakRef, int]] = {}
+        for number, part in enumerate(self._parts):
+            part.register_step_pre_hook(functools.partial(self._note, number))
+            part.register_step_post_hook(functools.partial(self._take, number))
 
-    def _note(self, *_: object) -> None:
+    def _note(self, number: int, *_: object) -> None:
+        """Note how an optimizer's gradients have become what they are, before it steps."""
         if self.lrs is None:
             self.lrs = read_rates(self._optimizer)
+        if self._ways[number] != NEW and any(self._is_left(each) for each in _list_stepped(self._parts[number])):
+            self._ways[number] = LEFT
+        elif self._ways[number] == ONCE:
+            self._ways[number] = SET_TO_NONE
+
+    def _take(self, number: int, *_: object) -> None:
+        for each in _list_stepped(self._parts[number]):
+            self._note_taken(each)
+        if self._ways[number] == NEW:
+            self._ways[number] = ONCE
+
+    def _note_taken(self, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None:
+            self._taken.pop(id(parameter), None)
+        else:
+            self._taken[id(parameter)] = TensorWeakRef(gradient), _version_of(gradient)
+
+    def _is_left(self, parameter: Tensor) -> bool:
+        """Return whether a parameter's gradient is still the one that its optimizer took, perhaps changed in place."""
+        taken = self._taken.get(id(parameter))
+        return taken is not None and parameter.grad is not None and taken[0]() is parameter.grad
+
+    def _is_taken(self, parameter: Tensor) -> bool:
+        """Return whether a parameter's gradient is unchanged since its optimizer took it."""
+        return self._is_left(parameter) and self._taken[id(parameter)][1] == _version_of(parameter.grad)
 
     def end_step(self) -> list[float] | None:
-        """Return `lrs`, and forget them."""
+        """Note what the loop has left in this step. Return `lrs`, and forget them."""
+        for number, part in enumerate(self._parts):
+            if self._ways[number] not in (NEW, LEFT):
+                stepped = _list_stepped(part)
+                if any(self._is_left(each) and not self._is_taken(each) for each in stepped):
+                    self._ways[number] = LEFT
         lrs, self.lrs = self.lrs, None
-        self._is_taken = lrs is not None
         return lrs
 
     def clear(self) -> None:
@@ -281,20 +263,58 @@ class Gradients:
         Raises:
             RecipeError: no optimizer has taken them.
         """
-        if self.state_dict():
+        if any(each.grad is not None and not self._is_taken(each) for _, each in self._list_parameters()):
             raise RecipeError(
                 "step.shares() begins a new gradient, but no optimizer has taken the one of the step before",
                 hint="step the optimizer in every step; run.batches(..., grad_accum=N) makes steps of N batches",
             )
-        for each in self._model.parameters():
+        for _, each in self._list_parameters():
             each.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        if self._is_taken:
-            return {}
-        return {name: each.grad for name, each in self._model.named_parameters() if each.grad is not None}
+        """Return the gradients by parameter, and under "" what is known of the loop, unless it sets all to None."""
+        found: dict[str, Any] = {}
+        taken: list[str] = []
+        settled = {
+            id(each)
+            for way, part in zip(self._ways, self._parts, strict=True)
+            if way == SET_TO_NONE
+            for each in _list_stepped(part)
+        }
+        for name, each in self._list_parameters():
+            if each.grad is None or (self._is_taken(each) and id(each) in settled):
+                continue
+            found[name] = each.grad
+            if self._is_left(each):
+                taken.append(name)
+        if set(self._ways) != {SET_TO_NONE}:
+            found[""] = {"taken": sorted(taken), "ways": self._ways[:]}
+        return dict(sorted(found.items()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._is_taken = not state
-        for name, each in self._model.named_parameters():
+        known = state.get("", {"taken": [], "ways": [SET_TO_NONE] * len(self._parts)})
+        self._ways, self._taken = list(known["ways"]), {}
+        for name, each in self._list_parameters():
             each.grad = state[name].to(each.device) if name in state else None
+            if name in known["taken"]:
+                self._note_taken(each)
+
+    def _list_parameters(self) -> list[tuple[str, Tensor]]:
+        """Return the parameters of the model, and those that the optimizers step beside them, by name."""
+        found: list[tuple[str, Tensor]] = [*self._model.named_parameters()]
+        known = {id(each) for _, each in found}
+        for number, group in enumerate(self._optimizer.param_groups):
+            for place, each in enumerate(group["params"]):
+                if id(each) not in known:
+                    found.append((f"{number}.{place}", each))
+        return found
+
+
+def _list_stepped(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _version_of(gradient: Any) -> int:
+    """Return a number that grows with each change of a gradient in place."""
+    version: int = (local_of(gradient) if is_sharded(gradient) else gradient)._version
+    return version

@@ -24,9 +24,10 @@ from holdfast.errors import RecipeError
 from holdfast.location import find_frames, find_place
 from holdfast.probe import Limits
 from holdfast.shown import Shown, describe
+from holdfast.state import as_stateful
 from holdfast.training.build import Program, Training
 from holdfast.training.carried import Carried, find_carried
-from holdfast.training.kept import GRADIENTS, OWN_EXTRAS, Gradients, Kept, as_stateful, sort_kept
+from holdfast.training.kept import GRADIENTS, OWN_EXTRAS, Gradients, Kept, sort_kept
 from holdfast.training.loop import clip_to_norm
 from holdfast.training.progress import Unread, read_number
 from holdfast.training.taking import Taking
@@ -119,6 +120,7 @@ class Run:
         self._served: Generator[None, None, None] | None = None
         self._frames: list[types.FrameType] = []
         self._step: Step | None = None
+        self._watched: list[tuple[Carried, types.FrameType, Any]] = []  # variables that held kept objects at the start
         self._numbers: dict[str, Tensor] = {}
         self._names: list[str] = []  # of the batches that this step has taken
         self._shown: list[Shown] = []  # of this step
@@ -522,6 +524,7 @@ class Run:
         assert self._taking is not None
         with self.located():
             self._taking.end_step()
+        self._check_watched(step)
         accum = training.recipe.grad_accum
         if training.virtual is None and training.recipe.batch_size is not None and len(self._names) != accum:
             self.refuse(
@@ -571,11 +574,35 @@ class Run:
         return found + [(f"loader.{name}", getattr(self._source, name)) for name in parts]
 
     def _find_carried(self) -> list[Carried]:
-        """Return the variables that the loop carries, apart from those that hold a kept object."""
+        """Return the variables that the loop carries. Those that hold a kept object are watched instead."""
         known = {id(each) for each in (self, self.accelerator, *self._objects.values())}
-        kept = {name for name, value in self._list_variables() if id(value) in known}
         functions: dict[str, list[str]] = {}
         for frame in self._frames:
             functions.setdefault(frame.f_code.co_filename, []).append(frame.f_code.co_name)
-        found = (each for file, names in functions.items() for each in find_carried(file, names))
-        return [each for each in found if each.name not in kept]
+        found = [each for file, names in functions.items() for each in find_carried(file, names)]
+        restored = set()
+        for each in found:
+            variable, _, attribute = each.name.partition(".")
+            for frame in self._frames:
+                if variable not in frame.f_locals:
+                    continue
+                owner = frame.f_locals[variable]
+                value = getattr(owner, attribute, None) if attribute else owner
+                if id(value) in known:
+                    self._watched.append((each, frame, value))
+                if id(value) in known or (attribute and id(getattr(owner, "__dict__", None)) in known):
+                    restored.add(each.name)
+        return [each for each in found if each.name not in restored]
+
+    def _check_watched(self, step: Step) -> None:
+        """Raise RecipeError if a variable that held a kept object has another one now, which no checkpoint has."""
+        for each, frame, value in self._watched:
+            variable, _, attribute = each.name.partition(".")
+            now = frame.f_locals.get(variable)
+            if (getattr(now, attribute, None) if attribute else now) is not value:
+                raise RecipeError(
+                    f"{each} is kept, and step {step.number + 1} has put another object in its place, which no "
+                    "checkpoint would have",
+                    hint=f"change it in place, for example {each.name}[:] = ... or {each.name}.copy_(...); or keep a "
+                    "dict that holds it",
+                )

@@ -234,6 +234,38 @@ def forgets(run: Run) -> None:
         step.log(loss=loss, best=best)
 
 
+def replaces(run: Run) -> None:
+    """A queue is kept, and each step puts a new tensor in its place."""
+    model, queue = net(), torch.zeros(10, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.keep(model=model, optimizer=optimizer, queue=queue)
+    for step in run.steps(per_epoch=PER_EPOCH):
+        x, y = draw()
+        step.log(loss=learn(model, optimizer, x + queue[:5], y))
+        queue = torch.cat([queue[5:], x])
+
+
+class Forgetful:
+    """A trainer whose loop carries an attribute of its own, and one of an object all of whose attributes are kept."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.model, self.hidden, self.env = run, net(), torch.zeros(5, 4), Env()
+
+    def fit(self) -> None:
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.run.keep(model=self.model, optimizer=optimizer, env=vars(env := self.env))
+        for step in self.run.steps(per_epoch=PER_EPOCH):
+            x, y = draw()
+            loss = learn(self.model, optimizer, x + self.hidden, y)
+            self.hidden = x / 2
+            env.place = {**env.place, "visited": [loss.item()]}
+            step.log(loss=loss)
+
+
+def forgets_attributes(run: Run) -> None:
+    Forgetful(run).fit()
+
+
 def wrong(run: Run, how: str) -> None:
     """Make one mistake."""
     model = net()

@@ -1,8 +1,9 @@
 """The comparison of two states names every difference, and nothing else."""
 
 import copy
+import enum
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -38,6 +39,29 @@ states = st.dictionaries(
 
 def named(one: Any, other: Any) -> list[str]:
     return differences(state.to_payload(one), state.to_payload(other))
+
+
+def test_the_order_of_a_mapping_counts_in_extras_alone() -> None:
+    one, other = {"b": 1, "a": 2}, {"a": 2, "b": 1}
+    assert named({"extras": one}, {"extras": {"b": 1, "a": 2}}) == []
+    assert named({"model": one}, {"model": other}) == []
+    assert named({"extras": {1: 1, 0: 2}}, {"extras": {0: 2, 1: 1}}) == ["extras"]
+
+
+class Point(NamedTuple):
+    x: Any
+
+
+class Phase(enum.StrEnum):
+    MAIN = "main"
+
+
+def test_what_an_earlier_version_wrote_without_types_is_no_difference() -> None:
+    now = {"extras": {"z": np.float32(0.5), "p": Point(1), "a": Phase.MAIN, "l": [np.int64(3)]}}
+    earlier = {"extras": {"a": "main", "l": [3], "p": (1,), "z": 0.5}}
+    assert named(now, earlier) == named(earlier, now) == []
+    earlier["extras"] |= {"a": "warm up", "l": [4], "p": (2,), "z": 0.25}
+    assert named(now, earlier) == named(earlier, now) == ["extras.a", "extras.l.0", "extras.p.0", "extras.z"]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

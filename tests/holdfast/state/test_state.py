@@ -1,8 +1,9 @@
 """A state is saved and restored to the last bit, without pickle."""
 
+import enum
 import math
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -45,6 +46,40 @@ def repr_of(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"{type(value).__name__}{[repr_of(item) for item in value]}"
     return "nan" if isinstance(value, float) and math.isnan(value) else repr(value)
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+class Phase(enum.Enum):
+    MAIN = 2
+
+
+def test_numbers_enums_and_named_tuples_keep_their_types() -> None:
+    values = [np.float32(0.1), np.int8(-3), np.bool_(True), np.uint64(2**64 - 1), Phase.MAIN, Point(1, Point(2, (3,)))]
+    found = there_and_back({"extras": values})["extras"]
+    assert repr(found) == repr(values)
+    assert list(map(type, found)) == list(map(type, values))
+
+
+def test_mappings_in_extras_keep_their_order() -> None:
+    for value in ({"b": 1, "a": {"d": 1, "c": 2}}, {2: 0, 1: 0}, {"a": 0, "b": 0}, {"\ue000": 0, "\U0001f600": 0}):
+        assert repr(there_and_back({"extras": value})["extras"]) == repr(value)
+
+
+def test_a_class_that_cannot_be_found_again_is_refused() -> None:
+    class Inner(NamedTuple):
+        x: int
+
+    with pytest.raises(StateError, match=r"extras\.0 is a .*Inner, a class that can't be found by its name on resume"):
+        to_payload({"extras": [Inner(1)]})
+    payload = to_payload({"extras": [Point(1, 2)]})
+    for path in (["os", "system"], [__name__, "Phase"], ["not.imported", "Point"]):
+        payload.tree["extras"][0]["$named"][:2] = path
+        with pytest.raises(StateError, match="which the recipe doesn't have now"):
+            from_payload(payload)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values())

@@ -87,6 +87,19 @@ def test_what_a_loop_forgets_is_found(tmp_path: Path) -> None:
     assert found == [("x", learn), ("best", best)]
 
 
+def test_attributes_that_a_loop_carries_are_found_unless_their_object_is_kept(tmp_path: Path) -> None:
+    _, training = live(make_config(tmp_path, "forgets_attributes"), 2)
+    assert training.kept is not None
+    assert [each.name for each in training.kept.carried] == ["self.hidden"]
+
+
+def test_another_object_in_the_place_of_a_kept_one_is_refused(tmp_path: Path) -> None:
+    line = next(n for n, text in enumerate(inspect.getsource(loops).splitlines(), 1) if "x + queue[:5]" in text)
+    message = rf"loops.py:{line}: queue is kept, and step 1 has put another object in its place"
+    with pytest.raises(RecipeError, match=message):
+        live(make_config(tmp_path, "replaces"), 2)
+
+
 def test_unregistered_state_of_a_loop_is_found(tmp_path: Path) -> None:
     found = []
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.state import is_generator
-from holdfast.training.kept import as_stateful
+from holdfast.state.generators import is_generator
+from holdfast.state.values import as_stateful
 
 SCALARS = (bool, int, float, str, bytes, type(None))
 KEYS = (str, int, float, bool)
@@ -68,8 +68,10 @@ class Attributes:
         if isinstance(value, dict):
             kept = (key for key in value if not (isinstance(key, str) and self._is_measured(key)))
             return {key: self._strip(value[key]) for key in kept}
-        if isinstance(value, list | deque):
+        if isinstance(value, list):
             return [self._strip(each) for each in value]
+        if isinstance(value, deque):
+            return deque(map(self._strip, value), value.maxlen)
         return tuple(map(self._strip, value)) if isinstance(value, tuple) else value
 
     def _copy(self, value: Any) -> Any:
@@ -109,8 +111,8 @@ def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and np.array_equal(one, other)
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_is_same(each, other[key]) for key, each in one.items())
-    if isinstance(one, list | tuple):
+        return [*one] == [*other] and all(_is_same(each, other[key]) for key, each in one.items())
+    if isinstance(one, list | tuple | deque):
         return len(one) == len(other) and all(map(_is_same, one, other))
     return bool(one == other)
 
@@ -120,6 +122,8 @@ def _copy_leaves(value: Any) -> Any:
         return {key: _copy_leaves(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_copy_leaves(each) for each in value]
+    if isinstance(value, deque):
+        return deque(map(_copy_leaves, value), value.maxlen)
     if is_generator(value):
         return UNKNOWN
     return copy.deepcopy(value.detach() if isinstance(value, torch.Tensor) else value)

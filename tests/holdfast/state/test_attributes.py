@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.adapters.attributes import Attributes, is_plain
 from holdfast.state import from_payload, to_payload
+from holdfast.state.attributes import Attributes, is_plain
 
 
 def is_time(name: str) -> bool:
