@@ -32,11 +32,11 @@ def test_no_case_costs_more_requests_when_the_run_is_longer(rows: list[Row]) -> 
 
 
 def test_listings_are_bounded_as_usual(rows: list[Row]) -> None:
-    names = {str(row["operation"]): set[object]() for row in rows}
+    names: dict[tuple[str, str], set[object]] = {}
     for row in rows:
-        if str(row["case"]).startswith("as usual"):
-            names[str(row["operation"])].add(row["names"])
-    assert [len(each) for each in names.values()] == [1, 1]
+        if (case := str(row["case"])).startswith("as usual"):
+            names.setdefault((str(row["operation"]), case), set()).add(row["names"])
+    assert [len(each) for each in names.values()] == [1, 1, 1]
 
 
 def test_the_machine_is_described_without_its_name() -> None:

@@ -148,7 +148,7 @@ def test_verify_names_each_checkpoint_and_counts(run: str, capsys: pytest.Captur
     ]  # fmt: skip
     assert note == "note: latest.json is missing; the next attempt writes it again"
     assert problem.startswith("problem: epoch-0002/checkpoint.safetensors is ")
-    assert summary == "5 checkpoints and 14 records read, 1 problem"
+    assert summary == "5 checkpoints and 19 records read, 1 problem"
 
 
 def test_verify_all_shows_what_does_not_count(run: str, capsys: pytest.CaptureFixture[str]) -> None:
