@@ -5,13 +5,10 @@ collects them from the ranks' copies while training goes on. To restore, the own
 rank holds. Parts pass through small windows, so that no rank needs memory for a whole part.
 """
 
-import bisect
 import contextlib
 import dataclasses
 import datetime
-import functools
 import hashlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -19,86 +16,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from holdfast.checkpoint import Part, Piece, Stream, count_window_bytes
+from holdfast.checkpoint import Part, Stream, count_window_bytes
 from holdfast.errors import HoldfastError, RunStopped, StateError
-from holdfast.state.sharded import Region, ShardedBytes, cut_boxes, local_of, see_bytewise
-from holdfast.state.tensors import TensorBytes
+from holdfast.training.extents import Move, Placed, Plan, describe, list_moves, place, take_held, view_held
 
 if TYPE_CHECKING:
     from holdfast.training.build import Training
 
-# So many bytes are sent by themselves, without a copy; fewer of a window are sent together.
-DIRECT_BYTES = 2**16
 # Waiting for a slow store is no error; a rank that dies closes its connections, which is noticed at once.
 PATIENCE = datetime.timedelta(days=7)
 
 T = TypeVar("T")
-
-
-class Placed(NamedTuple):
-    """A piece of a part, with the position of its first byte in the part."""
-
-    position: int
-    piece: Piece
-
-
-@dataclass(frozen=True)
-class Extent:
-    """A piece of a part as bytes: where it is, and which of its bytes the ranks hold that exchange them.
-
-    Attributes:
-        position: its first byte in the part.
-        start: its first byte in its tensor, row by row.
-        shape: the shape of its tensor in bytes; see `see_bytewise`.
-        held: the region of the piece that each of these ranks holds.
-        memory: this rank's region, as bytes of its shape; None if it holds none.
-    """
-
-    position: int
-    size_bytes: int
-    start: int
-    shape: tuple[int, ...]
-    held: Mapping[int, Region]
-    memory: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The exchange of one part between its owner and the ranks that hold its bytes.
-
-    Attributes:
-        extents: the part's pieces, in their order.
-    """
-
-    owner: int
-    size_bytes: int
-    extents: Sequence[Extent]
-
-    def list_between(self, start: int, stop: int) -> Sequence[Extent]:
-        """Return the pieces that have bytes between two positions in the part."""
-        first = bisect.bisect_right(self.extents, start, key=lambda each: each.position + each.size_bytes)
-        return self.extents[first : bisect.bisect_left(self.extents, stop, key=lambda each: each.position)]
-
-
-@dataclass(frozen=True)
-class Move:
-    """Bytes to copy from one rank to another.
-
-    Attributes:
-        read: the bytes to send; None in other ranks than the source.
-        write: the memory to copy them to; None in other ranks than the target.
-    """
-
-    source: int
-    target: int
-    size_bytes: int
-    read: Tensor | None
-    write: Tensor | None
-
-    @property
-    def is_direct(self) -> bool:
-        """Return whether the bytes are sent by themselves."""
-        return self.size_bytes >= DIRECT_BYTES
 
 
 class Link(NamedTuple):
@@ -181,10 +109,10 @@ class Exchange:
         for part in parts:
             owner, placed = owners[part.name], place(part.pieces)
             # Every rank has made the same header, and has the bytes that are not cut; those are the main rank's.
-            extents = [_describe(*placed[0], [owner]), *(_describe(*each, [0], owner) for each in placed[1:])]
+            extents = [describe(*placed[0], [owner]), *(describe(*each, [0], owner) for each in placed[1:])]
             plans[part.name] = Plan(owner, part.size_bytes, extents)
             pairs = zip(placed, extents, strict=True)
-            held = [_take_held(each, extent.held[self.rank]) for (_, each), extent in pairs if self.rank in extent.held]
+            held = [take_held(each, extent.held[self.rank]) for (_, each), extent in pairs if self.rank in extent.held]
             own.append(Part(part.name, tuple(held)))
         return own, Held(self, plans, self.choose_window(sum(part.size_bytes for part in parts)))
 
@@ -197,9 +125,9 @@ class Exchange:
         """
         extents = []
         for position, piece in sorted(pieces, key=lambda each: each.position):
-            extent = _describe(position, piece, range(self.ranks))
+            extent = describe(position, piece, range(self.ranks))
             if self.rank in extent.held:
-                extent = dataclasses.replace(extent, memory=_view_held(piece, extent.held[self.rank]))
+                extent = dataclasses.replace(extent, memory=view_held(piece, extent.held[self.rank]))
             extents.append(extent)
         return Plan(owner, size_bytes, extents)
 
@@ -229,40 +157,10 @@ class Exchange:
                 window = take(name, stop - start) if plan.owner == self.rank and start < stop else None
                 if window is not None:
                     taken.append((name, window))
-                moves += self._list_moves(plan, start, stop, window, is_saved=is_saved)
+                moves += list_moves(plan, start, stop, window, self.rank, is_saved=is_saved)
             self.copy(moves, self._beside if is_saved else self._in_training)
             for name, window in taken:
                 done(name, window)
-
-    def _list_moves(
-        self, plan: Plan, start: int, stop: int, window: memoryview | None, *, is_saved: bool
-    ) -> Iterator[Move]:
-        """Yield this rank's moves between a window of a part and the ranks that hold its bytes.
-
-        Args:
-            start, stop: the window's place in the part.
-            window: the window's memory; None in other ranks than the owner.
-            is_saved: whether the owner gets the bytes; otherwise it sends them.
-        """
-        image = None if window is None else torch.frombuffer(window, dtype=torch.uint8)
-        for extent in plan.list_between(start, stop):
-            first, last = max(start, extent.position), min(stop, extent.position + extent.size_bytes)
-            place = first - start
-            offset = extent.start - extent.position
-            for box in cut_boxes(extent.shape, offset + first, offset + last):
-                placed = None if image is None else image[place : place + box.size].view(box.shape)
-                place += box.size
-                for holder, region in extent.held.items():
-                    if self.rank in (holder, plan.owner) and (common := box.intersect(region)).size:
-                        mine = its = None
-                        if holder == self.rank:
-                            assert extent.memory is not None
-                            mine = extent.memory[common.within(region)]
-                        if placed is not None:
-                            its = placed[common.within(box)]
-                        ends = (holder, plan.owner) if is_saved else (plan.owner, holder)
-                        memory = (mine, its) if is_saved else (its, mine)
-                        yield Move(*ends, common.size, *memory)
 
     def copy(self, moves: Iterable[Move], link: Link) -> None:
         """Carry out some moves. All ranks call it, each with the moves that it takes part in, in the same order."""
@@ -351,70 +249,6 @@ def exchange_of(training: "Training") -> Exchange:
     if training.exchange is None:
         training.exchange = Exchange(training.accelerator.device)
     return training.exchange
-
-
-def place(pieces: Iterable[Piece]) -> list[Placed]:
-    """Return the pieces of a part that aren't empty, each with its position."""
-    pieces = list(pieces)
-    ends = itertools.accumulate(map(len, pieces), initial=0)
-    return [Placed(position, piece) for position, piece in zip(ends, pieces, strict=False) if len(piece)]
-
-
-def _describe(position: int, piece: Any, everywhere: Sequence[int], owner: int | None = None) -> Extent:
-    """Return a piece as an extent.
-
-    Args:
-        everywhere: the ranks that exchange the bytes of a piece that is not cut over the ranks.
-        owner: the owner that collects the piece, each byte from one rank. None if all ranks that hold bytes get them.
-    """
-    size_bytes = len(piece)
-    if not isinstance(piece, ShardedBytes):
-        whole = Region((0,), (size_bytes,))
-        return Extent(position, size_bytes, 0, whole.shape, dict.fromkeys(everywhere, whole))
-    shape, held = _describe_cut(
-        piece.tensor.dtype.itemsize, tuple(piece.tensor.shape), piece.tensor.device_mesh,
-        tuple(piece.tensor.placements), piece.start, size_bytes, owner,
-    )  # fmt: skip
-    return Extent(position, size_bytes, piece.start, shape, held)
-
-
-@functools.lru_cache(maxsize=2**14)  # a run has the same tensors at every save, and training waits for this
-def _describe_cut(
-    item_bytes: int, whole: tuple[int, ...], mesh: Any, placements: tuple[Any, ...],
-    start: int, size_bytes: int, owner: int | None,
-) -> tuple[tuple[int, ...], Mapping[int, Region]]:  # fmt: skip
-    shape, regions = see_bytewise(item_bytes, whole, mesh, placements)
-    (rows,) = cut_boxes(shape, start, start + size_bytes)
-    chosen = regions if owner is None else _once(regions, owner)
-    common = {rank: rows.intersect(region) for rank, region in chosen.items()}
-    return shape, {rank: region for rank, region in common.items() if region.size}
-
-
-def _once(regions: Mapping[int, Region], owner: int) -> dict[int, Region]:
-    """Return each region once: with the owner as its holder, if it holds it, or else with the first rank that does."""
-    holders = {region: rank for rank, region in reversed(list(regions.items()))}
-    if owner in regions:
-        holders[regions[owner]] = owner
-    return {rank: region for region, rank in holders.items()}
-
-
-def _take_held(piece: Any, region: Region) -> Piece:
-    """Return the bytes of a piece that this rank holds."""
-    return TensorBytes(_view_held(piece, region)) if isinstance(piece, ShardedBytes) else piece
-
-
-def _view_held(piece: Any, region: Region) -> Tensor:
-    """Return this rank's region of a piece, as bytes of its shape: a view, if this rank's memory is contiguous."""
-    if not isinstance(piece, ShardedBytes):
-        return _to_bytes(piece.tensor)
-    tensor = piece.tensor
-    _, regions = see_bytewise(tensor.dtype.itemsize, tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements))
-    local = regions[distributed.get_rank()]
-    return _to_bytes(local_of(piece.tensor)).view(local.shape)[region.within(local)]
-
-
-def _to_bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 def _pack(message: list[Move], device: torch.device) -> Tensor:

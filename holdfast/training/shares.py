@@ -17,7 +17,8 @@ from holdfast.state.sharded import ShardedBytes, is_sharded, local_of
 from holdfast.state.tensors import TensorBytes
 from holdfast.store import Store
 from holdfast.training.capturing import capture_extras
-from holdfast.training.exchange import Exchange, Placed, Plan
+from holdfast.training.exchange import Exchange
+from holdfast.training.extents import Placed, Plan
 from holdfast.training.kept import GRADIENTS
 
 if TYPE_CHECKING:

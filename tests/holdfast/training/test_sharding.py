@@ -15,7 +15,8 @@ from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.state.sharded import Region, cut_boxes
 from holdfast.training import Training
-from holdfast.training.exchange import Exchange, Link, Move
+from holdfast.training.exchange import Exchange, Link
+from holdfast.training.extents import Move
 from holdfast.training.materializing import materialize
 from holdfast.training.sharding import list_blocks
 from tests.support.sharded import Blocks

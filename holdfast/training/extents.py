@@ -1,0 +1,180 @@
+"""Which bytes of a checkpoint's part are moved between the rank that owns the part and the ranks that hold them."""
+
+import bisect
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, distributed
+
+from holdfast.checkpoint import Piece
+from holdfast.state.sharded import Region, ShardedBytes, cut_boxes, local_of, see_bytewise
+from holdfast.state.tensors import TensorBytes
+
+# So many bytes are sent by themselves, without a copy; fewer of a window are sent together.
+DIRECT_BYTES = 2**16
+
+
+class Placed(NamedTuple):
+    """A piece of a part, with the position of its first byte in the part."""
+
+    position: int
+    piece: Piece
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A piece of a part as bytes: where it is, and which of its bytes the ranks hold that exchange them.
+
+    Attributes:
+        position: its first byte in the part.
+        start: its first byte in its tensor, row by row.
+        shape: the shape of its tensor in bytes; see `see_bytewise`.
+        held: the region of the piece that each of these ranks holds.
+        memory: this rank's region, as bytes of its shape; None if it holds none.
+    """
+
+    position: int
+    size_bytes: int
+    start: int
+    shape: tuple[int, ...]
+    held: Mapping[int, Region]
+    memory: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The exchange of one part between its owner and the ranks that hold its bytes.
+
+    Attributes:
+        extents: the part's pieces, in their order.
+    """
+
+    owner: int
+    size_bytes: int
+    extents: Sequence[Extent]
+
+    def list_between(self, start: int, stop: int) -> Sequence[Extent]:
+        """Return the pieces that have bytes between two positions in the part."""
+        first = bisect.bisect_right(self.extents, start, key=lambda each: each.position + each.size_bytes)
+        return self.extents[first : bisect.bisect_left(self.extents, stop, key=lambda each: each.position)]
+
+
+@dataclass(frozen=True)
+class Move:
+    """Bytes to copy from one rank to another.
+
+    Attributes:
+        read: the bytes to send; None in other ranks than the source.
+        write: the memory to copy them to; None in other ranks than the target.
+    """
+
+    source: int
+    target: int
+    size_bytes: int
+    read: Tensor | None
+    write: Tensor | None
+
+    @property
+    def is_direct(self) -> bool:
+        """Return whether the bytes are sent by themselves."""
+        return self.size_bytes >= DIRECT_BYTES
+
+
+def place(pieces: Iterable[Piece]) -> list[Placed]:
+    """Return the pieces of a part that aren't empty, each with its position."""
+    pieces = list(pieces)
+    ends = itertools.accumulate(map(len, pieces), initial=0)
+    return [Placed(position, piece) for position, piece in zip(ends, pieces, strict=False) if len(piece)]
+
+
+def describe(position: int, piece: Any, everywhere: Sequence[int], owner: int | None = None) -> Extent:
+    """Return a piece as an extent.
+
+    Args:
+        everywhere: the ranks that exchange the bytes of a piece that is not cut over the ranks.
+        owner: the owner that collects the piece, each byte from one rank. None if all ranks that hold bytes get them.
+    """
+    size_bytes = len(piece)
+    if not isinstance(piece, ShardedBytes):
+        whole = Region((0,), (size_bytes,))
+        return Extent(position, size_bytes, 0, whole.shape, dict.fromkeys(everywhere, whole))
+    shape, held = _describe_cut(
+        piece.tensor.dtype.itemsize, tuple(piece.tensor.shape), piece.tensor.device_mesh,
+        tuple(piece.tensor.placements), piece.start, size_bytes, owner,
+    )  # fmt: skip
+    return Extent(position, size_bytes, piece.start, shape, held)
+
+
+@functools.lru_cache(maxsize=2**14)  # a run has the same tensors at every save, and training waits for this
+def _describe_cut(
+    item_bytes: int, whole: tuple[int, ...], mesh: Any, placements: tuple[Any, ...],
+    start: int, size_bytes: int, owner: int | None,
+) -> tuple[tuple[int, ...], Mapping[int, Region]]:  # fmt: skip
+    shape, regions = see_bytewise(item_bytes, whole, mesh, placements)
+    (rows,) = cut_boxes(shape, start, start + size_bytes)
+    chosen = regions if owner is None else _once(regions, owner)
+    common = {rank: rows.intersect(region) for rank, region in chosen.items()}
+    return shape, {rank: region for rank, region in common.items() if region.size}
+
+
+def _once(regions: Mapping[int, Region], owner: int) -> dict[int, Region]:
+    """Return each region once: with the owner as its holder, if it holds it, or else with the first rank that does."""
+    holders = {region: rank for rank, region in reversed(list(regions.items()))}
+    if owner in regions:
+        holders[regions[owner]] = owner
+    return {rank: region for region, rank in holders.items()}
+
+
+def take_held(piece: Any, region: Region) -> Piece:
+    """Return the bytes of a piece that this rank holds."""
+    return TensorBytes(view_held(piece, region)) if isinstance(piece, ShardedBytes) else piece
+
+
+def view_held(piece: Any, region: Region) -> Tensor:
+    """Return this rank's region of a piece, as bytes of its shape: a view, if this rank's memory is contiguous."""
+    if not isinstance(piece, ShardedBytes):
+        return _to_bytes(piece.tensor)
+    tensor = piece.tensor
+    _, regions = see_bytewise(tensor.dtype.itemsize, tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements))
+    local = regions[distributed.get_rank()]
+    return _to_bytes(local_of(piece.tensor)).view(local.shape)[region.within(local)]
+
+
+def _to_bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def list_moves(
+    plan: Plan, start: int, stop: int, window: memoryview | None, rank: int, *, is_saved: bool
+) -> Iterator[Move]:
+    """Yield this rank's moves between a window of a part and the ranks that hold its bytes.
+
+    Args:
+        start, stop: the window's place in the part.
+        window: the window's memory; None in other ranks than the owner.
+        rank: this rank.
+        is_saved: whether the owner gets the bytes; otherwise it sends them.
+    """
+    image = None if window is None else torch.frombuffer(window, dtype=torch.uint8)
+    for extent in plan.list_between(start, stop):
+        first, last = max(start, extent.position), min(stop, extent.position + extent.size_bytes)
+        place = first - start
+        offset = extent.start - extent.position
+        for box in cut_boxes(extent.shape, offset + first, offset + last):
+            placed = None if image is None else image[place : place + box.size].view(box.shape)
+            place += box.size
+            for holder, region in extent.held.items():
+                if rank in (holder, plan.owner) and (common := box.intersect(region)).size:
+                    mine = its = None
+                    if holder == rank:
+                        assert extent.memory is not None
+                        mine = extent.memory[common.within(region)]
+                    if placed is not None:
+                        its = placed[common.within(box)]
+                    ends = (holder, plan.owner) if is_saved else (plan.owner, holder)
+                    memory = (mine, its) if is_saved else (its, mine)
+                    yield Move(*ends, common.size, *memory)
