@@ -32,7 +32,8 @@ from holdfast.training.devices import prepare
 from holdfast.training.elementwise import check_elementwise
 from holdfast.training.exchange import Exchange
 from holdfast.training.first_batch import FirstBatch
-from holdfast.training.kept import GRADIENTS, Gradients, Kept
+from holdfast.training.gradients import Gradients
+from holdfast.training.kept import GRADIENTS, Kept
 from holdfast.training.optimizers import Optimizers, read_rates
 from holdfast.training.progress import OWN_FIELDS, Progress, Stage, Unread
 from holdfast.training.schedulers import Schedulers

@@ -27,7 +27,8 @@ from holdfast.shown import Shown, describe
 from holdfast.state import as_stateful
 from holdfast.training.build import Program, Training
 from holdfast.training.carried import Carried, find_carried
-from holdfast.training.kept import GRADIENTS, OWN_EXTRAS, Gradients, Kept, sort_kept
+from holdfast.training.gradients import Gradients
+from holdfast.training.kept import GRADIENTS, OWN_EXTRAS, Kept, sort_kept
 from holdfast.training.loop import clip_to_norm
 from holdfast.training.progress import Unread, read_number
 from holdfast.training.taking import Taking

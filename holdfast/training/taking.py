@@ -12,7 +12,8 @@ from holdfast.heartbeats import Place
 from holdfast.training.build import Training
 from holdfast.training.capturing import CHANGES
 from holdfast.training.checksums import describe_components
-from holdfast.training.kept import OWN_EXTRAS, Gradients
+from holdfast.training.gradients import Gradients
+from holdfast.training.kept import OWN_EXTRAS
 from holdfast.training.virtual import VirtualRanks
 
 # The hint for a loop that doesn't train the shares of its batches.

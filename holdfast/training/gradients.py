@@ -1,0 +1,143 @@
+"""The gradients that the steps of a user's own leave for the next ones, as a state."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef
+
+from holdfast.errors import RecipeError
+from holdfast.state import is_sharded, local_of
+from holdfast.training.optimizers import parts_of, read_rates
+
+# What a loop does with the gradients that an optimizer has taken: the optimizer has not stepped yet; it has stepped
+# once, so that the loop has not shown it; the loop sets them to None; it leaves them, or sets them to zero in place.
+NEW, ONCE, SET_TO_NONE, LEFT = "new", "once", "set to none", "left"
+
+
+class Gradients:
+    """The gradients that a step leaves for the next one.
+
+    An optimizer takes a gradient when it steps the parameter. What becomes of it then is the loop's choice. Most loops
+    set it to None before the next backward pass: it is no state, and no checkpoint has it. Others set it to zero in
+    place, or never: their next step depends on it. An optimizer's second step shows which kind of loop it is. Until
+    then, and for such a loop, checkpoints have all gradients of the optimizer's parameters.
+
+    Attributes:
+        lrs: the rates of all groups when an optimizer stepped first in this step; None if none has stepped.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Any) -> None:
+        self._model, self._optimizer = model, optimizer
+        self.lrs: list[float] | None = None
+        self._parts = parts_of(optimizer)
+        self._ways = [NEW] * len(self._parts)
+        # By parameter: the gradient that its optimizer has taken last, and its version then.
+        self._taken: dict[int, tuple[TensorWeakRef, int]] = {}
+        for number, part in enumerate(self._parts):
+            part.register_step_pre_hook(functools.partial(self._note, number))
+            part.register_step_post_hook(functools.partial(self._take, number))
+
+    def _note(self, number: int, *_: object) -> None:
+        """Note how an optimizer's gradients have become what they are, before it steps."""
+        if self.lrs is None:
+            self.lrs = read_rates(self._optimizer)
+        if self._ways[number] != NEW and any(self._is_left(each) for each in _list_stepped(self._parts[number])):
+            self._ways[number] = LEFT
+        elif self._ways[number] == ONCE:
+            self._ways[number] = SET_TO_NONE
+
+    def _take(self, number: int, *_: object) -> None:
+        for each in _list_stepped(self._parts[number]):
+            self._note_taken(each)
+        if self._ways[number] == NEW:
+            self._ways[number] = ONCE
+
+    def _note_taken(self, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None:
+            self._taken.pop(id(parameter), None)
+        else:
+            self._taken[id(parameter)] = TensorWeakRef(gradient), _version_of(gradient)
+
+    def _is_left(self, parameter: Tensor) -> bool:
+        """Return whether a parameter's gradient is still the one that its optimizer took, perhaps changed in place."""
+        taken = self._taken.get(id(parameter))
+        return taken is not None and parameter.grad is not None and taken[0]() is parameter.grad
+
+    def _is_taken(self, parameter: Tensor) -> bool:
+        """Return whether a parameter's gradient is unchanged since its optimizer took it."""
+        return self._is_left(parameter) and self._taken[id(parameter)][1] == _version_of(parameter.grad)
+
+    def end_step(self) -> list[float] | None:
+        """Note what the loop has left in this step. Return `lrs`, and forget them."""
+        for number, part in enumerate(self._parts):
+            if self._ways[number] not in (NEW, LEFT):
+                stepped = _list_stepped(part)
+                if any(self._is_left(each) and not self._is_taken(each) for each in stepped):
+                    self._ways[number] = LEFT
+        lrs, self.lrs = self.lrs, None
+        return lrs
+
+    def clear(self) -> None:
+        """Forget all gradients.
+
+        Raises:
+            RecipeError: no optimizer has taken them.
+        """
+        if any(each.grad is not None and not self._is_taken(each) for _, each in self._list_parameters()):
+            raise RecipeError(
+                "step.shares() begins a new gradient, but no optimizer has taken the one of the step before",
+                hint="step the optimizer in every step; run.batches(..., grad_accum=N) makes steps of N batches",
+            )
+        for _, each in self._list_parameters():
+            each.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the gradients by parameter, and under "" what is known of the loop, unless it sets all to None."""
+        found: dict[str, Any] = {}
+        taken: list[str] = []
+        settled = {
+            id(each)
+            for way, part in zip(self._ways, self._parts, strict=True)
+            if way == SET_TO_NONE
+            for each in _list_stepped(part)
+        }
+        for name, each in self._list_parameters():
+            if each.grad is None or (self._is_taken(each) and id(each) in settled):
+                continue
+            found[name] = each.grad
+            if self._is_left(each):
+                taken.append(name)
+        if set(self._ways) != {SET_TO_NONE}:
+            found[""] = {"taken": sorted(taken), "ways": self._ways[:]}
+        return dict(sorted(found.items()))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        known = state.get("", {"taken": [], "ways": [SET_TO_NONE] * len(self._parts)})
+        self._ways, self._taken = list(known["ways"]), {}
+        for name, each in self._list_parameters():
+            each.grad = state[name].to(each.device) if name in state else None
+            if name in known["taken"]:
+                self._note_taken(each)
+
+    def _list_parameters(self) -> list[tuple[str, Tensor]]:
+        """Return the parameters of the model, and those that the optimizers step beside them, by name."""
+        found: list[tuple[str, Tensor]] = [*self._model.named_parameters()]
+        known = {id(each) for _, each in found}
+        for number, group in enumerate(self._optimizer.param_groups):
+            for place, each in enumerate(group["params"]):
+                if id(each) not in known:
+                    found.append((f"{number}.{place}", each))
+        return found
+
+
+def _list_stepped(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _version_of(gradient: Any) -> int:
+    """Return a number that grows with each change of a gradient in place."""
+    version: int = (local_of(gradient) if is_sharded(gradient) else gradient)._version
+    return version
