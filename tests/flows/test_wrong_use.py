@@ -98,7 +98,7 @@ def test_a_full_disk_is_one_clear_error(driver: Driver, engine: Engine, referenc
     with small_disk(driver.folder / "runs", size_kb=400) as disk:
         filler = disk / "filler"
         free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
-        filler.write_bytes(b"x" * (free - 100_000))
+        filler.write_bytes(b"x" * (free - 150_000))
         assert_refused(driver.run(), 3, "no space left", "make room")
         assert 0 < driver.standing().step < 30
         filler.unlink()

@@ -117,6 +117,7 @@ def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path
     adapters = {"lightning": ("", "_loop", "_state"), "transformers": ("",)}
     assert missing == {
         "holdfast.store.azure": "azure",
+        "holdfast.store.gcs": "aiohttp",
         "holdfast.recipes.cards": "pyspiel",
         "holdfast.recipes.chat_models": "transformers",
         "holdfast.recipes.chat_tokens": "tokenizers",
