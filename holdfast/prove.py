@@ -5,7 +5,6 @@ import logging
 import os
 import random
 import signal
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -223,15 +222,21 @@ class _Run:
 
     def _train(self, ranks: Ranks, line: Line, stop: int, kill_at: int) -> Saved | None:
         """Train a chunk and return its checkpoint; None if the ranks were killed in it."""
-        is_fatal = 0 < kill_at <= stop
-        # The ranks must not save before the kill, however late it comes: the next life would adopt the checkpoint.
         assert self._present is not None
-        ranks.train(sys.maxsize if is_fatal else stop, self._present.fingerprint, is_detailed=True)
+        if 0 < kill_at <= stop:
+            # However late the kill comes, the ranks train no step that the straight run doesn't: the user's loop may
+            # end there. What they save then is elsewhere, or the next life would adopt it.
+            elsewhere, step = f"{self._config.store}/{self._journal.run}-killed", 0
+            ranks.train(self._chunks[-1], self._present.fingerprint, elsewhere, is_detailed=True)
+            while step < kill_at:
+                if isinstance(event := ranks.next_event(), Progress | Saved):
+                    step = event.step
+            ranks.signal(signal.SIGKILL)
+            log.info("%s: SIGKILL in step %d", self._journal.run, step)
+            return None
+        ranks.train(stop, self._present.fingerprint, is_detailed=True)
         while not isinstance(event := ranks.next_event(), Saved):
-            if is_fatal and isinstance(event, Progress) and event.step >= kill_at:
-                ranks.signal(signal.SIGKILL)
-                log.info("%s: SIGKILL in step %d", self._journal.run, event.step)
-                return None
+            pass
         return event
 
     def read_trail(self) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import RunConfig
-from holdfast.config import Compute
+from holdfast.config import Compute, Determinism
 from holdfast.errors import WrongUse
 from holdfast.proof import judge_unregistered, list_not_reached
 from holdfast.prove import check_ranks, choose_kills
@@ -91,3 +91,13 @@ def test_assert_resumes_names_what_is_lost(tmp_path: Path) -> None:
     config = RunConfig(recipe="tests.support.loops:forgets", run="r", store=str(tmp_path))
     with pytest.raises(AssertionError, match=r"not proved(.|\n)*average \(Sequential(.|\n)*best is carried"):
         assert_resumes(config, kills=1, steps=6)
+
+
+@pytest.mark.slow
+def test_a_killed_life_trains_no_step_that_the_straight_run_does_not(tmp_path: Path) -> None:
+    """Another rank may be further than the one whose report brings the kill."""
+    config = RunConfig(
+        recipe="tests.support.loops:ends", run="r", store=str(tmp_path), settings={"after": 4},
+        compute=Compute(ranks=2), determinism=Determinism(mode="fast"),
+    )  # fmt: skip
+    assert assert_resumes(config, kills=3, steps=4, seed=3).kills[-1] == 4

@@ -1,6 +1,7 @@
 """Loops of a user's own, as their authors write them, and some that are wrong."""
 
 import random
+import time
 from collections import deque
 from typing import Any
 
@@ -232,6 +233,21 @@ def forgets(run: Run) -> None:
         for mine, other in zip(average.parameters(), model.parameters(), strict=True):
             mine.data.lerp_(other.data, 0.1)
         step.log(loss=loss, best=best)
+
+
+def ends(run: Run, after: int) -> None:
+    """A loop that can't train more steps than these, as a trainer of a library that counts them itself.
+
+    The main rank, which reports steps, is the last one to end each.
+    """
+    model = run.wrap(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(per_epoch=PER_EPOCH):
+        if step.number == after:
+            raise RuntimeError("the loop has ended")
+        learn(model, optimizer, *draw())
+        time.sleep(0.3 if run.accelerator.is_main_process else 0)
 
 
 def replaces(run: Run) -> None:
