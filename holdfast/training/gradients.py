@@ -61,14 +61,22 @@ class Gradients:
         else:
             self._taken[id(parameter)] = TensorWeakRef(gradient), _version_of(gradient)
 
-    def _is_left(self, parameter: Tensor) -> bool:
-        """Return whether a parameter's gradient is still the one that its optimizer took, perhaps changed in place."""
+    def _is_same(self, parameter: Tensor) -> bool:
+        """Return whether a parameter's gradient is the tensor that its optimizer took, perhaps changed in place."""
         taken = self._taken.get(id(parameter))
         return taken is not None and parameter.grad is not None and taken[0]() is parameter.grad
 
+    def _is_left(self, parameter: Tensor) -> bool:
+        """Return whether the loop has left a parameter's gradient since its optimizer took it.
+
+        DistributedDataParallel may put the same view of a bucket into ``grad`` again after it was set to None. Such a
+        gradient counts as set to None.
+        """
+        return self._is_same(parameter) and not _is_part_of_a_bucket(parameter.grad)
+
     def _is_taken(self, parameter: Tensor) -> bool:
         """Return whether a parameter's gradient is unchanged since its optimizer took it."""
-        return self._is_left(parameter) and self._taken[id(parameter)][1] == _version_of(parameter.grad)
+        return self._is_same(parameter) and self._taken[id(parameter)][1] == _version_of(parameter.grad)
 
     def end_step(self) -> list[float] | None:
         """Note what the loop has left in this step. Return `lrs`, and forget them."""
@@ -135,6 +143,11 @@ class Gradients:
 
 def _list_stepped(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _is_part_of_a_bucket(gradient: Any) -> bool:
+    own = local_of(gradient) if is_sharded(gradient) else gradient
+    return own.layout is torch.strided and own.untyped_storage().nbytes() > own.nbytes
 
 
 def _version_of(gradient: Any) -> int:
