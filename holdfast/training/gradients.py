@@ -116,7 +116,7 @@ class Gradients:
             if each.grad is None or (self._is_taken(each) and id(each) in settled):
                 continue
             found[name] = each.grad
-            if self._is_left(each):
+            if self._is_same(each):
                 taken.append(name)
         if set(self._ways) != {SET_TO_NONE}:
             found[""] = {"taken": sorted(taken), "ways": self._ways[:]}
