@@ -33,6 +33,7 @@ class Gradients:
         self.lrs: list[float] | None = None
         self._parts = parts_of(optimizer)
         self._ways = [NEW] * len(self._parts)
+        self._stepping: set[int] = set()  # the optimizers that have stepped in this step
         # By parameter: the gradient that its optimizer has taken last, and its version then.
         self._taken: dict[int, tuple[TensorWeakRef, int]] = {}
         for number, part in enumerate(self._parts):
@@ -43,12 +44,16 @@ class Gradients:
         """Note how an optimizer's gradients have become what they are, before it steps."""
         if self.lrs is None:
             self.lrs = read_rates(self._optimizer)
-        if self._ways[number] != NEW and any(self._is_left(each) for each in _list_stepped(self._parts[number])):
+        stepped = _list_stepped(self._parts[number])
+        # Once the loop is known, a look at one of them is enough: this is done in every step.
+        looked_at = stepped if self._ways[number] == ONCE else stepped[:1]
+        if self._ways[number] not in (NEW, LEFT) and any(map(self._is_left, looked_at)):
             self._ways[number] = LEFT
         elif self._ways[number] == ONCE:
             self._ways[number] = SET_TO_NONE
 
     def _take(self, number: int, *_: object) -> None:
+        self._stepping.add(number)
         for each in _list_stepped(self._parts[number]):
             self._note_taken(each)
         if self._ways[number] == NEW:
@@ -81,10 +86,11 @@ class Gradients:
     def end_step(self) -> list[float] | None:
         """Note what the loop has left in this step. Return `lrs`, and forget them."""
         for number, part in enumerate(self._parts):
-            if self._ways[number] not in (NEW, LEFT):
+            if self._ways[number] not in (NEW, LEFT) and number not in self._stepping:
                 stepped = _list_stepped(part)
                 if any(self._is_left(each) and not self._is_taken(each) for each in stepped):
                     self._ways[number] = LEFT
+        self._stepping.clear()
         lrs, self.lrs = self.lrs, None
         return lrs
 
