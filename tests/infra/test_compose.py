@@ -29,14 +29,14 @@ KILL_WORKER = "import os; os.kill(int(open('/proc/1/task/1/children').read().spl
 
 
 class Composed(Pool):
-    """What `make up-compose` starts, from a copy of this repository's `infra`, under a name and at ports of its own."""
+    """The containers of `make up-compose`, from a copy of `infra`, under a name and at ports of their own."""
 
     folder: Path
     variables: dict[str, str]
 
     @property
     def secrets(self) -> dict[str, str]:
-        """What `make up-compose` has written into `infra/.env`."""
+        """Read the variables in `infra/.env`, which `make up-compose` writes."""
         lines = (self.folder / "infra" / ".env").read_text().splitlines()
         return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
