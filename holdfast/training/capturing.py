@@ -11,7 +11,7 @@ from holdfast.errors import RecipeError, StateError
 from holdfast.state import from_payload, has_shards, to_payload
 from holdfast.training.elastic import digest_state, restore_generators, take_extras
 from holdfast.training.naming import numbered_state, optimizer_state
-from holdfast.training.optimizers import parts_of
+from holdfast.training.optimizers import list_stepped, parts_of
 from holdfast.training.schedulers import describe_schedules
 
 if TYPE_CHECKING:
@@ -171,8 +171,7 @@ def _keep_dtypes(optimizer: Any, saved: dict[str, Any]) -> None:
     torch's ``load_state_dict`` casts it to the parameters' dtypes. That would round the float32 weights behind bf16
     ones, and widen moments of eight bits.
     """
-    parts = parts_of(optimizer)
-    members = [(part, each) for part in parts for group in part.param_groups for each in group["params"]]
+    members = [(part, each) for part in parts_of(optimizer) for each in list_stepped(part)]
     for number, values in saved.get("state", {}).items():
         if not isinstance(number, int):
             continue

@@ -9,7 +9,7 @@ from torch.utils.weak import TensorWeakRef
 
 from holdfast.errors import RecipeError
 from holdfast.state import is_sharded, local_of
-from holdfast.training.optimizers import parts_of, read_rates
+from holdfast.training.optimizers import list_stepped, parts_of, read_rates
 
 # What a loop does with the gradients that an optimizer has taken: the optimizer has not stepped yet; it has stepped
 # once, so that the loop has not shown it; the loop sets them to None; it leaves them, or sets them to zero in place.
@@ -44,7 +44,7 @@ class Gradients:
         """Note how an optimizer's gradients have become what they are, before it steps."""
         if self.lrs is None:
             self.lrs = read_rates(self._optimizer)
-        stepped = _list_stepped(self._parts[number])
+        stepped = list_stepped(self._parts[number])
         # Once the loop is known, a look at one of them is enough: this is done in every step.
         looked_at = stepped if self._ways[number] == ONCE else stepped[:1]
         if self._ways[number] not in (NEW, LEFT) and any(map(self._is_left, looked_at)):
@@ -54,7 +54,7 @@ class Gradients:
 
     def _take(self, number: int, *_: object) -> None:
         self._stepping.add(number)
-        for each in _list_stepped(self._parts[number]):
+        for each in list_stepped(self._parts[number]):
             self._note_taken(each)
         if self._ways[number] == NEW:
             self._ways[number] = ONCE
@@ -87,7 +87,7 @@ class Gradients:
         """Note what the loop has left in this step. Return `lrs`, and forget them."""
         for number, part in enumerate(self._parts):
             if self._ways[number] not in (NEW, LEFT) and number not in self._stepping:
-                stepped = _list_stepped(part)
+                stepped = list_stepped(part)
                 if any(self._is_left(each) and not self._is_taken(each) for each in stepped):
                     self._ways[number] = LEFT
         self._stepping.clear()
@@ -116,7 +116,7 @@ class Gradients:
             id(each)
             for way, part in zip(self._ways, self._parts, strict=True)
             if way == SET_TO_NONE
-            for each in _list_stepped(part)
+            for each in list_stepped(part)
         }
         for name, each in self._list_parameters():
             if each.grad is None or (self._is_taken(each) and id(each) in settled):
@@ -145,10 +145,6 @@ class Gradients:
                 if id(each) not in known:
                     found.append((f"{number}.{place}", each))
         return found
-
-
-def _list_stepped(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def _is_part_of_a_bucket(gradient: Any) -> bool:

@@ -18,7 +18,7 @@ from holdfast.recipe import Recipe, Stateful
 from holdfast.state import Ties, as_stateful
 from holdfast.training.carried import Carried
 from holdfast.training.gradients import Gradients
-from holdfast.training.optimizers import Optimizers, parts_of
+from holdfast.training.optimizers import Optimizers, list_stepped, parts_of
 
 # Names of extras that `Kept` adds itself.
 OWN_EXTRAS = MODES, GRADIENTS, ACCUMULATION = "modes", "gradients", "accumulation"
@@ -55,8 +55,7 @@ class Kept(Recipe):
     @property
     def trained(self) -> dict[str, nn.Module]:
         """Return the modules with parameters that an optimizer steps, by name."""
-        groups = (group for part in parts_of(self.optimizer) for group in part.param_groups)
-        stepped = {id(each) for group in groups for each in group["params"]}
+        stepped = {id(each) for each in list_stepped(self.optimizer)}
         found = self.modules.items()
         return {name: each for name, each in found if not stepped.isdisjoint(map(id, each.parameters()))}
 
@@ -114,10 +113,10 @@ class Count:
 
 
 class Modes:
-    """How the modules and optimizers differ from those that the function built, beside their tensors.
+    """The changes of modules and optimizers since the function built them, beside their tensors.
 
-    That is, which modules are in evaluation mode, as a step may end in the middle of a user's evaluation; which
-    parameters have been frozen or unfrozen; and which public attributes with a plain value have another one.
+    The state has which modules are in evaluation mode, as a step may end in the middle of a user's evaluation, which
+    parameters have been frozen or unfrozen, and the public attributes with a plain value that have another one.
     """
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from holdfast.errors import RecipeError
 
@@ -29,7 +30,7 @@ class Optimizers:
         self.parts = dict(sorted(parts.items()))
         owners: dict[int, str] = {}
         for name, optimizer in self.parts.items():
-            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+            for parameter in list_stepped(optimizer):
                 if owners.setdefault(id(parameter), name) != name:
                     raise RecipeError(
                         f"the optimizers {owners[id(parameter)]!r} and {name!r} step the same parameter of shape "
@@ -56,7 +57,7 @@ class Optimizers:
         """Give each optimizer its part of a state from `state_dict`."""
         groups = iter(saved[GROUPS])
         for first, part in zip(self._firsts(), self.parts.values(), strict=True):
-            numbers = range(first, first + count_parameters(part))
+            numbers = range(first, first + len(list_stepped(part)))
             state = {key - first: value for key, value in saved[STATE].items() if key in numbers}
             own = [
                 group | {"params": [number - first for number in group["params"]]}
@@ -76,13 +77,13 @@ class Optimizers:
 
     def _firsts(self) -> list[int]:
         """Return the number of each optimizer's first parameter."""
-        counts = [count_parameters(part) for part in self.parts.values()]
+        counts = [len(list_stepped(part)) for part in self.parts.values()]
         return [0, *itertools.accumulate(counts)][: len(counts)]
 
 
-def count_parameters(optimizer: torch.optim.Optimizer) -> int:
-    """Return the number of tensors that an optimizer steps."""
-    return sum(len(group["params"]) for group in optimizer.param_groups)
+def list_stepped(optimizer: Any) -> list[nn.Parameter]:
+    """Return the tensors that an optimizer, or `Optimizers`, steps, in the order of the groups."""
+    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def parts_of(optimizer: Any) -> Sequence[torch.optim.Optimizer]:

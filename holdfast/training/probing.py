@@ -19,6 +19,7 @@ from holdfast.probe import Probe
 from holdfast.state import gather_whole, is_sharded
 from holdfast.state.checksum import checksum_together
 from holdfast.training.naming import name_parameters
+from holdfast.training.optimizers import list_stepped
 from holdfast.training.synchronizing import share_buffers
 from holdfast.training.undisturbed import undisturbed
 
@@ -133,8 +134,7 @@ def _take_gradient(training: "Training", batch: Any) -> str:
     if batch is None:
         return ""
     model: nn.Module = training.accelerator.unwrap_model(training.model)
-    members = (each for group in training.optimizer.param_groups for each in group["params"])
-    named = zip(name_parameters(training), members, strict=True)
+    named = zip(name_parameters(training), list_stepped(training.optimizer), strict=True)
     # Sorted by name, because the order in which an optimizer gets its parameters may differ between processes.
     parameters = [each for _, each in sorted(named, key=lambda pair: pair[0]) if each.requires_grad]
     with undisturbed(model, training.optimizer) as kept, _kept_extras(training), torch.enable_grad():

@@ -3,16 +3,13 @@
 Gradients are averaged before an optimizer steps, and buffers are the main rank's in each step, as DDP does it.
 """
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
 from accelerate import Accelerator
 from torch import nn
 
 from holdfast.errors import RecipeError
 from holdfast.recipe import Recipe
-from holdfast.training.optimizers import parts_of
+from holdfast.training.optimizers import list_stepped, parts_of
 
 
 class Synchronized:
@@ -39,7 +36,7 @@ class Synchronized:
         if accelerator.num_processes == 1:
             return
         self._own = {id(each) for module in self.modules for each in module.parameters()}
-        stepped = {id(each) for each in _list_parameters(parts_of(recipe.optimizer))}
+        stepped = {id(each) for each in list_stepped(recipe.optimizer)}
         for name, module in extras.items():
             if name not in recipe.synchronized and any(id(each) in stepped for each in module.parameters()):
                 raise RecipeError(
@@ -58,7 +55,7 @@ class Synchronized:
 
     def _average(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Replace the gradients that an optimizer is about to take by their means over the ranks."""
-        own = [each for each in _list_parameters([optimizer]) if id(each) in self._own and each.requires_grad]
+        own = [each for each in list_stepped(optimizer) if id(each) in self._own and each.requires_grad]
         for kind in dict.fromkeys((each.dtype, each.device) for each in own):
             self._average_alike([each for each in own if (each.dtype, each.device) == kind])
 
@@ -72,10 +69,6 @@ class Synchronized:
         for parameter, mean, share in zip(parameters, means[:-1], means[-1].tolist(), strict=True):
             if share:
                 parameter.grad = mean.view_as(parameter).clone()
-
-
-def _list_parameters(optimizers: Iterable[Any]) -> list[nn.Parameter]:
-    return [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
 
 
 def share_buffers(module: nn.Module) -> None:

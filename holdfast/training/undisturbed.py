@@ -14,6 +14,7 @@ from holdfast.errors import RecipeError
 from holdfast.state import restore_rng
 from holdfast.training.capturing import capture_extras
 from holdfast.training.checksums import describe_components
+from holdfast.training.optimizers import list_stepped
 
 if TYPE_CHECKING:
     from holdfast.training.build import Training
@@ -51,7 +52,7 @@ class Kept:
     """A model's state, to put back after a block of `undisturbed`."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        own = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        own = {id(each) for each in list_stepped(optimizer)}
         self._modules = [(module, {**vars(module)}, _copy_items(module)) for module in model.modules()]
         self._parameters = [
             (name, each, each.grad, each.requires_grad, _version_of(each)) for name, each in model.named_parameters()

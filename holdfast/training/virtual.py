@@ -21,7 +21,7 @@ from holdfast.state import capture_rng, digest_rng
 from holdfast.state.checksum import checksum_together
 from holdfast.training.blocks import ShardSums
 from holdfast.training.buckets import Turn, WholeSums
-from holdfast.training.optimizers import parts_of
+from holdfast.training.optimizers import list_stepped
 from holdfast.training.sharding import is_cut
 from holdfast.training.tree import sum_columns
 
@@ -73,8 +73,7 @@ def _list_sizes(recipe: Recipe) -> list[int]:
 def _trains_model_alone(recipe: Recipe) -> bool:
     """Return whether the recipe's optimizers step no other parameters than the model's, and no extra learns too."""
     own = {id(each) for each in recipe.model.parameters()}
-    stepped = (each for part in parts_of(recipe.optimizer) for group in part.param_groups for each in group["params"])
-    return not recipe.synchronized and all(id(each) in own for each in stepped)
+    return not recipe.synchronized and all(id(each) in own for each in list_stepped(recipe.optimizer))
 
 
 class VirtualRanks:
