@@ -15,6 +15,9 @@ from holdfast.training.optimizers import list_stepped, parts_of, read_rates
 # once, so that the loop has not shown it; the loop sets them to None; it leaves them, or sets them to zero in place.
 NEW, ONCE, SET_TO_NONE, LEFT = "new", "once", "set to none", "left"
 
+# The version of a gradient that was changed before the checkpoint which it comes from: no gradient has it.
+CHANGED = -1
+
 
 class Gradients:
     """The gradients that a step leaves for the next one.
@@ -59,12 +62,12 @@ class Gradients:
         if self._ways[number] == NEW:
             self._ways[number] = ONCE
 
-    def _note_taken(self, parameter: Tensor) -> None:
+    def _note_taken(self, parameter: Tensor, is_unchanged: bool = True) -> None:
         gradient = parameter.grad
         if gradient is None:
             self._taken.pop(id(parameter), None)
         else:
-            self._taken[id(parameter)] = TensorWeakRef(gradient), _version_of(gradient)
+            self._taken[id(parameter)] = TensorWeakRef(gradient), _version_of(gradient) if is_unchanged else CHANGED
 
     def _is_same(self, parameter: Tensor) -> bool:
         """Return whether a parameter's gradient is the tensor that its optimizer took, perhaps changed in place."""
@@ -111,7 +114,7 @@ class Gradients:
     def state_dict(self) -> dict[str, Any]:
         """Return the gradients by parameter, and under "" what is known of the loop, unless it sets all to None."""
         found: dict[str, Any] = {}
-        taken: list[str] = []
+        taken: dict[str, bool] = {}  # by name: whether a gradient is unchanged since its optimizer took it
         settled = {
             id(each)
             for way, part in zip(self._ways, self._parts, strict=True)
@@ -123,18 +126,18 @@ class Gradients:
                 continue
             found[name] = each.grad
             if self._is_same(each):
-                taken.append(name)
-        if set(self._ways) != {SET_TO_NONE}:
-            found[""] = {"taken": sorted(taken), "ways": self._ways[:]}
+                taken[name] = self._is_taken(each)
+        if taken or set(self._ways) != {SET_TO_NONE}:
+            found[""] = {"taken": dict(sorted(taken.items())), "ways": self._ways[:]}
         return dict(sorted(found.items()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        known = state.get("", {"taken": [], "ways": [SET_TO_NONE] * len(self._parts)})
+        known = state.get("", {"taken": {}, "ways": [SET_TO_NONE] * len(self._parts)})
         self._ways, self._taken = list(known["ways"]), {}
         for name, each in self._list_parameters():
             each.grad = state[name].to(each.device) if name in state else None
             if name in known["taken"]:
-                self._note_taken(each)
+                self._note_taken(each, known["taken"][name])
 
     def _list_parameters(self) -> list[tuple[str, Tensor]]:
         """Return the parameters of the model, and those that the optimizers step beside them, by name."""

@@ -258,6 +258,36 @@ def steps_by_turns(run: Run) -> None:
             ours.zero_grad()
 
 
+def _train_adversaries(run: Run, ours_every: int, theirs_every: int) -> None:
+    """Add the generator's loss to the critic's gradients after their optimizer has taken them: the next step drops them."""
+    torch.manual_seed(1)
+    generator, critic = nn.Linear(2, 4), nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    ours, theirs = (torch.optim.Adam(each.parameters(), lr=0.01) for each in (generator, critic))
+    run.keep(generator=generator, critic=critic, ours=ours, theirs=theirs)
+    for step in run.steps(per_epoch=PER_EPOCH):
+        made = generator(torch.randn(8, 2))
+        if step.number % theirs_every == 0:
+            theirs.zero_grad()
+            (nn.functional.softplus(critic(made.detach())) - critic(torch.randn(8, 4))).mean().backward()
+            theirs.step()
+        if step.number % ours_every == ours_every - 1:
+            ours.zero_grad()
+            nn.functional.softplus(-critic(made)).mean().backward()
+            ours.step()
+
+
+def trains_adversaries(run: Run) -> None:
+    _train_adversaries(run, 1, 1)
+
+
+def trains_the_critic_more(run: Run) -> None:
+    _train_adversaries(run, 2, 1)
+
+
+def trains_the_critic_less(run: Run) -> None:
+    _train_adversaries(run, 1, 3)
+
+
 def train_with_left_gradients(
     steps: Iterable[Any], model: nn.ModuleDict, optimizer: torch.optim.Optimizer, to: str
 ) -> None:
@@ -369,7 +399,7 @@ ODD_LOOPS = [
     for each in (
         draws_from_a_dict, evicts_the_oldest, names_its_parameters, names_its_buffers, remembers_transitions,
         averages_returns, has_phases, keeps_the_best, unfreezes, changes_attributes, counts_in_the_optimizer, rounds,
-        steps_late, steps_by_turns, never_zeroes, keeps_zeroes, has_its_own_sampler, mines_hard_samples,
-        keeps_the_samplers_weights, has_a_curriculum,
+        steps_late, steps_by_turns, trains_adversaries, trains_the_critic_more, trains_the_critic_less, never_zeroes,
+        keeps_zeroes, has_its_own_sampler, mines_hard_samples, keeps_the_samplers_weights, has_a_curriculum,
     )
 ]  # fmt: skip
