@@ -29,7 +29,15 @@ from holdfast.checkpoint.partial import Header, PartsReader, read_headers
 from holdfast.checkpoint.payload import Payload, Piece, Tensor, copy_pieces, in_memory
 from holdfast.checkpoint.peers import deal, list_batches
 from holdfast.checkpoint.saving import Saver, count_cores, save
-from holdfast.checkpoint.streaming import ABREAST, DEPTH, WINDOWS, Stream, Windows, count_window_bytes
+from holdfast.checkpoint.streaming import (
+    ABREAST,
+    READ_DEPTH,
+    READ_WINDOWS,
+    WINDOWS,
+    Stream,
+    Windows,
+    count_window_bytes,
+)
 from holdfast.checkpoint.trail import split_lines
 from holdfast.checkpoint.verifying import (
     check_saved,
@@ -44,7 +52,8 @@ from holdfast.checkpoint.verifying import (
 __all__ = [
     "ABREAST",
     "COPIES",
-    "DEPTH",
+    "READ_DEPTH",
+    "READ_WINDOWS",
     "HEADER_METADATA",
     "METADATA",
     "METRICS",

@@ -1,5 +1,6 @@
 """Reading a checkpoint part by part, for ranks that each need some rows of it."""
 
+import collections
 import hashlib
 import json
 import math
@@ -7,6 +8,7 @@ import queue
 import struct
 import threading
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -80,12 +82,14 @@ def _read_rows(name: str, entry: dict[str, Any], begin: int, file_bytes: int) ->
 
 
 class PartsReader:
-    """A thread that reads some parts ahead, one after the other, in windows of memory, and verifies them.
+    """Threads that read some parts ahead, one part after the other, in windows of memory, and verify them.
+
+    All windows but one are read at once, so that a store which is slow to answer is asked for several at a time.
 
     An error doesn't end it: the windows of a damaged part come all the same, with any bytes, and `check` raises.
 
     Args:
-        windows: memory for the windows; see `count_window_bytes`.
+        windows: memory for two windows or more; see `count_window_bytes`.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class PartsReader:
     ) -> None:
         self._folder, self._commit, self._window_bytes = folder, commit, window_bytes
         self._windows = Windows(windows, window_bytes)
+        self._ahead = len(windows) // window_bytes - 1
         self._filled = queue.SimpleQueue[tuple[memoryview, int]]()
         self._taken = memoryview(b"")
         self._results = queue.SimpleQueue[Exception | None]()
@@ -121,32 +126,66 @@ class PartsReader:
             raise problem
 
     def close(self) -> None:
-        """End the thread, and wait for it."""
+        """End the threads, and wait for them."""
         self._is_closed = True
         self._windows.give_back(memoryview(b""))
         self._thread.join()
 
     def _read(self, parts: list[FileRecord]) -> None:
-        for part in parts:
-            digest = hashlib.sha256()
-            problem: Exception | None = None
-            for start in range(0, part.size_bytes, self._window_bytes):
-                window = self._windows.take()
-                if self._is_closed:
-                    return
-                piece = window[: part.size_bytes - start]
-                try:
-                    if problem is None:
-                        for _ in self._folder.fill(f"{self._commit.path}/{part.name}", piece, start):
-                            pass
-                        digest.update(piece)
-                except NameMissing:  # deleted since its size was read
-                    problem = damage_error(self._commit, [FileDamage.missing(self._commit.path, part)])
-                except Exception as error:
-                    problem = error
-                self._filled.put((window, len(piece)))
-            found = digest.hexdigest()
-            if problem is None and found != part.sha256:
-                damage = FileDamage(self._commit.path, part.name, part.sha256, found)
-                problem = damage_error(self._commit, [damage])
-            self._results.put(problem)
+        ahead = collections.deque[_Window]()
+        with ThreadPoolExecutor(self._ahead, "read") as readers:
+            for record in parts:
+                part = _Part(record)
+                for start in range(0, record.size_bytes, self._window_bytes):
+                    if len(ahead) == self._ahead:
+                        self._pass_on(ahead.popleft())
+                    memory = self._windows.take()
+                    if self._is_closed:
+                        return
+                    piece = memory[: record.size_bytes - start]
+                    reading = readers.submit(self._fill, part, start, piece)
+                    ahead.append(_Window(part, memory, piece, start + len(piece) == record.size_bytes, reading))
+            for each in ahead:
+                self._pass_on(each)
+
+    def _fill(self, part: "_Part", start: int, piece: memoryview) -> None:
+        if part.problem is not None or self._is_closed:
+            return
+        try:
+            for _ in self._folder.fill(f"{self._commit.path}/{part.record.name}", piece, start):
+                pass
+        except NameMissing:  # deleted since its size was read
+            part.problem = damage_error(self._commit, [FileDamage.missing(self._commit.path, part.record)])
+        except Exception as error:
+            part.problem = error
+
+    def _pass_on(self, window: "_Window") -> None:
+        """Wait until a window is read, hash it, and let `take` return it."""
+        window.reading.result()
+        part, record = window.part, window.part.record
+        part.digest.update(window.piece)
+        self._filled.put((window.memory, len(window.piece)))
+        if window.is_last:
+            found = part.digest.hexdigest()
+            if part.problem is None and found != record.sha256:
+                damage = FileDamage(self._commit.path, record.name, record.sha256, found)
+                part.problem = damage_error(self._commit, [damage])
+            self._results.put(part.problem)
+
+
+class _Part:
+    """A part that is read: its hash so far, and the first error."""
+
+    def __init__(self, record: FileRecord) -> None:
+        self.record, self.digest = record, hashlib.sha256()
+        self.problem: Exception | None = None
+
+
+class _Window(NamedTuple):
+    """A window that is read: its memory, and the piece of it that gets the part's bytes."""
+
+    part: _Part
+    memory: memoryview
+    piece: memoryview
+    is_last: bool
+    reading: Future[None]

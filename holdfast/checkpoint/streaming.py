@@ -12,19 +12,19 @@ from holdfast.journal import FileRecord
 
 # Parts of each rank that are in progress at once: one is hashed while another is written.
 ABREAST = 2
-# Windows of each part in progress.
-DEPTH = 2
-WINDOWS = ABREAST * DEPTH
+# Windows of each part in progress. More of those that are read, because an object store takes its time to answer.
+DEPTH, READ_DEPTH = 2, 4
+WINDOWS, READ_WINDOWS = ABREAST * DEPTH, ABREAST * READ_DEPTH
 # All windows together are an eighth of a rank's share. Direct I/O needs LEAST_WINDOW_BYTES at least. Each window
 # wakes several threads: with windows of 1 MiB a save takes a quarter more processor time than with those of 2 MiB.
 LEAST_WINDOW_BYTES = 2**20
 MOST_WINDOW_BYTES = 2**22
-WINDOWS_IN_SHARE = 32
+SHARE_TO_WINDOWS = 8
 
 
-def count_window_bytes(share_bytes: int) -> int:
-    """Return the size of a window for a rank's share of a state, both in bytes: a power of 2."""
-    chosen = 1 << max(0, (share_bytes // WINDOWS_IN_SHARE).bit_length() - 1)
+def count_window_bytes(share_bytes: int, windows: int) -> int:
+    """Return the size of each of some windows for a rank's share of a state, both in bytes: a power of 2."""
+    chosen = 1 << max(0, (share_bytes // SHARE_TO_WINDOWS // windows).bit_length() - 1)
     return min(MOST_WINDOW_BYTES, max(LEAST_WINDOW_BYTES, chosen))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from holdfast.checkpoint import Part, Stream, count_window_bytes
+from holdfast.checkpoint import WINDOWS, Part, Stream, count_window_bytes
 from holdfast.errors import HoldfastError, RunStopped, StateError
 from holdfast.training.extents import Move, Placed, Plan, describe, list_moves, place, take_held, view_held
 
@@ -94,9 +94,9 @@ class Exchange:
 
     # ---- rows
 
-    def choose_window(self, size_bytes: int) -> int:
-        """Return the size of the windows for a state, both in bytes."""
-        return self.window_bytes or count_window_bytes(size_bytes // self.ranks)
+    def choose_window(self, size_bytes: int, windows: int) -> int:
+        """Return the size of each of some windows for a state, both in bytes."""
+        return self.window_bytes or count_window_bytes(size_bytes // self.ranks, windows)
 
     def hold(self, parts: Sequence[Part], owners: Mapping[str, int]) -> "tuple[list[Part], Held]":
         """Return this rank's bytes of each part, which are to be copied before the state changes, and their exchange.
@@ -114,7 +114,7 @@ class Exchange:
             pairs = zip(placed, extents, strict=True)
             held = [take_held(each, extent.held[self.rank]) for (_, each), extent in pairs if self.rank in extent.held]
             own.append(Part(part.name, tuple(held)))
-        return own, Held(self, plans, self.choose_window(sum(part.size_bytes for part in parts)))
+        return own, Held(self, plans, self.choose_window(sum(part.size_bytes for part in parts), WINDOWS))
 
     def plan_restore(self, pieces: Iterable[Placed], owner: int, size_bytes: int) -> Plan:
         """Return the exchange of a part that its owner reads, with all ranks whose tensors have bytes of it.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from holdfast import checkpoint
-from holdfast.checkpoint import ABREAST, DEPTH, Header, PartsReader, Payload, Tensor
+from holdfast.checkpoint import ABREAST, READ_DEPTH, READ_WINDOWS, Header, PartsReader, Payload, Tensor
 from holdfast.errors import CheckpointDamaged
 from holdfast.journal import Commit
 from holdfast.memory import Buffers
@@ -68,9 +68,9 @@ def read_shares(
         name: exchange.plan_restore(pieces, owners[name], parts[name].size_bytes)
         for name, pieces in zip(parts, places, strict=True)
     }
-    window_bytes = exchange.choose_window(sum(sizes))
-    lane_bytes = DEPTH * window_bytes
-    memory = (buffers or Buffers()).take(0, ABREAST * lane_bytes)
+    window_bytes = exchange.choose_window(sum(sizes), READ_WINDOWS)
+    lane_bytes = READ_DEPTH * window_bytes
+    memory = (buffers or Buffers()).take(0, READ_WINDOWS * window_bytes)
     with contextlib.ExitStack() as stack:
         readers: dict[str, PartsReader] = {}
         for lane in range(ABREAST):

@@ -1,6 +1,8 @@
 """A checkpoint is read part by part, and damage to a header or to a part's bytes is found."""
 
 import contextlib
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from tests.support.makers import commit_of
 from tests.support.parts import PART_BYTES, PARTS, STATE, save
 
 WINDOW_BYTES = 50
+WINDOWS = 4
 
 
 def test_headers_say_where_the_rows_are(folder: LocalStore) -> None:
@@ -66,7 +69,7 @@ def test_parts_that_follow_a_damaged_one_are_read_all_the_same(folder: LocalStor
     data = bytearray(path.read_bytes())
     data[9] ^= 1
     path.write_bytes(data)
-    reader = PartsReader(folder, commit, parts, memoryview(bytearray(2 * WINDOW_BYTES)), WINDOW_BYTES)
+    reader = PartsReader(folder, commit, parts, memoryview(bytearray(WINDOWS * WINDOW_BYTES)), WINDOW_BYTES)
     for part, problem in zip(parts, (True, False), strict=True):
         assert len(take_part(reader, part.size_bytes)) == part.size_bytes
         with pytest.raises(CheckpointDamaged, match=part.name) if problem else contextlib.nullcontext():
@@ -76,13 +79,36 @@ def test_parts_that_follow_a_damaged_one_are_read_all_the_same(folder: LocalStor
 
 def test_a_reader_that_nobody_reads_from_ends(folder: LocalStore) -> None:
     saved = save(folder)
-    memory = memoryview(bytearray(2 * WINDOW_BYTES))
+    memory = memoryview(bytearray(WINDOWS * WINDOW_BYTES))
     PartsReader(folder, commit_of(saved), saved.metadata.parts, memory, WINDOW_BYTES).close()
+
+
+class Slow(LocalStore):
+    """A store that answers no read before it is asked for all windows but one."""
+
+    asked = threading.Barrier(WINDOWS - 1, timeout=60)
+
+    def fill(self, name: str, buffer: memoryview, start: int = 0) -> Iterator[int]:
+        self.asked.wait()
+        yield from super().fill(name, buffer, start)
+
+
+def test_several_windows_are_read_at_once(folder: LocalStore) -> None:
+    saved = save(folder)
+    reader = PartsReader(
+        Slow(folder.root), commit_of(saved), saved.metadata.parts[1:], memoryview(bytearray(WINDOWS * WINDOW_BYTES)),
+        WINDOW_BYTES,
+    )  # fmt: skip
+    for _ in range(WINDOWS - 1):
+        assert reader.take()
+        reader.give_back()
+    Slow.asked.abort()
+    reader.close()
 
 
 def read(folder: LocalStore, commit: Commit, parts: list[FileRecord]) -> bytearray:
     """Read some parts in windows, and verify them."""
-    reader = PartsReader(folder, commit, parts, memoryview(bytearray(2 * WINDOW_BYTES)), WINDOW_BYTES)
+    reader = PartsReader(folder, commit, parts, memoryview(bytearray(WINDOWS * WINDOW_BYTES)), WINDOW_BYTES)
     found = bytearray()
     try:
         for part in parts:
