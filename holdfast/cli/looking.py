@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 
+from holdfast.bar import Bar, open_console
 from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.columns import align
 from holdfast.config import DEFAULT_STORE
@@ -174,9 +174,7 @@ def _verdict(entry: CheckedCheckpoint) -> str:
 @contextlib.contextmanager
 def _show_progress() -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar of bytes on a terminal, and nothing elsewhere; yield the function that moves it."""
-    console = Console(stderr=True)
-    columns = (BarColumn(bar_width=24), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Bar(BarColumn(bar_width=24), DownloadColumn(), TransferSpeedColumn(), console=open_console()) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
