@@ -4,8 +4,6 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
-
 from holdfast.store import open_store
 from tests.support.makers import make_line, train
 from tests.support.terminals import Terminal
