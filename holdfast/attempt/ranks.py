@@ -111,6 +111,8 @@ class AttemptRanks:
             log.warning("nvidia-smi lists %s, but torch sees none: training runs on the CPU", counted(gpus, "GPU"))
         for name in self.built.carried:
             log.warning("%s %s", name, CARRIED)
+        for warning in self.built.idle:
+            log.warning("%s", warning)
 
     def _check_gpus(self, ranks: Ranks) -> int:
         """Check the GPUs that these ranks take; see `check_gpus`. On an error, end the ranks at once."""
