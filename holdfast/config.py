@@ -333,8 +333,8 @@ class Resume(Section):
     )
     accept_drift: tuple[str, ...] = Field(
         (),
-        description="Names of what may differ from the last commit: settings, sources.<module>, files.<path> or "
-        "built.<name>. The attempt's record says what was let through.",
+        description="Names of what may differ from the last commit: settings, sources.MODULE, files.PATH or "
+        "built.NAME. The attempt's record says what was let through.",
     )
     environment: Literal["record", "refuse"] = Field(
         "record",
@@ -409,7 +409,7 @@ class Parity(Section):
 class InitFrom(Section):
     """The checkpoint of another run whose weights a new run begins with."""
 
-    run: str = Field(min_length=1, description="The other run: its name on the same store, or <store>/<run>.")
+    run: str = Field(min_length=1, description="The other run: its name on the same store, or STORE/RUN.")
     commit: Count | None = Field(None, ge=1, description="Number of the commit to load; unset: the newest.")
     load_optimizer: bool = Field(False, description="Also load the optimizer's moments.")
     reset: tuple[str, ...] = Field((), description="Modules or weights that keep the values that the recipe builds.")

@@ -1,6 +1,7 @@
 """A configuration is read completely, or refused with the name of a field."""
 
 import itertools
+import json
 import math
 from pathlib import Path
 
@@ -252,3 +253,8 @@ def test_every_foreign_name_leads_to_a_setting_and_is_not_one() -> None:
     recipe = {f"settings.{name}" for name in default_settings("holdfast.recipes.language:language")}
     assert set(MEANT.values()) <= known | recipe
     assert not {*MEANT, *RESUMES} & known
+
+
+def test_descriptions_hold_no_markup() -> None:
+    """Prefect's form drops what looks like an HTML tag: sources.<module> was shown as "sources."."""
+    assert "<" not in json.dumps(RunConfig.model_json_schema())
