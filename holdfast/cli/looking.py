@@ -22,7 +22,7 @@ from holdfast.signature import load_trusted_key
 from holdfast.standing import Standing, read_standing
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
-from holdfast.terminal import counted, spell_s
+from holdfast.terminal import counted, one_line, spell_s
 from holdfast.verification import CheckedCheckpoint, verify_run
 
 
@@ -195,6 +195,7 @@ def _fields(standing: Standing) -> dict[str, Any]:
         "lies in": standing.path,
         "fingerprint": standing.config_fingerprint,
         "attempts": standing.attempts,
+        "last ended": _format_ending(standing),
         "quarantined": standing.quarantined or None,
     }
     if live := standing.live:
@@ -203,6 +204,12 @@ def _fields(standing: Standing) -> dict[str, Any]:
             "or it died without recording its end"
         )
     return rows
+
+
+def _format_ending(standing: Standing) -> str:
+    """Return why the last attempt ended; empty if it completed the run, or its ending isn't on record."""
+    ending = standing.ending
+    return "" if ending is None or ending.reason == "completed" else one_line(f"{ending}, at step {ending.step}")
 
 
 def _format_age(time: str) -> str:

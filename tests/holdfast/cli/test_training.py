@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -165,3 +168,26 @@ def test_wrong_use_is_one_line(start: Start) -> None:
     assert err.startswith("error: ")
     assert "epochs" in err
     assert "Traceback" not in err
+
+
+def test_code_that_raises_names_its_log_and_show_names_the_end(start: Start, config: Path) -> None:
+    (config.parent / "broken.py").write_text("""
+import torch, holdfast
+
+def train(run: holdfast.Run) -> None:
+    run.keep(weight=torch.zeros(1))
+    for step in run.steps(per_epoch=2):
+        raise OSError("the cable is out")
+""")
+    config.write_text('recipe = "broken.py:train"\nrun = "toy"\nepochs = 2\n')
+    _, err = start().communicate(timeout=COMMAND_WITHIN_S)
+    assert "OSError: the cable is out" in err
+    shown = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli", "show", "toy"], cwd=config.parent, text=True, capture_output=True
+    ).stdout
+    assert re.search(r"^last ended +.*broken.py:7: OSError: the cable is out.*, at step 0$", shown, re.M), shown
+    (config.parent / "broken.py").write_text("1 / 0\n")
+    _, err = start().communicate(timeout=COMMAND_WITHIN_S)
+    log = config.parent / "logs" / "toy" / "attempt-00000002.log"
+    assert f"hint: the traceback is in {log.relative_to(config.parent)}\n" in err
+    assert "ZeroDivisionError" in log.read_text()
