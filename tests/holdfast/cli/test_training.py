@@ -161,6 +161,11 @@ def test_told_to_end_it_saves_and_the_same_command_finishes(
     assert journal.attempts() == 2, "a complete run is not claimed again"
 
 
+def test_a_pool_that_is_not_used_is_named(start: Start) -> None:
+    _, err = start("--set", "where=gpu", "--set", "epochs=1").communicate(timeout=COMMAND_WITHIN_S)
+    assert "warning: where = 'gpu': holdfast train trains here; python -m flows.train uses the pool" in err
+
+
 def test_wrong_use_is_one_line(start: Start) -> None:
     process = start("--set", "epoch=3")
     out, err = process.communicate(timeout=COMMAND_WITHIN_S)
