@@ -209,7 +209,7 @@ def _fields(standing: Standing) -> dict[str, Any]:
 def _format_ending(standing: Standing) -> str:
     """Return why the last attempt ended; empty if it completed the run, or its ending isn't on record."""
     ending = standing.ending
-    return "" if ending is None or ending.reason == "completed" else one_line(f"{ending}, at step {ending.step}")
+    return "" if ending is None or ending.reason == "completed" else one_line(f"at step {ending.step}: {ending}")
 
 
 def _format_age(time: str) -> str:
