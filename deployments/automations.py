@@ -48,14 +48,14 @@ def describe_automations() -> list[AutomationCore]:
         ),
         AutomationCore(
             name="holdfast: what never begins is a crash",
-            description="Sets an attempt to Crashed when its worker took it and died before starting it.",
+            description="Sets an attempt to Crashed when a worker took it and died before starting it.",
             trigger=_missing(
                 "prefect.flow-run.Pending",
                 {ANY_STATE},
                 NOT_BEGUN_AFTER_S,
                 match_related={"prefect.resource.role": "flow", "prefect.resource.name": "attempt"},
             ),
-            actions=[_crash("vanished", f"its worker took it, but did not start it within {NOT_BEGUN_AFTER_S:.0f} s")],
+            actions=[_crash("vanished", f"a worker took it, but did not start it within {NOT_BEGUN_AFTER_S:.0f} s")],
         ),
     ]
 

@@ -53,6 +53,7 @@ def start_server(ledger: Ledger, database_url: str, port: int = 0) -> str:
     }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     start(ledger, "server", command, environment, url=url, port=port, postgres=bool(database_url))
+    print(f"server      {url.removesuffix('/api')}   starts", flush=True)
     await_ready("Prefect's server", lambda: is_healthy(url), ledger, "server")
     seal_pages(ledger.folder / "ui", url)
     return url
@@ -192,15 +193,18 @@ def up(*, postgres: bool = False, gpus: str = "") -> None:
 @app.command
 def down() -> None:
     """End everything that `up` has started. Attempts save their progress first."""
-    if not STATE.is_dir():
-        return
-    open_state(STATE)
-    with locked(STATE):
-        ledger = Ledger(STATE)
-        check_owner(ledger)
-        for _, names in groupby(sorted(ledger.known, key=_order), key=_order):
-            for name in end(ledger, names):
-                print(f"ended       {name}")
+    has_ended = False
+    if STATE.is_dir():
+        open_state(STATE)
+        with locked(STATE):
+            ledger = Ledger(STATE)
+            check_owner(ledger)
+            for _, names in groupby(sorted(ledger.known, key=_order), key=_order):
+                for name in end(ledger, names):
+                    has_ended = True
+                    print(f"ended       {name}", flush=True)
+    if not has_ended:
+        print("nothing of make up runs here")
 
 
 def _order(name: str) -> int:

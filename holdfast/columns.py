@@ -20,6 +20,6 @@ def tabulate(rows: Sequence[Sequence[str]]) -> list[str]:
     return [
         "  ".join(
             [cells[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))]
-        )
+        ).rstrip()
         for cells in rows
     ]

@@ -39,6 +39,14 @@ DEFAULT_SEED = 1234
 DEFAULT_STORE = "runs"
 PART_BYTES = 256 * 2**20
 NEAR = 0.6  # similarity from which a known name is suggested for an unknown one; see difflib
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+FUNCTION = r"^([A-Za-z_][\w.]*|[^:]*[\w-]\.py):[A-Za-z_][\w.]*$"
+POOL = r"^[A-Za-z0-9][\w .-]*$"
+MEANINGS = {
+    NAME: "expected letters, digits, '.', '_' and '-', at most 100 of them, and a letter or a digit first",
+    FUNCTION: "expected module:function or file.py:function",
+    POOL: "expected letters, digits, '.', '_', '-' and spaces, and a letter or a digit first",
+}
 SHOWN_CHARS = 200  # of a value in a message; the rest is cut
 
 
@@ -325,8 +333,8 @@ class Resume(Section):
     )
     accept_drift: tuple[str, ...] = Field(
         (),
-        description="Names of what may differ from the last commit: settings, sources.<module>, files.<path> or "
-        "built.<name>. The attempt's record says what was let through.",
+        description="Names of what may differ from the last commit: settings, sources.MODULE, files.PATH or "
+        "built.NAME. The attempt's record says what was let through.",
     )
     environment: Literal["record", "refuse"] = Field(
         "record",
@@ -401,7 +409,7 @@ class Parity(Section):
 class InitFrom(Section):
     """The checkpoint of another run whose weights a new run begins with."""
 
-    run: str = Field(min_length=1, description="The other run: its name on the same store, or <store>/<run>.")
+    run: str = Field(min_length=1, description="The other run: its name on the same store, or STORE/RUN.")
     commit: Count | None = Field(None, ge=1, description="Number of the commit to load; unset: the newest.")
     load_optimizer: bool = Field(False, description="Also load the optimizer's moments.")
     reset: tuple[str, ...] = Field((), description="Modules or weights that keep the values that the recipe builds.")
@@ -421,7 +429,7 @@ class Log(Section):
     )
     project: str = Field(
         "holdfast",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        pattern=NAME,
         description="Name of the project, or of MLflow's experiment, that the sinks show the run in.",
     )
 
@@ -449,11 +457,9 @@ class RunConfig(Section):
 
     recipe: str = Field(
         description="Function that builds or trains the model, as module:function or file.py:function.",
-        pattern=r"^([A-Za-z_][\w.]*|[^:]*[\w-]\.py):[A-Za-z_][\w.]*$",
+        pattern=FUNCTION,
     )
-    run: str = Field(
-        description="Name of the run, and of its folder on the store.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-    )
+    run: str = Field(description="Name of the run, and of its folder on the store.", pattern=NAME)
     store: str = Field(
         DEFAULT_STORE, min_length=1, description="Folder that holds the runs: a path, s3://, gs:// or az:// URL."
     )
@@ -463,7 +469,7 @@ class RunConfig(Section):
     )
     where: str = Field(
         "here",
-        pattern=r"^[A-Za-z0-9][\w .-]*$",
+        pattern=POOL,
         description="Where to train: here, in the command's own process, or the name of a Prefect work pool.",
     )
     chunk: ChunkLength = ChunkLength()
@@ -560,7 +566,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         fields = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}", hint="https://toml.io shows the format") from None
+        hint = _hint_for_path(Path(path)) if str(path).endswith(".py") else "https://toml.io shows the format"
+        raise ConfigError(f"{path} is not TOML: {error}", hint=hint) from None
     for override in overrides:
         _set(fields, override)
     return parse_config(fields, where=str(path))
@@ -587,7 +594,7 @@ def parse_config(fields: Mapping[str, Any], where: str = "the configuration") ->
     if first["type"] == "missing":
         raise ConfigError(f"{where}: {name} is missing", hint=f'add {name} = "..." at the top') from None
     found = first["input"]
-    expected = first["msg"].removeprefix("Value error, ")
+    expected = MEANINGS.get(first.get("ctx", {}).get("pattern", "")) or first["msg"].removeprefix("Value error, ")
     shown = _shorten(without_secrets(repr(found)))
     raise ConfigError(f"{where}: {_shorten(name) or 'the file'} = {shown}: {expected}") from None
 

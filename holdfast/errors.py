@@ -42,6 +42,9 @@ attempt that this error ends.
 
 from typing import Any, ClassVar
 
+# The hint of an error in code whose traceback a rank has printed. An attempt puts the log's path in its place.
+IN_LOG = "the traceback is in the attempt's log"
+
 
 class HoldfastError(Exception):
     """The base class: a message of one line, a ``hint`` at what to do next, and ``data`` for programs."""

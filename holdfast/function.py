@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.annotations import Function, find_inner, is_last_part, resolve, takes_run
 from holdfast.config import did_you_mean
-from holdfast.errors import HoldfastError, RecipeError
+from holdfast.errors import IN_LOG, HoldfastError, RecipeError
 from holdfast.location import describe_error, find_hint
 from holdfast.permission import check_recipe
 from holdfast.recipe import Recipe
@@ -127,5 +127,5 @@ def make_build_error(name: str, error: Exception) -> RecipeError:
     """Return the error for a function that raised before its first step."""
     return RecipeError(
         f"recipe {name!r} can't be built: {describe_error(error)}",
-        hint=find_hint(error) or "the traceback is in the attempt's log",
+        hint=find_hint(error) or IN_LOG,
     )

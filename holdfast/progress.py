@@ -4,11 +4,10 @@ import contextlib
 import logging
 import time
 
-from rich import progress as rich_progress
-from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from holdfast.attempt import Attempt, Observer
+from holdfast.bar import Bar, open_console
 from holdfast.journal import Commit
 from holdfast.rank.messages import Progress
 from holdfast.terminal import printable
@@ -18,7 +17,7 @@ PLAIN_LINE_EVERY_S = 30.0
 log = logging.getLogger(__name__)
 
 # Lines and bar share one console, so that rich prints lines above the bar.
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+console = open_console(soft_wrap=True)
 
 
 class ConsoleLines(logging.Handler):
@@ -45,15 +44,13 @@ class ProgressView(Observer):
 
     def __init__(self) -> None:
         self._last_line = time.monotonic()
-        self._bar = rich_progress.Progress(
+        self._bar = Bar(
             BarColumn(bar_width=24),
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
             console=console,
-            transient=True,
-            disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", numbers="")
 

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from holdfast.checkpoint import read_metadata
 from holdfast.columns import align
+from holdfast.endings import Ending
 from holdfast.errors import NameMissing, RecordDamaged, RunStopped
 from holdfast.journal import Commit, Journal
 
@@ -52,6 +53,7 @@ class Standing(BaseModel):
     probe: dict[str, float | None] = {}
     learning_rate_history: list[list[float]] = []
     live: LiveAttempt | None = None
+    ending: Ending | None = None  # of the last attempt, if it is on record
 
 
 def read_standing(journal: Journal) -> Standing:
@@ -70,7 +72,10 @@ def read_standing(journal: Journal) -> Standing:
         "quarantined": len(journal.quarantine_reasons()),
     }
     commit = journal.newest()
-    known["live"] = find_live_attempt(journal, known["attempts"], commit)
+    if known["attempts"]:
+        ended = journal.read_ending(known["attempts"])
+        known["ending"] = ended.ending if ended else None
+        known["live"] = None if ended else find_live_attempt(journal, known["attempts"], commit)
     if commit is None:
         return Standing(**known)
     known |= commit.model_dump(exclude={"created_at", "attempt", "files", "number"}) | {"commit": commit.number}
@@ -88,14 +93,12 @@ def read_standing(journal: Journal) -> Standing:
 
 
 def find_live_attempt(journal: Journal, number: int, newest: Commit | None) -> LiveAttempt | None:
-    """Return the run's last attempt; None if its ending is on record or its own record is damaged.
+    """Return the run's last attempt, whose ending isn't on record; None if its own record is lost or damaged.
 
     Args:
-        number: the attempt's number; 0 if there was no attempt.
+        number: the attempt's number.
         newest: the newest commit.
     """
-    if not number or journal.read_ending(number) is not None:
-        return None
     try:
         record = journal.read_attempt(number)
     except (NameMissing, RecordDamaged):

@@ -38,7 +38,7 @@ def state_of_lost(state: State[Any], silent_s: float) -> State[Any]:
     if state.name == PLACED_LATER:
         return Crashed(name="Vanished", message=f"its cluster found no machine for it: {silence}")
     if state.is_pending():
-        return Crashed(name="Vanished", message=f"its worker took it and did not start it: {silence}")
+        return Crashed(name="Vanished", message=f"a worker took it and did not start it: {silence}")
     return Crashed(name="Vanished", message=f"{silence}: its process, or its machine, is gone")
 
 
@@ -50,7 +50,7 @@ def describe_wait(flow_run: FlowRun) -> str:
     if state.name == PLACED_LATER:
         return f"{flow_run.name} waits for its cluster to find a machine and to pull the image; its own log says more"
     if state.is_pending():
-        return f"{flow_run.name} waits for its worker, which took it, to start it"
+        return f"{flow_run.name} is being started by a worker"
     if state.is_paused():
         return f"{flow_run.name} is paused; it waits until a person resumes it"
     return ""

@@ -20,7 +20,7 @@ from holdfast.attempt.lineage import (
     judge_environment,
 )
 from holdfast.config import RunConfig
-from holdfast.errors import ConfigError, HoldfastError, StateError
+from holdfast.errors import IN_LOG, ConfigError, HoldfastError, RecipeError, StateError
 from holdfast.gpus import check_gpus, settle_ranks
 from holdfast.journal import Commit, Journal, format_time
 from holdfast.rank import launching
@@ -104,13 +104,17 @@ class AttemptRanks:
         try:
             gpus = self._check_gpus(self.running)  # while the ranks import torch
             self.built = self.running.expect(Ready)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, RecipeError) and error.hint == IN_LOG:
+                error.hint = f"the traceback is in {_arguments(self.config, self._number, newest)[1]}"
             self.end()
             raise
         if gpus and self.built.device == "cpu":
             log.warning("nvidia-smi lists %s, but torch sees none: training runs on the CPU", counted(gpus, "GPU"))
         for name in self.built.carried:
             log.warning("%s %s", name, CARRIED)
+        for warning in self.built.idle:
+            log.warning("%s", warning)
 
     def _check_gpus(self, ranks: Ranks) -> int:
         """Check the GPUs that these ranks take; see `check_gpus`. On an error, end the ranks at once."""

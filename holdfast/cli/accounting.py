@@ -58,7 +58,8 @@ def _describe(ledger: Ledger) -> Iterator[str]:
     shares = [(name, f"{spent_s:,.1f} s", _share(spent_s, ledger.wall_s)) for name, spent_s in ledger.buckets.items()]
     yield from tabulate([("bucket", "time", "share"), *shares, *total])
     yield ""
-    yield from tabulate([("attempt", "ended", "steps lost", *BUCKETS), *map(_row, ledger.attempts)])
+    columns = zip(("attempt", "ended", "steps lost", *BUCKETS), *map(_row, ledger.attempts), strict=True)
+    yield from tabulate([*zip(*(column for column in columns if any(column[1:])), strict=True)])
     if any(not each.is_end_known and each.reason for each in ledger.attempts):
         yield "~ its death is not on record: it counts as training for at most one more chunk"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 
+from holdfast.bar import Bar, open_console
 from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.columns import align
 from holdfast.config import DEFAULT_STORE
@@ -22,7 +22,7 @@ from holdfast.signature import load_trusted_key
 from holdfast.standing import Standing, read_standing
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
-from holdfast.terminal import counted, spell_s
+from holdfast.terminal import counted, one_line, spell_s
 from holdfast.verification import CheckedCheckpoint, verify_run
 
 
@@ -174,9 +174,7 @@ def _verdict(entry: CheckedCheckpoint) -> str:
 @contextlib.contextmanager
 def _show_progress() -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar of bytes on a terminal, and nothing elsewhere; yield the function that moves it."""
-    console = Console(stderr=True)
-    columns = (BarColumn(bar_width=24), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Bar(BarColumn(bar_width=24), DownloadColumn(), TransferSpeedColumn(), console=open_console()) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -197,6 +195,7 @@ def _fields(standing: Standing) -> dict[str, Any]:
         "lies in": standing.path,
         "fingerprint": standing.config_fingerprint,
         "attempts": standing.attempts,
+        "last ended": _format_ending(standing),
         "quarantined": standing.quarantined or None,
     }
     if live := standing.live:
@@ -205,6 +204,12 @@ def _fields(standing: Standing) -> dict[str, Any]:
             "or it died without recording its end"
         )
     return rows
+
+
+def _format_ending(standing: Standing) -> str:
+    """Return why the last attempt ended; empty if it completed the run, or its ending isn't on record."""
+    ending = standing.ending
+    return "" if ending is None or ending.reason == "completed" else one_line(f"at step {ending.step}: {ending}")
 
 
 def _format_age(time: str) -> str:

@@ -1,7 +1,10 @@
 """The command `new`: a starting point for a run, which trains, is proved and resumes as it stands."""
 
 import re
+import shutil
+import sys
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from importlib.resources import files
 from pathlib import Path
 
@@ -73,14 +76,30 @@ def new(
         raise WrongUse(f"expected one of --{', --'.join(TEMPLATES)}; found --{' and --'.join(chosen)}")
     if not NAME.fullmatch(name):
         raise WrongUse(f"{name!r} can't name a run and a file", hint="letters, digits, - and _, as in my_model")
+    if name in sys.stdlib_module_names or PathFinder.find_spec(name, _packages()):
+        hint = f"give another name: import {name} would find {name}.py in place of the package"
+        raise WrongUse(f"{name} is the name of a Python package", hint=hint)
     kind = chosen[0] if chosen else "recipe"
     write(name, kind, Path.cwd())
     print(f"{name}.py      what to train")
     print(f"{name}.toml    how long, and where it is saved")
     if needs := TEMPLATES[kind].needs:
         print(f"it needs       pip install 'holdfast[{needs}]'")
-    print(f"train it with  holdfast train {name}.toml")
-    print(f"prove it with  holdfast prove {name}.toml")
+    command = _spell_command()
+    print(f"train it with  {command} train {name}.toml")
+    print(f"prove it with  {command} prove {name}.toml")
+
+
+def _packages() -> list[str]:
+    """Return the folders of the module search path, without the current one."""
+    return [folder for folder in sys.path if Path(folder or ".").resolve() != Path.cwd()]
+
+
+def _spell_command() -> str:
+    """Return `holdfast`, or its path as a person typed it, where a shell wouldn't find it by name."""
+    typed = sys.argv[0]
+    found = shutil.which("holdfast")
+    return typed if Path(typed).name == "holdfast" and not (found and Path(found).samefile(typed)) else "holdfast"
 
 
 def write(name: str, kind: str, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The command ``train``: one attempt at a run in this process, without Prefect."""
 
+import logging
 from pathlib import Path
 
 from holdfast.attempt import carry, live
@@ -11,6 +12,8 @@ from holdfast.progress import CommitLines, ProgressView, log_plain_lines
 from holdfast.rank.rendezvous import find_node
 from holdfast.standing import TrainResult, read_standing, stopped_early
 from holdfast.store import open_store
+
+log = logging.getLogger(__name__)
 
 
 @app.command
@@ -27,6 +30,8 @@ def train(config: Path, /, *, set_: Set = None, json: Json = False) -> None:
     """
     settings = load_config(config, set_ or [])
     log_plain_lines()
+    if settings.where != "here":
+        log.warning("where = %r: holdfast train trains here; python -m flows.train uses the pool", settings.where)
     if find_node(settings.compute):
         carry(settings)
         return

@@ -70,6 +70,7 @@ from holdfast.training import (
     count_params,
     evaluate,
     exchange_of,
+    find_idle,
     find_shares,
     find_unregistered,
     list_events,
@@ -314,6 +315,7 @@ def describe(training: Training, record: Record | None) -> Ready:
         device=str(training.accelerator.device),
         environment=(record.describe() if record else {}) | describe_environment(training.accelerator.device.type),
         carried=[str(each) for each in training.kept.carried] if training.kept else [],
+        idle=find_idle(training),
     )
 
 

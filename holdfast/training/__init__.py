@@ -4,7 +4,7 @@ from holdfast.probe import Gate
 from holdfast.training.beginning import begin_from
 from holdfast.training.build import Training
 from holdfast.training.exchange import Exchange, exchange_of
-from holdfast.training.horizon import list_events
+from holdfast.training.horizon import find_idle, list_events
 from holdfast.training.loop import Report, evaluate, steps, train
 from holdfast.training.probing import measure
 from holdfast.training.program import run_program
@@ -29,6 +29,7 @@ __all__ = [
     "describe_state",
     "evaluate",
     "exchange_of",
+    "find_idle",
     "find_shares",
     "find_unregistered",
     "go_back",

@@ -1,5 +1,6 @@
-"""The steps of events, such as the end of an anneal, that a proof of few steps may not reach."""
+"""The steps of events, such as the end of an anneal: a proof may not reach them, and a run may go on after them."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,6 +28,20 @@ def list_events(training: Training) -> dict[str, float]:
     for scheduler in training.schedulers:
         events |= _milestones(scheduler)
     return events
+
+
+def find_idle(training: Training) -> list[str]:
+    """Return a warning for each `Schedule` after whose end the run has steps with a learning rate of 0."""
+    epoch, epochs = training.steps_per_epoch, training.config.epochs
+    found = []
+    for name, schedule in name_schedules(training.recipe).items():
+        if isinstance(schedule, Schedule) and schedule.name in ("linear", "cosine"):
+            start = math.ceil(schedule.epochs * epoch)
+            if start < epochs * epoch and not schedule.factor(start, epoch):
+                whose = f" of {name!r}" if name else ""
+                ends = f"the {schedule.name} schedule ends after {schedule.epochs:g} of the run's {epochs} epochs"
+                found.append(f"the learning rate{whose} is 0 from step {start} on: {ends}")
+    return found
 
 
 def _milestones(scheduler: Any) -> dict[str, float]:

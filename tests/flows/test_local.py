@@ -77,6 +77,7 @@ def test_up_and_down_can_be_repeated(local: Local) -> None:
     pids = local.pids()
     assert set(pids) == {"server", "worker-stable", "worker-gpu"}
     url = local.started()["server"]["url"]
+    assert up.stdout.startswith(f"server      {url.removesuffix('/api')}   starts\n")
     assert f"UI          {url.removesuffix('/api')}" in up.stdout
     again = local.run("up")
     assert again.returncode == 0, again.stderr
@@ -110,7 +111,7 @@ def test_up_and_down_can_be_repeated(local: Local) -> None:
     assert down.returncode == 0
     assert [line.split()[1] for line in down.stdout.splitlines()] == ["worker-stable", "worker-gpu", "server"]
     assert not [pid for pid in pids.values() if psutil.pid_exists(pid) and began_at(pid)]
-    assert local.run("down").stdout == ""
+    assert local.run("down").stdout == "nothing of make up runs here\n"
 
 
 def test_up_with_postgres(local: Local) -> None:

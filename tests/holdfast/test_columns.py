@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from holdfast.columns import align
+from holdfast.columns import align, tabulate
 from holdfast.evaluation import Evaluation
 from holdfast.probe import Probe
 
@@ -31,6 +31,10 @@ def test_values_begin_after_the_longest_name() -> None:
 def test_a_long_name_moves_only_its_own_value() -> None:
     long = "m" * 41
     assert align({"a": "1", long: "2"}) == ["a               1", f"{long}  2"]
+
+
+def test_a_tables_lines_end_with_their_last_value() -> None:
+    assert tabulate([("attempt", "lost"), ("1", ""), ("2", "3.5")]) == ["attempt  lost", "1", "2         3.5"]
 
 
 @pytest.mark.parametrize("name", ["loss", "accuracy_on_the_held_out_part", "x" * 16, "x" * 60])

@@ -1,6 +1,7 @@
 """A configuration is read completely, or refused with the name of a field."""
 
 import itertools
+import json
 import math
 from pathlib import Path
 
@@ -46,6 +47,8 @@ def test_malformed_override_is_refused(path: Path, override: str) -> None:
         ("[chunk]\nauto = true\nsteps = 1", "give auto or steps, not both", ""),
         ("[determinism]\nmode = 'loose'", "determinism.mode = 'loose': Input should be 'strict' or 'fast'", ""),
         ("[resume]\nstop_within_s = 0", "resume.stop_within_s = 0", ""),
+        ("where = '-'", "where = '-': expected letters, digits, '.', '_', '-' and spaces, and", ""),
+        ("[log]\nproject = 'a b'", "log.project = 'a b': expected letters, digits, '.', '_' and '-', at most 100", ""),
     ],
 )
 def test_wrong_setting_is_named(path: Path, text: str, message: str, hint: str) -> None:
@@ -55,6 +58,15 @@ def test_wrong_setting_is_named(path: Path, text: str, message: str, hint: str) 
     assert message in str(caught.value)
     assert caught.value.hint == hint
     assert isinstance(caught.value, ValueError)
+
+
+def test_code_in_place_of_its_configuration_is_refused(path: Path) -> None:
+    path.write_text(MINIMAL)
+    code = path.with_suffix(".py")
+    code.write_text("import torch\n")
+    with pytest.raises(ConfigError, match="is not TOML") as caught:
+        load_config(code)
+    assert caught.value.hint == f"did you mean {path}?"
 
 
 @pytest.mark.parametrize("run", ["", "../a", "a/b", ".hidden", "a b", "a" * 101])
@@ -241,3 +253,8 @@ def test_every_foreign_name_leads_to_a_setting_and_is_not_one() -> None:
     recipe = {f"settings.{name}" for name in default_settings("holdfast.recipes.language:language")}
     assert set(MEANT.values()) <= known | recipe
     assert not {*MEANT, *RESUMES} & known
+
+
+def test_descriptions_hold_no_markup() -> None:
+    """Prefect's form drops what looks like an HTML tag: sources.<module> was shown as "sources."."""
+    assert "<" not in json.dumps(RunConfig.model_json_schema())

@@ -158,7 +158,7 @@ def test_only_a_new_mark_proves_that_the_process_lives() -> None:
     ("state", "name", "message"),
     [
         (Running(), "Vanished", "no sign of life for 31 s: its process, or its machine, is gone"),
-        (Pending(), "Vanished", "its worker took it and did not start it"),
+        (Pending(), "Vanished", "a worker took it and did not start it"),
         (InfrastructurePending(), "Vanished", "its cluster found no machine for it"),
         (Cancelling(), "Cancelled", "its process was gone already"),
     ],
@@ -171,7 +171,7 @@ def test_a_lost_flow_run_gets_a_final_state_that_fits(state: State[Any], name: s
 
 def test_the_description_of_a_wait_says_what_to_do() -> None:
     assert "prefect worker start --pool gpu" in describe_wait(flow_run(Scheduled()))
-    assert "to start it" in describe_wait(flow_run(Pending()))
+    assert "is being started by a worker" in describe_wait(flow_run(Pending()))
     assert "its cluster to find a machine" in describe_wait(flow_run(InfrastructurePending()))
     assert "until a person resumes it" in describe_wait(flow_run(Paused()))
     assert describe_wait(flow_run(Running())) == ""

@@ -87,7 +87,7 @@ CONFIGURATION = """\
 A configuration is a TOML file. On the command line, `--set key=value` changes any key, with the value in TOML:
 
 ```
-.venv/bin/holdfast train my_model.toml --set epochs=26 --set chunk.steps=31
+.venv/bin/holdfast train my_model.toml --set epochs=20 --set chunk.steps=31
 ```
 
 `recipe` and `run` have no default. An unknown key is an error that names the nearest known one.

@@ -461,6 +461,7 @@ def test_goodput_shows_where_the_time_went_and_what_is_missing(
     shown = capsys.readouterr().out
     assert re.search(r"^goodput +69\.\d\d% of 72\.\d s on a machine$", shown, re.M)
     assert re.search(r"^productive +50\.0 s +69\.\d\d%$", shown, re.M)
+    assert re.search(r"^attempt +ended +productive +stall +restart( +save)?$", shown, re.M), shown
     line.journal.store.replace("endings/00000001.json", b"{")
     assert run_app(app, ["goodput", run]) == 2
     assert "missing: endings/00000001.json can't be read" in capsys.readouterr().err

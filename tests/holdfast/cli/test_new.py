@@ -1,6 +1,8 @@
 """Tests of the command ``new``: its starting points are the examples of the docs, which other tests train and prove."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,15 @@ def test_without_an_option_it_is_a_recipe(folder: Path) -> None:
     assert "-> Recipe:" in (folder / "mine.py").read_text()
 
 
+def test_the_next_commands_can_be_copied(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    command = str(Path(sys.executable).with_name("holdfast"))
+    for path, expected in (("", command), (str(Path(command).parent), "holdfast")):
+        monkeypatch.setenv("PATH", path)
+        name = f"mine{bool(path):d}"
+        subprocess.run([command, "new", name], check=True)
+        assert f"train it with  {expected} train {name}.toml\n" in capfd.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_starting_point_resumes() -> None:
     assert run_app(app, ["new", "mine"]) == 0
@@ -63,6 +74,8 @@ def test_what_exists_is_not_overwritten(folder: Path, taken: str, capsys: pytest
     [
         (["../mine"], "'../mine' can't name a run and a file"),
         (["mine", "--loop", "--trainer"], "found --loop and --trainer"),
+        (["torch"], "torch is the name of a Python package"),
+        (["json", "--loop"], "json is the name of a Python package"),
     ],
 )
 def test_wrong_use_writes_nothing(

@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -158,6 +161,11 @@ def test_told_to_end_it_saves_and_the_same_command_finishes(
     assert journal.attempts() == 2, "a complete run is not claimed again"
 
 
+def test_a_pool_that_is_not_used_is_named(start: Start) -> None:
+    _, err = start("--set", "where=gpu", "--set", "epochs=1").communicate(timeout=COMMAND_WITHIN_S)
+    assert "warning: where = 'gpu': holdfast train trains here; python -m flows.train uses the pool" in err
+
+
 def test_wrong_use_is_one_line(start: Start) -> None:
     process = start("--set", "epoch=3")
     out, err = process.communicate(timeout=COMMAND_WITHIN_S)
@@ -165,3 +173,26 @@ def test_wrong_use_is_one_line(start: Start) -> None:
     assert err.startswith("error: ")
     assert "epochs" in err
     assert "Traceback" not in err
+
+
+def test_code_that_raises_names_its_log_and_show_names_the_end(start: Start, config: Path) -> None:
+    (config.parent / "broken.py").write_text("""
+import torch, holdfast
+
+def train(run: holdfast.Run) -> None:
+    run.keep(weight=torch.zeros(1))
+    for step in run.steps(per_epoch=2):
+        raise OSError("the cable is out")
+""")
+    config.write_text('recipe = "broken.py:train"\nrun = "toy"\nepochs = 2\n')
+    _, err = start().communicate(timeout=COMMAND_WITHIN_S)
+    assert "OSError: the cable is out" in err
+    shown = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli", "show", "toy"], cwd=config.parent, text=True, capture_output=True
+    ).stdout
+    assert re.search(r"^last ended +at step 0: .*broken.py:7: OSError: the cable is out", shown, re.M), shown
+    (config.parent / "broken.py").write_text("1 / 0\n")
+    _, err = start().communicate(timeout=COMMAND_WITHIN_S)
+    log = config.parent / "logs" / "toy" / "attempt-00000002.log"
+    assert f"hint: the traceback is in {log.relative_to(config.parent)}\n" in err
+    assert "ZeroDivisionError" in log.read_text()

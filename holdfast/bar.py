@@ -1,0 +1,49 @@
+"""Progress bars on standard error, and the console that they share with the lines above them."""
+
+import sys
+from typing import Any, TextIO, cast
+
+from rich.console import Console
+from rich.file_proxy import FileProxy
+from rich.progress import Progress, ProgressColumn
+
+from holdfast.terminal import Printable
+
+
+class _Terminal:
+    """Standard error below all proxies.
+
+    While a bar is shown, rich's proxy lies around `Printable`, and rich looks through one proxy only: `Printable` would
+    then escape the control characters that move and colour the bar.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        stream: Any = sys.stderr
+        while isinstance(stream, FileProxy | Printable):
+            stream = stream.rich_proxied_file
+        return getattr(stream, name)
+
+
+def open_console(*, soft_wrap: bool = False) -> Console:
+    """Return a console on standard error whose own colours and bars reach the terminal unescaped."""
+    return Console(file=cast(TextIO, _Terminal()), highlight=False, soft_wrap=soft_wrap)
+
+
+class Bar(Progress):
+    """A transient progress bar on a terminal, and nothing elsewhere. Above it goes what others print, `printable`."""
+
+    def __init__(self, *columns: ProgressColumn, console: Console) -> None:
+        super().__init__(
+            *columns,
+            console=console,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # the text for a file or a pipe stays out of the terminal
+            disable=not console.is_terminal,
+        )
+
+    def start(self) -> None:
+        super().start()
+        for name in ("stdout", "stderr"):
+            stream: Any = getattr(sys, name)
+            if isinstance(stream, FileProxy):
+                setattr(sys, name, Printable(cast(TextIO, stream)))
