@@ -39,7 +39,7 @@ from tasks.states import ending_of_state
 log = logging.getLogger("holdfast.train")
 
 
-@served_flow(name="train", flow_run_name="{config.run}", retries=0)
+@served_flow(name="train", flow_run_name="{config.run}", retries=0, persist_result=False)
 def train(config: RunConfig) -> TrainResult | State[Any]:
     """Train a run until its journal says that it is complete.
 
