@@ -1,4 +1,4 @@
-"""Tests of settings in a user's environment or Prefect profile that would change the flows."""
+"""Tests of settings in a user's environment or Prefect profile that would change the flows, or lead nowhere."""
 
 import os
 import subprocess
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.errors import RunStopped
+from tasks.server import free_port
 from tests.conftest import ROOT, Driver, Reference, assert_same_bytes
 
 pytestmark = pytest.mark.slow
@@ -18,6 +20,17 @@ from tasks.chunks import commit_chunk
 flows = [attempt.attempt, audit.audit, drill.drill, evaluate.evaluate, prune.prune, sweep.sweep, train.train]
 print({each.retries for each in [*flows, commit_chunk]}, {each.persist_result for each in [*flows, commit_chunk]})
 """
+
+
+def test_a_server_that_does_not_answer_is_one_clear_error(tmp_path: Path) -> None:
+    """The server that the environment or the profile names was ended, or its machine is off."""
+    url = f"http://127.0.0.1:{free_port()}/api"
+    done = Driver(tmp_path, {"PREFECT_API_URL": url, "PREFECT_HOME": str(tmp_path)}).run()
+    assert done.returncode == RunStopped.exit_code
+    error, hint = done.stderr.splitlines()[-2:]
+    assert error.startswith(f"error: Prefect's server at {url} doesn't answer: ")
+    assert hint.startswith("hint: start it")
+    assert "Traceback" not in done.stderr
 
 
 def test_no_result_is_stored(tmp_path: Path, prefect_api: dict[str, str], reference: Reference) -> None:
