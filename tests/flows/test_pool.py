@@ -339,6 +339,25 @@ def test_a_train_that_watches_a_retried_attempt_continues_the_run(run: PoolRun, 
     assert_right_bytes(run, reference)
 
 
+def test_an_attempt_that_a_concurrency_limit_cancels_is_tried_again(run: PoolRun, reference: Reference) -> None:
+    other = PoolRun(run.pool, run.folder, f"{run.name}-other")
+    with run.pool.limited("attempt/gpu", "CANCEL_NEW"):
+        busy = other.start(epochs=30)
+        other.await_commits(1)
+        train = run.start()
+        waits = "attempt 1 did not begin (Deployment concurrency limit reached)"
+        await_true(lambda: waits in run.pool.logs(train), f"train did not say: {waits}", ENDS_WITHIN_S)
+        other.hurry()
+        run.hurry()
+        assert run.pool.await_end(train)["state"]["name"] == "Completed"
+        assert run.pool.await_end(busy)["state"]["name"] == "Completed"
+    states = [attempt["state"]["name"] for attempt in run.attempts()]
+    assert {*states[:-1]} == {"Cancelled"}
+    assert states[-1] == "Completed"
+    assert run.reasons() == [("completed", STEPS)]
+    assert_right_bytes(run, reference)
+
+
 @pytest.mark.parametrize("flow", ["train", "attempt"])
 def test_a_paused_run_resumes(run: PoolRun, reference: Reference, flow: str) -> None:
     train = run.start()
