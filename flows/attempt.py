@@ -21,7 +21,7 @@ from tasks.hooks import Events, final_state
 from tasks.reporting import Report
 
 
-@flow(name="attempt", flow_run_name="{config.run} attempt {number}", retries=0)
+@flow(name="attempt", flow_run_name="{config.run} attempt {number}", retries=0, persist_result=False)
 def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
     """Train a run, chunk by chunk, from where its journal says that it stands, until it is complete.
 

@@ -20,7 +20,7 @@ from tasks.reporting import describe_run, key_of
 log = logging.getLogger("holdfast.drill")
 
 
-@flow(name="drill", flow_run_name="drill {config.run}", retries=0)
+@flow(name="drill", flow_run_name="drill {config.run}", retries=0, persist_result=False)
 def drill(config: RunConfig, kills: list[Kill], epochs: int = 1, keep: bool = False) -> Verdict:
     """Train a copy of a run twice on its work pool, once undisturbed and once with kills, and compare the bytes.
 

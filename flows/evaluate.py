@@ -17,7 +17,7 @@ from tasks.served import served_flow
 from tasks.server import server
 
 
-@served_flow(name="evaluate", flow_run_name="evaluate {run}", retries=0)
+@served_flow(name="evaluate", flow_run_name="evaluate {run}", retries=0, persist_result=False)
 def evaluate(store: str, run: str, commit: str = "") -> Evaluation:
     """Restore a checkpoint as training does, through the gate, and evaluate it. Change nothing on the store.
 

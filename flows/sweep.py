@@ -26,7 +26,7 @@ from tasks.reporting import key_of
 log = logging.getLogger("holdfast.sweep")
 
 
-@flow(name="sweep", flow_run_name="sweep {config.run}", retries=0)
+@flow(name="sweep", flow_run_name="sweep {config.run}", retries=0, persist_result=False)
 def sweep(
     config: RunConfig, grid: dict[str, list[Any]], at_once: PositiveInt = 2, pin_best: bool = False
 ) -> list[dict[str, Any]]:

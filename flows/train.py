@@ -28,18 +28,21 @@ from holdfast.progress import log_plain_lines
 from holdfast.retention import prune_run
 from holdfast.standing import Outcome, TrainResult, is_finished, read_standing, stopped_early
 from holdfast.store import open_store
-from holdfast.supervision import judge
+from holdfast.supervision import LONGEST_BACKOFF_S, judge
 from tasks import own_run, pool
 from tasks.heartbeat import heartbeat
 from tasks.reporting import summarize
 from tasks.served import served_flow
 from tasks.server import server
-from tasks.states import ending_of_state
+from tasks.states import describe_turned_away, ending_of_state
 
 log = logging.getLogger("holdfast.train")
 
+# The first wait after a deployment's concurrency limit has cancelled an attempt. The waits double.
+TRY_AGAIN_AFTER_S = 5.0
 
-@served_flow(name="train", flow_run_name="{config.run}", retries=0)
+
+@served_flow(name="train", flow_run_name="{config.run}", retries=0, persist_result=False)
 def train(config: RunConfig) -> TrainResult | State[Any]:
     """Train a run until its journal says that it is complete.
 
@@ -66,7 +69,7 @@ def train_run(config: RunConfig) -> TrainResult | State[Any]:
     else:
         ended = supervise(config, journal)
         if ended.reason != "completed":
-            return Cancelled(message=f"attempt {journal.attempts()} was cancelled; the run, started again, continues")
+            return Cancelled(message=f"{ended.message}; the run, started again, continues")
         report = prune_run(journal, dry_run=True)
         outcome = Outcome(complete=True, retention=report.model_dump(mode="json") if report else {})
     summarize(journal)
@@ -91,17 +94,24 @@ def supervise(
         WrongUse, Damage, Superseded: another attempt can't help.
     """
     others: list[Ending] = []  # endings since the last progress that are not in the journal
-    furthest = 0
+    furthest = turned_away = 0
     live = pool.find_live_attempt(config)
     is_dead = False  # it may have died after its ending went on record, before its report and its metric sinks had it
     while live is not None or is_dead or not is_finished(journal, config.epochs):
-        flow_run = live or pool.start_attempt(config, journal.attempts() + 1, len(others), choose_environment())
+        again = len(others) + turned_away
+        flow_run = live or pool.start_attempt(config, journal.attempts() + 1, again, choose_environment())
         was_cancelled = live is not None and is_cancel(live.state)
         live = None
         log.info("attempt %d at work: %s", flow_run.parameters["number"], url_for(flow_run) or flow_run.name)
         flow_run = await_attempt(flow_run, config.resume.stop_within_s)
         is_dead = flow_run.state is not None and flow_run.state.is_crashed()
         number = flow_run.parameters["number"]
+        if refusal := describe_turned_away(flow_run.state):
+            wait_s = min(TRY_AGAIN_AFTER_S * 2.0**turned_away, LONGEST_BACKOFF_S)
+            turned_away += 1
+            log.info("attempt %d did not begin (%s); the next try is in %.0f s", number, refusal, wait_s)
+            time.sleep(wait_s)
+            continue
         if pool.was_paused(journal, number):  # a person resumed the flow run, which claimed a new attempt
             number = journal.attempts()
         ending = find_ending(journal, number, flow_run.state)
@@ -110,7 +120,7 @@ def supervise(
         if ending.reason == "cancelled" and was_cancelled:
             continue
         if ending.reason == "cancelled":
-            return ending
+            return Ending("cancelled", f"attempt {number} was cancelled", ending.step)
         if ending.step > furthest:
             others.clear()
         furthest = max(furthest, ending.step)

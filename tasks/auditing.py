@@ -12,6 +12,7 @@ from tasks import hooks
 @task(
     task_run_name="audit {run} commit {commit}",
     cache_policy=NO_CACHE,
+    persist_result=False,
     retries=2,
     retry_delay_seconds=5,
     retry_condition_fn=hooks.is_about_the_store,

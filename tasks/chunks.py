@@ -1,12 +1,13 @@
 """The tasks of an attempt: open the run, train a chunk, commit it.
 
 Call these tasks directly, never `.submit()` them: Prefect interrupts only the body of a directly called task when it
-tells the process to end. No task caches its result: the journal alone decides where a run continues.
+tells the process to end. No task caches or stores its result, whatever the user's Prefect profile says: the journal
+alone decides where a run continues.
 """
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -19,6 +20,9 @@ from tasks import hooks
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+UNSTORED: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
+RETRIED: dict[str, Any] = {"retries": RETRIES, "retry_delay_seconds": RETRY_AFTER_S, **UNSTORED}
 
 
 def uncover(call: Callable[P, R]) -> Callable[P, R]:
@@ -49,13 +53,7 @@ def _list_contexts(error: BaseException) -> Iterator[BaseException]:
         context = context.__context__
 
 
-@task(
-    task_run_name="open attempt {attempt.number}",
-    cache_policy=NO_CACHE,
-    retries=RETRIES,
-    retry_delay_seconds=RETRY_AFTER_S,
-    retry_condition_fn=hooks.should_open_again,
-)
+@task(task_run_name="open attempt {attempt.number}", retry_condition_fn=hooks.should_open_again, **RETRIED)
 def open_run(attempt: Attempt) -> None:
     """Start the ranks, claim the attempt and find where the run continues. A retry goes on in new ranks.
 
@@ -65,13 +63,7 @@ def open_run(attempt: Attempt) -> None:
     attempt.open()
 
 
-@task(
-    task_run_name="{chunk}",
-    cache_policy=NO_CACHE,
-    retries=RETRIES,
-    retry_delay_seconds=RETRY_AFTER_S,
-    retry_condition_fn=hooks.should_train_again,
-)
+@task(task_run_name="{chunk}", retry_condition_fn=hooks.should_train_again, **RETRIED)
 def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
     """Train a chunk and return its durable checkpoint, which doesn't count before it is committed.
 
@@ -84,7 +76,7 @@ def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
     return attempt.train_chunk(chunk)
 
 
-@task(task_run_name="commit {proposal.saved.path}", cache_policy=NO_CACHE)
+@task(task_run_name="commit {proposal.saved.path}", retries=0, **UNSTORED)
 def commit_chunk(attempt: Attempt, proposal: Proposal) -> Commit:
     """Commit a checkpoint, so that it counts, while the ranks already train the next chunk.
 

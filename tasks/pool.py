@@ -22,7 +22,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Crashed
 
 from holdfast.config import RunConfig
-from holdfast.errors import ConfigError, Superseded
+from holdfast.errors import ConfigError, RunStopped, Superseded
 from holdfast.journal import Journal
 from holdfast.liveness import Verdict, Watch
 from holdfast.store import open_store
@@ -212,9 +212,24 @@ def await_sign(flow_run: FlowRun) -> bool:
 
 
 def choose_number(config: RunConfig, number: int) -> int:
-    """Return the attempt's number for the current flow run: a new one if it was paused and is now resumed."""
+    """Return the attempt's number for the current flow run: a new one if it was paused and is now resumed.
+
+    Raises:
+        RunStopped: a person retries a flow run whose attempt has begun before. Another attempt must continue the run,
+            because the process of the earlier one may live.
+    """
     journal = Journal(open_store(config.store), config.run)
-    return journal.attempts() + 1 if was_paused(journal, number) else number
+    newest = journal.attempts()
+    if was_paused(journal, number) and journal.read_ending(newest) is not None:
+        return newest + 1
+    context = FlowRunContext.get()
+    is_retried = context is not None and context.flow_run is not None and context.flow_run.run_count > 1
+    if is_retried and journal.has_attempt(number):
+        raise RunStopped(
+            f"attempt {number} of run {config.run!r} has begun before, and no attempt begins twice",
+            hint="start or retry train: it continues the run with another attempt",
+        )
+    return number
 
 
 def was_paused(journal: Journal, number: int) -> bool:

@@ -38,6 +38,8 @@ DRAIN_WITHIN_S = 5.0
 USUAL_START_S = 6.0
 # A start may take this many times Prefect's own 20 s. Seven processes on a core and a new database take over 60 s.
 PATIENCE = 15
+# The limit for a configured server's first answer. A server on a busy machine takes seconds.
+ANSWERS_WITHIN_S = 60.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # The limit for the temporary server to write pending requests after its command has ended.
 ENDS_WITHIN_S = 5.0
@@ -53,7 +55,7 @@ def server() -> Iterator[str]:
 
     Raises:
         ConfigError: the configured server refuses the secret, or the temporary server can't write its folder.
-        RunStopped: the temporary server didn't start.
+        RunStopped: the configured server doesn't answer, or the temporary server didn't start.
     """
     bypass_proxy()
     configured = PREFECT_API_URL.value()
@@ -97,22 +99,29 @@ def describe_server(url: str, auth: str) -> dict[str, str]:
 
 
 def check_access(url: str) -> None:
-    """Check that a server accepts the configured secret. Do nothing if it can't be reached.
+    """Check that a server answers, and that it accepts the configured secret.
 
     Raises:
         ConfigError: it refuses the secret.
+        RunStopped: it doesn't answer.
     """
     if PREFECT_API_KEY.value():
         return  # Prefect Cloud's
     auth = PREFECT_API_AUTH_STRING.value()
     user, _, password = (auth or "").partition(":")
-    with contextlib.suppress(httpx.HTTPError):
-        answer = httpx.get(f"{url}/admin/version", auth=(user, password) if auth else None)
-        if answer.status_code == httpx.codes.UNAUTHORIZED:
-            raise ConfigError(
-                f"Prefect's server at {url} {'refuses the PREFECT_API_AUTH_STRING' if auth else 'asks for a secret'}",
-                hint='export PREFECT_API_AUTH_STRING="$(cat ~/.local/state/holdfast/auth)" on the machine of make up',
-            )
+    try:
+        answer = httpx.get(f"{url}/admin/version", auth=(user, password) if auth else None, timeout=ANSWERS_WITHIN_S)
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        raise RunStopped(
+            f"Prefect's server at {url} doesn't answer: {error or type(error).__name__}",
+            hint="start it, as make up does on this machine; or unset PREFECT_API_URL, also in your Prefect profile: "
+            "then the command starts a server for itself",
+        ) from None
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        raise ConfigError(
+            f"Prefect's server at {url} {'refuses the PREFECT_API_AUTH_STRING' if auth else 'asks for a secret'}",
+            hint='export PREFECT_API_AUTH_STRING="$(cat ~/.local/state/holdfast/auth)" on the machine of make up',
+        )
 
 
 def _make_home() -> None:

@@ -10,6 +10,10 @@ from tasks.heartbeat import is_called_vanished
 
 # The name of a Pending state whose Job is in a cluster that has not started its pod.
 PLACED_LATER = "InfrastructurePending"
+# The name of a Scheduled state that waits for a slot of its deployment's concurrency limit.
+QUEUED = "AwaitingConcurrencySlot"
+# How the message begins if a deployment's concurrency limit has cancelled a flow run. Prefect gives no other sign.
+TURNED_AWAY = "Deployment concurrency "
 # Parts of the message of a worker that could not start a flow run, each with what to do. Without the second part, a
 # person would have to search the worker's traceback for the cause, such as a socket that its user may not use.
 HINTS = {
@@ -45,8 +49,13 @@ def state_of_lost(state: State[Any], silent_s: float) -> State[Any]:
 def describe_wait(flow_run: FlowRun) -> str:
     """Return a sentence on what a flow run waits for; empty if it doesn't wait."""
     state, pool = flow_run.state, flow_run.work_pool_name
+    if state is not None and state.name == QUEUED:
+        return f"{flow_run.name} waits until fewer flow runs of its deployment run than its concurrency limit allows"
     if state is None or state.is_scheduled():
-        return f"{flow_run.name} waits for a worker of pool {pool}; prefect worker start --pool {pool} starts one"
+        return (
+            f"{flow_run.name} waits for a worker of pool {pool}; unless the pool is paused or full, "
+            f"prefect worker start --pool {pool} starts one"
+        )
     if state.name == PLACED_LATER:
         return f"{flow_run.name} waits for its cluster to find a machine and to pull the image; its own log says more"
     if state.is_pending():
@@ -54,6 +63,15 @@ def describe_wait(flow_run: FlowRun) -> str:
     if state.is_paused():
         return f"{flow_run.name} is paused; it waits until a person resumes it"
     return ""
+
+
+def describe_turned_away(state: State[Any] | None) -> str:
+    """Return the reason why the server itself has cancelled a flow run; empty if it has not.
+
+    A deployment's concurrency limit does so if its collision strategy is CANCEL_NEW.
+    """
+    message = (state.message if state is not None and state.is_cancelled() else None) or ""
+    return message.rstrip(".") if message.startswith(TURNED_AWAY) else ""
 
 
 def is_final(flow_run: FlowRun) -> bool:

@@ -298,6 +298,66 @@ def test_a_cancelled_run_saves_and_continues_when_started_again(run: PoolRun, re
     assert_right_bytes(run, reference)
 
 
+def test_a_retried_attempt_is_refused_and_a_retried_train_continues_the_run(run: PoolRun, reference: Reference) -> None:
+    train = run.start()
+    run.await_commits(1)
+    supervisor_of(run.pool, train).kill()
+    run.pool.await_end(train)
+    engine, _ = run.processes(1)
+    engine.kill()
+    run.hurry()
+    (first,) = run.attempts()
+    run.pool.await_state(first["id"], "Crashed")
+    run.pool.retry(first["id"])
+    run.pool.await_state(first["id"], "Stopped")
+    refused = f"attempt 1 of run '{run.name}' has begun before, and no attempt begins twice; start or retry train"
+    assert run.pool.read(first["id"])["state"]["message"].startswith(refused)
+    run.pool.retry(train)
+    run.pool.await_state(train, "Completed")
+    assert run.journal().attempts() == 2
+    assert_right_bytes(run, reference)
+
+
+def test_a_train_that_watches_a_retried_attempt_continues_the_run(run: PoolRun, reference: Reference) -> None:
+    """A person retries the attempt of a train that is dead. The next train finds it live, and must not give up."""
+    train = run.start()
+    run.await_commits(1)
+    supervisor_of(run.pool, train).kill()
+    run.pool.await_end(train)
+    engine, _ = run.processes(1)
+    psutil.Process(run.pool.worker()).kill()
+    engine.kill()
+    (first,) = run.attempts()
+    run.pool.set_state(first["id"], "CRASHED", "Crashed")
+    run.pool.retry(first["id"])
+    again = run.start()
+    run.pool.await_state(again, "Running")
+    run.hurry()
+    run.pool.replace_worker()
+    assert run.pool.await_end(again)["state"]["name"] == "Completed"
+    assert [reason for reason, _ in run.reasons()] == ["stopped", "completed"]
+    assert_right_bytes(run, reference)
+
+
+def test_an_attempt_that_a_concurrency_limit_cancels_is_tried_again(run: PoolRun, reference: Reference) -> None:
+    other = PoolRun(run.pool, run.folder, f"{run.name}-other")
+    with run.pool.limited("attempt/gpu", "CANCEL_NEW"):
+        busy = other.start(epochs=30)
+        other.await_commits(1)
+        train = run.start()
+        waits = "attempt 1 did not begin (Deployment concurrency limit reached)"
+        await_true(lambda: waits in run.pool.logs(train), f"train did not say: {waits}", ENDS_WITHIN_S)
+        other.hurry()
+        run.hurry()
+        assert run.pool.await_end(train)["state"]["name"] == "Completed"
+        assert run.pool.await_end(busy)["state"]["name"] == "Completed"
+    states = [attempt["state"]["name"] for attempt in run.attempts()]
+    assert {*states[:-1]} == {"Cancelled"}
+    assert states[-1] == "Completed"
+    assert run.reasons() == [("completed", STEPS)]
+    assert_right_bytes(run, reference)
+
+
 @pytest.mark.parametrize("flow", ["train", "attempt"])
 def test_a_paused_run_resumes(run: PoolRun, reference: Reference, flow: str) -> None:
     train = run.start()

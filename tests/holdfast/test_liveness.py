@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import (
+    AwaitingConcurrencySlot,
     Cancelled,
     Cancelling,
     Completed,
@@ -34,7 +35,7 @@ from holdfast.liveness import (
     Verdict,
     Watch,
 )
-from tasks.states import describe_wait, kind_of, state_of_lost
+from tasks.states import describe_turned_away, describe_wait, kind_of, state_of_lost
 
 POLL_S = 0.5
 LONG_S = 4000.0
@@ -171,10 +172,18 @@ def test_a_lost_flow_run_gets_a_final_state_that_fits(state: State[Any], name: s
 
 def test_the_description_of_a_wait_says_what_to_do() -> None:
     assert "prefect worker start --pool gpu" in describe_wait(flow_run(Scheduled()))
+    assert "than its concurrency limit allows" in describe_wait(flow_run(AwaitingConcurrencySlot()))
     assert "is being started by a worker" in describe_wait(flow_run(Pending()))
     assert "its cluster to find a machine" in describe_wait(flow_run(InfrastructurePending()))
     assert "until a person resumes it" in describe_wait(flow_run(Paused()))
     assert describe_wait(flow_run(Running())) == ""
+
+
+def test_a_cancel_by_a_concurrency_limit_is_told_from_a_persons() -> None:
+    refused = Cancelled(message="Deployment concurrency limit reached.")
+    assert describe_turned_away(refused) == "Deployment concurrency limit reached"
+    others = [Cancelled(), Cancelled(message="by a person"), Crashed(message=refused.message), Running(), None]
+    assert {describe_turned_away(state) for state in others} == {""}
 
 
 def test_a_cancel_waits_for_the_workers_signal_and_a_pause_does_not() -> None:

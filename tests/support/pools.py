@@ -160,6 +160,22 @@ class Pool:
         """Resume a flow run as the UI's button does."""
         self.ask("POST", f"/flow_runs/{flow_run}/resume", {})
 
+    def retry(self, flow_run: str) -> None:
+        """Retry a flow run that has ended, as the UI's button does."""
+        body = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}}
+        self.ask("POST", f"/flow_runs/{flow_run}/set_state", body)
+
+    @contextlib.contextmanager
+    def limited(self, deployment: str, collision_strategy: str) -> Iterator[None]:
+        """Let a deployment run one flow run at a time while the block lasts."""
+        path = f"/deployments/{self.ask('GET', f'/deployments/name/{deployment}')['id']}"
+        options = {"collision_strategy": collision_strategy}
+        self.ask("PATCH", path, {"concurrency_limit": 1, "concurrency_options": options})
+        try:
+            yield
+        finally:
+            self.ask("PATCH", path, {"concurrency_limit": None})
+
     def schedule(self, deployment: str, at: datetime, **parameters: Any) -> str:
         """Add an hourly schedule to a deployment; return its id."""
         known = self.ask("GET", f"/deployments/name/{deployment}")

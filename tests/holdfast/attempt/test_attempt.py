@@ -216,16 +216,20 @@ def test_automatic_chunks_survive_a_kill_on_the_same_bytes(
     for name, value in {"PRIOR_S": 4.0, "FLOOR_S": 0.0, "SAVES": 0.0}.items():
         monkeypatch.setattr(interval, name, value)
     monkeypatch.setattr(history, "FIRST_STEPS", 2)
-    config = make_config(tmp_path, "run", "tests.support.toy:toy", epochs=4, chunk="auto")
+    # On a busy machine a save stalls training for longer, and so an automatic chunk may be longer than an epoch.
+    chunk = {"auto": True, "epochs": 1}
+    config = make_config(tmp_path, "run", "tests.support.toy:toy", epochs=4, chunk=chunk)
 
     class Kill(Observer):
         def progressed(self, attempt: Attempt, progress: Progress) -> None:
             if progress.step >= 16:
                 attempt.signal_ranks(signal.SIGKILL)
 
+    began = time.monotonic()
     with pytest.raises(RankDied):
         live(config, [Kill()], acts=ONCE)
     live(config)
+    lived_s = time.monotonic() - began
 
     journal = journal_of(config)
     assert content_id(config) == content_id(straight)
@@ -234,11 +238,11 @@ def test_automatic_chunks_survive_a_kill_on_the_same_bytes(
     steps = [0, *(commit.step for commit in commits)]
     assert steps[1] == 2, "short, so that something is measured"
     assert len({stop - start for start, stop in itertools.pairwise(steps)}) > 1
-    assert {10, 20, 30} < set(steps), "epochs are longer than chunks, and so each ends one"
+    assert {10, 20, 30} < set(steps), "each epoch ends a chunk"
     for commit in commits:
-        assert 0.02 < commit.train_s < 10
-        assert 0 < commit.stall_s < 10
-        assert 0 < commit.save_s < 10
+        assert 0.02 < commit.train_s < lived_s
+        assert 0 < commit.stall_s < lived_s
+        assert 0 < commit.save_s < lived_s
         assert commit.restart_s > 0  # a forked rank starts in milliseconds
     assert read_losses(journal).count == 1
 
