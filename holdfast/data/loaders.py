@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -44,7 +45,8 @@ class LoaderBatches:
 
     At the beginning of each pass the sampler draws from the generators that it always draws from, so that the order is
     that of the loader alone. A checkpoint has these generators' states from then, the samplers' attributes, and the
-    position in the pass: on resume the sampler draws the same order again, and nothing is read to be skipped.
+    position in the pass: on resume the sampler draws the same order again, and nothing is read to be skipped. If the
+    dataset's length has changed since the pass began, the checkpoint has the pass's order itself.
 
     All ranks draw the main rank's order, and share out each batch; a loader that accelerate has prepared for several
     ranks, or one with a ``DistributedSampler``, shares them out itself.
@@ -69,9 +71,10 @@ class LoaderBatches:
         self._number = 0  # batches of the whole run
         self._parts = 0  # of the next batch that were given
         self._before: dict[str, Any] | None = None
+        self._samples = 0  # in the dataset when this pass began
         self._indices: list[list[Any]] = []
         self._batches: Iterator[tuple[str, Any]] | None = None
-        self._attributes = [_keep_attributes(each) for each in _list_samplers(loader)[1:]]
+        self._attributes = [_keep_attributes(each) for each in list_samplers(loader)[1:]]
 
     def begin(self, step: int, stop: int, saved: Any = None, watch: Watch | None = None) -> bool:
         """Begin after ``step`` steps; see `Batches.begin`.
@@ -82,11 +85,15 @@ class LoaderBatches:
         if saved is not None:
             self._pass, self._given, self._number = saved["pass"], saved["given"], saved["number"]
             self._before = saved["before"]
+            self._samples = saved.get("samples", len(self._loader.dataset))  # type: ignore[arg-type]
             if self._before is not None:
                 now = self._capture() | {"own": saved["own"], "epochs": saved["epochs"]}
                 now |= {"samplers": saved["samplers"]} if "samplers" in saved else {}
-                self._restore(self._before)
-                self._list_indices()
+                if "indices" in saved:
+                    self._indices = _unpack(saved["indices"])
+                else:
+                    self._restore(self._before)
+                    self._list_indices()
                 self._restore(now)
         return False
 
@@ -112,7 +119,7 @@ class LoaderBatches:
 
     def _begin_pass(self) -> None:
         is_next, now = self._before is not None, self._capture()
-        self._before = self._gather(now)[0]
+        self._before, self._samples = self._gather(now)[0], len(self._loader.dataset)  # type: ignore[arg-type]
         if not self._is_main:
             self._restore(self._before)
         self._list_indices()
@@ -151,7 +158,7 @@ class LoaderBatches:
     def _capture_own(self) -> dict[str, Any]:
         """Return the states of the samplers: their generators, the epochs that they were told, and their attributes."""
         own = [each.get_state() for each in _list_generators(self._loader)]
-        epochs = [getattr(each, "epoch", None) for each in _list_samplers(self._loader)]
+        epochs = [getattr(each, "epoch", None) for each in list_samplers(self._loader)]
         # Copies: the state from the beginning of a pass is kept, while a loop may change a sampler's weights.
         attributes = [copy.deepcopy(each.state_dict()) for each in self._attributes]
         return {"own": own, "epochs": epochs} | ({"samplers": attributes} if any(attributes) else {})
@@ -160,7 +167,7 @@ class LoaderBatches:
         restore_rng(states["global"] | {"cuda": []})
         for generator, state in zip(_list_generators(self._loader), states["own"], strict=True):
             generator.set_state(state)
-        for sampler, epoch in zip(_list_samplers(self._loader), states["epochs"], strict=True):
+        for sampler, epoch in zip(list_samplers(self._loader), states["epochs"], strict=True):
             if epoch is not None:
                 sampler.epoch = epoch
         attributes = states.get("samplers", [{}] * len(self._attributes))
@@ -170,11 +177,25 @@ class LoaderBatches:
     def state_dict(self) -> dict[str, Any]:
         """Return the position, for `begin`."""
         position = {"pass": self._pass, "given": self._given, "number": self._number, "before": self._before}
+        if self._before is not None and len(self._loader.dataset) != self._samples:  # type: ignore[arg-type]
+            position |= {"samples": self._samples, "indices": _pack(self._indices)}
         return position | self._capture_own()
 
     def describe(self) -> dict[str, int]:
         """Return the fingerprint's part about the data's size."""
         return {"samples": len(self._loader.dataset)}  # type: ignore[arg-type]
+
+
+def _pack(indices: list[list[Any]]) -> dict[str, Any]:
+    """Return the indices of batches in the form of a state: two arrays if they are numbers, as they mostly are."""
+    flat = [each for batch in indices for each in batch]
+    is_numbers = all(type(each) is int for each in flat)
+    return {"flat": np.array(flat, np.int64) if is_numbers else flat, "sizes": np.array([*map(len, indices)], np.int64)}
+
+
+def _unpack(packed: dict[str, Any]) -> list[list[Any]]:
+    flat = iter(packed["flat"].tolist() if isinstance(packed["flat"], np.ndarray) else packed["flat"])
+    return [list(itertools.islice(flat, size)) for size in packed["sizes"].tolist()]
 
 
 def list_saved(source: Any) -> list[Any]:
@@ -202,13 +223,13 @@ def _list_generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
     """
     from accelerate.data_loader import SeedableRandomSampler  # not above: see `_shares_out`
 
-    samplers = (each for each in _list_samplers(loader) if not isinstance(each, SeedableRandomSampler))
+    samplers = (each for each in list_samplers(loader) if not isinstance(each, SeedableRandomSampler))
     found = [getattr(each, "generator", None) for each in samplers]
     return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
 
 
-def _list_samplers(loader: "DataLoader[Any]") -> list[Any]:
-    """Return the loader, its samplers, and the samplers inside them."""
+def list_samplers(loader: Any) -> list[Any]:
+    """Return a torch loader, its samplers, and the samplers inside them."""
     found: list[Any] = [loader]
     for each in found:
         inner = [getattr(each, name, None) for name in ("batch_sampler", "sampler")]
