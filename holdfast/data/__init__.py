@@ -5,13 +5,13 @@ from holdfast.data.loaders import (
     NoBatches,
     is_torch_loader,
     list_batch_sizes,
-    list_samplers,
     list_saved,
     make_batches,
     take_apart,
 )
 from holdfast.data.loading import Batches, is_stream
 from holdfast.data.order import Order, digest, permute
+from holdfast.data.samplers import list_samplers
 from holdfast.data.sharing import Share, list_divisors
 
 __all__ = [

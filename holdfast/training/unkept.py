@@ -7,7 +7,6 @@ for each value. A value that a checkpoint has is left out, with all that shares 
 
 import functools
 import types
-import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,29 +15,22 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from holdfast.data import is_torch_loader, list_samplers
 from holdfast.hyperparameters import is_hyperparameter
 from holdfast.location import find_place, is_own_code
 from holdfast.recipe import Recipe
-from holdfast.state import is_generator, is_plain, is_sharded, read_generator
+from holdfast.state import is_plain, is_sharded
 from holdfast.training.carried import find_carried_attributes, find_change, find_stored
+from holdfast.training.digests import CONTAINERS, Reader
 from holdfast.training.kept import Kept
 from holdfast.training.unregistered import LEAVES, SEQUENCES, find_registered, has_state, is_own_class, parts_inside
 
-# Limits of one search: objects that are entered; items of a container that are read one by one, and at all; bytes of a
-# tensor or an array that are read, of a larger one so many elements.
+# The objects that one search enters.
 MAX_OBJECTS = 2_000
-MAX_ITEMS = 256
-MAX_LISTED = 1_000_000
-MAX_BYTES = 2**22
-SAMPLED = 4096
-DEEPEST = 4
 # Lines of one save.
 MOST_LINES = 5
 
-CONTAINERS = (dict, *SEQUENCES)
 MUTABLE = (Tensor, np.ndarray, *CONTAINERS)
 OF_TORCH = vars(nn.Module()).keys()
 
@@ -180,7 +172,7 @@ class Unkept:
         return label.startswith("__") or (label.startswith("_") and not is_own)
 
     def _note(self, values: Values, known: "Known", key: tuple[int, str], name: str, value: Any) -> None:
-        digest = None if known.has(value) else self._reader.digest(value, known)
+        digest = None if known.has(value) else self._reader.digest(value, known.has)
         if digest is not None:
             values.seen.setdefault(key, Seen(name, digest, _place_of(value)))
 
@@ -195,7 +187,7 @@ class Unkept:
                 for key, value in [*lost.items(), *((key, value) for key, value in own if key not in OF_TORCH)]:
                     if known.has(value) or is_hyperparameter(key, value) or has_state(value):
                         continue
-                    digest = self._reader.digest(value, known)
+                    digest = self._reader.digest(value, known.has)
                     if digest is not None:
                         is_carried = key in lost or key in (carried or ())
                         remedy = "" if isinstance(value, CONTAINERS) else f'register_buffer("{key}", ...) in its module'
@@ -286,67 +278,3 @@ def _memory_of(value: Any) -> int:
     if not isinstance(value, Tensor) or is_sharded(value) or value.layout is not torch.strided or value.is_meta:
         return 0
     return value.untyped_storage().data_ptr()
-
-
-class Reader:
-    """Makes digests of values. It remembers those of tensors, whose versions show whether they were changed."""
-
-    def __init__(self) -> None:
-        self._tensors: WeakIdKeyDictionary = WeakIdKeyDictionary()
-
-    def digest(self, value: Any, known: Known, depth: int = 0) -> object:
-        """Return what stands for a value; None for an object that is neither plain nor has a state."""
-        if isinstance(value, Tensor):
-            # What belongs to a graph is an output of this step: its backward pass can't run again in the next one.
-            return None if value.grad_fn is not None else self._digest_tensor(value)
-        if isinstance(value, np.ndarray):
-            return _digest_array(value)
-        if isinstance(value, CONTAINERS):
-            return self._digest_items(value, known, depth)
-        if isinstance(value, LEAVES):
-            return type(value).__name__, repr(value) if isinstance(value, float | complex) else value
-        if is_generator(value):
-            return repr(read_generator(value))
-        return self._digest_state(value, known, depth) if has_state(value) and depth < DEEPEST else None
-
-    def _digest_items(self, value: Any, known: Known, depth: int) -> object:
-        items = list(value.items() if isinstance(value, dict) else value) if len(value) <= MAX_LISTED else []
-        found: list[object] = [len(value)]
-        if len(items) > MAX_ITEMS:
-            found.append(hash(tuple(each if isinstance(each, int | float | str) else id(each) for each in items)))
-        for each in items[:MAX_ITEMS] if depth < DEEPEST else ():
-            pair = each if isinstance(value, dict) else ("", each)
-            is_known = known.has(pair[1])
-            name = pair[0] if isinstance(pair[0], str | int | float) else id(pair[0])
-            found.append((name, is_known or self.digest(pair[1], known, depth + 1)))
-        return hash(repr(sorted(map(repr, found)) if isinstance(value, set | frozenset) else found))
-
-    def _digest_state(self, value: Any, known: Known, depth: int) -> object:
-        try:
-            return self._digest_items(value.state_dict(), known, depth)
-        except Exception:
-            return None
-
-    def _digest_tensor(self, value: Tensor) -> object:
-        version = 0 if value.is_inference() else value._version
-        digest = self._tensors.get(value)  # type: ignore[no-untyped-call]
-        if digest is None or digest[0] != version or value.is_inference():
-            digest = self._tensors[value] = version, _digest_array(_sample(value))
-        return str(value.dtype), tuple(value.shape), digest
-
-
-def _sample(value: Tensor) -> np.ndarray[Any, Any]:
-    """Return the bytes of a tensor's elements: of all, or of some if they are many. Empty if they can't be read."""
-    if is_sharded(value) or value.layout is not torch.strided or value.is_meta or not value.is_contiguous():
-        return np.zeros(0, np.uint8)
-    flat = value.detach().view(-1)
-    some = flat[:: max(1, len(flat) // SAMPLED)] if value.nbytes > MAX_BYTES else flat
-    return some.resolve_conj().resolve_neg().contiguous().view(torch.uint8).cpu().numpy()
-
-
-def _digest_array(value: np.ndarray[Any, Any]) -> object:
-    if value.dtype == object:
-        return value.shape, repr(value.reshape(-1)[:MAX_ITEMS])
-    flat = value.reshape(-1) if value.flags.c_contiguous else value.flat[:SAMPLED]
-    some = flat[:: max(1, flat.size // SAMPLED)] if flat.nbytes > MAX_BYTES else flat
-    return str(value.dtype), value.shape, zlib.crc32(np.ascontiguousarray(some).tobytes())

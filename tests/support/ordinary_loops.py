@@ -335,6 +335,16 @@ def splits_its_data(run: Run) -> None:
                 step.log(loss=sum(model(each).square().mean() for (each,) in others))
 
 
+def takes_batches(run: Run) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.keep(model=model, optimizer=optimizer)
+    batches = run.batches(TensorDataset(torch.linspace(-1, 1, 88).view(22, 4)), batch_size=4)
+    for _ in run.steps(per_epoch=PER_EPOCH):
+        (x,) = next(batches)
+        learn(model(x).square().mean(), optimizer)
+
+
 def steps_in_the_backward_pass(run: Run) -> None:
     """An optimizer for each parameter, which a hook steps."""
     model = net()
@@ -356,7 +366,7 @@ ORDINARY_LOOPS = [
     for each in (
         carries_a_hidden_state, is_aware_of_sharpness, searches_lines, learns_to_learn, contrasts, plays,
         averages_weights, stops_early, embeds_sparsely, has_buffers_that_grow, adds_samples, splits_its_data,
-        steps_in_the_backward_pass,
+        takes_batches, steps_in_the_backward_pass,
     )
 ]  # fmt: skip
 
