@@ -59,9 +59,35 @@ def find_carried(file: str, functions: Iterable[str]) -> list[Carried]:
 
 
 def find_stored(file: str, functions: Iterable[str]) -> set[str]:
-    """Return the variables that a run's loops assign; see `find_carried` for the arguments."""
+    """Return the variables that a run's loops assign, or fill anew before they read them.
+
+    See `find_carried` for the arguments.
+    """
     loops = _find_loops(file, functions)
-    return {name for loop in loops for name in _names_stored([loop.target, *loop.body]) if "." not in name}
+    stored = {name for loop in loops for name in _names_stored([loop.target, *loop.body]) if "." not in name}
+    return stored.union(*map(_names_refilled, loops))
+
+
+def _names_refilled(loop: ast.For) -> set[str]:
+    """Return the arrays that an inner loop fills item by item, as ``values[i] = ...``, before they are read."""
+    reads, filled, others = _Reads(), dict[str, int](), set[str]()
+    reads.visit_all(loop.body, _names_stored([loop.target]))
+    places = {
+        id(each): inner.target.id
+        for inner in ast.walk(loop)
+        if isinstance(inner, ast.For) and inner is not loop and isinstance(inner.target, ast.Name)
+        for each in ast.walk(inner)
+    }
+    for each in ast.walk(loop):
+        match each:
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Name(id=place), ctx=ast.Store()):
+                if places.get(id(each)) == place:
+                    filled[name] = min(each.lineno, filled.get(name, each.lineno))
+                    continue
+                others.add(name)
+            case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store()):
+                others.add(name)
+    return {name for name, line in filled.items() if name not in others and reads.first.get(name) == line}
 
 
 def find_change(file: str, functions: Iterable[str], name: str) -> int:

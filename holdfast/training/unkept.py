@@ -81,7 +81,8 @@ class Unkept:
         self._is_on = not isinstance(recipe, Kept) or bool(self._functions)
         stored = [find_stored(file, names) for file, names in self._functions.items()]
         self._stored: set[str] = set().union(*stored)
-        self._named: set[str] = set()
+        # What is named at the beginning already.
+        self._named: set[str] = {each.name for each in recipe.carried} if isinstance(recipe, Kept) else set()
         self._reader = Reader()
         self._began = {name for name, _ in self._list_variables()}
         values = self._read()
@@ -100,7 +101,7 @@ class Unkept:
             if (is_same or seen.is_carried) and key[0] in self._owners:
                 self._named.add(seen.name)
                 lines.append(self._describe(seen, now.owners[key[0]], is_same=is_same))
-        more = [f"{len(lines) - MOST_LINES} more values of this kind have changed"] if len(lines) > MOST_LINES else []
+        more = [f"and so have {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
         return lines[:MOST_LINES] + more
 
     def _describe(self, seen: Seen, has_it: Any, *, is_same: bool) -> str:
@@ -220,7 +221,7 @@ def _is_entered(value: Any, is_data: bool) -> bool:
 
 
 def _place_of(value: Any) -> int:
-    return id(value) if isinstance(value, MUTABLE) else 0
+    return id(value) if isinstance(value, MUTABLE) or has_state(value) else 0
 
 
 class Known:

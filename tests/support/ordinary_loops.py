@@ -345,6 +345,19 @@ def takes_batches(run: Run) -> None:
         learn(model(x).square().mean(), optimizer)
 
 
+def fills_a_rollout(run: Run) -> None:
+    """On-policy data in arrays that each step fills anew, as PPO has them."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.keep(model=model, optimizer=optimizer)
+    seen, values = torch.zeros(5, 4), np.zeros(5)
+    for _ in run.steps(per_epoch=PER_EPOCH):
+        for place in range(5):
+            seen[place] = torch.randn(4)
+            values[place] = np.random.rand()
+        learn(((model(seen) - float(values.mean())) ** 2).mean(), optimizer)
+
+
 def steps_in_the_backward_pass(run: Run) -> None:
     """An optimizer for each parameter, which a hook steps."""
     model = net()
@@ -366,7 +379,7 @@ ORDINARY_LOOPS = [
     for each in (
         carries_a_hidden_state, is_aware_of_sharpness, searches_lines, learns_to_learn, contrasts, plays,
         averages_weights, stops_early, embeds_sparsely, has_buffers_that_grow, adds_samples, splits_its_data,
-        takes_batches, steps_in_the_backward_pass,
+        takes_batches, fills_a_rollout, steps_in_the_backward_pass,
     )
 ]  # fmt: skip
 
@@ -433,6 +446,24 @@ def forgets_the_memory(run: Run) -> None:
     for _ in run.steps(per_epoch=PER_EPOCH):
         memory.push(torch.randn(4))
         learn(model(random.choice(memory.items)).square().mean(), optimizer)
+
+
+def forgets_an_average(run: Run) -> None:
+    model = net()
+    average, optimizer = AveragedModel(model), torch.optim.SGD(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer)
+    for _ in run.steps(per_epoch=PER_EPOCH):
+        learn(model(torch.randn(8, 4)).square().mean(), optimizer)
+        average.update_parameters(model)
+
+
+def forgets_a_ring(run: Run) -> None:
+    model, ring = net(), torch.zeros(5, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(per_epoch=PER_EPOCH):
+        ring[step.number % 5] = torch.randn(4)
+        learn(model(ring).square().mean(), optimizer)
 
 
 class Recurrent(nn.Module):

@@ -67,6 +67,8 @@ def test_nothing_is_said_of_what_is_kept(tmp_path: Path, loop: str) -> None:
         ("forgets_samples", ["pool.items"], "run.keep(items=pool.items)"),
         ("forgets_the_transforms_strength", ["loader.dataset.transform.strength"], "vars(loader.dataset.transform)"),
         ("forgets_the_memory", ["memory.items"], "run.keep(items=memory.items)"),
+        ("forgets_an_average", ["average"], "run.keep(average=average)"),
+        ("forgets_a_ring", ["ring"], "run.keep(ring=ring)"),
         ("forgets_the_hidden_state", ["model.hidden"], 'register_buffer("hidden", ...)'),
         ("forgets_the_trainers_best", ["self.best"], "in a dict"),
         ("forgets_the_place_in_a_cycle", ["batches"], ""),
