@@ -9,6 +9,7 @@ from holdfast.config import Determinism, RunConfig
 from holdfast.errors import RecipeError
 from holdfast.store.local import LocalStore
 from holdfast.training import Training, begin_save, run_program, steps
+from tests.conftest import Engine
 from tests.support.odd_loops import ODD_LOOPS
 from tests.support.ordinary_loops import ORDINARY_LOOPS, PER_EPOCH
 from tests.support.trainings import content_id, live
@@ -83,6 +84,20 @@ def test_a_value_that_changes_and_is_not_kept_is_named_with_its_line(
         file, number = line.split(": ")[0].rsplit(":", 1)
         assert names[0].rpartition(".")[2] in Path(file).read_text().splitlines()[int(number) - 1], line
         assert remedy in line
+
+
+@pytest.mark.slow
+def test_a_command_warns_once_of_a_value_that_is_not_kept(engine: Engine) -> None:
+    done = engine.run(f"recipe={LOOPS}:forgets_the_datasets_stage", "settings={}", "epochs=2", "chunk.steps=2")
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in (done.stdout + done.stderr).splitlines() if "no checkpoint has it" in line)
+    assert "warning: " in line
+    assert ": pool.stage has changed since the loop began" in line
+
+
+def test_a_carried_attribute_is_named_once(tmp_path: Path) -> None:
+    (line,) = notice(tmp_path, "tests.support.loops:forgets_attributes")
+    assert line.endswith(": self.hidden")
 
 
 @pytest.mark.parametrize(
