@@ -137,8 +137,14 @@ class Unkept:
 
     def _read(self) -> Values:
         values = Values()
-        if not self._is_on:
-            return values
+        if self._is_on:
+            try:
+                self._fill(values)
+            except Exception:  # of the user's own attributes: a search may not end a run
+                self._is_on, values = False, Values()
+        return values
+
+    def _fill(self, values: Values) -> None:
         known = Known(self._recipe)
         variables = [(name, value) for name, value in self._list_variables() if name in self._began]
         is_of_data = {id(value) for name, value in variables if name.startswith("loader.")}
@@ -163,7 +169,6 @@ class Unkept:
                 waiting.append((inner, part, is_data))
         if isinstance(self._recipe, Kept):
             self._read_modules(values, known, self._recipe.modules)
-        return values
 
     def _is_left_out(self, owner: Any, label: str) -> bool:
         """Return whether the search leaves out an attribute of a library's object, or a variable of a closure."""
