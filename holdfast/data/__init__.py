@@ -11,6 +11,7 @@ from holdfast.data.loaders import (
 )
 from holdfast.data.loading import Batches, is_stream
 from holdfast.data.order import Order, digest, permute
+from holdfast.data.samplers import list_samplers
 from holdfast.data.sharing import Share, list_divisors
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "is_torch_loader",
     "list_batch_sizes",
     "list_divisors",
+    "list_samplers",
     "list_saved",
     "make_batches",
     "permute",

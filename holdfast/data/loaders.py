@@ -8,14 +8,21 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data.distributed import DistributedSampler
 
 from holdfast.data.iterables import Gather, IterableBatches
 from holdfast.data.loading import Indices, Samples, Watch, make_loader
+from holdfast.data.samplers import (
+    keep_attributes,
+    list_generators,
+    list_samplers,
+    pack_indices,
+    shares_out,
+    unpack_indices,
+)
 from holdfast.data.sharing import Share
 from holdfast.data.streams import describe_flaw, has_state
 from holdfast.errors import RecipeError
-from holdfast.state import Attributes, capture_rng, restore_rng
+from holdfast.state import capture_rng, restore_rng
 
 
 class NoBatches:
@@ -44,7 +51,8 @@ class LoaderBatches:
 
     At the beginning of each pass the sampler draws from the generators that it always draws from, so that the order is
     that of the loader alone. A checkpoint has these generators' states from then, the samplers' attributes, and the
-    position in the pass: on resume the sampler draws the same order again, and nothing is read to be skipped.
+    position in the pass: on resume the sampler draws the same order again, and nothing is read to be skipped. If the
+    dataset's length has changed since the pass began, the checkpoint has the pass's order itself.
 
     All ranks draw the main rank's order, and share out each batch; a loader that accelerate has prepared for several
     ranks, or one with a ``DistributedSampler``, shares them out itself.
@@ -63,15 +71,16 @@ class LoaderBatches:
         self._loader, self._shares, self._seed, self._workers = loader, shares, seed, workers
         self._gather = gather
         self._is_main = shares[0].rank == 0
-        self._is_shared = _shares_out(loader)
+        self._is_shared = shares_out(loader)
         self.has_common_position = not self._is_shared
         self._pass, self._given = 0, 0  # batches of this pass
         self._number = 0  # batches of the whole run
         self._parts = 0  # of the next batch that were given
         self._before: dict[str, Any] | None = None
+        self._samples = 0  # in the dataset when this pass began
         self._indices: list[list[Any]] = []
         self._batches: Iterator[tuple[str, Any]] | None = None
-        self._attributes = [_keep_attributes(each) for each in _list_samplers(loader)[1:]]
+        self._attributes = [keep_attributes(each) for each in list_samplers(loader)[1:]]
 
     def begin(self, step: int, stop: int, saved: Any = None, watch: Watch | None = None) -> bool:
         """Begin after ``step`` steps; see `Batches.begin`.
@@ -82,11 +91,15 @@ class LoaderBatches:
         if saved is not None:
             self._pass, self._given, self._number = saved["pass"], saved["given"], saved["number"]
             self._before = saved["before"]
+            self._samples = saved.get("samples", len(self._loader.dataset))  # type: ignore[arg-type]
             if self._before is not None:
                 now = self._capture() | {"own": saved["own"], "epochs": saved["epochs"]}
                 now |= {"samplers": saved["samplers"]} if "samplers" in saved else {}
-                self._restore(self._before)
-                self._list_indices()
+                if "indices" in saved:
+                    self._indices = unpack_indices(saved["indices"])
+                else:
+                    self._restore(self._before)
+                    self._list_indices()
                 self._restore(now)
         return False
 
@@ -112,7 +125,7 @@ class LoaderBatches:
 
     def _begin_pass(self) -> None:
         is_next, now = self._before is not None, self._capture()
-        self._before = self._gather(now)[0]
+        self._before, self._samples = self._gather(now)[0], len(self._loader.dataset)  # type: ignore[arg-type]
         if not self._is_main:
             self._restore(self._before)
         self._list_indices()
@@ -150,17 +163,17 @@ class LoaderBatches:
 
     def _capture_own(self) -> dict[str, Any]:
         """Return the states of the samplers: their generators, the epochs that they were told, and their attributes."""
-        own = [each.get_state() for each in _list_generators(self._loader)]
-        epochs = [getattr(each, "epoch", None) for each in _list_samplers(self._loader)]
+        own = [each.get_state() for each in list_generators(self._loader)]
+        epochs = [getattr(each, "epoch", None) for each in list_samplers(self._loader)]
         # Copies: the state from the beginning of a pass is kept, while a loop may change a sampler's weights.
         attributes = [copy.deepcopy(each.state_dict()) for each in self._attributes]
         return {"own": own, "epochs": epochs} | ({"samplers": attributes} if any(attributes) else {})
 
     def _restore(self, states: dict[str, Any]) -> None:
         restore_rng(states["global"] | {"cuda": []})
-        for generator, state in zip(_list_generators(self._loader), states["own"], strict=True):
+        for generator, state in zip(list_generators(self._loader), states["own"], strict=True):
             generator.set_state(state)
-        for sampler, epoch in zip(_list_samplers(self._loader), states["epochs"], strict=True):
+        for sampler, epoch in zip(list_samplers(self._loader), states["epochs"], strict=True):
             if epoch is not None:
                 sampler.epoch = epoch
         attributes = states.get("samplers", [{}] * len(self._attributes))
@@ -170,6 +183,8 @@ class LoaderBatches:
     def state_dict(self) -> dict[str, Any]:
         """Return the position, for `begin`."""
         position = {"pass": self._pass, "given": self._given, "number": self._number, "before": self._before}
+        if self._before is not None and len(self._loader.dataset) != self._samples:  # type: ignore[arg-type]
+            position |= {"samples": self._samples, "indices": pack_indices(self._indices)}
         return position | self._capture_own()
 
     def describe(self) -> dict[str, int]:
@@ -186,7 +201,7 @@ def list_saved(source: Any) -> list[Any]:
     """
     if source is None:
         return []
-    return [*_list_generators(source)] if is_torch_loader(source) else [source]
+    return [*list_generators(source)] if is_torch_loader(source) else [source]
 
 
 def is_torch_loader(source: Any) -> bool:
@@ -194,46 +209,9 @@ def is_torch_loader(source: Any) -> bool:
     return isinstance(source, DataLoader) and not has_state(source)
 
 
-def _list_generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
-    """Return the generators of the loader and of its samplers.
-
-    accelerate's ``SeedableRandomSampler`` makes its generator when it is first used, and seeds it for each pass
-    from its epoch, which is saved.
-    """
-    from accelerate.data_loader import SeedableRandomSampler  # not above: see `_shares_out`
-
-    samplers = (each for each in _list_samplers(loader) if not isinstance(each, SeedableRandomSampler))
-    found = [getattr(each, "generator", None) for each in samplers]
-    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
-
-
-def _list_samplers(loader: "DataLoader[Any]") -> list[Any]:
-    """Return the loader, its samplers, and the samplers inside them."""
-    found: list[Any] = [loader]
-    for each in found:
-        inner = [getattr(each, name, None) for name in ("batch_sampler", "sampler")]
-        found += [one for one in inner if one is not None and not any(one is known for known in found)]
-    return found
-
-
-def _keep_attributes(sampler: Any) -> Attributes:
-    """Return the state of a sampler's plain attributes, apart from what `LoaderBatches` keeps beside them."""
-    from accelerate.data_loader import SeedableRandomSampler  # not above: see `_shares_out`
-
-    is_seeded = isinstance(sampler, SeedableRandomSampler)
-    return Attributes(lambda: sampler, lambda name: name == "epoch" or (is_seeded and name == "generator"))
-
-
 def _collate_single(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
     """Collate the batch of a loader without a batch size, which is one sample."""
     return collate(samples[0])
-
-
-def _shares_out(loader: "DataLoader[Any]") -> bool:
-    """Return whether a loader gives each rank batches of its own."""
-    from accelerate.data_loader import BatchSamplerShard  # not above: loader processes import this module, too
-
-    return isinstance(loader.batch_sampler, BatchSamplerShard) or isinstance(loader.sampler, DistributedSampler)
 
 
 def list_batch_sizes(source: Any) -> list[int]:
@@ -242,7 +220,7 @@ def list_batch_sizes(source: Any) -> list[int]:
     Args:
         source: what `take_apart` has returned. The sizes are known of a loader with a batch size over map-style data.
     """
-    if not is_torch_loader(source) or _shares_out(source) or not source.batch_size:
+    if not is_torch_loader(source) or shares_out(source) or not source.batch_size:
         return []
     rest = 0 if source.drop_last else len(source.sampler) % source.batch_size
     return [source.batch_size, *([rest] if rest else [])]

@@ -37,6 +37,7 @@ from holdfast.rank.messages import (
     Examined,
     Failed,
     Finished,
+    Noticed,
     Order,
     Problem,
     Ready,
@@ -148,7 +149,8 @@ class Ranks:
             RankHung: a rank made no progress any more; all ranks have been killed.
             OutOfMemory: the kernel has killed a rank because memory ran out.
         """
-        event = self._await_event(within_s)
+        while isinstance(event := self._await_event(within_s), Noticed):
+            log.warning("%s", event.text)
         if event is None:
             raise self._describe_end()
         if isinstance(event, Failed):

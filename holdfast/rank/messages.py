@@ -147,6 +147,12 @@ class Skipped(Message):
     total: int
 
 
+class Noticed(Message):
+    """A line to warn a person with, such as a value that the program changes and no checkpoint has."""
+
+    text: str
+
+
 class Begun(Message):
     """The model has another run's weights, and its anneals continue from this offset (in steps)."""
 
@@ -272,6 +278,7 @@ Event = (
     Ready
     | Restored
     | Skipped
+    | Noticed
     | Begun
     | Progress
     | Saved

@@ -48,6 +48,7 @@ from holdfast.rank.messages import (
     Failed,
     Finished,
     Found,
+    Noticed,
     Progress,
     Ready,
     Restore,
@@ -192,6 +193,8 @@ def train_and_save(
         is_stopping = orders.is_stopping()
         if training.progress.step > first:
             orders.begin_save(functools.partial(save, train_s=train_s), is_urgent=is_stopping)
+            for line in training.unkept.take():
+                events.send(Noticed(text=line))
         if is_stopping:
             return True
     return False

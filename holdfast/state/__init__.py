@@ -1,6 +1,6 @@
 """The conversion of values to bytes and back without pickle: tensors, numbers, and states of random generators."""
 
-from holdfast.state.attributes import Attributes
+from holdfast.state.attributes import Attributes, is_plain
 from holdfast.state.encoding import from_payload, to_payload
 from holdfast.state.generators import (
     Generators,
@@ -28,6 +28,7 @@ __all__ = [
     "has_shards",
     "include_gpus",
     "is_generator",
+    "is_plain",
     "is_sharded",
     "local_of",
     "localize",

@@ -40,7 +40,7 @@ def as_stateful(name: str, value: Any, ties: Ties | None = None) -> Any:
     if isinstance(value, np.ndarray):
         return _Array(value, ties)
     if isinstance(value, dict | list | deque):
-        return _Container(value, ties)
+        return _Container(name, value, ties)
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | tuple):
         raise RecipeError(
             f"run.keep({name}=...): {value!r} can't be changed in place when the run resumes",
@@ -99,8 +99,21 @@ class _Container(_Adapter):
     and arrays of the saved dtype and shape. A loop may have other names for them.
     """
 
+    def __init__(self, name: str, value: Any, ties: Ties | None = None) -> None:
+        super().__init__(value, ties)
+        self._name = name
+        self._built = _count_objects(value)
+
     def state_dict(self) -> dict[str, Any]:
-        return _Items(self.ties).read(self.value)
+        items = _Items(self.ties)
+        state = items.read(self.value)
+        if items.objects > self._built:
+            raise RecipeError(
+                f"run.keep({self._name}=...): it has {items.objects} objects with a state_dict now, and had "
+                f"{self._built} when it was kept: a run that resumes has no object for the others",
+                hint="put their states into it: league.append(copy.deepcopy(model.state_dict()))",
+            )
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         _Items(self.ties).fill(self.value, state)
@@ -111,6 +124,7 @@ class _Items:
 
     def __init__(self, ties: Ties) -> None:
         self._ties = ties
+        self.objects = 0  # with a state_dict, among the items that were read
         found = [
             (f"{name}.{inner}", tensor)
             for name, module in ties.modules.items()
@@ -159,7 +173,10 @@ class _Items:
             return self.read(value)
         if _is_tuple(value):
             return _remake(value, map(self._read_item, value))
-        return as_stateful("item", value).state_dict() if _is_stateful(value) else value
+        if not _is_stateful(value):
+            return value
+        self.objects += 1
+        return as_stateful("item", value).state_dict()
 
     def _write_item(self, value: Any, saved: Any) -> Any:
         """Restore an item from the result of `_read_item`, in place if it can be. Return the item."""
@@ -224,6 +241,13 @@ class _Items:
 def _is_stateful(value: Any) -> bool:
     """Return whether an item of a container has a state that is restored in place."""
     return _has_methods(value) or is_generator(value) or isinstance(value, dict | list | deque)
+
+
+def _count_objects(value: Any) -> int:
+    """Return the number of objects with a state of their own inside a container."""
+    if isinstance(value, dict | list | deque | tuple) and not _has_methods(value):
+        return sum(map(_count_objects, value.values() if isinstance(value, dict) else value))
+    return int(_is_stateful(value))
 
 
 def _is_tuple(value: Any) -> bool:

@@ -4,13 +4,14 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from holdfast.checkpoint import Payload
 from holdfast.errors import RecipeError, StateError
-from holdfast.state import from_payload, has_shards, to_payload
+from holdfast.state import from_payload, has_shards, is_sharded, to_payload
 from holdfast.training.elastic import digest_state, restore_generators, take_extras
-from holdfast.training.naming import numbered_state, optimizer_state
+from holdfast.training.naming import name_parameters, numbered_state, optimizer_state
 from holdfast.training.optimizers import list_stepped, parts_of
 from holdfast.training.schedulers import describe_schedules
 
@@ -104,7 +105,9 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
     accelerator = training.accelerator
     model = accelerator.unwrap_model(training.model)
     # The gate compares with the payload, so a model whose loading might alter the given tensors gets a copy.
-    weights = state["model"] if _only_copies(model) else copy.deepcopy(state["model"])
+    weights = state["model"] if only_copies(model) else copy.deepcopy(state["model"])
+    if training.kept is not None:
+        _fit_buffers(model, weights)
     parts: dict[str, tuple[Any, Any]] = {"model": (model, weights)}
     if len(state["schedulers"]) != len(training.schedulers):
         raise _unfit("schedulers", f"{len(state['schedulers'])} were saved, and there are {len(training.schedulers)}")
@@ -126,7 +129,20 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
     restore_generators(training, state)
 
 
-def _only_copies(model: nn.Module) -> bool:
+def _fit_buffers(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Give the model's buffers the shapes of the saved ones: a loop may change them, or put one in place of None."""
+    devices = {each.device for each in model.parameters()}
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            value = saved.get(f"{prefix}.{name}" if prefix else name)
+            if not isinstance(value, Tensor) or is_sharded(value) or name in module._non_persistent_buffers_set:
+                continue
+            if buffer is None or buffer.shape != value.shape:
+                device = buffer.device if buffer is not None else next(iter(devices), value.device)
+                module._buffers[name] = torch.empty(value.shape, dtype=value.dtype, device=device)
+
+
+def only_copies(model: nn.Module) -> bool:
     """Return whether the model loads with torch's own code alone, which copies the given tensors."""
     return getattr(model.load_state_dict, "__func__", None) is nn.Module.load_state_dict and all(
         type(module)._load_from_state_dict is nn.Module._load_from_state_dict
@@ -181,6 +197,23 @@ def _keep_dtypes(optimizer: Any, saved: dict[str, Any]) -> None:
             now = state.get(name)
             if isinstance(value, Tensor) and isinstance(now, Tensor) and now.dtype != value.dtype:
                 state[name] = value.to(now.device, copy=True)
+
+
+def tie_to_model(training: "Training", payload: Payload) -> None:
+    """Let an optimizer's state be the model's tensors again where it was: SAM makes its copy the parameter, say.
+
+    Args:
+        payload: the payload that was restored.
+    """
+    weights = training.accelerator.unwrap_model(training.model).state_dict()
+    members = [(part, each) for part in parts_of(training.recipe.optimizer) for each in list_stepped(part)]
+    states = payload.tree["optimizer"].get("state", {})
+    for name, (part, parameter) in zip(name_parameters(training), members, strict=True):
+        found = states.get(name)
+        for key, value in found.items() if isinstance(found, dict) else ():
+            mark = value.get("$tensor", "") if isinstance(value, dict) else ""
+            if mark.startswith("model.") and mark.removeprefix("model.") in weights:
+                part.state[parameter][key] = weights[mark.removeprefix("model.")]
 
 
 def _unfit(name: str, reason: str) -> StateError:

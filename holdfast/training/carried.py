@@ -1,11 +1,13 @@
 """The variables that a loop carries from one step to the next, found in its source: local ones, and attributes.
 
 A checkpoint restores objects, not variables: a variable that is read in a step before that step assigns it, and that
-the step assigns later, has another value after a resume unless its object is kept.
+the step assigns later, has another value after a resume unless its object is kept. So has an iterator from which a step
+takes the next item.
 """
 
 import ast
 import builtins
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,21 +46,114 @@ def find_carried(file: str, functions: Iterable[str]) -> list[Carried]:
 
     Returns: nothing if the source can't be read.
     """
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return []
     found: dict[str, int] = {}
-    for loop in _walk_functions(tree, functions):
-        if isinstance(loop, ast.For) and _is_of_a_run(loop.iter):
-            targets = _names_stored([loop.target])
-            reads = _Reads()
-            reads.visit_all(loop.body, targets)
-            stored = _names_stored(loop.body) - targets
-            for name, line in reads.first.items():
-                if name in stored and not hasattr(builtins, name):
-                    found[name] = min(line, found.get(name, line))
+    for loop in _find_loops(file, functions):
+        targets = _names_stored([loop.target])
+        reads = _Reads()
+        reads.visit_all(loop.body, targets)
+        stored = (_names_stored(loop.body) | _names_advanced(loop.body)) - targets
+        for name, line in reads.first.items():
+            if name in stored and not hasattr(builtins, name):
+                found[name] = min(line, found.get(name, line))
     return [Carried(name, file, line) for name, line in sorted(found.items(), key=lambda item: (item[1], item[0]))]
+
+
+def find_stored(file: str, functions: Iterable[str]) -> set[str]:
+    """Return the variables that a run's loops assign, or fill anew before they read them.
+
+    See `find_carried` for the arguments.
+    """
+    loops = _find_loops(file, functions)
+    stored = {name for loop in loops for name in _names_stored([loop.target, *loop.body]) if "." not in name}
+    return stored.union(*map(_names_refilled, loops))
+
+
+def _names_refilled(loop: ast.For) -> set[str]:
+    """Return the arrays that an inner loop fills item by item, as ``values[i] = ...``, before they are read."""
+    reads, filled, others = _Reads(), dict[str, int](), set[str]()
+    reads.visit_all(loop.body, _names_stored([loop.target]))
+    places = {
+        id(each): inner.target.id
+        for inner in ast.walk(loop)
+        if isinstance(inner, ast.For) and inner is not loop and isinstance(inner.target, ast.Name)
+        for each in ast.walk(inner)
+    }
+    for each in ast.walk(loop):
+        match each:
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Name(id=place), ctx=ast.Store()):
+                if places.get(id(each)) == place:
+                    filled[name] = min(each.lineno, filled.get(name, each.lineno))
+                    continue
+                others.add(name)
+            case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store()):
+                others.add(name)
+    return {name for name, line in filled.items() if name not in others and reads.first.get(name) == line}
+
+
+def find_change(file: str, functions: Iterable[str], name: str) -> int:
+    """Return the first line that may change a variable or an attribute of this name; 0 if none does.
+
+    A run's loops come first, then the functions that they call. See `find_carried` for the arguments.
+    """
+    loops = (each for loop in _find_loops(file, functions) for each in ast.walk(loop))
+    for nodes in (loops, _walk_functions(_parse(file), functions)):
+        changed = (target for node in nodes if (target := _find_changed(node)) is not None)
+        if lines := [each.lineno for each in changed if name in (getattr(each, "attr", ""), getattr(each, "id", ""))]:
+            return min(lines)
+    return 0
+
+
+def _find_changed(node: ast.AST) -> ast.expr | None:
+    """Return the variable or attribute that a node may change: by a method, by an item, or as an attribute."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=target)) | ast.Subscript(value=target, ctx=ast.Store()):
+            return target
+        case ast.AugAssign(target=ast.Name() as target) | (ast.Attribute(ctx=ast.Store()) as target):
+            return target
+    return None
+
+
+@functools.cache
+def find_carried_attributes(file: str, kind: str) -> frozenset[str]:
+    """Return the attributes that a class's own methods read before they assign them, and assign: ``h``, say.
+
+    Args:
+        file: the source file of the class.
+        kind: the name of the class.
+    """
+    found: set[str] = set()
+    for node in ast.walk(_parse(file)):
+        if isinstance(node, ast.ClassDef) and node.name == kind:
+            for method in (each for each in node.body if isinstance(each, ast.FunctionDef) and each.args.args):
+                reads, own = _Reads(), f"{method.args.args[0].arg}."
+                reads.visit_all(method.body, set())
+                names = reads.first.keys() & _names_stored(method.body)
+                found |= {name.removeprefix(own) for name in names if name.startswith(own)}
+    return frozenset(found)
+
+
+def _parse(file: str) -> ast.AST:
+    try:
+        return ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def _find_loops(file: str, functions: Iterable[str]) -> list[ast.For]:
+    """Return a run's loops in some functions of a file, and in those that they call."""
+    nodes = _walk_functions(_parse(file), functions)
+    return [each for each in nodes if isinstance(each, ast.For) and _is_of_a_run(each.iter)]
+
+
+def _names_advanced(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the names of the iterators from which ``next`` takes."""
+    calls = (each for node in nodes for each in ast.walk(node) if isinstance(each, ast.Call))
+    return {
+        name
+        for each in calls
+        if isinstance(each.func, ast.Name) and each.func.id == "next" and each.args
+        if (name := _name_of(each.args[0]))
+    }
 
 
 def _walk_functions(tree: ast.AST, functions: Iterable[str]) -> Iterator[ast.AST]:

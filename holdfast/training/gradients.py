@@ -124,7 +124,7 @@ class Gradients:
         for name, each in self._list_parameters():
             if each.grad is None or (self._is_taken(each) and id(each) in settled):
                 continue
-            found[name] = each.grad
+            found[name] = _pack(each.grad)
             if self._is_same(each):
                 taken[name] = self._is_taken(each)
         if taken or set(self._ways) != {SET_TO_NONE}:
@@ -135,7 +135,7 @@ class Gradients:
         known = state.get("", {"taken": {}, "ways": [SET_TO_NONE] * len(self._parts)})
         self._ways, self._taken = list(known["ways"]), {}
         for name, each in self._list_parameters():
-            each.grad = state[name].to(each.device) if name in state else None
+            each.grad = _unpack(state[name]).to(each.device) if name in state else None
             if name in known["taken"]:
                 self._note_taken(each, known["taken"][name])
 
@@ -148,6 +148,24 @@ class Gradients:
                 if id(each) not in known:
                     found.append((f"{number}.{place}", each))
         return found
+
+
+def _pack(gradient: Tensor) -> Any:
+    """Return a gradient in the form of a state: a sparse one, such as an embedding's, as its indices and values."""
+    if gradient.layout is not torch.sparse_coo:
+        return gradient
+    return {
+        "indices": gradient._indices(), "values": gradient._values(), "shape": [*gradient.shape],
+        "is_coalesced": gradient.is_coalesced(),
+    }  # fmt: skip
+
+
+def _unpack(saved: Any) -> Tensor:
+    if isinstance(saved, Tensor):
+        return saved
+    return torch.sparse_coo_tensor(
+        saved["indices"], saved["values"], saved["shape"], is_coalesced=saved["is_coalesced"], check_invariants=False
+    )
 
 
 def _is_part_of_a_bucket(gradient: Any) -> bool:

@@ -21,7 +21,7 @@ from holdfast.training.gradients import Gradients
 from holdfast.training.optimizers import Optimizers, list_stepped, parts_of
 
 # Names of extras that `Kept` adds itself.
-OWN_EXTRAS = MODES, GRADIENTS, ACCUMULATION = "modes", "gradients", "accumulation"
+OWN_EXTRAS = MODES, GRADIENTS, ACCUMULATION, INNER = "modes", "gradients", "accumulation", "inner_optimizers"
 
 
 @dataclass(kw_only=True)
@@ -33,6 +33,7 @@ class Kept(Recipe):
         originals: the objects as the loop passed them, which may be wrappers of the objects in the other fields.
         own: Holdfast's and accelerate's objects, which `find_unregistered` doesn't enter.
         list_variables: returns the variables of the loop's functions, after their names, for `find_unregistered`.
+        functions: the names of the loop's functions, by source file; empty for a framework's loop.
         carried: the variables that the loop carries from step to step and doesn't keep.
         schedulers: the schedulers, which the loop steps itself.
         modules: the modules by name: the model, or its parts.
@@ -48,6 +49,7 @@ class Kept(Recipe):
     originals: list[Any]
     own: list[Any]
     list_variables: Callable[[], list[tuple[str, Any]]]
+    functions: Mapping[str, list[str]] = field(default_factory=dict)
     carried: list[Carried] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
@@ -88,15 +90,66 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
             extras[name] = as_stateful(name, each, ties)
     model = next(iter(modules.values())) if len(modules) == 1 else nn.ModuleDict(modules)
     optimizer: Any = next(iter(optimizers.values())) if len(optimizers) == 1 else Optimizers(optimizers)
-    own = {
+    own: dict[str, Any] = {
         MODES: Modes(model, optimizer),
         GRADIENTS: Gradients(model, optimizer),
         ACCUMULATION: Count(accelerator),
     }
+    if inner := _find_inner(optimizers):
+        own[INNER] = InnerOptimizers(inner)
     return {
         "model": model, "modules": modules, "optimizer": optimizer, "schedulers": list(schedulers.values()),
         "extras": extras | own,
     }  # fmt: skip
+
+
+def _find_inner(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, "Inner"]:
+    """Return the optimizers inside kept ones, which torch's own ``state_dict`` leaves out: that of SAM, say."""
+    kept = {id(each) for each in optimizers.values()}
+    return {
+        f"{name}.{key}": Inner(each, value)
+        for name, each in optimizers.items()
+        if type(each).state_dict is torch.optim.Optimizer.state_dict
+        for key, value in vars(each).items()
+        if isinstance(value, torch.optim.Optimizer) and id(value) not in kept
+    }
+
+
+class Inner:
+    """An optimizer inside another one, whose parameter groups it may share."""
+
+    def __init__(self, outer: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._is_shared = outer.param_groups is optimizer.param_groups
+        if self._is_shared:
+            outer.register_load_state_dict_post_hook(self._share)
+
+    def _share(self, outer: torch.optim.Optimizer) -> None:
+        self._optimizer.param_groups = outer.param_groups
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._optimizer.state_dict()
+        return {"state": state["state"]} if self._is_shared else state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        groups = self._optimizer.param_groups
+        self._optimizer.load_state_dict({"param_groups": self._optimizer.state_dict()["param_groups"], **state})
+        if self._is_shared:
+            self._optimizer.param_groups = groups
+
+
+class InnerOptimizers:
+    """The states of optimizers inside kept ones, by name."""
+
+    def __init__(self, optimizers: Mapping[str, Inner]) -> None:
+        self._optimizers = dict(sorted(optimizers.items()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: each.state_dict() for name, each in self._optimizers.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, each in self._optimizers.items():
+            each.load_state_dict(state[name])
 
 
 class Count:
@@ -121,8 +174,13 @@ class Modes:
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
         self._model, self._optimizer = model, optimizer
+        self._tensors = self._list_tensors()
         self._frozen = self._list_frozen()
         self._values = self._list_values()
+
+    def find_new_tensors(self) -> list[str]:
+        """Return the names of the tensors that the modules have and didn't have, or had and don't have any more."""
+        return sorted(self._tensors ^ self._list_tensors())
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {
@@ -157,6 +215,14 @@ class Modes:
                 )
             for key, value in changed.items():
                 setattr(objects[name], key, value)
+
+    def _list_tensors(self) -> set[str]:
+        """Return the names of all parameters and saved buffers, also of those that are None."""
+        return {
+            f"{prefix}.{name}" if prefix else name
+            for prefix, module in self._model.named_modules()
+            for name in (*module._parameters, *(module._buffers.keys() - module._non_persistent_buffers_set))
+        }
 
     def _list_frozen(self) -> list[str]:
         return sorted(name for name, each in self._model.named_parameters() if not each.requires_grad)

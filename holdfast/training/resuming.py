@@ -53,6 +53,7 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
     """
     saved = capturing.decode(payload)
     capturing.restore(training, saved)
+    capturing.tie_to_model(training, payload)
     _begin_data(training, saved, metadata, watch)
     _check_state(training, payload, saved)
     resumed = Resumed(training.progress.step)

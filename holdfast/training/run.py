@@ -468,6 +468,9 @@ class Run:
         if self._per_epoch is None and "data" not in self._fields:
             self.refuse("an epoch has no length", hint="run.steps(per_epoch=1000)")
         self._frames = find_frames(self._function)
+        functions: dict[str, list[str]] = {}
+        for frame in self._frames:
+            functions.setdefault(frame.f_code.co_filename, []).append(frame.f_code.co_name)
         with self.located():
             self._wrapping.check_kept(self._objects)
             sources = [self._loader, self._source] if self._source is not None else []
@@ -482,11 +485,12 @@ class Run:
                     self.accelerator,
                     *self._adopted,
                     *(sources if is_loader else []),
-                    *(sorted_objects["extras"][name] for name in OWN_EXTRAS),
+                    *(sorted_objects["extras"][name] for name in OWN_EXTRAS if name in sorted_objects["extras"]),
                 ],
                 list_variables=lambda: [*self._list_variables(), *self._list_adopted()],
                 steps_per_epoch=self._per_epoch,
-                carried=self._find_carried(),
+                functions={} if self._adopted else functions,
+                carried=self._find_carried(functions),
             )
             self._wrapping.check_trained(kept.trained)
             gradients = kept.extras[GRADIENTS]
@@ -574,12 +578,13 @@ class Run:
         parts = ("dataset", "collate_fn") if isinstance(self._source, torch.utils.data.DataLoader) else ()
         return found + [(f"loader.{name}", getattr(self._source, name)) for name in parts]
 
-    def _find_carried(self) -> list[Carried]:
-        """Return the variables that the loop carries. Those that hold a kept object are watched instead."""
+    def _find_carried(self, functions: Mapping[str, list[str]]) -> list[Carried]:
+        """Return the variables that the loop carries. Those that hold a kept object are watched instead.
+
+        Args:
+            functions: the names of the loop's functions, by source file.
+        """
         known = {id(each) for each in (self, self.accelerator, *self._objects.values())}
-        functions: dict[str, list[str]] = {}
-        for frame in self._frames:
-            functions.setdefault(frame.f_code.co_filename, []).append(frame.f_code.co_name)
         found = [each for file, names in functions.items() for each in find_carried(file, names)]
         restored = set()
         for each in found:
@@ -589,6 +594,8 @@ class Run:
                     continue
                 owner = frame.f_locals[variable]
                 value = getattr(owner, attribute, None) if attribute else owner
+                if getattr(value, "gi_code", None) is Run._all_batches.__code__:
+                    restored.add(each.name)
                 if id(value) in known:
                     self._watched.append((each, frame, value))
                 if id(value) in known or (attribute and id(getattr(owner, "__dict__", None)) in known):

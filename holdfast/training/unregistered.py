@@ -98,15 +98,13 @@ class Attribute:
 
 def find_unregistered(recipe: Recipe) -> list[Unregistered]:
     """Return each unregistered object with state that the recipe's functions can reach."""
-    registered = _registered(recipe)
-    own = _own_ids(recipe)
-    ids, tensors = _ids_of(registered, own) | own, _tensors_of(registered)
+    ids, tensors = find_registered(recipe), _tensors_of(_registered(recipe))
     found: dict[int, tuple[str, str, Any]] = {}
     for root, start, value in _roots(recipe):
         for name, each in _walk(start, value, ids):
             # A variable's name replaces the name "self" from a method that was found before.
             is_new = id(each) not in found or (found[id(each)][0] == "self" and name != "self")
-            if is_new and _has_state(each) and not _is_known(each, tensors):
+            if is_new and has_state(each) and not _is_known(each, tensors):
                 found[id(each)] = (name, root, each)
     inner = {id(part) for _, _, each in found.values() for part in list(_modules(each))[1:]}
     random_parts = {_digest(each) for each in recipe.model.parameters() if found and _is_random(each)}
@@ -118,6 +116,12 @@ def find_unregistered(recipe: Recipe) -> list[Unregistered]:
 
 
 # ---- what is registered
+
+
+def find_registered(recipe: Recipe) -> set[int]:
+    """Return the ids of all objects whose state a checkpoint has, and of Holdfast's and accelerate's own."""
+    own = _own_ids(recipe)
+    return _ids_of(_registered(recipe), own) | own
 
 
 def _registered(recipe: Recipe) -> list[Any]:
@@ -150,7 +154,7 @@ def _ids_of(parts: list[Any], own: set[int]) -> set[int]:
     for part in parts:
         # For a module `_modules` has listed its submodules. A module in a plain list is not saved with its owner.
         if not isinstance(part, nn.Module):
-            inside = (each for _, each in _walk("", part, own, is_inside=True) if _has_state(each))
+            inside = (each for _, each in _walk("", part, own, is_inside=True) if has_state(each))
             # A scheduler saves no optimizer.
             is_scheduler = isinstance(part, SCHEDULERS)
             ids |= {id(each) for each in inside if not (is_scheduler and isinstance(each, torch.optim.Optimizer))}
@@ -201,15 +205,20 @@ def _walk(root: str, value: Any, registered: set[int], *, is_inside: bool = Fals
         if id(each) not in registered:
             yield name, each
         is_end = id(each) in registered and each is not value
-        if is_end or (_has_state(each) and each is not value and not is_inside):
+        if is_end or (has_state(each) and each is not value and not is_inside):
             continue
-        for inner, part in _parts(name, each, is_inside):
+        for inner, part in parts_inside(name, each, is_inside):
             if id(part) not in seen and not isinstance(part, LEAVES):
                 seen.add(id(part))
                 waiting.append((inner, part))
 
 
-def _parts(name: str, value: Any, is_inside: bool) -> Iterator[tuple[str, Any]]:
+def parts_inside(name: str, value: Any, is_inside: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield what can be named from an object, in one step, each after its name.
+
+    Args:
+        is_inside: leave out the variables of functions and the attributes of classes.
+    """
     if isinstance(value, types.FunctionType):
         yield from () if is_inside else _variables(value)
     elif isinstance(value, types.MethodType):
@@ -224,13 +233,13 @@ def _parts(name: str, value: Any, is_inside: bool) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, SEQUENCES):
         yield from ((f"{name}[{index}]", each) for index, each in enumerate(_first(value)))
     elif isinstance(value, type):
-        yield from () if is_inside or not _is_own(value) else _attributes(name, vars(value))
+        yield from () if is_inside or not is_own_class(value) else _attributes(name, vars(value))
     elif not isinstance(value, types.ModuleType | types.BuiltinFunctionType | types.CodeType):
         yield from _attributes(name, getattr(value, "__dict__", {}))
         slots = (slot for kind in type(value).__mro__ for slot in getattr(kind, "__slots__", ()))
         yield from _attributes(name, {slot: getattr(value, slot, None) for slot in slots})
         if not is_inside:
-            yield from ((name, kind) for kind in type(value).__mro__ if _is_own(kind))
+            yield from ((name, kind) for kind in type(value).__mro__ if is_own_class(kind))
 
 
 def _attributes(name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -272,7 +281,8 @@ def _first(values: Any) -> list[Any]:
     return [value for value, _ in zip(values, range(MAX_ITEMS), strict=False)]
 
 
-def _is_own(kind: type) -> bool:
+def is_own_class(kind: type) -> bool:
+    """Return whether a class is the user's, by the file of its first function."""
     code = next((each.__code__ for each in vars(kind).values() if isinstance(each, types.FunctionType)), None)
     return code is not None and is_own_code(code.co_filename)
 
@@ -280,7 +290,8 @@ def _is_own(kind: type) -> bool:
 # ---- what is found
 
 
-def _has_state(value: Any) -> bool:
+def has_state(value: Any) -> bool:
+    """Return whether an object is a generator of random numbers, or has ``state_dict`` and ``load_state_dict``."""
     # A loader that accelerate has prepared has the methods, but no state of its own.
     if isinstance(value, type | types.ModuleType | random.SystemRandom | DataLoaderStateMixin):
         return False

@@ -259,7 +259,7 @@ def steps_by_turns(run: Run) -> None:
 
 
 def _train_adversaries(run: Run, ours_every: int, theirs_every: int) -> None:
-    """Add the generator's loss to the critic's gradients once these are taken: the critic's next step drops them."""
+    """Add the generator's loss to gradients that the critic's optimizer has taken: the next step drops them."""
     torch.manual_seed(1)
     generator, critic = nn.Linear(2, 4), nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     ours, theirs = (torch.optim.Adam(each.parameters(), lr=0.01) for each in (generator, critic))

@@ -24,6 +24,7 @@ from holdfast.rank.messages import (
     Failed,
     Finished,
     Found,
+    Noticed,
     Order,
     Progress,
     Ready,
@@ -70,6 +71,7 @@ def events(saved: Saved) -> list[Event]:
             environment={"sources": {"m": "0" * 64}},
         ),
         Restored(step=4, summary="lr 0.1", taken_over=["lr"], note=LONG), Skipped(done=1, total=2),
+        Noticed(text=LONG),
         Begun(anneal_offset=7), Progress(step=1, loss=-0.0, steps_per_s=1e300), saved,
         Evaluated(
             metrics={"loss": math.inf}, measured=["seconds"], anneals={"beta": 5e-324},
