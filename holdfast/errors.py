@@ -19,6 +19,7 @@
         ├── StoreError               (OSError)
         │   ├── StoreFull            (OSError)            no space left
         │   ├── StoreDenied          (PermissionError)
+        │   ├── Unreadable           (OSError)            a name is there, and the file system can't read it
         │   ├── RunGone              (OSError)            the run's folder was moved or deleted while it was trained
         │   ├── NameTaken            (FileExistsError)    a file of this name exists already
         │   └── NameMissing          (FileNotFoundError)  no file has this name
@@ -141,6 +142,13 @@ class StoreFull(StoreError):
 
 class StoreDenied(StoreError, PermissionError):
     """The store denies this user reading or writing."""
+
+
+class Unreadable(StoreError, Damage):
+    """A name on the store is there and can't be read: the disk reports an error, or it is a link, a pipe or a device.
+
+    Unlike a cloud that doesn't answer, this concerns one name and stays so: it is damage, too, with exit code 2.
+    """
 
 
 class RunGone(StoreError):

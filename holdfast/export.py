@@ -3,6 +3,7 @@
 Equal weights give equal bytes, on every machine and in every run.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 from holdfast.checkpoint import Payload, Tensor, read_metadata, read_payload, serialize_tensors
-from holdfast.errors import ConfigError, NameTaken
+from holdfast.errors import ConfigError, NameTaken, StoreError
 from holdfast.journal import Commit, Journal
 from holdfast.store import Bytes, Writer
 from holdfast.store.local import LocalStore
@@ -40,11 +41,27 @@ def export(journal: Journal, commit: Commit, out: Path, form: Form, part: str = 
         if form == "transformers":
             _write_folder(out, weights, files)
         else:
-            with LocalStore(str(out.parent)).creating(out.name) as writer:
+            with creating(out) as writer:
                 _write_torch(payload, weights, writer) if form == "torch" else _write_pieces(weights, writer)
     except NameTaken:
         raise _taken(out) from None
     return sorted(weights)
+
+
+@contextlib.contextmanager
+def creating(out: Path) -> Iterator[Writer]:
+    """Create a file on this machine's disk, as a store's `creating` does.
+
+    Raises:
+        ConfigError: the file can't be made there.
+        NameTaken: the name exists.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            writer = stack.enter_context(LocalStore(str(out.parent)).creating(out.name))
+        except StoreError as error:
+            raise ConfigError(str(error), hint="give a path that you may write to") from None
+        yield writer
 
 
 def find_weights(payload: Payload, part: str = "") -> dict[str, Tensor]:
@@ -55,7 +72,7 @@ def find_weights(payload: Payload, part: str = "") -> dict[str, Tensor]:
     """
     tree = payload.tree
     extras = tree.get(EXTRAS) or [{}]
-    known = dict(_list_tensors(tree["model"])) | {
+    known = dict(_list_tensors(tree.get("model", {}))) | {
         f"{EXTRAS}.{name}": tensor for name, tensor in _list_tensors(extras[0] if isinstance(extras, list) else extras)
     }
     if part:
@@ -109,7 +126,7 @@ def _write_pieces(weights: Mapping[str, Tensor], writer: Writer) -> None:
 def _write_folder(out: Path, weights: Mapping[str, Tensor], files: Mapping[str, Any]) -> None:
     """Write what ``from_pretrained`` reads; its configuration last, without which a folder is no model."""
     folder = LocalStore(str(out))
-    with folder.creating("model.safetensors") as writer:
+    with creating(out / "model.safetensors") as writer:
         _write_pieces(weights, writer)
     for name, content in sorted(files.items(), reverse=True):
         folder.create(name, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())

@@ -109,7 +109,8 @@ def make_ledger(journal: Journal, now: datetime | None = None) -> Ledger:
 
     Raises:
         RunUnknown: there is no such run.
-        WrongUse: a later version wrote the run, or no record of an attempt is left.
+        RecordDamaged: no record of an attempt is left.
+        WrongUse: a later version wrote the run, or it has no attempt yet.
     """
     missing = []
     try:
@@ -119,11 +120,12 @@ def make_ledger(journal: Journal, now: datetime | None = None) -> Ledger:
     records = read_records(journal)
     lives = make_lives(records)
     if not lives:
-        left = [*missing, *records.missing]
-        raise WrongUse(
-            "\n".join([f"run {journal.run!r} has no record of an attempt", *(f"  {line}" for line in left)]),
-            hint="holdfast verify reads what is left of it" if left else "train it first",
-        )
+        if left := [*missing, *records.missing]:
+            raise RecordDamaged(
+                "\n".join([f"run {journal.run!r} has no record of an attempt", *(f"  {line}" for line in left)]),
+                hint="holdfast verify reads what is left of it",
+            )
+        raise WrongUse(f"run {journal.run!r} has no record of an attempt", hint="train it first")
     return account(journal.run, lives, (*missing, *map(_explain, records.missing)), now)
 
 

@@ -136,8 +136,9 @@ def unpack(tar: BinaryIO, store: Store) -> Journal:
     if not re.fullmatch(r"commits/[0-9]{8}\.json", name):
         raise Damage(f"the file is not a packed checkpoint: it begins with {name or 'nothing'}")
     journal = Journal(store, run)
-    if journal.store.list():
-        raise WrongUse(f"there is a folder {run} in {store.url}", hint="unpack into another store")
+    for kind, is_there in (("file", store.exists(run)), ("folder", bool(journal.store.list()))):
+        if is_there:
+            raise WrongUse(f"there is a {kind} {run} in {store.url}", hint="unpack into another store")
     record = _read(tar, name, size_bytes)
     commit = Commit.from_bytes(record, name)
     if record_name("commits", commit.number) != name:

@@ -4,7 +4,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from holdfast.checkpoint import read_metadata
+from holdfast.checkpoint import read_committed
 from holdfast.columns import align
 from holdfast.endings import Ending
 from holdfast.errors import NameMissing, RecordDamaged, RunStopped
@@ -79,7 +79,7 @@ def read_standing(journal: Journal) -> Standing:
     if commit is None:
         return Standing(**known)
     known |= commit.model_dump(exclude={"created_at", "attempt", "files", "number"}) | {"commit": commit.number}
-    metadata = read_metadata(journal.store, commit.path)
+    metadata = read_committed(journal.store, commit)
     epochs = journal.read_epochs()
     if metadata is not None:
         shown = {"avg_loss", "metrics", "anneals", "model_params", "learning_rate_history"}
@@ -112,7 +112,7 @@ def find_live_attempt(journal: Journal, number: int, newest: Commit | None) -> L
 def is_trained(journal: Journal, epochs: int) -> bool:
     """Return whether the newest commit is at the end of this number of epochs, or beyond."""
     newest = journal.newest()
-    metadata = read_metadata(journal.store, newest.path) if newest else None
+    metadata = read_committed(journal.store, newest) if newest else None
     return newest is not None and metadata is not None and newest.step >= epochs * metadata.steps_per_epoch
 
 

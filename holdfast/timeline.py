@@ -125,13 +125,20 @@ def read_records(journal: Journal) -> Records:
     records.attempts = read("attempts", AttemptRecord)
     records.endings = read("endings", EndingRecord)
     records.commits = read("commits", Commit)
-    for folder in ("attempts", "commits"):  # an attempt that died has no ending, so those have gaps
-        records.missing += _find_gaps(folder, journal.numbers(folder))
+    # An attempt that died has no ending, so those have gaps.
+    latest = journal.read_latest()
+    records.missing += _find_gaps("attempts", journal.numbers("attempts"), max(records.endings, default=0))
+    records.missing += _find_gaps("commits", journal.numbers("commits"), latest.commit if latest else 0)
     return records
 
 
-def _find_gaps(folder: str, numbers: Sequence[int]) -> list[str]:
-    """Return a line for each gap in the numbers of records, which are created one after the other."""
+def _find_gaps(folder: str, numbers: Sequence[int], named: int) -> list[str]:
+    """Return a line for each gap in the numbers of records, which are created one after the other.
+
+    Args:
+        named: the highest number that another record names; 0 for none.
+    """
+    numbers = [*(numbers or [max(named - 1, 0)]), named + 1]
     pairs = [(before + 1, after - 1) for before, after in itertools.pairwise(numbers) if after > before + 1]
     return [f"{record_name(folder, first)}{f' to {last:08d}' * (last > first)} is lost" for first, last in pairs]
 

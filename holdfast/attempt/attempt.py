@@ -20,7 +20,7 @@ from holdfast.attempt.failures import Failures
 from holdfast.attempt.line import Line
 from holdfast.attempt.lineage import Past, judge_drift, judge_environment
 from holdfast.attempt.observers import Observer, Observers
-from holdfast.attempt.opening import Known, describe_beginning, describe_built
+from holdfast.attempt.opening import Known, await_completed, describe_beginning, describe_built
 from holdfast.attempt.pipeline import Chunk, Pipeline
 from holdfast.attempt.ranks import AttemptRanks
 from holdfast.attempt.stopping import Stopping
@@ -210,7 +210,7 @@ class Attempt:
     def _claim(self, known: Known) -> bool:
         """Claim the run, unless nothing is left to do; return whether it is not complete yet."""
         is_end, lineage = self._judge(known)
-        if is_end and known.is_finished:
+        if is_end and (known.is_finished or self._is_being_finished(known)):
             return False
         reason = known.find_reason(self.steps_per_epoch, self.total_steps)
         self.journal.begin(self.config.recipe)  # refuses a later format
@@ -228,6 +228,10 @@ class Attempt:
             log.info("attempt %d (%s): trains nothing, and does what was left to do", self.number, reason)
         return not is_end
 
+    def _is_being_finished(self, known: Known) -> bool:
+        is_open = known.attempts > 0 and known.ending is None
+        return is_open and await_completed(self.journal, known.attempts)
+
     def _judge(self, known: Known) -> tuple[bool, dict[str, Any]]:
         """Judge what the run has become since its newest commit. If that is the run's verified end, make it the head.
 
@@ -237,8 +241,7 @@ class Attempt:
         newest, present = known.newest, self.ranks.present
         is_end, lineage = False, dict[str, Any]()
         if newest is not None:
-            past = Past.read(self.journal, newest, self.line.read_metadata)
-            lineage["drift"] = judge_drift(past, present, self.config, known.epochs)
+            newest, past, lineage["drift"] = self._judge_drift(newest, known.epochs)
             if is_end := self._is_verified_end(newest):
                 self.line.check_trusted(newest)
                 self.line.take(newest)
@@ -249,6 +252,22 @@ class Attempt:
         if ancestor := self.ranks.ancestor:
             lineage["ancestor"] = ancestor.describe()
         return is_end, {name: value for name, value in lineage.items() if value}
+
+    def _judge_drift(self, newest: Commit, epochs: int | None) -> tuple[Commit, Past, dict[str, Any]]:
+        """Judge the drift since the newest commit that doesn't break the chain: resuming quarantines those that do.
+
+        A commit of another run, copied among this one's, may have other settings, and code, than the commits before it.
+
+        Args:
+            newest: the newest commit, which is judged if all break the chain.
+
+        Returns:
+            the commit, its records, and the accepted changes for the lineage.
+        """
+        unbroken = (each for each in self.journal.candidates() if not self.line.find_break(each))
+        commit = next(unbroken, newest)
+        past = Past.read(self.journal, commit, self.line.read_metadata)
+        return commit, past, judge_drift(past, self.ranks.present, self.config, epochs)
 
     def _begin(self) -> None:
         """Restore the head of a run that is claimed, and say where training begins."""

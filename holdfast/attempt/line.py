@@ -140,10 +140,10 @@ class Line:
         """Read the metadata of a commit's checkpoint, once; None where it is gone.
 
         Raises:
-            RecordDamaged: it can't be read.
+            RecordDamaged: it can't be read, or isn't the file that was committed.
         """
         if commit.path not in self._metadata:
-            found = checkpoint.read_metadata(self.journal.store, commit.path)
+            found = checkpoint.read_committed(self.journal.store, commit)
             if found is None:
                 return None
             self._metadata[commit.path] = found

@@ -70,7 +70,7 @@ class Past:
         """
         saved = journal.read_config(commit.config_fingerprint)
         try:
-            metadata = read(commit) if read else checkpoint.read_metadata(journal.store, commit.path)
+            metadata = read(commit) if read else checkpoint.read_committed(journal.store, commit)
         except RecordDamaged:
             metadata = None
         identity, environment = saved.identity if saved else None, metadata.environment if metadata else {}

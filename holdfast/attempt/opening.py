@@ -1,10 +1,23 @@
 """The state of a run when an attempt begins, read from the journal once."""
 
+import contextlib
+import logging
+import os
+import platform
+import time
 from dataclasses import dataclass
 
 from holdfast.endings import Ending
+from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import Commit, Journal
+from holdfast.processes import is_running
 from holdfast.rank.messages import Ready
+
+log = logging.getLogger(__name__)
+
+# The upkeep of a last commit reads its checkpoint back and prunes. Another process may have a dead one's id by now.
+UPKEEP_WITHIN_S = 300.0
+LOOKS_EVERY_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,34 @@ class Known:
         number = self.attempts if self.ending is None else 0
         while number and journal.has_attempt(number) and journal.end_attempt(number, lost) == lost:
             number -= 1
+
+
+def await_completed(journal: Journal, number: int) -> bool:
+    """Wait while an attempt that has trained the run to its end still does its upkeep, in another process here.
+
+    Another machine's process can't be seen: it isn't waited for.
+
+    Returns:
+        whether the attempt has recorded that it completed the run.
+    """
+    deadline = time.monotonic() + UPKEEP_WITHIN_S
+    has_told = False
+    while (record := journal.read_ending(number)) is None:
+        if not _runs_here(journal, number) or time.monotonic() > deadline:
+            return False
+        if not has_told:
+            log.info("attempt %d has trained the run to its end and does its upkeep; waits for it", number)
+        has_told = True
+        time.sleep(LOOKS_EVERY_S)
+    return record.reason == "completed"
+
+
+def _runs_here(journal: Journal, number: int) -> bool:
+    """Return whether an attempt's process runs on this machine, and is another one than this process."""
+    with contextlib.suppress(NameMissing, RecordDamaged):
+        record = journal.read_attempt(number)
+        return record.host == platform.node() and record.pid != os.getpid() and is_running(record.pid)
+    return False
 
 
 def describe_built(built: Ready, epochs: int) -> str:

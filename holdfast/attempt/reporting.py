@@ -37,7 +37,7 @@ class Reporting(Observer):
         self._config = config
         self._news, self._ends = threading.Event(), threading.Event()
         self._attempt = 0
-        self._has_warned = False
+        self._has_warned = self._is_left = False
         self._next_at = time.monotonic() + self._every_s
         # In this thread's context, so that Prefect shows a warning with the attempt's flow run.
         run = contextvars.copy_context().run
@@ -52,6 +52,7 @@ class Reporting(Observer):
         self._ends.set()
         self._tell(attempt)
         self._thread.join(COMPLETE_WITHIN_S if attempt.head and attempt.is_complete else STOPPED_WITHIN_S)
+        self._is_left = True
 
     def _tell(self, attempt: "Attempt") -> None:
         if not self._every_s:
@@ -82,7 +83,8 @@ class Reporting(Observer):
         except Superseded:
             pass  # the later attempt writes the report
         except Exception as error:  # a report must not end a run
-            if not self._has_warned:
+            # A thread that nothing waits for fails when Python ends: "cannot schedule new futures after shutdown".
+            if not self._has_warned and not self._is_left:
                 log.warning("the report can't be written: %s; the run goes on", error or repr(error))
             self._has_warned = True
 

@@ -164,6 +164,11 @@ class Saver:
             self._priority.restore()  # the caller waits, so no training needs the cores
         return self._under_way.result()
 
+    def on_failure(self, call: Callable[[], object]) -> None:
+        """Call a function if the last save fails; in another thread, or at once if the save has failed already."""
+        if self._under_way is not None:
+            self._under_way.add_done_callback(lambda save: call() if save.exception() else None)
+
     def check(self) -> None:
         """Raise the last save's error if the save has failed. Don't wait for a save in progress."""
         if not self.is_busy:

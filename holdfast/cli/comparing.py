@@ -4,7 +4,7 @@ import sys
 
 from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.comparison import Ancestry, Comparison, compare_trainings, read_ancestry
-from holdfast.errors import Damage, WrongUse
+from holdfast.errors import Damage, StoreDenied, WrongUse
 from holdfast.journal import Journal, find_runs
 from holdfast.journal.finding import open_place
 from holdfast.store import Store
@@ -97,7 +97,7 @@ def _compare_stores(one: Store, other: Store, *, is_replayed: bool, json: bool) 
         try:
             lines = read_ancestry(ones[run], f"{one.url}/{run}"), read_ancestry(others[run], f"{other.url}/{run}")
             rows[run] = compare_trainings(*lines, is_replayed=is_replayed)
-        except (Damage, WrongUse) as error:  # one damaged run must not hide the others
+        except (Damage, StoreDenied, WrongUse) as error:  # one run that can't be read must not hide the others
             rows[run] = str(error)
     if json:
         print_json({run: row if isinstance(row, str) else row.model_dump(mode="json") for run, row in rows.items()})

@@ -7,8 +7,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from holdfast.cli.app import Flag, Json, app, print_json
-from holdfast.errors import ConfigError, HoldfastError, NameTaken, WrongUse
-from holdfast.export import Form, export
+from holdfast.errors import ConfigError, HoldfastError, NameTaken, StoreDenied, WrongUse
+from holdfast.export import Form, creating, export
 from holdfast.journal import Commit, Journal, PruneReport
 from holdfast.journal.finding import find_commit, open_journal
 from holdfast.pack import pack as pack_checkpoint
@@ -16,7 +16,6 @@ from holdfast.pack import unpack as unpack_checkpoint
 from holdfast.retention import prune_run, summarize
 from holdfast.signature import generate_key
 from holdfast.store import open_store
-from holdfast.store.local import LocalStore
 
 
 @app.command
@@ -113,7 +112,7 @@ def pack(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT.tar")])
     try:
         if os.path.lexists(path):  # refuse before reading the whole checkpoint
             raise NameTaken(out)
-        with LocalStore(str(path.parent)).creating(path.name) as writer:
+        with creating(path) as writer:
             sha256 = pack_checkpoint(journal, found, writer)
     except NameTaken:
         raise ConfigError(f"{out} exists", hint="give another name, or remove it") from None
@@ -132,6 +131,8 @@ def unpack(tar: Path, store: str, /) -> None:
     try:
         with tar.open("rb") as file:
             journal = unpack_checkpoint(file, open_store(store))
+    except StoreDenied as error:
+        raise ConfigError(error.message, hint=error.hint) from None
     except OSError as error:
         if isinstance(error, HoldfastError):
             raise

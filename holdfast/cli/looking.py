@@ -14,7 +14,7 @@ from holdfast.bar import Bar, open_console
 from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.columns import align
 from holdfast.config import DEFAULT_STORE
-from holdfast.errors import Damage, StoreError, WrongUse
+from holdfast.errors import Damage, HoldfastError, RunUnknown, StoreDenied, StoreError, WrongUse
 from holdfast.journal import Journal, find_runs
 from holdfast.journal.finding import open_journal
 from holdfast.shown import SUFFIXES, list_shown, read_newest
@@ -34,18 +34,23 @@ def runs(store: str = DEFAULT_STORE, /, *, json: Json = False) -> int:
         store: The folder that holds the runs.
         json: Print JSON.
     """
-    standings, damaged = [], []
-    for journal in find_runs(open_store(store)):
+    found = open_store(store)
+    if store != DEFAULT_STORE and isinstance(found, LocalStore) and not found.root.is_dir():
+        raise RunUnknown(f"there is no store {store}", hint="a store is a folder or URL that holds runs")
+    standings: list[Standing] = []
+    failed: list[HoldfastError] = []
+    for journal in find_runs(found):
         try:
             standings.append(read_standing(journal))
-        except Damage as error:  # one damaged run must not hide the others
-            damaged.append(f"run {journal.run}: {error}")
-    for line in damaged:
-        print(line, file=sys.stderr)
+        except (Damage, StoreDenied, WrongUse) as error:  # one run that can't be read must not hide the others
+            failed.append(error)
+            print(f"run {journal.run}: {error}", file=sys.stderr)
+    exit_codes = {error.exit_code for error in failed}
+    exit_code = Damage.exit_code if Damage.exit_code in exit_codes else max(exit_codes, default=0)
     if json:
         print_json([standing.model_dump() for standing in standings])
-        return 2 if damaged else 0
-    if not standings and not damaged:
+        return exit_code
+    if not standings and not failed:
         print(f"no runs in {store}")
         return 0
     if standings:
@@ -53,7 +58,7 @@ def runs(store: str = DEFAULT_STORE, /, *, json: Json = False) -> int:
             ("run", "complete", "step", "epoch", "commit", "attempts", "loss", "checkpoint"),
             *(_summarize(standing) for standing in standings),
         ])  # fmt: skip
-    return 2 if damaged else 0
+    return exit_code
 
 
 def _summarize(standing: Standing) -> tuple[str, ...]:

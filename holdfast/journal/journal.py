@@ -26,7 +26,9 @@ from holdfast.errors import (
     NoVerifiedCheckpoint,
     RecordDamaged,
     RunGone,
+    StoreDenied,
     Superseded,
+    Unreadable,
     WrongUse,
 )
 from holdfast.journal.folder import RunFolder
@@ -418,7 +420,7 @@ class Journal(RunFolder):
         for number in self.numbers("quarantine"):
             try:
                 reasons.append(read_record(self.store, Quarantine, record_name("quarantine", number)).reason)
-            except RecordDamaged as error:
+            except (NameMissing, RecordDamaged) as error:  # such as a folder of the record's name
                 reasons.append(str(error))
         return reasons
 
@@ -451,10 +453,16 @@ class Journal(RunFolder):
 
 
 def find_runs(store: Store) -> Iterator[Journal]:
-    """Yield the journals of a store's runs, in order of their names."""
+    """Yield the journals of a store's runs, in order of their names.
+
+    A folder that can't be read may be a run, and is yielded, too: whoever reads it meets the error, and goes on.
+    """
     for name in store.list():
         journal = Journal(store, name)
-        if journal.exists():
+        is_run = True
+        with contextlib.suppress(StoreDenied, Unreadable):
+            is_run = journal.exists()
+        if is_run:
             yield journal
 
 

@@ -1,5 +1,6 @@
 """The queue of a rank's orders, and the decision when a rank has to save or stop."""
 
+import enum
 import math
 import queue
 import signal
@@ -18,6 +19,12 @@ from holdfast.rank.messages import End, Order, Save, Stop, decode_order
 from holdfast.training import Training
 
 
+class SaveFailed(enum.Enum):
+    """A mark among the orders: the save that is under way has failed."""
+
+    MARK = enum.auto()
+
+
 class Orders:
     """The orders for all ranks, one after the other; `Save` and `Stop` take effect at once.
 
@@ -34,7 +41,7 @@ class Orders:
         self._report = report
         self._agreement = Agreement() if training.accelerator.num_processes > 1 else None
         self._agreed = Wish.NOTHING
-        self._queue: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Order | SaveFailed | None] = queue.SimpleQueue()
         self._failure: Exception | None = None  # of the thread that reads
         self.is_ended = False  # by the attempt; not by a signal, or by another node
         self._stop_at = math.inf  # of time.monotonic()
@@ -118,6 +125,8 @@ class Orders:
             self._report(saved)
 
         save(is_urgent=is_urgent, then=note, slow_s=self._slowing.take_s())
+        # The last chunk of a run has no next one whose steps would notice the failure: it ends the wait for an order.
+        self._training.saver.on_failure(lambda: self._queue.put(SaveFailed.MARK))
         self._last_pause = math.inf  # the time until the next call includes more than a step
 
     def _is_last_moment(self) -> bool:
@@ -145,10 +154,20 @@ class Orders:
 
     def _next(self) -> Order | None:
         heartbeats.begin(Phase.WAITING)
-        orders = [self._queue.get() if self._training.accelerator.is_main_process else None]
+        orders = [self._get() if self._training.accelerator.is_main_process else None]
         if self._agreement is not None:
             broadcast_object_list(orders)
         return orders[0]
+
+    def _get(self) -> Order | None:
+        """Return the next order; None if there is none any more.
+
+        Raises:
+            StoreError: the save that is under way has failed.
+        """
+        while (order := self._queue.get()) is SaveFailed.MARK:
+            self._training.saver.check()
+        return order
 
     def check(self) -> None:
         """Raise the error that ended the orders, if any.

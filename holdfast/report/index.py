@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from holdfast.errors import HoldfastError, NameMissing, RecordDamaged
+from holdfast.errors import HoldfastError, NameMissing, RecordDamaged, Unreadable
 from holdfast.journal import REPORT, Commit, Journal, find_runs
 from holdfast.report.markup import Markup, element, section, table_of
 from holdfast.report.numbers import show_number, show_time
@@ -72,7 +72,7 @@ def _choose_commits(journal: Journal) -> list[Commit]:
     numbers = journal.numbers("commits")
     commits = []
     for number in dict.fromkeys([*numbers[:: max(1, math.ceil(len(numbers) / SPARKS))], *numbers[-1:]]):
-        with contextlib.suppress(NameMissing, RecordDamaged):
+        with contextlib.suppress(NameMissing, RecordDamaged, Unreadable):
             commits.append(journal.read_commit(number))
     return commits
 

@@ -10,13 +10,17 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Protocol
 
-from holdfast.errors import HoldfastError, NameMissing, NameTaken, StoreDenied, StoreError, StoreFull
+from holdfast.errors import HoldfastError, NameMissing, NameTaken, StoreDenied, StoreError, StoreFull, Unreadable
 
 Bytes = bytes | bytearray | memoryview
 
 PIECE_BYTES = 4 * 2**20
 # The size of one read request to an object store when a whole file is read.
 FILL_BYTES = 16 * 2**20
+# The first words of the actions that change nothing.
+READS = ("read", "list", "look")
+# The system's errors for a file that is there and can't be read: a bad sector, a loop of links, a damaged file system.
+BROKEN = {errno.EIO, errno.ELOOP, getattr(errno, "EUCLEAN", errno.EIO)}
 # Marks the name of a file that is still being written; `list` leaves such names out.
 TEMP_MARK = ".tmp-"
 
@@ -204,9 +208,22 @@ def translate_errors(action: str) -> Iterator[None]:
             ) from None
         if error.errno in (errno.EROFS, errno.ENOTDIR):
             raise _denied(action, error) from None
+        if error.errno == errno.EISDIR:
+            raise Unreadable(f"can't {action}: a folder has this name", hint="move the folder away") from None
+        if error.errno in BROKEN and action.startswith(READS):
+            hint = (
+                "if it stays so, holdfast quarantine RUN COMMIT REASON lets the run continue from the checkpoint before"
+            )
+            raise Unreadable(
+                f"can't {action}: {error.strerror}", hint=hint if error.errno == errno.EIO else ""
+            ) from error
         raise StoreError(f"can't {action}: {error}") from error
 
 
 def _denied(action: str, error: OSError) -> StoreDenied:
-    lacks_right, hint = isinstance(error, PermissionError), "give a store that you may write to"
-    return StoreDenied(f"can't {action}: {error.strerror or error}", hint=hint, lacks_right=lacks_right)
+    may = "read" if action.startswith(READS) else "write to"
+    return StoreDenied(
+        f"can't {action}: {error.strerror or error}",
+        hint=f"give a store that you may {may}",
+        lacks_right=isinstance(error, PermissionError),
+    )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from holdfast.errors import StoreError
+from holdfast.errors import Unreadable
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -28,7 +28,7 @@ def opened(root: Path, parts: Sequence[str], *, make: bool = False, make_root: b
 
     Raises:
         OSError: the folder doesn't exist, or can't be read or created.
-        StoreError: one of the parts is a symbolic link.
+        Unreadable: one of the parts is a symbolic link.
     """
     if make and make_root:
         _make_root(root)
@@ -63,14 +63,14 @@ def stat_name(folder: int, name: str, path: Path) -> os.stat_result | None:
     """Return stat(2) of a name in a folder; None if the name doesn't exist.
 
     Raises:
-        StoreError: the name is a symbolic link.
+        Unreadable: the name is a symbolic link.
     """
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
     if stat.S_ISLNK(found.st_mode):
-        raise StoreError(f"{path} is a symbolic link; a run holds none", hint="replace the link with its target")
+        raise Unreadable(f"{path} is a symbolic link; a run holds none", hint="replace the link with its target")
     return found
 
 
@@ -79,7 +79,7 @@ def stat_file(folder: int, name: str, path: Path) -> os.stat_result:
 
     Raises:
         FileNotFoundError: the name doesn't exist, or is a folder.
-        StoreError: the name is a symbolic link, a pipe or a device.
+        Unreadable: the name is a symbolic link, a pipe or a device.
     """
     found = stat_name(folder, name, path)
     if found is None or stat.S_ISDIR(found.st_mode):
@@ -95,7 +95,7 @@ def open_file(folder: int, name: str, path: Path) -> BinaryIO:
     file = os.fdopen(descriptor, "rb")
     try:
         _check_regular(os.fstat(descriptor), path)
-    except StoreError:
+    except Unreadable:
         file.close()
         raise
     return file
@@ -103,7 +103,7 @@ def open_file(folder: int, name: str, path: Path) -> BinaryIO:
 
 def _check_regular(found: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise StoreError(f"{path} is not a regular file", hint="remove it; a run holds files and folders only")
+        raise Unreadable(f"{path} is not a regular file", hint="remove it; a run holds files and folders only")
 
 
 def _make_root(folder: Path) -> None:

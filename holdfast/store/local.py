@@ -101,7 +101,7 @@ class LocalStore(Store):
 
     def list(self, folder: str = "", after: str = "") -> list[str]:
         parts = checked(folder).split("/") if folder else []
-        with translate_errors(f"list {folder} in {self.url}"):
+        with translate_errors(f"list {folder} in {self.url}" if folder else f"list {self.url}"):
             try:
                 with folders.opened(self.root, parts) as descriptor:
                     names = os.listdir(descriptor)

@@ -23,13 +23,16 @@ def open_store(url: str) -> Store:
     doesn't save them.
 
     Raises:
-        ConfigError: the URL has a null character, credentials or an unknown user's home folder; its scheme has no
-            store, or the scheme's package isn't installed; the environment has no credentials; or the operator doesn't
-            allow the store.
+        ConfigError: the URL is empty, or has a null character, credentials or an unknown user's home folder; its
+            scheme has no store, or the scheme's package isn't installed; the environment has no credentials; or the
+            operator doesn't allow the store.
     """
     if "\0" in url:
         raise ConfigError(f"store = {url!r}: no folder's name has a null character")
     scheme, separator, path = url.partition("://")
+    if not (path if separator else url).strip() and scheme != "memory":
+        # Such as a script's unset variable: it must not mean the current folder.
+        raise ConfigError(f"store = {url!r}: it names no folder", hint="give a folder or a URL; . is this folder")
     is_remote = bool(separator) and scheme not in ("file", "local", "memory")
     if is_remote and holds_credentials(url):
         raise ConfigError(f"store = '{scheme}://...': {CREDENTIALS_REFUSED}")

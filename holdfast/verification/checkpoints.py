@@ -1,10 +1,11 @@
 """Checks of checkpoints' bytes against their commits."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from holdfast import checkpoint
 from holdfast.checkpoint.verifying import Watch
-from holdfast.errors import CheckpointDamaged, NameMissing, RecordDamaged
+from holdfast.errors import CheckpointDamaged, NameMissing, RecordDamaged, Unreadable
 from holdfast.journal import Commit, Journal
 from holdfast.verification.report import CheckedCheckpoint
 
@@ -18,10 +19,14 @@ def check_checkpoint(
         deep: also read the state and compare the metadata with the commit.
         watch: called with the size in bytes of each piece that was read.
     """
-    damaged = checkpoint.verify(journal.store, commit, watch)
-    problems = [str(damage) for damage in damaged]
-    if deep and not damaged:
-        problems += _check_content(journal, commit)
+    damaged: list[dict[str, Any]]
+    try:
+        found = checkpoint.verify(journal.store, commit, watch)
+        damaged, problems = [vars(damage) for damage in found], [str(damage) for damage in found]
+        if deep and not damaged:
+            problems += _check_content(journal, commit)
+    except Unreadable as error:
+        damaged, problems = [{"path": commit.path, "error": str(error)}], [str(error)]
     if problems and journal.is_pruned(commit.number):
         return None
     checked = CheckedCheckpoint(
@@ -30,7 +35,7 @@ def check_checkpoint(
         checkpoint_sha256=commit.checkpoint_sha256,
         size_bytes=commit.size_bytes,
         standing=standing,
-        damaged=[vars(damage) for damage in damaged],
+        damaged=damaged,
     )
     return checked, problems
 
@@ -57,7 +62,7 @@ def check_uncommitted(journal: Journal, committed: set[str]) -> Iterator[Checked
             continue
         try:
             files = [checkpoint.hash_file(journal.store, path, name) for name in journal.store.list(path)]
-        except NameMissing:  # a prune is deleting the folder
+        except (NameMissing, Unreadable):  # a prune is deleting the folder; or it holds a link, which nothing uses
             continue
         parts = [file for file in files if checkpoint.is_part(file.name)]
         yield CheckedCheckpoint(

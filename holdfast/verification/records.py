@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast import checkpoint
-from holdfast.errors import HoldfastError, NameMissing, RecordDamaged
+from holdfast.errors import HoldfastError, NameMissing, RecordDamaged, Unreadable
 from holdfast.fingerprint import fingerprint
 from holdfast.journal import (
     AttemptRecord,
@@ -105,7 +105,7 @@ def _check_run(journal: Journal) -> tuple[int, list[str]]:
     """Return the number of the run's first commit, and a line for each problem of ``run.json``."""
     try:
         return journal.read_run().first_commit, []
-    except RecordDamaged as error:
+    except (RecordDamaged, Unreadable) as error:
         return min(journal.numbers("commits"), default=1), [str(error)]
 
 
@@ -125,7 +125,7 @@ def _list_others(journal: Journal) -> Iterator[tuple[str, type[Record], str, Any
 def _check_other(journal: Journal, name: str, cls: type[Record], field: str, expected: object) -> str | None:
     try:
         record = read_record(journal.store, cls, name)
-    except RecordDamaged as error:
+    except (RecordDamaged, Unreadable) as error:
         return str(error)
     except NameMissing:  # unpinned just now
         return None
@@ -143,7 +143,7 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
 def _list_named(journal: Journal) -> set[int]:
     """Return the numbers of the commits that other records name."""
     named = {number for folder in ("metrics", "shown", "pins", "prunes") for number in journal.numbers(folder)}
-    with contextlib.suppress(NameMissing, RecordDamaged):
+    with contextlib.suppress(NameMissing, RecordDamaged, Unreadable):
         latest = read_record(journal.store, Latest, "latest.json").commit
         named.update([latest] if journal.can_reach(latest) else [])
     return named
@@ -152,7 +152,7 @@ def _list_named(journal: Journal) -> set[int]:
 def _read_commit(journal: Journal, number: int) -> Commit | HoldfastError:
     try:
         return journal.read_commit(number)
-    except (NameMissing, RecordDamaged) as error:
+    except (NameMissing, RecordDamaged, Unreadable) as error:
         return error
 
 
@@ -197,6 +197,8 @@ def _check_latest(journal: Journal, newest: int) -> tuple[list[str], list[str]]:
         return [], ["latest.json is missing; the next attempt writes it again"] if newest else []
     except RecordDamaged as error:
         return [f"{error}; the next attempt writes it again"], []
+    except Unreadable as error:
+        return [str(error)], []
     if latest.commit < newest:
         return [], [f"latest.json names commit {latest.commit} of {newest}; the next attempt renews it"]
     return [], []
@@ -212,6 +214,8 @@ def _check_copy(journal: Journal, commit: Commit, expected: FileRecord, newest: 
         if commit.number == newest:  # killed before it was written; the next attempt copies it from the checkpoint
             return None
         return f"{name} is missing"
+    except Unreadable as error:
+        return str(error)
     if found.sha256 == expected.sha256:
         return None
     return f"{name} is {found.sha256} but was committed as {expected.sha256}"

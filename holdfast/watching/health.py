@@ -50,7 +50,8 @@ def judge(seen: Seen, age_s: float) -> Health:
     if seen.is_complete:
         return Health("complete", "complete")
     if not seen.attempts:
-        return Health("waiting", "waits for its first attempt")
+        is_lost = bool(seen.newest)
+        return Health("waiting", f"waits for {'another' if is_lost else 'its first'} attempt")
     number, record = seen.attempts[-1]
     ending = seen.find_ending(number)
     if ending is not None:

@@ -62,7 +62,7 @@ def _describe_commit(seen: Seen, commit: Commit) -> str:
 def follow(
     reader: RunReader | StoreReader, every_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[str]:
-    """Yield a line for everything new, and poll the store in between; end when a single run is complete.
+    """Yield a line for everything new, and poll the store in between; end when a single run is over.
 
     While the store can't be reached, yield one line about it, and ask it again.
 
@@ -80,7 +80,7 @@ def follow(
             lines = known.setdefault(seen.run, Lines())
             prefix = "" if isinstance(reader, RunReader) else f"{seen.run}: "
             yield from (one_line(f"{prefix}{line}") for line in lines.list_new(seen, time.monotonic()))
-        if isinstance(reader, RunReader) and reader.seen.is_complete:
+        if isinstance(reader, RunReader) and reader.seen.is_over:
             return
         sleep(every_s)
         try:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from holdfast.checkpoint import read_metadata
-from holdfast.errors import Damage, HoldfastError, NameMissing, RunGone, StoreError, WrongUse
+from holdfast.errors import Damage, NameMissing, RecordDamaged, RunGone, StoreDenied, WrongUse
 from holdfast.goodput import Ledger, make_ledger
 from holdfast.journal import AttemptRecord, Commit, Journal, find_runs, record_name
 from holdfast.plan import read_config
@@ -73,12 +73,23 @@ class RunReader:
         except Damage as error:
             self._missing["run.json"] = str(error)
         newest = self.journal.newest_number()
+        self._find_lost(newest)
         self._add_commits(self._choose(newest))
         self.seen = replace(self.seen, newest=newest)
         self._read_quarantine()
         self._read_attempts(max(0, self.journal.attempts() - RECENT_ATTEMPTS))
         self._describe()
         return self.seen
+
+    def _find_lost(self, newest: int) -> None:
+        """Note newer commits and attempts that other records name, and of which no record is left."""
+        latest = self.journal.read_latest()
+        attempts, last = self.journal.attempts(), max(self.journal.numbers("endings"), default=0)
+        named = {"commits": (newest, latest.commit if latest else 0), "attempts": (attempts, last)}
+        for folder, (highest, number) in named.items():
+            if number > highest:
+                name = record_name(folder, number)
+                self._missing[name] = f"{name} is missing"
 
     def poll(self) -> bool:
         """Look for news with one listing; if there is any, read all of it. Return whether there was.
@@ -173,6 +184,8 @@ class RunReader:
         metadata = None
         if head is not None:
             metadata = self._read(f"{head.path}/metadata.json", lambda: read_metadata(self.journal.store, head.path))
+            if metadata is None and not self.journal.is_pruned(head.number):
+                self._missing.setdefault(f"{head.path}/metadata.json", f"{head.path}/metadata.json is missing")
         step = head.step if head else 0
         stop = None
         if config is not None and not config.chunk.auto and metadata is not None:
@@ -189,7 +202,7 @@ class RunReader:
         if self.seen.newest > self._ledger_commits or not is_due:
             return self.seen.ledger
         self._ledger_at = time.monotonic()
-        with contextlib.suppress(WrongUse):  # no record of an attempt is left
+        with contextlib.suppress(WrongUse, RecordDamaged):  # no record of an attempt is left
             return make_ledger(self.journal)
         return None
 
@@ -243,9 +256,7 @@ class StoreReader:
                 try:
                     reader.begin()
                     self._readers[journal.run] = reader
-                except StoreError:
-                    raise
-                except HoldfastError as error:  # one run that can't be read must not hide the others
+                except (Damage, StoreDenied, WrongUse) as error:  # one run that can't be read must not hide the others
                     self._problems[journal.run] = Seen(journal.run, problem=str(error))
         return has_news
 

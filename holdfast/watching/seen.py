@@ -55,7 +55,17 @@ class Seen:
         """Whether the run is trained to its end, and no later attempt has begun to train it further."""
         if self.head is None or self.total_steps is None or self.head.step < self.total_steps:
             return False
-        return self.head.attempt == self.last_attempt or self.find_ending(self.last_attempt) is not None
+        # A lost record of the attempt leaves a lower number, or 0.
+        return self.head.attempt >= self.last_attempt or self.find_ending(self.last_attempt) is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to wait for: the run is complete, or ended so and lost records since."""
+        if self.is_complete:
+            return True
+        ending = self.find_ending(self.last_attempt)
+        is_lost = self.head is None or self.total_steps is None
+        return is_lost and ending is not None and ending.reason == "completed"
 
     @property
     def last_attempt(self) -> int:

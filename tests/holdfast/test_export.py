@@ -156,7 +156,7 @@ def test_what_exists_is_not_overwritten(run: str, tmp_path: Path, capsys: pytest
 def test_a_name_that_is_too_long_is_told_in_one_line(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_app(app, ["export", run, str(tmp_path / ("x" * 300))]) == 3
+    assert run_app(app, ["export", run, str(tmp_path / ("x" * 300))]) == 1
     assert "error: can't write xxx" in capsys.readouterr().err
 
 

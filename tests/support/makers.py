@@ -161,3 +161,10 @@ def damage(line: Line, path: str, name: str = checkpoint.PAYLOAD) -> None:
     """Change the first byte of a checkpoint's file."""
     file = root(line) / path / name
     file.write_bytes(b"?" + file.read_bytes()[1:])
+
+
+def write_later_format(journal: Journal) -> None:
+    """Turn a run into one of a later format, which this version can't read."""
+    record = journal.read_run().model_copy(update={"format": 9})
+    journal.store.replace("run.json", record.to_bytes())
+    assert b'"format": 9' in journal.store.read("run.json")

@@ -73,14 +73,25 @@ def test_a_report_that_fails_is_one_warning(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
-def test_a_report_that_hangs_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_hangs_stops_no_run_and_says_nothing_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     free = threading.Event()
-    monkeypatch.setattr(Publisher, "publish", lambda publisher, attempt: free.wait())
+
+    def hang(publisher: Publisher, attempt: int) -> None:
+        free.wait()
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    monkeypatch.setattr(Publisher, "publish", hang)
     monkeypatch.setattr(reporting, "COMPLETE_WITHIN_S", 0.1)
     try:
         assert live(make_config(tmp_path, every=0.01)).complete
     finally:
         free.set()
+    for thread in threading.enumerate():
+        if thread.name == "report":
+            thread.join()
+    assert "the report can't be written" not in caplog.text
 
 
 def test_a_superseded_attempt_leaves_the_report_to_its_successor(tmp_path: Path) -> None:

@@ -60,8 +60,31 @@ def test_runs_lists_the_runs_of_a_store(store: str, capsys: pytest.CaptureFixtur
     assert [(run["run"], run["complete"], run["step"]) for run in runs] == [("a", True, 10), ("begun", False, 0)]
     assert run_app(app, ["runs", store]) == 0
     assert "10 of 10" in capsys.readouterr().out
-    assert run_app(app, ["runs", f"{store}/nowhere"]) == 0
+    assert run_app(app, ["runs", f"{store}/a"]) == 0
     assert "no runs in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_runs_of_a_misspelled_store_are_an_error(
+    store: str, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (f"{store}/nowhere", f"{store}/a/run.json"):
+        assert run_app(app, ["runs", name, *options]) == 1
+        assert f"error: there is no store {name}\nhint: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["runs", ""], ["check", ""], ["check", "file://"], ["report", ""], ["watch", ""], ["unpack", "{tar}", " "]],
+)
+def test_an_empty_store_is_not_the_current_folder(
+    run: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tar = f"{tmp_path}/packed.tar"
+    assert run_app(app, ["pack", run, tar]) == 0
+    monkeypatch.chdir(Path(run).parent)
+    assert run_app(app, [each.replace("{tar}", tar) for each in command]) == 1
+    assert "it names no folder\nhint: give a folder or a URL; . is this folder" in capsys.readouterr().err
 
 
 def test_runs_shows_whole_names_in_columns(store: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -367,6 +390,7 @@ def test_a_terminal_that_lacks_a_character_gets_an_escape(tmp_path: Path, monkey
     shown = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, encoding="ascii"))
     store = f"{tmp_path}/gr\u00f6\u00dfe"
+    Path(store).mkdir()
     assert run_app(app, ["runs", store]) == 0
     assert shown.getvalue() == f"no runs in {store}\n".encode("ascii", "backslashreplace")
 
@@ -465,6 +489,13 @@ def test_goodput_shows_where_the_time_went_and_what_is_missing(
     line.journal.store.replace("endings/00000001.json", b"{")
     assert run_app(app, ["goodput", run]) == 2
     assert "missing: endings/00000001.json can't be read" in capsys.readouterr().err
+    line.journal.store.delete("attempts/00000001.json")
+    assert run_app(app, ["goodput", run]) == 2
+    line.journal.store.delete_folder("commits")
+    assert run_app(app, ["goodput", run]) == 2
+    told = capsys.readouterr().err
+    assert "error: run 'run' has no record of an attempt\n" in told
+    assert "commits/00000001.json is lost" in told
     assert run_app(app, ["goodput", f"{tmp_path}/none"]) == 1
     assert "there is no run 'none'" in capsys.readouterr().err
 

@@ -1,6 +1,5 @@
 """A watched run is read in few requests: a start that doesn't grow with the run, and one listing a poll."""
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from holdfast.store import open_store
 from holdfast.store.local import LocalStore
 from holdfast.watching import RunReader, StoreReader
 from holdfast.watching.reading import TURNS
-from tests.support.makers import claim
+from tests.support.makers import claim, write_later_format
 from tests.support.watched import add_commit, make_long_run
 
 # A start reads 40 commits, 6 attempts and their endings, and ten other records.
@@ -141,12 +140,6 @@ def test_no_run_and_a_run_of_a_later_format_are_refused(tmp_path: Path) -> None:
     write_later_format(make_long_run(str(tmp_path), "later", 1))
     with pytest.raises(WrongUse, match="run 'later' has format 9; this version reads up to 1"):
         RunReader(Journal(open_store(str(tmp_path)), "later")).begin()
-
-
-def write_later_format(journal: Journal) -> None:
-    record = journal.read_run().model_copy(update={"format": 9})
-    journal.store.replace("run.json", record.to_bytes())
-    assert json.loads(journal.store.read("run.json"))["format"] == 9
 
 
 def test_a_store_shows_every_run_and_finds_new_ones(tmp_path: Path, requests: Counter[str]) -> None:
