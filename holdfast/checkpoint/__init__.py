@@ -23,6 +23,8 @@ from holdfast.checkpoint.metadata import (
     find_disagreements,
     folder_name,
     is_folder_name,
+    read_committed,
+    read_metadata,
     step_of,
 )
 from holdfast.checkpoint.partial import Header, PartsReader, read_headers
@@ -43,8 +45,6 @@ from holdfast.checkpoint.verifying import (
     check_saved,
     find_orphans,
     find_parts,
-    read_committed,
-    read_metadata,
     read_payload,
     read_saved,
     verify,

@@ -8,8 +8,20 @@ from typing import Any
 from pydantic import Field
 
 from holdfast.config import PART_BYTES
-from holdfast.journal import FOLDER, Commit, FileRecord, LaterTime, Record, metrics_name, shown_name
+from holdfast.errors import NameMissing, RecordDamaged
+from holdfast.journal import (
+    FOLDER,
+    MAX_RECORD_BYTES,
+    Commit,
+    FileRecord,
+    LaterTime,
+    Record,
+    metrics_name,
+    read_record,
+    shown_name,
+)
 from holdfast.probe import Probe
+from holdfast.store import Store
 
 METADATA = "metadata.json"
 METRICS = "metrics.jsonl"
@@ -151,3 +163,33 @@ def step_of(name: str, steps_per_epoch: int) -> int:
     """Return the step of a checkpoint from the name that `folder_name` made."""
     _, epoch, *step = name.partition(".")[0].split("-")
     return int(step[1]) if step else int(epoch) * steps_per_epoch
+
+
+def read_metadata(folder: Store, path: str) -> Metadata | None:
+    """Return a checkpoint's metadata; None if it has none, which means that its save was never completed.
+
+    Raises:
+        RecordDamaged: the metadata can't be read.
+    """
+    try:
+        return read_record(folder, Metadata, f"{path}/{METADATA}")
+    except NameMissing:
+        return None
+
+
+def read_committed(folder: Store, commit: Commit) -> Metadata | None:
+    """Return the metadata of a commit's checkpoint; None if it is gone.
+
+    Raises:
+        RecordDamaged: it can't be read, or isn't the file that was committed, such as another run's.
+    """
+    name = f"{commit.path}/{METADATA}"
+    try:
+        data = folder.read(name, 0, MAX_RECORD_BYTES + 1)
+    except NameMissing:
+        return None
+    expected = next((file.sha256 for file in commit.files if file.name == METADATA), None)
+    found = hashlib.sha256(data).hexdigest()
+    if expected not in (None, found):
+        raise RecordDamaged(f"{name} can't be read: it is {found} but was committed as {expected}")
+    return Metadata.from_bytes(data, name)

@@ -10,12 +10,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.checkpoint.files import FileDamage, damage_error, hash_file
 from holdfast.checkpoint.format import PAYLOAD, deserialize, is_part, part_name
-from holdfast.checkpoint.metadata import METADATA, METRICS, Metadata, Saved, content_id, is_folder_name, step_of
+from holdfast.checkpoint.metadata import (
+    METADATA,
+    METRICS,
+    Metadata,
+    Saved,
+    content_id,
+    is_folder_name,
+    read_metadata,
+    step_of,
+)
 from holdfast.checkpoint.payload import Payload
 from holdfast.checkpoint.progress import Sums, find_disagreement, read_sums
 from holdfast.checkpoint.trail import Trail, find_break, read_known_trail, read_trail
 from holdfast.errors import CheckpointDamaged, NameMissing, RecordDamaged, RunStopped
-from holdfast.journal import MAX_RECORD_BYTES, Commit, FileRecord, read_record
+from holdfast.journal import Commit, FileRecord
 from holdfast.memory import Buffers, Priority
 from holdfast.store import Store
 
@@ -27,36 +36,6 @@ FEW = 3
 Watch = Callable[[int], None]
 
 log = logging.getLogger(__name__)
-
-
-def read_metadata(folder: Store, path: str) -> Metadata | None:
-    """Return a checkpoint's metadata; None if it has none, which means that its save was never completed.
-
-    Raises:
-        RecordDamaged: the metadata can't be read.
-    """
-    try:
-        return read_record(folder, Metadata, f"{path}/{METADATA}")
-    except NameMissing:
-        return None
-
-
-def read_committed(folder: Store, commit: Commit) -> Metadata | None:
-    """Return the metadata of a commit's checkpoint; None if it is gone.
-
-    Raises:
-        RecordDamaged: it can't be read, or isn't the file that was committed, such as another run's.
-    """
-    name = f"{commit.path}/{METADATA}"
-    try:
-        data = folder.read(name, 0, MAX_RECORD_BYTES + 1)
-    except NameMissing:
-        return None
-    expected = next((file.sha256 for file in commit.files if file.name == METADATA), None)
-    found = hashlib.sha256(data).hexdigest()
-    if expected not in (None, found):
-        raise RecordDamaged(f"{name} can't be read: it is {found} but was committed as {expected}")
-    return Metadata.from_bytes(data, name)
 
 
 def read_payload(folder: Store, commit: Commit, buffers: Buffers | None = None) -> Payload:

@@ -1,6 +1,7 @@
 """Commands that look at runs: list them, show the state of one, verify its checkpoints and records."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -35,7 +36,8 @@ def runs(store: str = DEFAULT_STORE, /, *, json: Json = False) -> int:
         json: Print JSON.
     """
     found = open_store(store)
-    if store != DEFAULT_STORE and isinstance(found, LocalStore) and not found.root.is_dir():
+    # With "/." only a folder has the name, and none is too long to ask for.
+    if store != DEFAULT_STORE and isinstance(found, LocalStore) and not os.access(f"{found.root}/.", os.F_OK):
         raise RunUnknown(f"there is no store {store}", hint="a store is a folder or URL that holds runs")
     standings: list[Standing] = []
     failed: list[HoldfastError] = []

@@ -30,13 +30,13 @@ def open_store(url: str) -> Store:
     if "\0" in url:
         raise ConfigError(f"store = {url!r}: no folder's name has a null character")
     scheme, separator, path = url.partition("://")
-    if not (path if separator else url).strip() and scheme != "memory":
-        # Such as a script's unset variable: it must not mean the current folder.
-        raise ConfigError(f"store = {url!r}: it names no folder", hint="give a folder or a URL; . is this folder")
     is_remote = bool(separator) and scheme not in ("file", "local", "memory")
     if is_remote and holds_credentials(url):
         raise ConfigError(f"store = '{scheme}://...': {CREDENTIALS_REFUSED}")
     check_store(url)
+    if not (path if separator else url).strip() and scheme != "memory":
+        # Such as a script's unset variable: it must not mean the current folder.
+        raise ConfigError(f"store = {url!r}: it names no folder", hint="give a folder or a URL; . is this folder")
     if not separator or scheme in ("file", "local"):
         try:
             return LocalStore(path if separator else url)
