@@ -34,7 +34,7 @@ class Reader:
     def digest(self, value: Any, known: IsKnown, depth: int = 0) -> object:
         """Return what stands for a value; None for an object that is neither plain nor has a state."""
         if isinstance(value, Tensor):
-            # What belongs to a graph is an output of this step: its backward pass can't run again in the next one.
+            # A tensor with a graph is an output of this step: its backward pass can't run again in the next one.
             return None if value.grad_fn is not None else self._digest_tensor(value)
         if isinstance(value, np.ndarray):
             return _digest_array(value)

@@ -81,7 +81,7 @@ class Unkept:
         self._is_on = not isinstance(recipe, Kept) or bool(self._functions)
         stored = [find_stored(file, names) for file, names in self._functions.items()]
         self._stored: set[str] = set().union(*stored)
-        # What is named at the beginning already.
+        # These are named at the beginning already.
         self._named: set[str] = {each.name for each in recipe.carried} if isinstance(recipe, Kept) else set()
         self._error = ""  # that has ended the search
         self._reader = Reader()
