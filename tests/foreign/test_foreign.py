@@ -183,7 +183,10 @@ def test_killed_and_stopped_it_ends_on_the_same_bytes(tmp_path: Path, ready: Liv
     assert killed.finish() == content_id
     assert killed.journal.attempts() > 1, "no kill came before the end"
     # What the script's own logger wrote: steps that were lost and trained again are there twice, and equal.
-    assert killed.read_logged() == straight.read_logged()
+    logged, expected = killed.read_logged(), straight.read_logged()
+    assert logged <= expected
+    # CSVLogger empties its file and writes it anew when a column is added: a kill just then loses a life's rows.
+    assert logged == expected or any(file.stat().st_size == 0 for file in killed.output.rglob("metrics.csv"))
 
 
 def await_trained(script: Script, process: Command, begun: int) -> None:
