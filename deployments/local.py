@@ -4,10 +4,8 @@ Their database, secret and output are in one folder outside of the repository, w
 or ~/.local/state/holdfast. The server requires the secret in the folder's file `auth`.
 """
 
-import contextlib
 import re
 import shlex
-import socket
 import sys
 from collections.abc import Mapping
 from itertools import groupby
@@ -20,14 +18,24 @@ from cyclopts import App
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from deployments.gpus import Plan, describe_gpu, end_others, find_holder, plan_workers
-from deployments.ledger import Ledger, await_ready, check_current, check_owner, end, locked, own_temporary, start
+from deployments.ledger import (
+    Ledger,
+    await_ready,
+    check_current,
+    check_owner,
+    choose_port,
+    end,
+    locked,
+    own_temporary,
+    start,
+)
 from deployments.pools import Kind
 from deployments.postgres import start_postgres
 from deployments.setup import set_up
 from holdfast.command import run_app
 from holdfast.errors import ConfigError
 from tasks.credentials import AUTH, STATE, make_secret, new_auth, open_state
-from tasks.server import bypass_proxy, describe_server, free_port, is_healthy
+from tasks.server import bypass_proxy, describe_server, is_healthy
 
 USUAL_PORT = 4200
 SEAL = re.compile('<meta http-equiv="Content-Security-Policy"[^>]*>')
@@ -86,19 +94,6 @@ def sqlite_url(path: Path) -> str:
     a single connection if the URL contains ":memory:". So this URL has that value in a parameter, which SQLite ignores.
     """
     return f"sqlite+aiosqlite:///file:{quote(str(path))}?connections=:memory:&uri=true"
-
-
-def choose_port(*wanted: int | None) -> int:
-    """Return the first of these ports that is free on the loopback interface, or else any free one.
-
-    Never use a port of another program: clients would send it the secret.
-    """
-    for port in filter(None, wanted):
-        with contextlib.suppress(OSError), socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", port))
-            return port
-    return free_port()
 
 
 # ---- workers

@@ -9,10 +9,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from deployments.ledger import Ledger, await_ready, start
+from deployments.ledger import Ledger, await_ready, choose_port, start
 from holdfast.errors import ConfigError, RunStopped
 from tasks.credentials import make_secret
-from tasks.server import free_port
 
 POSTGRES_USER = "postgres"  # Debian's
 
@@ -35,8 +34,9 @@ def start_postgres(ledger: Ledger) -> str:
         if made.returncode:
             password_file.unlink()
             raise RunStopped(f"initdb failed: {made.stderr.strip()}")
-    port = ledger.known.get("postgres", {}).get("port") or free_port()
+    port = ledger.known.get("postgres", {}).get("port")
     if not ledger.is_alive("postgres"):
+        port = choose_port(port)
         # No Unix socket: its path is limited to 107 bytes.
         options = ["-D", str(folder), "-h", "127.0.0.1", "-p", str(port), "-k", ""]
         start(ledger, "postgres", [str(programs / "postgres"), *options], {}, user, port=port)

@@ -21,6 +21,7 @@ import psutil
 import pytest
 from azure.storage.blob import BlobServiceClient
 
+from deployments.ledger import has_ended
 from holdfast.journal import Journal
 from holdfast.rank.launching import Ranks
 from holdfast.standing import Standing, read_standing
@@ -402,9 +403,9 @@ def kill_tree(pid: int) -> None:
 
 
 def has_not_ended(process: psutil.Process) -> bool:
-    """Return whether a process still runs; a zombie, which nobody has waited for yet, doesn't."""
+    """Return whether a process still runs; one that nobody has waited for yet doesn't."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and not has_ended(process)
     return False
 
 
