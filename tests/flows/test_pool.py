@@ -18,7 +18,8 @@ from deployments.ledger import start
 from holdfast.errors import RunStopped
 from holdfast.journal import REPORT, record_name
 from holdfast.testing.faults import fault
-from tests.conftest import IS_SOAK, Driver, MakeHome, Reference
+from tasks.server import free_port
+from tests.conftest import IS_SOAK, Driver, MakeHome, Reference, kill_tree
 from tests.support.pools import ENDS_WITHIN_S, Pool, PoolRun, await_true, pool_up, strike
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.pool]
@@ -123,7 +124,7 @@ def test_a_run_survives_a_death(run: PoolRun, reference: Reference, victim: str,
 
 def test_a_worker_that_is_told_to_end_lets_its_attempt_save(run: PoolRun, reference: Reference) -> None:
     psutil.Process(run.pool.worker()).kill()
-    own = {"PREFECT_WORKER_WEBSERVER_PORT": str(local.free_port())}
+    own = {"PREFECT_WORKER_WEBSERVER_PORT": str(free_port())}
     access = local.access(run.pool.ledger, run.pool.url)
     command = [sys.executable, "-m", "deployments.worker", "gpu"]
     start(run.pool.ledger, "worker-gpu", command, run.pool.environment | access | own)
@@ -302,12 +303,12 @@ def test_a_retried_attempt_is_refused_and_a_retried_train_continues_the_run(run:
     train = run.start()
     run.await_commits(1)
     supervisor_of(run.pool, train).kill()
-    run.pool.await_end(train)
     engine, _ = run.processes(1)
     engine.kill()
     run.hurry()
     (first,) = run.attempts()
-    run.pool.await_state(first["id"], "Crashed")
+    run.pool.await_crash(train)
+    run.pool.await_crash(first["id"])
     run.pool.retry(first["id"])
     run.pool.await_state(first["id"], "Stopped")
     refused = f"attempt 1 of run '{run.name}' has begun before, and no attempt begins twice; start or retry train"
@@ -490,13 +491,16 @@ def test_a_dropped_database_loses_nothing(run: PoolRun, reference: Reference) ->
     driver = Driver(run.folder, local.access(run.pool.ledger, run.pool.url))
     settings = (f"run={run.name}", "where=gpu")
     command = driver.start(*settings)
-    run.await_commits(1)
-    run.pool.kill_server()
-    for file in run.pool.ledger.folder.glob("prefect.db*"):
-        file.unlink()
-    run.pool.start_server()
-    run.pool.make_up()
-    _, err = command.communicate(timeout=ENDS_WITHIN_S)
+    try:
+        run.await_commits(1)
+        run.pool.kill_server()
+        for file in run.pool.ledger.folder.glob("prefect.db*"):
+            file.unlink()
+        run.pool.start_server()
+        run.pool.make_up()
+        _, err = command.communicate(timeout=ENDS_WITHIN_S)
+    finally:
+        kill_tree(command.pid)
     assert command.returncode == RunStopped.exit_code
     error, hint = err.splitlines()[-2:]
     assert error.startswith("error: Prefect's server no longer knows this flow run: its database was lost")

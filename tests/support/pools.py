@@ -17,6 +17,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from deployments import local
 from deployments.automations import make_automations
+from deployments.ledger import choose_port
 from deployments.pools import Kind
 from deployments.setup import set_up
 from holdfast.journal import Journal
@@ -86,7 +87,7 @@ class Pool:
 
     def start_server(self) -> None:
         """Start the server, at its last port if it had one."""
-        port = 0 if "server" in self.ledger.known else local.free_port()
+        port = 0 if "server" in self.ledger.known else choose_port()
         self.url = local.start_server(self.ledger, "", port)
 
     def set_up(self) -> None:
@@ -143,6 +144,16 @@ class Pool:
             assert time.monotonic() < deadline, f"{found['name']} is still {found['state']['name']}, not {wanted}"
             time.sleep(0.5)
         return found
+
+    def await_crash(self, flow_run: str) -> None:
+        """Wait until a killed flow run is Crashed for good.
+
+        Its worker reports the crash once more, a moment after its runner has, and would undo a retry between the two.
+        After that it logs its advice.
+        """
+        self.await_state(flow_run, "Crashed")
+        advice = "Check whether the flow run exceeded its memory"
+        await_true(lambda: advice in self.logs(flow_run), "its worker has not reported it", ENDS_WITHIN_S)
 
     def set_state(self, flow_run: str, kind: str, name: str, **details: Any) -> None:
         body = {"state": {"type": kind, "name": name, "state_details": details}, "force": True}
