@@ -192,6 +192,8 @@ class Training:
             return
         accelerator.gradient_accumulation_steps = recipe.grad_accum
         if self.virtual is None and self.config.compute.parallel == "ddp":
+            # Each step begins without gradients, so that views of the buckets are safe, and save a copy of them.
+            accelerator.ddp_handler.gradient_as_bucket_view = True
             self.model = accelerator.prepare(recipe.model)
         else:  # virtual ranks sum the gradients themselves, and shares have theirs: no DDP wraps the model
             self.model = accelerator.prepare_model(recipe.model, evaluation_mode=True)

@@ -1,7 +1,5 @@
 """The device that training runs on, and accelerate's part in it."""
 
-from typing import Any
-
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
@@ -12,6 +10,19 @@ from holdfast.errors import ConfigError
 from holdfast.gpus import too_few_gpus
 from holdfast.state import include_gpus
 from holdfast.terminal import counted
+
+# Options of DistributedDataParallel with which a resumed run ends on the same bits, whatever the loop does.
+DDP_OPTIONS = {
+    # Otherwise it arranges its buckets anew after a process's first step. Where more than two ranks sum in a ring, an
+    # element's place in its bucket decides in which order they sum it. And a step may leave parameters out.
+    "find_unused_parameters": True,
+    "static_graph": False,
+    # It divides a gradient by the number of ranks if that is a view of its bucket, and multiplies any other by the
+    # inverse. A gradient that the loop leaves to the next step is a view, and no longer one once it is restored.
+    "gradient_as_bucket_view": False,
+}
+# As many ranks give the same bits with other options, too: two numbers have one sum, and halves are exact.
+ANY_ORDER = 2
 
 
 def choose_cuda(compute: Compute) -> bool:
@@ -50,18 +61,7 @@ def prepare(config: RunConfig) -> Accelerator:
         cpu=not use_cuda,
         mixed_precision=compute.mixed_precision,
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1, sync_with_dataloader=False),
-        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        kwargs_handlers=[DistributedDataParallelKwargs(**DDP_OPTIONS)],
     )
-    for name, value in ddp_options(accelerator.num_processes).items():
-        setattr(accelerator.ddp_handler, name, value)
     determinism.check(config.determinism, "before the recipe is built")
     return accelerator
-
-
-def ddp_options(ranks: int) -> dict[str, Any]:
-    """Return the arguments that DistributedDataParallel needs so that a resumed run ends on the same bits.
-
-    Without them it arranges its buckets anew after a process's first step. Where more than two ranks sum in a ring, an
-    element's place in its bucket decides in which order they sum it.
-    """
-    return {"find_unused_parameters": True} if ranks > 2 else {}

@@ -50,7 +50,7 @@ class Gradients:
         stepped = list_stepped(self._parts[number])
         # Once the loop is known, a look at one of them is enough: this is done in every step.
         looked_at = stepped if self._ways[number] == ONCE else stepped[:1]
-        if self._ways[number] not in (NEW, LEFT) and any(map(self._is_left, looked_at)):
+        if self._ways[number] not in (NEW, LEFT) and any(map(self._is_same, looked_at)):
             self._ways[number] = LEFT
         elif self._ways[number] == ONCE:
             self._ways[number] = SET_TO_NONE
@@ -74,14 +74,6 @@ class Gradients:
         taken = self._taken.get(id(parameter))
         return taken is not None and parameter.grad is not None and taken[0]() is parameter.grad
 
-    def _is_left(self, parameter: Tensor) -> bool:
-        """Return whether the loop has left a parameter's gradient since its optimizer took it.
-
-        DistributedDataParallel may put the same view of a bucket into ``grad`` again after it was set to None. Such a
-        gradient counts as set to None.
-        """
-        return self._is_same(parameter) and not _is_part_of_a_bucket(parameter.grad)
-
     def _is_taken(self, parameter: Tensor) -> bool:
         """Return whether a parameter's gradient is unchanged since its optimizer took it."""
         return self._is_same(parameter) and self._taken[id(parameter)][1] == _version_of(parameter.grad)
@@ -91,7 +83,7 @@ class Gradients:
         for number, part in enumerate(self._parts):
             if self._ways[number] not in (NEW, LEFT) and number not in self._stepping:
                 stepped = list_stepped(part)
-                if any(self._is_left(each) and not self._is_taken(each) for each in stepped):
+                if any(self._is_same(each) and not self._is_taken(each) for each in stepped):
                     self._ways[number] = LEFT
         self._stepping.clear()
         lrs, self.lrs = self.lrs, None
@@ -166,11 +158,6 @@ def _unpack(saved: Any) -> Tensor:
     return torch.sparse_coo_tensor(
         saved["indices"], saved["values"], saved["shape"], is_coalesced=saved["is_coalesced"], check_invariants=False
     )
-
-
-def _is_part_of_a_bucket(gradient: Any) -> bool:
-    own = local_of(gradient) if is_sharded(gradient) else gradient
-    return own.layout is torch.strided and own.untyped_storage().nbytes() > own.nbytes
 
 
 def _version_of(gradient: Any) -> int:

@@ -51,6 +51,9 @@ def make_virtual(config: RunConfig, recipe: Recipe, accelerator: Accelerator) ->
         problem, hint = "in fp16, which scales the gradient", 'mixed_precision = "bf16"'
     elif not _trains_model_alone(recipe):
         problem, hint = "an optimizer of more than the model", "put all modules that learn into Recipe(model=...)"
+    elif layers := [name for name, each in recipe.model.named_modules() if isinstance(each, nn.SyncBatchNorm)]:
+        problem = f"{layers[0]}, a SyncBatchNorm, which sums over the ranks in each forward pass"
+        hint = "leave convert_sync_batchnorm out: batch statistics are those of a share"
     else:
         return VirtualRanks(shares, accelerator, config.seed, is_cut=is_cut(config, accelerator))
     raise ConfigError(f"compute.virtual_ranks = {shares}: virtual ranks can't train {problem}", hint=hint)

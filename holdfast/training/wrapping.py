@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.config import RunConfig
 from holdfast.errors import RecipeError
+from holdfast.training.devices import ANY_ORDER, DDP_OPTIONS
 from holdfast.training.sharding import cut_model, is_cut
 
 
@@ -53,6 +54,15 @@ class Wrapping:
                     "an order of its own",
                     hint=f"{name} = run.wrap({name}) in its place",
                 )
+            if isinstance(each, DistributedDataParallel) and self._accelerator.num_processes > ANY_ORDER:
+                wrong = {option: value for option, value in DDP_OPTIONS.items() if getattr(each, option) != value}
+                if wrong:
+                    needed = ", ".join(f"{option}={value}" for option, value in wrong.items())
+                    raise RecipeError(
+                        f"{name!r} is a DistributedDataParallel without {needed}: with more than {ANY_ORDER} ranks, a "
+                        "resumed run would sum its gradients in another order",
+                        hint=f"{name} = run.wrap(...) in place of DistributedDataParallel(...)",
+                    )
 
     def check_trained(self, trained: Mapping[str, nn.Module]) -> None:
         """Raise RecipeError if virtual ranks can't sum the gradients of a module: it has no blocks of `wrap`."""

@@ -119,6 +119,12 @@ def averaged(how: str = "") -> Recipe:
     )
 
 
+def synced() -> Recipe:
+    recipe = averaged()
+    recipe.model = nn.SyncBatchNorm.convert_sync_batchnorm(recipe.model)
+    return recipe
+
+
 def counted() -> Recipe:
     """Build a model whose buffer changes the loss."""
     model = nn.Sequential(Counted(), nn.Linear(8, 1))

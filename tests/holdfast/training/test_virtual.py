@@ -142,6 +142,7 @@ def test_a_parameter_that_no_share_uses_has_no_gradient(tmp_path: Path) -> None:
         ("shares:averaged", 4, {"ranks": 1, "mixed_precision": "fp16"}, "fp16"),
         ("composed:adversarial", 8, {}, "a step of its own"),
         ("varied:streamed", 2, {}, "data that it can't cut into shares"),
+        ("shares:synced", 8, {}, "blocks.0.1, a SyncBatchNorm"),
     ],
 )
 def test_what_they_cannot_train_is_refused(

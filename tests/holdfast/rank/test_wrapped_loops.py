@@ -1,0 +1,52 @@
+"""A loop of a user's own on several ranks, whatever it does to its gradients: killed, it ends on the same bytes."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.lives import Lives
+from tests.support.wrapped import write_config
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _imported(nursery: Lives) -> None:
+    """Spare each rank the import, which takes longer than what it does here."""
+    nursery.load("torch.distributed.fsdp")
+
+
+def prove(nursery: Lives, path: str) -> "subprocess.CompletedProcess[str]":
+    options = ("--steps", "10", "--kills", "3", "--seed", "7")
+    return nursery.call("tests.support.forked:command", "prove", path, *options)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "ranks", "gradients", "blocks"),
+    [
+        *(("ddp", 2, gradients, "own") for gradients in ("none", "accumulated")),
+        *(("ddp", 3, gradients, "own") for gradients in ("none", "zero", "left", "accumulated")),
+        ("ddp", 3, "left", "same"),
+        *(("fsdp", 2, gradients, "same") for gradients in ("zero", "left")),
+    ],
+)
+def test_a_loop_is_proved(
+    nursery: Lives, tmp_path: Path, parallel: str, ranks: int, gradients: str, blocks: str
+) -> None:
+    done = prove(nursery, write_config(tmp_path, ranks, gradients, parallel, blocks=blocks))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "end on the same bytes" in done.stdout
+    assert "warning" not in done.stderr.lower()
+
+
+@pytest.mark.parametrize(("ranks", "own"), [(2, "default"), (3, "finding")])
+def test_a_models_own_wrapper_is_proved(nursery: Lives, tmp_path: Path, ranks: int, own: str) -> None:
+    done = prove(nursery, write_config(tmp_path, ranks, "none", own=own))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_models_own_wrapper_that_sums_in_another_order_is_refused(nursery: Lives, tmp_path: Path) -> None:
+    done = prove(nursery, write_config(tmp_path, 3, "none", own="default"))
+    assert done.returncode != 0
+    assert "'model' is a DistributedDataParallel without find_unused_parameters=True" in done.stderr
