@@ -5,10 +5,8 @@ import contextlib
 import fcntl
 import json
 import os
-import random
 import shlex
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,7 +18,6 @@ import psutil
 
 from holdfast.errors import ConfigError, RunStopped
 from tasks.credentials import STARTED, open_state, read_started
-from tasks.server import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_WITHIN_S = 300.0
@@ -28,8 +25,6 @@ DOWN_WITHIN_S = 60.0
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Two readings of one start time may differ by this much: the kernel and ps round the time of the boot to a second.
 ROUNDED_BY_S = 1.5
-# Ports below those that Linux gives to clients: one of those may be in use when its server is started again.
-LASTING_PORTS = range(20_000, 32_768)
 DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
@@ -273,19 +268,6 @@ def _await_gone(is_there: Callable[[], bool]) -> bool:
     while is_there() and time.monotonic() < deadline:
         time.sleep(0.1)
     return not is_there()
-
-
-def choose_port(*wanted: int | None) -> int:
-    """Return the first of these ports that is free on the loopback interface, or else any free one.
-
-    Never use a port of another program: clients would send it the secret.
-    """
-    for port in (*filter(None, wanted), *random.sample(LASTING_PORTS, 20)):
-        with contextlib.suppress(OSError), socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", port))
-            return port
-    return free_port()
 
 
 def await_ready(what: str, is_ready: Callable[[], bool], ledger: Ledger, name: str) -> None:

@@ -23,7 +23,6 @@ from deployments.ledger import (
     await_ready,
     check_current,
     check_owner,
-    choose_port,
     end,
     locked,
     own_temporary,
@@ -35,7 +34,7 @@ from deployments.setup import set_up
 from holdfast.command import run_app
 from holdfast.errors import ConfigError
 from tasks.credentials import AUTH, STATE, make_secret, new_auth, open_state
-from tasks.server import bypass_proxy, describe_server, is_healthy
+from tasks.server import bypass_proxy, choose_port, describe_server, is_healthy
 
 USUAL_PORT = 4200
 SEAL = re.compile('<meta http-equiv="Content-Security-Policy"[^>]*>')

@@ -9,9 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from deployments.ledger import Ledger, await_ready, choose_port, start
+from deployments.ledger import Ledger, await_ready, start
 from holdfast.errors import ConfigError, RunStopped
 from tasks.credentials import make_secret
+from tasks.server import choose_port
 
 POSTGRES_USER = "postgres"  # Debian's
 

@@ -10,6 +10,8 @@ MARK_VARIABLE = "HOLDFAST_RANKS"
 LONGEST_EPOCH_VARIABLE = "HOLDFAST_LONGEST_EPOCH"
 RANK_MODULE = "holdfast.rank"
 STOPPED = "T"  # the state of a process after SIGSTOP
+# Places in /proc/PID/stat, counted from the state on.
+UTIME, STIME, NUM_THREADS = 11, 12, 17
 
 
 def find_processes(mark: str) -> list[int]:
@@ -37,17 +39,31 @@ def leads_session(pid: int) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process runs: there is one, and it isn't a zombie, which only waits for its parent."""
-    return read_process(pid)[0] not in ("", "Z", "X")
+    """Return whether a process runs: there is one, and it isn't dead and only waiting for its parent.
+
+    A killed process is a zombie as soon as its main thread has ended. While other threads end it still has its memory,
+    its GPU and its ports.
+    """
+    fields = _read_stat(pid)
+    return fields[0] not in ("", "Z", "X") or int(fields[NUM_THREADS]) > 1
 
 
 def read_process(pid: int) -> tuple[str, float]:
     """Return the state of a process as one letter, and the seconds of processor time that it has used.
 
-    The state is that of its main thread; empty if it can't be read. Source: proc(5), /proc/PID/stat.
+    The state is that of its main thread; empty if it can't be read.
     """
-    try:
+    fields = _read_stat(pid)
+    return fields[0], (int(fields[UTIME]) + int(fields[STIME])) / os.sysconf("SC_CLK_TCK")
+
+
+def _read_stat(pid: int) -> list[str]:
+    """Return what the kernel says of a process, from its state on; zeros after an empty state if it can't be read.
+
+    Source: proc(5), /proc/PID/stat, whose third field is the state.
+    """
+    with contextlib.suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-        return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return "", 0.0
+        if len(fields) > NUM_THREADS:
+            return fields
+    return ["", *["0"] * NUM_THREADS]

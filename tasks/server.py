@@ -8,6 +8,7 @@ import contextlib
 import gc
 import logging
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -40,6 +41,8 @@ USUAL_START_S = 6.0
 PATIENCE = 15
 # The limit for a configured server's first answer. A server on a busy machine takes seconds.
 ANSWERS_WITHIN_S = 60.0
+# Ports below those that Linux gives to clients: one of those may be in use when its server is started again.
+LASTING_PORTS = range(20_000, 32_768)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # The limit for the temporary server to write pending requests after its command has ended.
 ENDS_WITHIN_S = 5.0
@@ -202,6 +205,19 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def choose_port(*wanted: int | None) -> int:
+    """Return the first of these ports that is free on the loopback interface, or else any free one.
+
+    Never use a port of another program: clients would send it the secret.
+    """
+    for port in (*filter(None, wanted), *random.sample(LASTING_PORTS, 20)):
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            return port
+    return free_port()
 
 
 def main(port: int) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import functools
 import json
 import os
+import platform
 import secrets
 import shutil
 import signal
@@ -34,6 +35,7 @@ from tests.support.forked import spawn_from
 from tests.support.gpus import skip_if_too_few
 from tests.support.lives import Command, Lives, lives
 from tests.support.nvidia_smi import Machine, install, print_gpus
+from tests.support.waiting import await_equal
 
 # If a shell runs the tests in its background, they and all their processes would ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -382,6 +384,22 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
     return put
+
+
+@pytest.fixture
+def dying() -> Iterator["subprocess.Popen[bytes]"]:
+    """Yield a process whose main thread has ended, and another one not: a killed process is so for a moment."""
+    exit_of_a_thread = {"x86_64": 60, "aarch64": 93}.get(platform.machine())  # the number of this system call
+    if exit_of_a_thread is None:
+        pytest.skip("this machine's system calls are unknown")
+    code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); "
+    code += f"ctypes.CDLL(None).syscall({exit_of_a_thread}, 0)"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        try:
+            await_equal(lambda: psutil.Process(process.pid).status(), psutil.STATUS_ZOMBIE)
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture

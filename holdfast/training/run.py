@@ -153,8 +153,9 @@ class Run:
 
         Several ranks get a DistributedDataParallel around the model ("ddp"), or the model itself, cut over the ranks by
         ``fully_shard`` ("fsdp"). One rank gets the model itself. So do ranks that train virtual ranks, because
-        `Step.shares` sums the gradients. A model on torch's meta device gets memory, and values by its modules'
-        ``reset_parameters``. ``compute.mixed_precision`` becomes the forward pass's autocast.
+        `Step.shares` sums the gradients, and all ranks if no parameter requires a gradient. A model on torch's meta
+        device gets memory, and values by its modules' ``reset_parameters``. ``compute.mixed_precision`` becomes the
+        forward pass's autocast.
 
         Build the optimizer from the model that is returned, and keep that one.
 

@@ -104,7 +104,7 @@ def _refuse_different_ranks(training: Training) -> None:
         if any(each != found[0] for each in found):
             raise RecipeError(
                 f"after step {training.progress.step} the ranks have other values of the {name}: each trains its own",
-                hint="model, optimizer = run.accelerator.prepare(model, optimizer) lets them train one together"
+                hint="model = run.wrap(model) lets them train one together; freeze parameters only after it"
                 if training.kept is not None
                 else "step the recipe's optimizers only, whose gradients are averaged over the ranks",
             )

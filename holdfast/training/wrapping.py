@@ -33,6 +33,7 @@ class Wrapping:
         self._replaced += [each for each in before if id(each) not in now]
         self._placed.append(model)
         is_bare = bool(self._config.compute.virtual_ranks) or is_cut(self._config, self._accelerator)
+        is_bare |= not any(each.requires_grad for each in model.parameters())  # a teacher, say: DDP refuses it
         wrapped = self._accelerator.prepare_model(model, evaluation_mode=is_bare)
         assert isinstance(wrapped, nn.Module)
         return wrapped

@@ -1,7 +1,6 @@
 """Tests of the ledger of ``make up``: it knows its own processes, and ends no others."""
 
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,6 @@ from deployments import ledger
 from deployments.ledger import Ledger, began_at, children_of, end, is_running
 from tests.support.waiting import await_equal
 
-EXIT_OF_A_THREAD = {"x86_64": 60, "aarch64": 93}.get(platform.machine())  # the number of this system call
 WAITS = [sys.executable, "-c", "import signal; signal.pause()"]
 
 
@@ -74,19 +72,12 @@ def test_a_dead_process_is_not_running(process: "subprocess.Popen[bytes]") -> No
     assert not is_running(process.pid, "")
 
 
-@pytest.mark.skipif(EXIT_OF_A_THREAD is None, reason="the system call's number is unknown")
-def test_a_process_whose_main_thread_has_ended_is_running() -> None:
-    """A killed process is in this state for some milliseconds: its server's port is still taken."""
-    code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); "
-    code += f"ctypes.CDLL(None).syscall({EXIT_OF_A_THREAD}, 0)"
-    with subprocess.Popen([sys.executable, "-c", code]) as process:
-        began = began_at(process.pid)
-        try:
-            await_equal(lambda: psutil.Process(process.pid).status(), psutil.STATUS_ZOMBIE)
-            assert is_running(process.pid, began)
-        finally:
-            process.kill()
-        await_equal(lambda: is_running(process.pid, began), False)
+def test_a_dying_process_is_running(dying: "subprocess.Popen[bytes]") -> None:
+    """It is in this state for some milliseconds: its server's port is still taken."""
+    began = began_at(dying.pid)
+    assert is_running(dying.pid, began)
+    dying.kill()
+    await_equal(lambda: is_running(dying.pid, began), False)
 
 
 def test_the_record_of_a_version_that_asked_ps_is_understood(process: "subprocess.Popen[bytes]") -> None:

@@ -17,12 +17,12 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from deployments import local
 from deployments.automations import make_automations
-from deployments.ledger import choose_port
 from deployments.pools import Kind
 from deployments.setup import set_up
 from holdfast.journal import Journal
 from holdfast.standing import Standing, read_standing
 from holdfast.store import open_store
+from tasks.server import choose_port
 from tests.conftest import count_trained, kill_tree
 from tests.support.lives import is_rank
 

@@ -45,11 +45,12 @@ def train(run: Run, gradients: str, blocks: str = "own", own: str = "") -> None:
         model = DistributedDataParallel(Deep(), find_unused_parameters=True)
     else:
         model = run.wrap(Deep())
+    teacher = run.wrap(nn.Linear(8, 1).requires_grad_(False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     depths = torch.Generator().manual_seed(5)
-    run.keep(model=model, optimizer=optimizer, depths=depths)
+    run.keep(model=model, teacher=teacher, optimizer=optimizer, depths=depths)
     x = torch.rand(96, 8)
-    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=12, shuffle=True)
+    loader = DataLoader(TensorDataset(x, teacher(x).detach()), batch_size=12, shuffle=True)
     for step in run.steps(loader):
         x, y = step.batch
         is_last = gradients != "accumulated" or step.number % ACCUMULATED == 0
