@@ -22,6 +22,9 @@ HINTS = {
     "initialize the default process group twice": "leave out init_process_group and destroy_process_group: the ranks "
     "have a process group; run.rank, run.world_size and run.accelerator.prepare(model) take the place of DDP's lines",
     "No module named 'pyspiel'": "pip install 'holdfast[cards]'",
+    "No module named 'transformers'": "pip install 'holdfast[transformers]', or 'holdfast[chat]' for the recipe chat",
+    "No module named 'peft'": "pip install 'holdfast[chat]', if this is the recipe chat",
+    "No module named 'lightning'": "pip install 'holdfast[lightning]'",
 }
 
 

@@ -52,7 +52,7 @@ class Seen:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run is trained to its end, and no later attempt has begun to train it further."""
+        """The run is trained to its end, and no later attempt has begun to train it further."""
         if self.head is None or self.total_steps is None or self.head.step < self.total_steps:
             return False
         # A lost record of the attempt leaves a lower number, or 0.
@@ -60,7 +60,7 @@ class Seen:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to wait for: the run is complete, or ended so and lost records since."""
+        """There is nothing left to wait for: the run is complete, or ended so and lost records since."""
         if self.is_complete:
             return True
         ending = self.find_ending(self.last_attempt)
