@@ -99,12 +99,19 @@ def _refuse_different_ranks(training: Training) -> None:
     if not training.has_others:
         return
     sums = training.gather(describe_components(training, in_detail=False))
-    for name in ("model", "optimizer"):
+    for name, means, hint in (
+        (
+            "model",
+            ": each trains its own",
+            "model = run.wrap(model) lets them train one; freeze parameters only after it",
+        ),
+        ("optimizer", "", 'its step may read only what all share: run.accelerator.reduce(loss, "mean") in a closure'),
+    ):
         found = [{key: value for key, value in each.items() if key.partition(".")[0] == name} for each in sums]
         if any(each != found[0] for each in found):
             raise RecipeError(
-                f"after step {training.progress.step} the ranks have other values of the {name}: each trains its own",
-                hint="model = run.wrap(model) lets them train one together; freeze parameters only after it"
+                f"after step {training.progress.step} the ranks have other values of the {name}{means}",
+                hint=hint
                 if training.kept is not None
                 else "step the recipe's optimizers only, whose gradients are averaged over the ranks",
             )

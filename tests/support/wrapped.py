@@ -3,6 +3,7 @@
 import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,8 @@ def train(run: Run, gradients: str, blocks: str = "own", own: str = "") -> None:
     Args:
         gradients: what becomes of them: "none", "zero", "left", or "accumulated" over steps.
         blocks: whether each rank leaves out its "own" blocks, or all leave out the "same" ones.
-        own: how a DistributedDataParallel of the user's own is made in place of `Run.wrap`.
+        own: a DistributedDataParallel of the user's own in place of `Run.wrap`; "frozen": blocks that are frozen while
+            the model is wrapped; "closure": an optimizer that reads each rank's own loss.
     """
     torch.manual_seed(3)
     if own == "default":
@@ -44,9 +46,14 @@ def train(run: Run, gradients: str, blocks: str = "own", own: str = "") -> None:
     elif own == "finding":
         model = DistributedDataParallel(Deep(), find_unused_parameters=True)
     else:
-        model = run.wrap(Deep())
+        deep = Deep()
+        deep.blocks.requires_grad_(own != "frozen")
+        model = run.wrap(deep)
+        deep.blocks.requires_grad_(True)
     teacher = run.wrap(nn.Linear(8, 1).requires_grad_(False))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    if own == "closure":
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=1)
     depths = torch.Generator().manual_seed(5)
     run.keep(model=model, teacher=teacher, optimizer=optimizer, depths=depths)
     x = torch.rand(96, 8)
@@ -60,7 +67,7 @@ def train(run: Run, gradients: str, blocks: str = "own", own: str = "") -> None:
             loss = nn.functional.mse_loss(model(x, *options), y)
             loss.backward()  # type: ignore[no-untyped-call]
         if is_last:
-            optimizer.step()
+            optimizer.step(*([loss.detach] if own == "closure" else []))
             if gradients == "left":
                 for each in model.parameters():
                     if each.grad is not None:

@@ -46,7 +46,15 @@ def test_a_models_own_wrapper_is_proved(nursery: Lives, tmp_path: Path, ranks: i
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_models_own_wrapper_that_sums_in_another_order_is_refused(nursery: Lives, tmp_path: Path) -> None:
-    done = prove(nursery, write_config(tmp_path, 3, "none", own="default"))
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ("default", "'model' is a DistributedDataParallel without find_unused_parameters=True"),
+        ("frozen", "the ranks have other values of the model: each trains its own"),
+        ("closure", "the ranks have other values of the optimizer\n"),
+    ],
+)
+def test_ranks_that_a_resume_would_change_are_refused(nursery: Lives, tmp_path: Path, own: str, said: str) -> None:
+    done = prove(nursery, write_config(tmp_path, 3, "none", blocks="same", own=own))
     assert done.returncode != 0
-    assert "'model' is a DistributedDataParallel without find_unused_parameters=True" in done.stderr
+    assert said in done.stderr
