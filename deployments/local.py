@@ -18,16 +18,7 @@ from cyclopts import App
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from deployments.gpus import Plan, describe_gpu, end_others, find_holder, plan_workers
-from deployments.ledger import (
-    Ledger,
-    await_ready,
-    check_current,
-    check_owner,
-    end,
-    locked,
-    own_temporary,
-    start,
-)
+from deployments.ledger import Ledger, await_ready, check_current, check_owner, end, locked, own_temporary, start
 from deployments.pools import Kind
 from deployments.postgres import start_postgres
 from deployments.setup import set_up

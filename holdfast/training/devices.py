@@ -21,7 +21,7 @@ DDP_OPTIONS = {
     # inverse. A gradient that the loop leaves to the next step is a view, and no longer one once it is restored.
     "gradient_as_bucket_view": False,
 }
-# As many ranks give the same bits with other options, too: two numbers have one sum, and halves are exact.
+# With so many ranks other options give the same bits, too: two numbers have one sum, and halves are exact.
 ANY_ORDER = 2
 
 
