@@ -21,6 +21,7 @@ from flows.attempt import attempt
 from holdfast.attempt import started_ahead
 from holdfast.command import EXIT_CODES, run_app
 from holdfast.config import RunConfig, load_config
+from holdfast.differences import gives_others
 from holdfast.endings import Ending
 from holdfast.journal import Journal
 from holdfast.liveness import is_cancel
@@ -81,7 +82,8 @@ def supervise(
 ) -> Ending:
     """Train a run by attempts on a work pool, one after the other, until it is complete or cancelled.
 
-    If an earlier attempt is still being cancelled, wait for its end first, and then continue the run.
+    If an earlier attempt is still being cancelled, wait for its end first, and then continue the run. A run that others
+    have completed with other settings gets one more attempt, which decides whether these may be told so.
 
     Args:
         choose_environment: returns variables for the next attempt's environment, besides those of its pool.
@@ -95,9 +97,16 @@ def supervise(
     """
     others: list[Ending] = []  # endings since the last progress that are not in the journal
     furthest = turned_away = 0
+    is_judged = False  # whether an attempt has accepted this configuration
+
+    def must_judge() -> bool:
+        return not is_judged and gives_others(journal, config)
+
     live = pool.find_live_attempt(config)
     is_dead = False  # it may have died after its ending went on record, before its report and its metric sinks had it
-    while live is not None or is_dead or not is_finished(journal, config.epochs):
+    if live is not None and gives_others(journal, config):
+        log.warning("%s trains with other settings; when it has ended, an attempt judges these", live.name)
+    while live is not None or is_dead or not is_finished(journal, config.epochs) or must_judge():
         again = len(others) + turned_away
         flow_run = live or pool.start_attempt(config, journal.attempts() + 1, again, choose_environment())
         was_cancelled = live is not None and is_cancel(live.state)
@@ -124,6 +133,8 @@ def supervise(
         if ending.step > furthest:
             others.clear()
         furthest = max(furthest, ending.step)
+        if ending.reason == "completed":
+            is_judged = RunConfig.model_validate(flow_run.parameters["config"]).identity == config.identity
         if ending.reason == "completed" and not is_finished(journal, config.epochs):
             message = f"attempt {number} completed, but the journal says that the run is not complete"
             ending = Ending("stopped", message, ending.step)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from holdfast.attempt.lineage import Past, find_ancestor, identify
 from holdfast.changes import Change, Kind, classify, compare, find_defaults, from_lineage
 from holdfast.checkpoint import shorten
@@ -77,6 +79,23 @@ def judge(journal: Journal, config: RunConfig) -> Judged:
     judged = [(_judge_one(cls, change, accept) if newest else "needs nothing", cls, change) for cls, change in rows]
     judged.sort(key=lambda row: (WORST_FIRST.index(row[0]), row[2].name))
     return Judged(judged, bool(hint), hint, [*notes, *_note_place(journal, config)])
+
+
+def gives_others(journal: Journal, config: RunConfig) -> bool:
+    """Return whether a configuration gives other settings than the one that the newest commit was trained with.
+
+    Imports no recipe, and so doesn't know its defaults: whether the run refuses the settings, an attempt decides.
+    """
+    newest = journal.newest()
+    if newest is None:
+        return False
+    saved = journal.read_config(newest.config_fingerprint)
+    try:
+        given = RunConfig.model_validate(saved.config).identity if saved else {}
+    except ValidationError:  # an earlier version has written it
+        return True
+    changes = compare(given, config.identity, find_defaults())
+    return not all(is_harmless(each) or is_accepted(each, config.resume.accept_drift) for each in changes)
 
 
 def _judge_one(cls: str, change: Change, accept: Sequence[str]) -> Outcome:

@@ -449,6 +449,22 @@ def test_wrong_use_is_not_tried_again(run: PoolRun) -> None:
     assert [attempt["state"]["name"] for attempt in run.attempts()] == ["Settings"]
 
 
+def test_other_settings_are_refused_by_a_run_that_another_train_has_completed(run: PoolRun) -> None:
+    train = run.start(epochs=100, chunk={"epochs": 5})
+    run.await_commits(1)
+    other = run.start(settings={"lr": 0.5})
+    warned = f"{run.name} attempt 1 trains with other settings"
+    await_true(lambda: warned in run.pool.logs(other), "it did not warn", ENDS_WITHIN_S)
+    run.hurry()
+    assert run.pool.await_end(train)["state"]["name"] == "Completed"
+    for each in (other, run.start(settings={"lr": 0.5})):
+        state = run.pool.await_end(each)["state"]
+        assert state["name"] == "Failed"
+        assert "settings.lr: saved 0.05, now 0.5" in state["message"]
+    assert run.pool.await_end(run.start())["state"]["name"] == "Completed"
+    assert [reason for reason, _ in run.reasons()].count("completed") == 1
+
+
 def test_a_value_out_of_range_is_refused_by_name(run: PoolRun) -> None:
     with pytest.raises(AssertionError, match=r"409.*epochs"):
         run.start(epochs=0)

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from holdfast.attempt.lineage import Past, Present, judge_drift
 from holdfast.changes import Change, find_defaults, to_lineage
 from holdfast.cli import app, run_app
 from holdfast.config import load_config
+from holdfast.differences import gives_others
 from holdfast.errors import ConfigDrift, ConfigError
 from holdfast.function import default_settings, find_program
 from holdfast.journal import Journal
@@ -109,6 +111,35 @@ def ask_json(capsys: pytest.CaptureFixture[str], *arguments: str, exit_code: int
 
 
 # ---- a configuration
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("lr = 0.1", "lr = 0.1", False),
+        ("lr = 0.1", "lr = 0.2", True),
+        ("lr = 0.1", "", True),  # the recipe's default may be another
+        ("lr = 0.1", "lr = 0.1\nhidden = 64", True),  # or the same
+        ("epochs = 2", "epochs = 9\nretention.keep_last = 1", False),
+        ("epochs = 2", "epochs = 2\ncompute.ranks = 2", False),
+        ("epochs = 2", "epochs = 2\nseed = 7", True),
+        ("epochs = 2", 'epochs = 2\nseed = 7\nresume.accept_drift = ["seed"]', False),
+    ],
+)
+def test_settings_that_an_attempt_has_to_judge_are_found_without_the_recipe(
+    run: str, folder: Path, old: str, new: str, expected: bool
+) -> None:
+    write_recipe(folder, "raise ImportError")
+    change_config(folder, old, new)
+    journal = Journal(open_store(f"{folder}/runs"), "a")
+    assert gives_others(journal, load_config("a.toml")) == expected
+
+
+def test_settings_that_are_not_on_record_are_others(run: str, folder: Path) -> None:
+    journal = Journal(open_store(f"{folder}/runs"), "a")
+    shutil.rmtree(folder / "runs" / "a" / "configs")
+    assert gives_others(journal, load_config("a.toml"))
+    assert not gives_others(Journal(open_store(f"{folder}/runs"), "new"), load_config("a.toml"))
 
 
 def test_the_same_configuration_changes_nothing(run: str, capsys: pytest.CaptureFixture[str]) -> None:
