@@ -450,7 +450,7 @@ def test_wrong_use_is_not_tried_again(run: PoolRun) -> None:
 
 
 def test_other_settings_are_refused_by_a_run_that_another_train_has_completed(run: PoolRun) -> None:
-    train = run.start(epochs=100, chunk={"epochs": 5})
+    train = run.start(epochs=200, chunk={"epochs": 10})
     run.await_commits(1)
     other = run.start(settings={"lr": 0.5})
     warned = f"{run.name} attempt 1 trains with other settings"
