@@ -98,15 +98,16 @@ def supervise(
     others: list[Ending] = []  # endings since the last progress that are not in the journal
     furthest = turned_away = 0
     is_judged = False  # whether an attempt has accepted this configuration
-
-    def must_judge() -> bool:
-        return not is_judged and gives_others(journal, config)
-
     live = pool.find_live_attempt(config)
     is_dead = False  # it may have died after its ending went on record, before its report and its metric sinks had it
     if live is not None and gives_others(journal, config):
         log.warning("%s trains with other settings; when it has ended, an attempt judges these", live.name)
-    while live is not None or is_dead or not is_finished(journal, config.epochs) or must_judge():
+    while (
+        live is not None
+        or is_dead
+        or not is_finished(journal, config.epochs)
+        or (not is_judged and gives_others(journal, config))
+    ):
         again = len(others) + turned_away
         flow_run = live or pool.start_attempt(config, journal.attempts() + 1, again, choose_environment())
         was_cancelled = live is not None and is_cancel(live.state)

@@ -28,7 +28,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 
 from holdfast.adapters.lightning_loop import Boundary, HeldFitLoop, Outputs
 from holdfast.terminal import counted
-from holdfast.training.devices import ANY_ORDER, DDP_OPTIONS
+from holdfast.training.devices import required_of_ddp
 from holdfast.training.run import Run
 
 # Callbacks that can't be resumed exactly, each with the reason.
@@ -76,8 +76,8 @@ def fit(
     _refuse_callbacks(run, trainer)
     if is_param_in_hook_signature(model.training_step, "dataloader_iter", explicit=True):
         run.refuse("training_step(dataloader_iter) takes batches by itself", hint="training_step(batch, batch_idx)")
-    if isinstance(trainer.strategy, DDPStrategy) and run.world_size > ANY_ORDER:
-        trainer.strategy._ddp_kwargs |= DDP_OPTIONS
+    if isinstance(trainer.strategy, DDPStrategy):
+        trainer.strategy._ddp_kwargs |= required_of_ddp(run.world_size)
     outputs = Outputs()
     trainer.callbacks.append(outputs)
     trainer.fit_loop = HeldFitLoop(trainer, Boundary(run, trainer, outputs))

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.adapters.trainer_arguments import check, choose_length, transformers
 from holdfast.errors import RecipeError
 from holdfast.state import Attributes
-from holdfast.training.devices import ANY_ORDER, DDP_OPTIONS
+from holdfast.training.devices import required_of_ddp
 from holdfast.training.run import Run, Step, Stopped
 
 # The Trainer's own times and speeds, by the ends of their names.
@@ -43,9 +43,8 @@ def train(run: Run, trainer: Any, *, measured: Collection[str] = (), **options: 
     """
     with run.located():
         check(run, trainer, options)
-    if run.world_size > ANY_ORDER:
-        for name, value in DDP_OPTIONS.items():
-            setattr(trainer.accelerator.ddp_handler, name, value)
+    for name, value in required_of_ddp(run.world_size).items():
+        setattr(trainer.accelerator.ddp_handler, name, value)
     held = _Held(run, trainer, lambda name: name.endswith(MEASURED) or name in measured)
     reporter = _Reporter(held)
     own_class = type(trainer)

@@ -21,8 +21,6 @@ DDP_OPTIONS = {
     # inverse. A gradient that the loop leaves to the next step is a view, and no longer one once it is restored.
     "gradient_as_bucket_view": False,
 }
-# With so many ranks other options give the same bits, too: two numbers have one sum, and halves are exact.
-ANY_ORDER = 2
 
 
 def choose_cuda(compute: Compute) -> bool:
@@ -65,3 +63,11 @@ def prepare(config: RunConfig) -> Accelerator:
     )
     determinism.check(config.determinism, "before the recipe is built")
     return accelerator
+
+
+def required_of_ddp(ranks: int) -> dict[str, bool]:
+    """Return the options without which a DistributedDataParallel that others make ends on other bits after a resume.
+
+    One or two ranks need none: two numbers have one sum, and halves are exact.
+    """
+    return DDP_OPTIONS if ranks > 2 else {}

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.config import RunConfig
 from holdfast.errors import RecipeError
-from holdfast.training.devices import ANY_ORDER, DDP_OPTIONS
+from holdfast.training.devices import required_of_ddp
 from holdfast.training.sharding import cut_model, is_cut
 
 
@@ -41,7 +41,7 @@ class Wrapping:
     def check_kept(self, objects: Mapping[str, Any]) -> None:
         """Raise RecipeError if kept objects don't fit the models as they are now."""
         replaced = {id(each) for each in self._replaced}
-        shares = self._config.compute.virtual_ranks
+        shares, required = self._config.compute.virtual_ranks, required_of_ddp(self._accelerator.num_processes)
         for name, each in objects.items():
             groups = each.param_groups if isinstance(each, optim.Optimizer) else []
             if any(id(parameter) in replaced for group in groups for parameter in group["params"]):
@@ -55,15 +55,12 @@ class Wrapping:
                     "an order of its own",
                     hint=f"{name} = run.wrap({name}) in its place",
                 )
-            if isinstance(each, DistributedDataParallel) and self._accelerator.num_processes > ANY_ORDER:
-                wrong = {option: value for option, value in DDP_OPTIONS.items() if getattr(each, option) != value}
-                if wrong:
-                    needed = ", ".join(f"{option}={value}" for option, value in wrong.items())
-                    raise RecipeError(
-                        f"{name!r} is a DistributedDataParallel without {needed}: with more than {ANY_ORDER} ranks, a "
-                        "resumed run would sum its gradients in another order",
-                        hint=f"{name} = run.wrap(...) in place of DistributedDataParallel(...)",
-                    )
+            if isinstance(each, DistributedDataParallel) and (lacking := _list_lacking(each, required)):
+                raise RecipeError(
+                    f"{name!r} is a DistributedDataParallel without {lacking}: with more than 2 ranks, a resumed run "
+                    "would sum its gradients in another order",
+                    hint=f"{name} = run.wrap(...) in place of DistributedDataParallel(...)",
+                )
 
     def check_trained(self, trained: Mapping[str, nn.Module]) -> None:
         """Raise RecipeError if virtual ranks can't sum the gradients of a module: it has no blocks of `wrap`."""
@@ -74,3 +71,8 @@ class Wrapping:
                     f"compute.virtual_ranks = {shares}: {name!r} is trained, and not cut by run.wrap",
                     hint=f"{name} = run.wrap({name}) before its optimizer is built",
                 )
+
+
+def _list_lacking(model: DistributedDataParallel, required: Mapping[str, bool]) -> str:
+    """Return the options that a model lacks, as its maker would write them; empty if it lacks none."""
+    return ", ".join(f"{name}={value}" for name, value in required.items() if getattr(model, name) != value)

@@ -12,7 +12,7 @@ from holdfast.store import open_store
 from tests.support.device import DEVICE
 from tests.support.lives import Lives
 
-pytestmark = [pytest.mark.slow, pytest.mark.gpus(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.gpus(2), pytest.mark.usefixtures("fsdp_imported")]
 
 EPOCHS = 2
 SETTINGS = [
@@ -35,12 +35,6 @@ def train(nursery: Lives, folder: Path, ranks: int, lines: list[str] = SETTINGS,
     done = nursery.call("tests.support.forked:train", str(folder / "config.toml"), [], **environment)
     assert done.returncode in (0, -9) or environment, done.stderr
     return [each.checkpoint_sha256 for each in Journal(open_store(str(folder)), "r").candidates()]
-
-
-@pytest.fixture(autouse=True)
-def _imported(nursery: Lives) -> None:
-    """Spare each rank the import, which takes longer than what it does here."""
-    nursery.load("torch.distributed.fsdp")
 
 
 @pytest.mark.gpus

@@ -11,7 +11,7 @@ from holdfast.testing.faults import fault
 from tests.support.lives import Lives
 from tests.support.shares import write_config
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fsdp_imported")]
 
 EPOCHS = 2
 STEPS = 6 * EPOCHS
@@ -22,12 +22,6 @@ LIVES = [
     (1, "ddp", ("commit-recorded", 1, "both")),
     (2, "fsdp", None),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _imported(nursery: Lives) -> None:
-    """Spare each rank the import, which takes longer than what it does here."""
-    nursery.load("torch.distributed.fsdp")
 
 
 def train(nursery: Lives, path: str, **environment: str) -> Any:

@@ -14,7 +14,7 @@ from tests.support.gpus import count_gpus
 from tests.support.lives import Lives
 from tests.support.shares import write_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.gpus(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.gpus(2), pytest.mark.usefixtures("fsdp_imported")]
 
 EPOCHS = 4
 # Each life: its number of ranks, what they hold of the model, and where SIGKILL ends it. What its ranks have saved by
@@ -27,12 +27,6 @@ LIVES = [
     (1, "ddp", ("chunk-reported", 1, "both")),
     (4, "fsdp", None),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _imported(nursery: Lives) -> None:
-    """Spare each rank the import, which takes longer than what it does here."""
-    nursery.load("torch.distributed.fsdp")
 
 
 def train(nursery: Lives, path: str, **environment: str) -> Any:

@@ -8,13 +8,7 @@ import pytest
 from tests.support.lives import Lives
 from tests.support.wrapped import write_config
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _imported(nursery: Lives) -> None:
-    """Spare each rank the import, which takes longer than what it does here."""
-    nursery.load("torch.distributed.fsdp")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fsdp_imported")]
 
 
 def prove(nursery: Lives, path: str) -> "subprocess.CompletedProcess[str]":

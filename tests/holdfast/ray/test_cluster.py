@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import kill_tree
+from tests.conftest import has_not_ended, kill_tree
 from tests.support.lives import Lives
 from tests.support.machines import Nodes, nodes_in
 from tests.support.ray_cluster import ENVIRONMENT, RayCluster, ray_cluster
@@ -164,8 +164,7 @@ def await_end_of_ranks(attempt: int) -> None:
     """Wait until the process has ended that carries the ranks of an attempt, which is stopped."""
 
     def list_running() -> list[psutil.Process]:
-        children = psutil.Process(attempt).children()
-        return [each for each in children if each.status() != psutil.STATUS_ZOMBIE]
+        return [each for each in psutil.Process(attempt).children() if has_not_ended(each)]
 
     await_equal(list_running, [])
 
