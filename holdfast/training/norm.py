@@ -11,8 +11,9 @@ from holdfast.state import is_sharded
 from holdfast.state.sharded import list_regions, local_of
 from holdfast.training.tree import sum_columns
 
-# The squares of about so many numbers are in memory at once.
-MOST_NUMBERS = 2**22
+# At most so many numbers are squared at once: on a CPU few enough for its caches, elsewhere many for each launch.
+MOST_NUMBERS = {"cpu": 2**20}
+MOST_ELSEWHERE = 2**24
 
 
 def take_norm(gradients: Sequence[Tensor]) -> Tensor:
@@ -26,13 +27,18 @@ def take_norm(gradients: Sequence[Tensor]) -> Tensor:
     dtype = torch.float64 if any(each.dtype in (torch.float64, torch.complex128) for each in gradients) else torch.float
     *firsts, total = itertools.accumulate((_count_rows(each) for each in gradients), initial=0)
     sums = torch.zeros(1, total, dtype=dtype, device=gradients[0].device)
-    rows = [_to_rows(each) for each in gradients]
-    for group in _group(rows):
-        squares = torch.cat([rows[number].to(dtype) for number in group])
-        pieces = torch.split(sum_columns(squares.mul_(squares)), [len(rows[number]) for number in group])
-        for number, piece in zip(group, pieces, strict=True):
-            first = firsts[number] + _find_first(gradients[number])
-            sums[0, first : first + len(piece)] = piece
+    most = MOST_NUMBERS.get(sums.device.type, MOST_ELSEWHERE)
+    pieces = [
+        (first + _find_first(each) + start, piece)
+        for first, each in zip(firsts, gradients, strict=True)
+        for start, piece in _cut(_to_rows(each), most)
+    ]
+    for group in _group(pieces, most):
+        found = [piece.to(dtype) for _, piece in group]
+        squares = found[0].square() if len(found) == 1 else torch.cat(found).square_()
+        ends = torch.split(sum_columns(squares), [len(each) for each in found])
+        for (first, _), own in zip(group, ends, strict=True):
+            sums[0, first : first + len(own)] = own
     if any(map(is_sharded, gradients)):
         distributed.all_reduce(sums)  # exact: of each row all ranks but one have a zero
     return sum_columns(sums)[0].sqrt()
@@ -63,17 +69,24 @@ def _to_rows(gradient: Tensor) -> Tensor:
     return local.reshape(len(local), math.prod(local.shape[1:]))
 
 
-def _group(rows: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Yield groups of matrices that can be joined, each with the numbers of its members: of equal width and kind."""
-    alike: dict[tuple[int, torch.dtype, torch.device], list[int]] = {}
-    for number, each in enumerate(rows):
-        alike.setdefault((each.shape[1], each.dtype, each.device), []).append(number)
+def _cut(rows: Tensor, most: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield pieces of a matrix of ``most`` numbers at most, or of one row, each with the number of its first row."""
+    count = max(1, most // max(1, rows.shape[1]))
+    for start in range(0, len(rows), count):
+        yield start, rows[start : start + count]
+
+
+def _group(pieces: Sequence[tuple[int, Tensor]], most: int) -> Iterator[list[tuple[int, Tensor]]]:
+    """Yield groups of pieces that can be joined: of equal width and kind, together of ``most`` numbers at most."""
+    alike: dict[tuple[int, torch.dtype, torch.device], list[tuple[int, Tensor]]] = {}
+    for each in pieces:
+        alike.setdefault((each[1].shape[1], each[1].dtype, each[1].device), []).append(each)
     for members in alike.values():
-        group, size = list[int](), 0
-        for number in members:
-            if group and size + rows[number].numel() > MOST_NUMBERS:
+        group, size = list[tuple[int, Tensor]](), 0
+        for each in members:
+            if group and size + each[1].numel() > most:
                 yield group
                 group, size = [], 0
-            group.append(number)
-            size += rows[number].numel()
+            group.append(each)
+            size += each[1].numel()
         yield group
