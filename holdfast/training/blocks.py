@@ -6,6 +6,7 @@ The shares come in their order, so the sums work like a binary counter over rows
 and the tree, and so each bit, is the same as for ranks that hold the whole model.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -182,6 +183,10 @@ class ShardSums:
         """Begin a micro-batch of a share. The gradients of a share's micro-batches are added, then exchanged."""
         for block in self._blocks:
             block.begin_micro_batch(self._rounds[self._turn], is_last=is_last)
+
+    def overlapped(self) -> contextlib.AbstractContextManager[None]:
+        """Exchange gradients in the block, a backward pass; FSDP2 always does."""
+        return contextlib.nullcontext()
 
     def describe(self) -> str:
         """Return a checksum of the gradient of the share that was trained last."""

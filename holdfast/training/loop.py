@@ -115,9 +115,10 @@ def _learn_in_shares(training: Training, virtual: VirtualRanks) -> tuple[dict[st
     for batch in take_shares(training, virtual, names):
         with accelerator.autocast():
             loss = recipe.loss(training.model, batch)
-        if virtual.is_cut and virtual.is_last:
-            heartbeats.mark(Place.SYNCING)  # the backward pass exchanges the blocks' gradients
-        accelerator.backward(loss)
+        if virtual.is_last:
+            heartbeats.mark(Place.SYNCING)  # the backward pass exchanges gradients
+        with virtual.overlapped():
+            accelerator.backward(loss)
         virtual.log("loss", loss.detach().float().reshape(()))
     heartbeats.mark(Place.SYNCING)
     (loss,) = virtual.mean([virtual.numbers["loss"]])

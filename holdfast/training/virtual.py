@@ -194,6 +194,13 @@ class VirtualRanks:
         self.is_last = is_last and turn == self.turns[-1]
         self.sums.begin_micro_batch(turn, is_last=is_last)
 
+    def overlapped(self) -> contextlib.AbstractContextManager[None]:
+        """In the block, the backward pass of the present micro-batch, exchange gradients that are complete.
+
+        Only for a pass after which nothing changes gradients.
+        """
+        return self.sums.overlapped() if self.is_last else contextlib.nullcontext()
+
     def undo(self) -> bool:
         """Put the buffers back to what they were before the step in progress. Return whether that undoes the step.
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from holdfast import Recipe, Run, Schedule
+from holdfast.training import buckets
 from tests.support.device import DEVICE, device_of
 from tests.support.varied import Points
 
@@ -18,6 +19,8 @@ BATCH_SIZE = 16
 GRAD_ACCUM = 2
 COPIES = 4  # of the points: six steps an epoch
 SHARES = 8
+
+buckets.BUCKET_BYTES = 600  # so that these small networks fill several buckets
 
 
 def write_config(

@@ -84,6 +84,16 @@ def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path, parall
     assert done.stdout.endswith("--seed 3 --steps 8 --kills 2 --ranks 1,3,2\n")
 
 
+@pytest.mark.gpus(2)
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("function", ["exchange_early", "exchange_late", "refuse_parts"])
+def test_whole_gradients_are_exchanged_during_the_backward_pass(
+    nursery: Lives, tmp_path: Path, ranks: int, function: str
+) -> None:
+    done = nursery.call("tests.support.exchanged:in_ranks", ranks, function, str(tmp_path), OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_extra_that_a_share_changes_is_refused(nursery: Lives, tmp_path: Path) -> None:
     """Each rank's extra has seen other shares: nothing of it may count."""
     done = train(nursery, write_config(tmp_path, 2, 1, how="counts"))
