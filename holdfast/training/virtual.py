@@ -2,7 +2,7 @@
 
 A step's batch is cut into V shares. Each share has random numbers of its own, which follow from seed, step and share,
 and begins with the same buffers. The shares' gradients are summed in the order of a fixed binary tree, by any number of
-ranks up to V that each hold the whole model (`holdfast.training.buckets`) or a part of it (`holdfast.training.blocks`).
+ranks up to V that each hold the whole model (`holdfast.training.whole`) or a part of it (`holdfast.training.blocks`).
 """
 
 import contextlib
@@ -20,10 +20,11 @@ from holdfast.recipe import Recipe
 from holdfast.state import capture_rng, digest_rng
 from holdfast.state.checksum import checksum_together
 from holdfast.training.blocks import ShardSums
-from holdfast.training.buckets import Turn, WholeSums
+from holdfast.training.buckets import Turn
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.sharding import is_cut
 from holdfast.training.tree import sum_columns
+from holdfast.training.whole import WholeSums
 
 
 def make_virtual(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> "VirtualRanks | None":

@@ -12,9 +12,10 @@ from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.training import Training, go_back
 from holdfast.training.blocks import ShardSums
-from holdfast.training.buckets import WholeSums, make_buckets
+from holdfast.training.buckets import make_buckets
 from holdfast.training.loop import steps, train, train_step
 from holdfast.training.virtual import check_ranks
+from holdfast.training.whole import WholeSums
 from tests.support.shares import Counted
 from tests.support.trainings import live_in_chunks
 
