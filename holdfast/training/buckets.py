@@ -84,7 +84,7 @@ class BucketSum:
 
     Attributes:
         awaited: the ``id`` of each parameter whose gradient the last share's backward pass has not completed.
-        tree: the sum over the own shares.
+        tree: the sum over the own shares, until it is passed on.
         fact: for a step in detail, a checksum of this rank's part of the sum over all shares.
     """
 
@@ -123,6 +123,7 @@ class BucketSum:
         for nodes, found in zip(self._nodes, self._found, strict=True):
             for node, part in zip(nodes, found, strict=True):
                 tree.add(node, part)
+        self.tree.parts.clear()
         del self._found
         if self._is_detailed:
             self.fact = f"{checksum_together([tree.root()]):016x}"

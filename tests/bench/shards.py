@@ -4,6 +4,7 @@ The ranks of one measurement are started by torchrun and share this machine's co
 """
 
 import json
+import os
 import resource
 import statistics
 import sys
@@ -209,5 +210,6 @@ if __name__ == "__main__":
     distributed.init_process_group("gloo")
     figures = measure(sys.argv[1], Path(sys.argv[2]))
     if distributed.get_rank() == 0:
-        print(json.dumps(figures))
-    distributed.destroy_process_group()
+        print(json.dumps(figures), flush=True)
+    distributed.barrier()
+    os._exit(0)  # as Holdfast's ranks do: gloo's threads outlive the process group, and may abort an exit

@@ -4,6 +4,7 @@ The ranks of one measurement are started by torchrun and share this machine's co
 """
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -177,5 +178,6 @@ if __name__ == "__main__":
     kind, *arguments = sys.argv[2:]
     found = {"time": measure_times, "memory": measure_memory}[kind](sys.argv[1], *arguments)
     if distributed.get_rank() == 0:
-        print(json.dumps(found))
-    distributed.destroy_process_group()
+        print(json.dumps(found), flush=True)
+    distributed.barrier()
+    os._exit(0)  # as Holdfast's ranks do: gloo's threads outlive the process group, and may abort an exit
