@@ -113,7 +113,7 @@ class AttemptRanks:
             log.warning("nvidia-smi lists %s, but torch sees none: training runs on the CPU", counted(gpus, "GPU"))
         for name in self.built.carried:
             log.warning("%s %s", name, CARRIED)
-        for warning in self.built.idle:
+        for warning in self.built.warnings:
             log.warning("%s", warning)
 
     def _check_gpus(self, ranks: Ranks) -> int:

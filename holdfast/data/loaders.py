@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from holdfast.data.iterables import Gather, IterableBatches
-from holdfast.data.loading import Indices, Samples, Watch, make_loader
+from holdfast.data.loading import Indices, Samples, Watch
 from holdfast.data.samplers import (
     keep_attributes,
     list_generators,
@@ -21,6 +21,7 @@ from holdfast.data.samplers import (
 )
 from holdfast.data.sharing import Share
 from holdfast.data.streams import describe_flaw, has_state
+from holdfast.data.workers import make_loader, start_loading
 from holdfast.errors import RecipeError
 from holdfast.state import capture_rng, restore_rng
 
@@ -58,7 +59,7 @@ class LoaderBatches:
     ranks, or one with a ``DistributedSampler``, shares them out itself.
 
     Args:
-        loader: the loader. Its workers are replaced by those of the configuration.
+        loader: the loader. The configuration says how many workers there are in place of its own; they are like those.
         shares: the parts of each batch that this rank trains, one after the other.
         gather: returns the values that all ranks pass, by rank; all ranks call it together.
     """
@@ -80,6 +81,8 @@ class LoaderBatches:
         self._samples = 0  # in the dataset when this pass began
         self._indices: list[list[Any]] = []
         self._batches: Iterator[tuple[str, Any]] | None = None
+        self._requests: list[Indices] = []  # for the rest of this pass
+        self._lasting: Any = None  # the loader whose workers stay for the next pass
         self._attributes = [keep_attributes(each) for each in list_samplers(loader)[1:]]
 
     def begin(self, step: int, stop: int, saved: Any = None, watch: Watch | None = None) -> bool:
@@ -107,7 +110,7 @@ class LoaderBatches:
         if self._before is None or self.is_at_end:
             self._begin_pass()
         if self._batches is None:
-            self._batches = iter(self._make_loader())
+            self._batches = self._start_loading()
         named = next(self._batches)
         self._parts = (self._parts + 1) % len(self._shares)
         if not self._parts:
@@ -144,18 +147,25 @@ class LoaderBatches:
         else:
             self._indices = [[each] for each in loader.sampler]
 
-    def _make_loader(self) -> Any:
+    def _start_loading(self) -> Iterator[tuple[str, Any]]:
+        """Begin to load the rest of this pass."""
         numbered = itertools.islice(enumerate(self._indices, self._number - self._given), self._given, None)
-        requests = [
+        self._requests[:] = [
             Indices(number, list(indices) if self._is_shared else share.of(indices), share.rank)
             for number, indices in numbered
             for share in self._shares
         ]
+        loader = self._lasting or self._make_loader()
+        if loader.persistent_workers:
+            self._lasting = loader
+        return start_loading(loader)
+
+    def _make_loader(self) -> Any:
         collate = self._loader.collate_fn
         if self._loader.batch_sampler is None:
             collate = functools.partial(_collate_single, collate)
         samples = Samples(self._loader.dataset, collate, self._seed)
-        return make_loader(samples, requests, self._workers, self._seed)
+        return make_loader(samples, self._requests, self._workers, self._seed, like=self._loader)
 
     def _capture(self) -> dict[str, Any]:
         """Return what the order depends on: the states of global generators, and `_capture_own`."""
@@ -186,6 +196,11 @@ class LoaderBatches:
         if self._before is not None and len(self._loader.dataset) != self._samples:  # type: ignore[arg-type]
             position |= {"samples": self._samples, "indices": pack_indices(self._indices)}
         return position | self._capture_own()
+
+    @property
+    def unused_workers(self) -> int:
+        """Return the number of the loader's own workers if there are none in their place."""
+        return 0 if self._workers else self._loader.num_workers
 
     def describe(self) -> dict[str, int]:
         """Return the fingerprint's part about the data's size."""

@@ -6,32 +6,23 @@ workers nor an interruption changes a sample.
 """
 
 import hashlib
-import multiprocessing.util
-import os
-import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import IterableDataset, default_collate
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast.data.content import digest_content
 from holdfast.data.order import Order, digest
 from holdfast.data.repeating import Repeating
 from holdfast.data.sharing import Share, seeded
 from holdfast.data.streams import has_exact_state, restart_never
+from holdfast.data.workers import make_loader, start_loading
 from holdfast.errors import RecipeError, StateError
 
 REPORT_EVERY_S = 5.0
-# Source: unix(7): a socket's path has at most 107 bytes. multiprocessing adds /pymp-12345678/listener-12345678 to it.
-SOCKET_FOLDER_BYTES = 107 - 32
-SHORT_FOLDER = "/tmp"
-
 # The key of a stream's state that has no position: a digest of what was read.
 READ = "read"
 
@@ -121,7 +112,7 @@ class Batches:
         self._loader = make_loader(data, sampler, self._workers, self._seed)
         if saved is not None:
             self._loader.load_state_dict(saved)
-        self._batches = iter(self._loader)
+        self._batches = start_loading(self._loader)
 
     def _skip(self, number: int, watch: Watch) -> None:
         reported = time.monotonic()
@@ -176,30 +167,6 @@ class Batches:
         return self._loader.state_dict() if self.has_state else {READ: self._read}
 
 
-def make_loader(data: Any, requests: Any, workers: int, seed: int) -> Any:
-    """Return a loader whose iterator gives what the data returns, unchanged, and draws no random number.
-
-    Args:
-        data: a map-style dataset whose ``__getitems__`` answers a request, or a stream.
-        requests: an iterable of requests; None for a stream.
-        workers: the number of loader processes.
-    """
-    if workers:
-        shorten_socket_paths()
-    return StatefulDataLoader(
-        data,
-        batch_size=None if requests is None else 1,
-        batch_sampler=requests,
-        collate_fn=_return_unchanged,
-        num_workers=workers,
-        worker_init_fn=_ignore_signals,
-        # Without a generator, the loader's iterator draws its base seed from the global one.
-        generator=torch.Generator().manual_seed(seed),
-        multiprocessing_context="spawn" if workers else None,
-        pin_memory=torch.cuda.is_available(),
-    )
-
-
 @dataclass(frozen=True)
 class Indices:
     """A request for a part of a micro-batch.
@@ -232,42 +199,21 @@ class _StepSampler:
 
 
 class Samples:
-    """A map-style dataset that returns a whole, collated micro-batch with its name."""
+    """A map-style dataset that returns a whole, collated micro-batch with its name.
+
+    Attributes:
+        data: the dataset of single samples.
+    """
 
     def __init__(self, data: Any, collate: Collate, seed: int) -> None:
-        self._data, self._collate, self._seed = data, collate, seed
+        self.data, self._collate, self._seed = data, collate, seed
 
     def __len__(self) -> int:
-        return len(self._data)
+        return len(self.data)
 
     def __getitems__(self, asked: Indices) -> tuple[str, Any]:
         with seeded(self._seed, asked.number, asked.share):
-            fetch = getattr(self._data, "__getitems__", None)
-            samples = fetch(asked.indices) if fetch else [self._data[index] for index in asked.indices]
+            fetch = getattr(self.data, "__getitems__", None)
+            samples = fetch(asked.indices) if fetch else [self.data[index] for index in asked.indices]
             batch = self._collate(samples)
         return f"{digest(np.array(asked.indices, dtype=np.int64))}-{digest_content(batch)}", batch
-
-
-def shorten_socket_paths() -> None:
-    """Put the sockets of loader workers into a short folder if TMPDIR is too long for their paths.
-
-    With a longer path a worker can't send its first batch, and the rank waits for ever. multiprocessing uses the folder
-    in this process and its children, and removes it at the end. Other temporary files stay in TMPDIR.
-    """
-    usual = tempfile.tempdir
-    if len(os.fsencode(tempfile.gettempdir())) > SOCKET_FOLDER_BYTES:
-        tempfile.tempdir = SHORT_FOLDER
-        try:
-            multiprocessing.util.get_temp_dir()
-        finally:
-            tempfile.tempdir = usual
-
-
-def _return_unchanged(batch: Any) -> Any:
-    return batch
-
-
-def _ignore_signals(worker: int) -> None:
-    # A signal to the process group is meant for the rank, which still needs its workers to finish the current step.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -114,7 +114,8 @@ class Ready(Message):
         device: torch's name of the model's device.
         environment: the machine and the record of code, packages, files and built values; see `holdfast.rank.record`.
         carried: the variables that a loop carries from step to step and doesn't keep, each after its file and line.
-        idle: a warning for each schedule that ends with a learning rate of 0 before the run does.
+        warnings: what else a person should know of the training: a schedule that ends with a learning rate of 0 before
+            the run does, or a loader whose workers are not used.
     """
 
     settings: dict[str, Any]
@@ -128,7 +129,7 @@ class Ready(Message):
     device: str
     environment: dict[str, Any]
     carried: list[str] = []
-    idle: list[str] = []
+    warnings: list[str] = []
 
 
 class Restored(Message):

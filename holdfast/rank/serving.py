@@ -318,8 +318,19 @@ def describe(training: Training, record: Record | None) -> Ready:
         device=str(training.accelerator.device),
         environment=(record.describe() if record else {}) | describe_environment(training.accelerator.device.type),
         carried=[str(each) for each in training.kept.carried] if training.kept else [],
-        idle=find_idle(training),
+        warnings=[*find_idle(training), *find_unused_workers(training)],
     )
+
+
+def find_unused_workers(training: Training) -> list[str]:
+    """Return a warning if a ``DataLoader`` asks for workers, and the configuration has none."""
+    asked = getattr(training.batches, "unused_workers", 0)
+    if not asked:
+        return []
+    return [
+        f"the DataLoader's num_workers = {asked} is not used: compute.loader_workers = 0 loads its data in the rank; "
+        f"{asked} would train the same bytes"
+    ]
 
 
 def describe_data(training: Training) -> dict[str, Any]:

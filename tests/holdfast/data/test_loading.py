@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from holdfast import state
 from holdfast.data import Batches, Order, Share, combine, is_stream
-from holdfast.data.loading import shorten_socket_paths
+from holdfast.data.workers import shorten_socket_paths
 from holdfast.errors import RecipeError, StateError
 from tests.support.varied import Counted, Numbers, Points
 

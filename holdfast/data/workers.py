@@ -1,0 +1,115 @@
+"""The loader processes of a rank: what they are given, how they begin, and how they end."""
+
+import atexit
+import functools
+import multiprocessing
+import multiprocessing.util
+import os
+import pickle
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from holdfast.errors import RecipeError
+
+# Source: unix(7): a socket's path has at most 107 bytes. multiprocessing adds /pymp-12345678/listener-12345678 to it.
+SOCKET_FOLDER_BYTES = 107 - 32
+SHORT_FOLDER = "/tmp"
+
+
+def make_loader(data: Any, requests: Any, workers: int, seed: int, *, like: "DataLoader[Any] | None" = None) -> Any:
+    """Return a loader whose iterator gives what the data returns, unchanged, and draws no random number.
+
+    Args:
+        data: a map-style dataset whose ``__getitems__`` answers a request, or a stream.
+        requests: an iterable of requests; None for a stream.
+        workers: the number of loader processes.
+        like: a loader whose workers these are like: what they do at first, whether they stay for the next pass, and
+            how many batches they load in advance.
+    """
+    if workers:
+        shorten_socket_paths()
+    begin = getattr(like, "worker_init_fn", None)
+    return StatefulDataLoader(
+        data,
+        batch_size=None if requests is None else 1,
+        batch_sampler=requests,
+        collate_fn=_return_unchanged,
+        num_workers=workers,
+        worker_init_fn=functools.partial(_begin_worker, begin),
+        persistent_workers=bool(workers and like is not None and like.persistent_workers),
+        prefetch_factor=getattr(like, "prefetch_factor", None) if workers else None,
+        # Without a generator, the loader's iterator draws its base seed from the global one.
+        generator=torch.Generator().manual_seed(seed),
+        multiprocessing_context="spawn" if workers else None,
+        pin_memory=torch.cuda.is_available(),
+    )
+
+
+def start_loading(loader: Any) -> Iterator[Any]:
+    """Return the iterator of a loader from `make_loader`.
+
+    Raises:
+        RecipeError: its workers can't be given the data.
+    """
+    others = {*multiprocessing.active_children()}
+    try:
+        found: Iterator[Any] = iter(loader)
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        if "pickle" not in str(error):
+            raise
+        raise RecipeError(
+            f"loader workers can't be given the dataset or its collate function: {error}",
+            hint="define what it names at the top of a module, or set compute.loader_workers = 0",
+        ) from error
+    started = {*multiprocessing.active_children()} - others
+    _workers.intersection_update(others)  # the rest have ended
+    _workers.update(started)
+    return found
+
+
+# The workers of all loaders of this process.
+_workers: set[Any] = set()
+
+
+@atexit.register  # after multiprocessing has registered its own function, so that this one runs first
+def _kill_workers() -> None:
+    """End the workers, which ignore SIGTERM: multiprocessing would send it, and then wait for them."""
+    if _workers:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch takes a killed worker for an error
+    for each in _workers:
+        each.kill()
+
+
+def shorten_socket_paths() -> None:
+    """Put the sockets of loader workers into a short folder if TMPDIR is too long for their paths.
+
+    With a longer path a worker can't send its first batch, and the rank waits for ever. multiprocessing uses the folder
+    in this process and its children, and removes it at the end. Other temporary files stay in TMPDIR.
+    """
+    usual = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > SOCKET_FOLDER_BYTES:
+        tempfile.tempdir = SHORT_FOLDER
+        try:
+            multiprocessing.util.get_temp_dir()
+        finally:
+            tempfile.tempdir = usual
+
+
+def _return_unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _begin_worker(begin: Callable[[int], object] | None, worker: int) -> None:
+    # A signal to the process group is meant for the rank, which still needs its workers to finish the current step.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if begin is not None:
+        info: Any = get_worker_info()
+        object.__setattr__(info, "dataset", info.dataset.data)  # the user's own; the information is read-only
+        begin(worker)
