@@ -13,6 +13,7 @@ from holdfast.data.loading import Batches, is_stream
 from holdfast.data.order import Order, digest, permute
 from holdfast.data.samplers import list_samplers
 from holdfast.data.sharing import Share, list_divisors
+from holdfast.data.streams import refuse_inexact
 
 __all__ = [
     "Batches",
@@ -30,5 +31,6 @@ __all__ = [
     "list_saved",
     "make_batches",
     "permute",
+    "refuse_inexact",
     "take_apart",
 ]

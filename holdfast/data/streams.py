@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Sampler
+
+from holdfast.errors import RecipeError
 
 # The part of Hugging Face's streams that shuffles in a buffer. Source: the comment in its load_state_dict: "The shuffle
 # buffer will be refilled before starting to yield new examples."
@@ -53,6 +55,27 @@ def describe_flaw(data: Any) -> str:
         if samplers:
             return f"its {type(samplers[0]).__name__} draws another order after a resume"
     return ""
+
+
+def refuse_inexact(keeping: str, value: Any) -> None:
+    """Raise RecipeError if a loader or a stream that is kept beside the batches can't be put back to its position.
+
+    Args:
+        keeping: the code that keeps it.
+    """
+    flaw = describe_flaw(value) if has_state(value) else ""
+    if isinstance(value, DataLoader | Iterator) and not has_state(value):
+        flaw = "it has no state_dict"
+    hint = "keep torchdata's StatefulDataLoader with num_workers=0, over a map-style dataset"
+    if not flaw and any([*_walk_nodes(each)] or hasattr(each, "_ex_iterable") for each in _list_parts(value)):
+        flaw = "its position is known only once it is read"  # so that a restore can't be checked
+    # Reading a StatefulDataLoader's state makes an iterator, too, which the next iter() takes.
+    if getattr(value, "_iterator", None) is not None and not getattr(value, "_initial_iter_for_state_dict", True):
+        flaw, hint = "its iterator was made before the loop", "call iter(...) inside the loop, in its first step"
+    if flaw:
+        raise RecipeError(
+            f"{keeping}: the {type(value).__qualname__} can't be put back to its exact position: {flaw}", hint=hint
+        )
 
 
 def _list_parts(data: Any) -> list[Any]:

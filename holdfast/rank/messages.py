@@ -20,7 +20,10 @@ from holdfast.probe import Gate, Probe
 
 SHOWN_LETTERS = 80
 # What is said of each name in `Ready.carried`.
-CARRIED = "is carried from step to step and not kept; if a step depends on it, keep it: in a dict, if it is a number"
+CARRIED = (
+    "is carried from step to step and not kept; if a step depends on it, keep it: a number in a dict, and for an "
+    "iterator the loader behind it"
+)
 
 
 class Message(BaseModel):

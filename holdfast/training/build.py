@@ -14,7 +14,17 @@ from accelerate.utils import gather_object, send_to_device
 from holdfast import determinism, heartbeats, state
 from holdfast.checkpoint import Saver
 from holdfast.config import RunConfig
-from holdfast.data import Batches, Order, Share, combine, is_stream, list_divisors, make_batches, take_apart
+from holdfast.data import (
+    Batches,
+    Order,
+    Share,
+    combine,
+    is_stream,
+    list_divisors,
+    make_batches,
+    refuse_inexact,
+    take_apart,
+)
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.function import build_recipe
 from holdfast.heartbeats import Place
@@ -174,7 +184,8 @@ class Training:
         place_model(self.config, recipe, accelerator)
         if self.virtual is not None:
             self.virtual.attach([recipe.model])
-        for extra in recipe.extras.values():
+        for name, extra in recipe.extras.items():
+            refuse_inexact(f"Recipe(extras={{{name!r}: ...}})", extra)
             if isinstance(extra, torch.nn.Module) and not any(map(is_sharded, extra.parameters())):
                 extra.to(accelerator.device)
         optimizer: Any = recipe.optimizer

@@ -12,6 +12,7 @@ from accelerate.utils import extract_model_from_parallel
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from holdfast.data import refuse_inexact
 from holdfast.errors import StateError
 from holdfast.hyperparameters import is_hyperparameter
 from holdfast.recipe import Recipe, Stateful
@@ -87,6 +88,7 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
         elif isinstance(each, LRScheduler | ReduceLROnPlateau):
             schedulers[name] = each
         else:
+            refuse_inexact(f"run.keep({name}=...)", each)  # again: an iterator may have been made since
             extras[name] = as_stateful(name, each, ties)
     model = next(iter(modules.values())) if len(modules) == 1 else nn.ModuleDict(modules)
     optimizer: Any = next(iter(optimizers.values())) if len(optimizers) == 1 else Optimizers(optimizers)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from holdfast.anneal import Anneal
 from holdfast.config import RunConfig
-from holdfast.data import NoBatches, is_torch_loader, take_apart
+from holdfast.data import NoBatches, is_torch_loader, refuse_inexact, take_apart
 from holdfast.errors import RecipeError
 from holdfast.location import find_frames, find_place
 from holdfast.probe import Limits
@@ -185,6 +185,7 @@ class Run:
                 self.refuse(f"run.keep({name}=...): the name is taken", hint="give it another name")
             if not isinstance(each, torch.nn.Module | torch.optim.Optimizer):
                 with self.located():
+                    refuse_inexact(f"run.keep({name}=...)", each)
                     as_stateful(name, each)
             self._objects[name] = each
 

@@ -55,6 +55,14 @@ def node_of_batches(folder: Path) -> Any:
     return nodes.Loader(nodes.Batcher(nodes.IterableWrapper(NUMBERS), BATCH_SIZE, drop_last=False))
 
 
+def map_in_a_loader(folder: Path) -> Any:
+    return DataLoader(NUMBERS, BATCH_SIZE)  # type: ignore[arg-type]
+
+
+def batches_of_a_loader(folder: Path) -> Any:
+    return iter(map_in_a_loader(folder))
+
+
 def stateful_loader(folder: Path) -> Any:
     return StatefulDataLoader(NUMBERS, BATCH_SIZE, shuffle=True)  # type: ignore[arg-type]
 
@@ -184,13 +192,14 @@ def find(name: str) -> Callable[[Path], Any]:
     return made
 
 
-def recipe(stream: str, folder: str, gives_batches: bool = False) -> Recipe:
-    """Build a recipe over a stream of samples, or of batches."""
+def recipe(stream: str, folder: str, gives_batches: bool = False, beside: str = "") -> Recipe:
+    """Build a recipe over a stream of samples, or of batches, with another stream among its extras if one is named."""
     model = net()
     return Recipe(
         model=model, data=find(stream)(Path(folder)), optimizer=torch.optim.Adam(model.parameters(), lr=0.05),
         loss=learn, batch_size=None if gives_batches else BATCH_SIZE, steps_per_epoch=PER_EPOCH,
         probe=lambda model: {"output": model(torch.ones(2, 1))},
+        extras={"other": find(beside)(Path(folder))} if beside else {},
     )  # fmt: skip
 
 
@@ -211,6 +220,27 @@ def loop_over_samples(run: Run, stream: str, folder: str) -> None:
     batches = run.batches(find(stream)(Path(folder)), batch_size=BATCH_SIZE)
     for step in run.steps(per_epoch=PER_EPOCH):
         step.log(loss=take_step(optimizer, learn(model, next(batches))))
+
+
+def loop_beside(run: Run, stream: str, folder: str, is_early: bool = False) -> None:
+    """Train in a loop that takes the batches of a second stream beside those of a loader, and keeps the stream.
+
+    Args:
+        is_early: whether to make the second stream's iterator before the loop.
+    """
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    other = find(stream)(Path(folder))
+
+    def cycle() -> Iterator[Any]:
+        while True:
+            yield from other
+
+    batches = iter(other) if is_early else cycle()
+    run.keep(model=model, optimizer=optimizer, other=other)
+    for step in run.steps(DataLoader(NUMBERS, BATCH_SIZE, shuffle=True), per_epoch=PER_EPOCH):  # type: ignore[arg-type]
+        loss = learn(model, step.batch) + learn(model, next(batches))
+        step.log(loss=take_step(optimizer, loss))
 
 
 def take_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ EXACT = [
     ("loop_over_samples", "hf_map_transformed"),
     ("loop_over_samples", "hf_stream_shuffled"),
     ("loop_over_samples", "web_shuffled"),
+    ("loop_beside", "stateful_loader"),
 ]
 # Those that are killed, too: one for each way of finding the position.
 KILLED = [
@@ -55,6 +56,7 @@ KILLED = [
     ("loop", "stateful_loader"),
     ("loop", "hf_map_in_a_loader"),
     ("loop", "hf_stream_of_batches"),
+    ("loop_beside", "stateful_loader"),
 ]
 # The others, with the reason and a part of the hint.
 REFUSED = [
@@ -65,6 +67,19 @@ REFUSED = [
     ("loop", "stateful_loader_with_workers", "its own workers draw other random numbers", "loader_workers"),
     ("loop", "web_loader", "a WebLoader can't be put back to a position in its batches", "run.batches"),
     ("batches", "web_loader", "a WebLoader can't be put back to a position", r"Recipe\(data=dataset, batch_size="),
+    ("loop_beside", "node_of_batches", r"run.keep\(other=...\): the Loader .* known only once", "num_workers=0"),
+    ("loop_beside", "hf_stream_of_batches", "the IterableDataset .* known only once it is read", "num_workers=0"),
+    ("loop_beside", "hf_stream_in_a_stateful_loader", "its position is known only once it is read", "num_workers=0"),
+    ("loop_beside", "node_of_a_random_sampler", "its RandomSampler draws another order", "num_workers=0"),
+    ("loop_beside", "stateful_loader_with_workers", "its own workers draw other random numbers", "num_workers=0"),
+    (
+        "loop_beside",
+        "map_in_a_loader",
+        "the DataLoader can't be put back .*: it has no state_dict",
+        "StatefulDataLoader",
+    ),
+    ("loop_beside", "batches_of_a_loader", "can't be put back .*: it has no state_dict", "StatefulDataLoader"),
+    ("loop_beside", "hf_stream_shuffled", "its state leaves out the shuffle buffer", "num_workers=0"),
 ]
 CHANGING = ["hf_stream_shuffled_without_a_seed", "web_shuffled_without_a_seed"]
 
@@ -159,3 +174,19 @@ def test_ranks_that_all_get_the_same_batches_are_refused(tmp_path: Path, nursery
 def test_a_loader_over_an_array_has_a_known_position() -> None:
     loader = StatefulDataLoader(np.arange(6), 2)  # type: ignore[arg-type]
     assert take_apart(loader, "") is loader
+
+
+def test_an_iterator_that_was_made_before_the_loop_is_refused(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "loop_beside", "stateful_loader")
+    early = config.model_copy(update={"settings": config.settings | {"is_early": True}})
+    said = r"run.keep\(other=...\): the StatefulDataLoader .*: its iterator was made before the loop"
+    with pytest.raises(RecipeError, match=said) as refused:
+        live(early, TOTAL)
+    assert "inside the loop" in refused.value.hint
+
+
+def test_an_extra_of_a_recipe_is_refused_likewise(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "recipe", "node")
+    beside = config.model_copy(update={"settings": config.settings | {"beside": "stateful_loader_with_workers"}})
+    with pytest.raises(RecipeError, match=r"Recipe\(extras={'other': ...}\): the StatefulDataLoader can't be put back"):
+        live(beside, TOTAL)
