@@ -155,7 +155,7 @@ class LoaderBatches:
             for number, indices in numbered
             for share in self._shares
         ]
-        loader = self._lasting or self._make_loader()
+        loader = self._make_loader() if self._lasting is None else self._lasting
         if loader.persistent_workers:
             self._lasting = loader
         return start_loading(loader)

@@ -55,7 +55,7 @@ def start_loading(loader: Any) -> Iterator[Any]:
     """Return the iterator of a loader from `make_loader`.
 
     Raises:
-        RecipeError: its workers can't be given the data.
+        RecipeError: its workers can't be given the data, or a function that they call.
     """
     others = {*multiprocessing.active_children()}
     try:
@@ -64,7 +64,7 @@ def start_loading(loader: Any) -> Iterator[Any]:
         if "pickle" not in str(error):
             raise
         raise RecipeError(
-            f"loader workers can't be given the dataset or its collate function: {error}",
+            f"loader workers can't be given the dataset and its functions: {error}",
             hint="define what it names at the top of a module, or set compute.loader_workers = 0",
         ) from error
     started = {*multiprocessing.active_children()} - others
