@@ -34,7 +34,7 @@ from tasks import own_run, pool
 from tasks.heartbeat import heartbeat
 from tasks.reporting import summarize
 from tasks.served import served_flow
-from tasks.server import server
+from tasks.server import check_configured, server
 from tasks.states import describe_turned_away, ending_of_state
 
 log = logging.getLogger("holdfast.train")
@@ -214,6 +214,8 @@ def main(
         set_: key=value: change a setting, for example --set epochs=8 or --set settings.lr=0.001.
     """
     settings = load_config(config, set_ or [])
+    if settings.where != "here":
+        check_configured(f'where = "{settings.where}"')
     log_plain_lines()
     signal.signal(signal.SIGTERM, _exit_after_sigterm)
     # Start the ranks ahead, because their start takes as long as that of Prefect's server.

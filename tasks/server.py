@@ -87,6 +87,15 @@ def server() -> Iterator[str]:
         end(process)
 
 
+def check_configured(setting: str) -> None:
+    """Raise ConfigError if no server is configured, which a setting needs: a temporary one has no deployments."""
+    if not PREFECT_API_URL.value():
+        raise ConfigError(
+            f"{setting} needs a server with deployments, and PREFECT_API_URL is not set",
+            hint="make up starts one on this machine and prints what to export",
+        )
+
+
 def describe_server(url: str, auth: str) -> dict[str, str]:
     """Return the environment of a Prefect server that requires a secret and lets only its own pages read answers.
 

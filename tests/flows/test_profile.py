@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import RunStopped
+from holdfast.errors import ConfigError, RunStopped
 from tasks.server import free_port
 from tests.conftest import ROOT, Driver, Reference, assert_same_bytes
 
@@ -31,6 +31,15 @@ def test_a_server_that_does_not_answer_is_one_clear_error(tmp_path: Path) -> Non
     assert error.startswith(f"error: Prefect's server at {url} doesn't answer: ")
     assert hint.startswith("hint: start it")
     assert "Traceback" not in done.stderr
+
+
+def test_a_pool_without_a_server_is_one_clear_error(tmp_path: Path) -> None:
+    done = Driver(tmp_path, {"PREFECT_HOME": str(tmp_path)}).run("where=gpu")
+    assert done.returncode == ConfigError.exit_code
+    assert done.stderr.splitlines() == [
+        'error: where = "gpu" needs a server with deployments, and PREFECT_API_URL is not set',
+        "hint: make up starts one on this machine and prints what to export",
+    ]
 
 
 def test_no_result_is_stored(tmp_path: Path, prefect_api: dict[str, str], reference: Reference) -> None:
