@@ -43,9 +43,10 @@ from holdfast.training.elementwise import check_elementwise
 from holdfast.training.exchange import Exchange
 from holdfast.training.first_batch import FirstBatch
 from holdfast.training.gradients import Gradients
-from holdfast.training.kept import GRADIENTS, Kept
+from holdfast.training.kept import GRADIENTS, PRUNED, Kept
 from holdfast.training.optimizers import Optimizers, read_rates
 from holdfast.training.progress import OWN_FIELDS, Progress, Stage, Unread
+from holdfast.training.pruned import find_pruned
 from holdfast.training.schedulers import Schedulers
 from holdfast.training.sharding import check_sharding, place_model
 from holdfast.training.synchronizing import Synchronized
@@ -188,6 +189,11 @@ class Training:
             refuse_inexact(f"Recipe(extras={{{name!r}: ...}})", extra)
             if isinstance(extra, torch.nn.Module) and not any(map(is_sharded, extra.parameters())):
                 extra.to(accelerator.device)
+        pruned = None if any(map(is_sharded, recipe.model.parameters())) else find_pruned(recipe.model)
+        if pruned is not None:
+            if PRUNED in recipe.extras:
+                raise RecipeError(f"extras: the name {PRUNED!r} is taken", hint="give the extra another name")
+            recipe.extras = {**recipe.extras, PRUNED: pruned}
         optimizer: Any = recipe.optimizer
         if accelerator.scaler is not None and (recipe.step is not None or isinstance(optimizer, Optimizers)):
             raise ConfigError(

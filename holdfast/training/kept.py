@@ -20,9 +20,12 @@ from holdfast.state import Ties, as_stateful
 from holdfast.training.carried import Carried
 from holdfast.training.gradients import Gradients
 from holdfast.training.optimizers import Optimizers, list_stepped, parts_of
+from holdfast.training.pruned import find_pruned
 
 # Names of extras that `Kept` adds itself.
-OWN_EXTRAS = MODES, GRADIENTS, ACCUMULATION, INNER = "modes", "gradients", "accumulation", "inner_optimizers"
+OWN_EXTRAS = MODES, GRADIENTS, ACCUMULATION, INNER, PRUNED = (
+    "modes", "gradients", "accumulation", "inner_optimizers", "pruned"
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -99,6 +102,8 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
     }
     if inner := _find_inner(optimizers):
         own[INNER] = InnerOptimizers(inner)
+    if pruned := find_pruned(model):
+        own[PRUNED] = pruned
     return {
         "model": model, "modules": modules, "optimizer": optimizer, "schedulers": list(schedulers.values()),
         "extras": extras | own,

@@ -6,6 +6,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -89,6 +90,24 @@ def two_rates(body: float = 0.01, head: float = 0.1) -> Recipe:
         model=model, data=Points(noise=True), optimizer=optimizers, loss=fit, batch_size=BATCH_SIZE // 2, grad_accum=2,
         clip_norm=1.0, schedule={"body": Schedule("cosine", epochs=3)},
     )  # fmt: skip
+
+
+def pruned() -> Recipe:
+    """Build a network whose step first takes some of its weights away."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+    for layer in model:
+        prune.identity(layer, "weight")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def step(batch: Batch) -> Tensor:
+        prune.l1_unstructured(model[0], "weight", 0.05)
+        loss = fit(model, batch)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss
+
+    return Recipe(model=model, data=Points(noise=True), optimizer=optimizer, step=step, batch_size=BATCH_SIZE)
 
 
 def two_sgds(is_one: bool = False) -> Recipe:

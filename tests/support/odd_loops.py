@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils.data import DataLoader, Sampler, TensorDataset, WeightedRandomSampler
 
 from holdfast import Run
@@ -321,6 +322,20 @@ def leaves_gradients(run: Run, to: str) -> None:
     train_with_left_gradients(run.steps(per_epoch=PER_EPOCH), model, optimizer, to)
 
 
+def prunes_again(run: Run) -> None:
+    """A lottery ticket: each epoch begins with fewer weights."""
+    model = net()
+    for layer in (model[0], model[3]):
+        prune.identity(layer, "weight")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(per_epoch=PER_EPOCH):
+        if step.number % 3 == 0:
+            for layer in (model[0], model[3]):
+                prune.l1_unstructured(layer, "weight", 0.2)
+        learn(model, optimizer)
+
+
 def never_zeroes(run: Run) -> None:
     leaves_gradients(run, "left")
 
@@ -401,5 +416,6 @@ ODD_LOOPS = [
         averages_returns, has_phases, keeps_the_best, unfreezes, changes_attributes, counts_in_the_optimizer, rounds,
         steps_late, steps_by_turns, trains_adversaries, trains_the_critic_more, trains_the_critic_less, never_zeroes,
         keeps_zeroes, has_its_own_sampler, mines_hard_samples, keeps_the_samplers_weights, has_a_curriculum,
+        prunes_again,
     )
 ]  # fmt: skip

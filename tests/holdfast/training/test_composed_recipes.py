@@ -32,6 +32,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "step": ("adversarial", {}),
     "accumulating step": ("accumulating", {}),
     "two optimizers, one loss": ("two_rates", {}),
+    "pruning step": ("pruned", {}),
     "loader": ("batched", {}),
     "loader with a generator": ("batched", {"how": "own order"}),
     "stateful loader": ("batched", {"how": "stateful"}),

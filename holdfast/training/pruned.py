@@ -1,0 +1,42 @@
+"""The weights that torch's pruning has computed in the last forward pass.
+
+``torch.nn.utils.prune`` keeps ``weight_orig`` and ``weight_mask``, and computes ``weight`` of them before each forward
+pass. Between an optimizer's step and the next pass ``weight`` is that of the step before, and whoever prunes again
+looks at it. A new process would have the one that the module was built with.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
+
+
+class Pruned:
+    """The computed tensors of pruned modules, as a state by name.
+
+    Args:
+        tensors: each module with its name and the name of its tensor.
+    """
+
+    def __init__(self, tensors: Sequence[tuple[str, nn.Module, str]]) -> None:
+        self._tensors = tensors
+
+    def state_dict(self) -> dict[str, Any]:
+        return {f"{name}.{key}": getattr(module, key).detach() for name, module, key in self._tensors}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, module, key in self._tensors:
+            own = getattr(module, key)
+            setattr(module, key, state[f"{name}.{key}"].to(own.device, copy=True))
+
+
+def find_pruned(model: nn.Module) -> Pruned | None:
+    """Return the computed tensors of a model's pruned modules; None if there are none."""
+    found = [
+        (name, module, hook._tensor_name)
+        for name, module in model.named_modules()
+        for hook in module._forward_pre_hooks.values()
+        if isinstance(hook, BasePruningMethod)
+    ]
+    return Pruned(found) if found else None
