@@ -86,7 +86,7 @@ def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path, parall
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("function", ["exchange_early", "exchange_late", "refuse_parts"])
+@pytest.mark.parametrize("function", ["exchange_early", "agree_on_order", "exchange_late", "refuse_parts"])
 def test_whole_gradients_are_exchanged_during_the_backward_pass(
     nursery: Lives, tmp_path: Path, ranks: int, function: str
 ) -> None:
