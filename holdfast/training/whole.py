@@ -42,8 +42,9 @@ class WholeSums:
         self.facts: dict[str, str] = {}
         self._models: Sequence[nn.Module] = ()
         self._parameters: list[nn.Parameter] = []
-        self._buckets: list[Bucket] = []
-        self._has_order, self._comes_at_once = False, False
+        self._plain: list[Bucket] = []
+        self._ordered: list[Bucket] | None = None  # in the order in which a backward pass completes gradients
+        self._comes_at_once = False
         self._completed: list[int] | None = None  # while the order of gradients is looked for
         self._hooked: dict[int, nn.Parameter] = {}
         self._is_overlapped = False
@@ -56,10 +57,11 @@ class WholeSums:
         """Begin a step. ``in_detail`` says whether to note `facts`, and whether `describe` will be called."""
         parameters = [each for model in self._models for each in model.parameters() if each.requires_grad]
         if [*map(id, parameters)] != [*map(id, self._parameters)]:
-            # A backward pass reaches the last layers first. The first one that is overlapped shows its own order.
-            self._parameters, self._buckets = parameters, make_buckets(parameters[::-1])
-            self._has_order, self._completed = False, None
-        self._sums = [BucketSum(each, self._shares, self._blocks, in_detail=in_detail) for each in self._buckets]
+            self._parameters, self._plain = parameters, make_buckets(parameters[::-1])
+            self._ordered, self._completed = None, None
+        # Facts follow from the buckets, so these are the same for a step in detail, the first one of a process or not.
+        buckets = self._plain if in_detail or self._ordered is None else self._ordered
+        self._sums = [BucketSum(each, self._shares, self._blocks, in_detail=in_detail) for each in buckets]
         self._sum_of = {id(each): found for found in self._sums for each in found.bucket.parameters}
         self._sent = 0  # the number of buckets whose exchange has begun
         self._is_detailed, self.facts = in_detail, {}
@@ -86,7 +88,7 @@ class WholeSums:
             if id(each) not in self._hooked:
                 self._hooked[id(each)] = each
                 each.register_post_accumulate_grad_hook(self._note)
-        if not self._has_order:
+        if self._ordered is None:
             self._completed = []
         self._is_overlapped = True
 
@@ -154,5 +156,5 @@ class WholeSums:
         completed = [places.pop(each) for each in dict.fromkeys(self._completed)]
         order = torch.tensor([*completed, *places.values()], device=self._parameters[0].device)
         distributed.broadcast(order, 0)
-        self._buckets = make_buckets([self._parameters[place] for place in order.tolist()])
-        self._has_order, self._completed = True, None
+        self._ordered = make_buckets([self._parameters[place] for place in order.tolist()])
+        self._completed = None
