@@ -33,12 +33,14 @@ def in_ranks(count: int, function: str, *arguments: Any) -> int:
     return launch_checks(globals()[function], count, *arguments)
 
 
-def make_config(folder: str, how: str = "") -> RunConfig:
-    """Return the configuration of a training with eight virtual ranks, cut over the ranks."""
+def make_config(
+    folder: str, recipe: str = "tests.support.cut:odd", parallel: str = "fsdp", **settings: str
+) -> RunConfig:
+    """Return the configuration of a training with eight virtual ranks."""
     ranks = {"ranks": int(os.environ["WORLD_SIZE"]), "virtual_ranks": 8}
-    compute = Compute.model_validate(ranks | {"device": DEVICE, "parallel": "fsdp"})
+    compute = Compute.model_validate(ranks | {"device": DEVICE, "parallel": parallel})
     return RunConfig(
-        recipe="tests.support.cut:odd", settings={"how": how}, run="r", store=folder, epochs=1, compute=compute,
+        recipe=recipe, settings=settings, run="r", store=folder, epochs=9, compute=compute,
         determinism=Determinism(mode="fast"),
     )  # fmt: skip
 
@@ -59,7 +61,7 @@ class Odd(nn.Module):
         return out
 
 
-def odd(how: str) -> Recipe:
+def odd(how: str = "") -> Recipe:
     """Build the model with its data; ``how`` is empty or one of ``skips``, ``sparse`` and ``rows``."""
     model = Odd(how)
     recipe = shares.plain()
@@ -124,11 +126,9 @@ def doubled() -> Recipe:
 
 def train_in_float64(folder: str) -> int:
     """Train two steps of a model in float64, whole and cut over the ranks, to the same bits."""
-    config = make_config(folder).model_copy(update={"recipe": "tests.support.cut:doubled", "settings": {}})
     found = []
     for parallel in ("ddp", "fsdp"):
-        compute = config.compute.model_copy(update={"parallel": parallel})
-        training = Training(config.model_copy(update={"compute": compute}))
+        training = Training(make_config(folder, "tests.support.cut:doubled", parallel))
         train_to(training, 2)
         found.append([gather_whole(each).clone() for each in training.recipe.model.parameters()])
     assert all(map(torch.equal, *found))
@@ -138,6 +138,6 @@ def train_in_float64(folder: str) -> int:
 def refuse(folder: str, how: str, said: str) -> int:
     """Train a step that can't be summed in order, or build what can't be cut: all ranks raise."""
     with pytest.raises((ConfigError, RecipeError), match=said) as found:
-        train_step(Training(make_config(folder, how)))
+        train_step(Training(make_config(folder, how=how)))
     assert found.value.hint
     return 0

@@ -4,7 +4,6 @@ Each check is a function that returns 0, for `in_ranks`.
 """
 
 import contextlib
-import os
 from typing import Any
 
 import pytest
@@ -13,11 +12,11 @@ from torch import Tensor, distributed, nn
 from torch.utils.checkpoint import checkpoint
 
 from holdfast import Recipe
-from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import RecipeError
 from holdfast.training import Training
+from holdfast.training.buckets import BucketSum
 from tests.support import shares
-from tests.support.device import DEVICE
+from tests.support.cut import make_config
 from tests.support.sharded import launch_checks
 from tests.support.trainings import train_to
 
@@ -71,26 +70,22 @@ def twice() -> Recipe:
 
 def make_training(folder: str, recipe: str) -> Training:
     """Return the training of a recipe of this module with eight virtual ranks."""
-    ranks = {"ranks": int(os.environ["WORLD_SIZE"]), "virtual_ranks": 8}
-    compute = Compute.model_validate(ranks | {"device": DEVICE})
-    return Training(
-        RunConfig(
-            recipe=f"tests.support.exchanged:{recipe}", run="r", store=folder, epochs=9, compute=compute,
-            determinism=Determinism(mode="fast"),
-        )
-    )  # fmt: skip
+    return Training(make_config(folder, recipe=f"tests.support.exchanged:{recipe}", parallel="ddp"))
 
 
 def watch_exchange(training: Training) -> list[str]:
     """Return a list to which is added when an exchange begins, and when the first layer's weight has its gradient."""
     events: list[str] = []
-    begin: Any = distributed.batch_isend_irecv
 
-    def note(orders: Any) -> Any:
-        events.append("exchange")
-        return begin(orders)
+    def noting(function: Any) -> Any:
+        def note(found: BucketSum) -> None:
+            events.append("exchange")
+            function(found)
 
-    distributed.batch_isend_irecv = note
+        return note
+
+    for name in ("send", "pass_on"):
+        setattr(BucketSum, name, noting(getattr(BucketSum, name)))
     weight = training.model.get_parameter("layers.0.weight")
     weight.register_post_accumulate_grad_hook(lambda _: events.append("first layer"))  # type: ignore[no-untyped-call]
     return events

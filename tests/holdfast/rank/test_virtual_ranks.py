@@ -84,7 +84,7 @@ def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path, parall
     assert done.stdout.endswith("--seed 3 --steps 8 --kills 2 --ranks 1,3,2\n")
 
 
-@pytest.mark.gpus(2)
+@pytest.mark.gpus
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("function", ["exchange_early", "agree_on_order", "exchange_late", "refuse_parts"])
 def test_whole_gradients_are_exchanged_during_the_backward_pass(
