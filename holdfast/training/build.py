@@ -31,7 +31,7 @@ from holdfast.heartbeats import Place
 from holdfast.memory.pinning import pinning
 from holdfast.probe import Probe
 from holdfast.processes import LONGEST_EPOCH_VARIABLE
-from holdfast.recipe import Recipe
+from holdfast.recipe import Recipe, Stateful
 from holdfast.shown import Gallery
 from holdfast.state import capture_rng, digest_rng, is_sharded
 from holdfast.training.begun import BegunSaves
@@ -191,9 +191,7 @@ class Training:
                 extra.to(accelerator.device)
         pruned = None if any(map(is_sharded, recipe.model.parameters())) else find_pruned(recipe.model)
         if pruned is not None:
-            if PRUNED in recipe.extras:
-                raise RecipeError(f"extras: the name {PRUNED!r} is taken", hint="give the extra another name")
-            recipe.extras = {**recipe.extras, PRUNED: pruned}
+            self._add_own(PRUNED, pruned)
         optimizer: Any = recipe.optimizer
         if accelerator.scaler is not None and (recipe.step is not None or isinstance(optimizer, Optimizers)):
             raise ConfigError(
@@ -201,10 +199,8 @@ class Training:
                 hint='mixed_precision = "bf16", or a loop of your own with run.accelerator',
             )
         if recipe.step is not None:
-            if GRADIENTS in recipe.extras:
-                raise RecipeError(f"extras: the name {GRADIENTS!r} is taken", hint="give the extra another name")
             recipe.model.to(accelerator.device)
-            recipe.extras = {**recipe.extras, GRADIENTS: Gradients(recipe.model, optimizer)}
+            self._add_own(GRADIENTS, Gradients(recipe.model, optimizer))
             self.optimizer = optimizer
             return
         accelerator.gradient_accumulation_steps = recipe.grad_accum
@@ -272,6 +268,12 @@ class Training:
                 "the data is iterable, so that its length isn't known", hint="set Recipe(steps_per_epoch=...)"
             )
         return steps
+
+    def _add_own(self, name: str, extra: Stateful) -> None:
+        """Add an extra of Holdfast's own to those of the recipe."""
+        if name in self.recipe.extras:
+            raise RecipeError(f"extras: the name {name!r} is taken", hint="give the extra another name")
+        self.recipe.extras = {**self.recipe.extras, name: extra}
 
     def _batches(self) -> Any:
         recipe, seed, workers = self.recipe, self.config.seed, self.config.compute.loader_workers

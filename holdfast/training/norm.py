@@ -12,7 +12,7 @@ from holdfast.state.sharded import list_regions, local_of
 from holdfast.training.tree import sum_columns
 
 # At most so many numbers are squared at once: on a CPU few enough for its caches, elsewhere many for each launch.
-MOST_NUMBERS = {"cpu": 2**20}
+MOST_NUMBERS = 2**20
 MOST_ELSEWHERE = 2**24
 
 
@@ -27,7 +27,7 @@ def take_norm(gradients: Sequence[Tensor]) -> Tensor:
     dtype = torch.float64 if any(each.dtype in (torch.float64, torch.complex128) for each in gradients) else torch.float
     *firsts, total = itertools.accumulate((_count_rows(each) for each in gradients), initial=0)
     sums = torch.zeros(1, total, dtype=dtype, device=gradients[0].device)
-    most = MOST_NUMBERS.get(sums.device.type, MOST_ELSEWHERE)
+    most = MOST_NUMBERS if sums.device.type == "cpu" else MOST_ELSEWHERE
     pieces = [
         (first + _find_first(each) + start, piece)
         for first, each in zip(firsts, gradients, strict=True)
