@@ -19,13 +19,14 @@ from holdfast.attempt.lineage import (
     find_ancestor,
     judge_environment,
 )
+from holdfast.attempt.refusing import CHANCE, explain_refusal, is_unexplained
 from holdfast.config import RunConfig
 from holdfast.errors import IN_LOG, ConfigError, HoldfastError, RecipeError, StateError
 from holdfast.gpus import check_gpus, settle_ranks
 from holdfast.journal import Commit, Journal, format_time
 from holdfast.rank import launching
 from holdfast.rank.launching import Ranks
-from holdfast.rank.messages import CARRIED, Problem, Ready
+from holdfast.rank.messages import CARRIED, Problem, Ready, Restored
 from holdfast.rank.rendezvous import describe_wait, find_node
 from holdfast.store import open_store
 from holdfast.terminal import counted
@@ -129,6 +130,10 @@ class AttemptRanks:
     def restore(self, commit: Commit, read_metadata: ReadMetadata) -> HoldfastError | None:
         """Restore a commit's state; return an error if the checkpoint is damaged or the gate refuses it.
 
+        If the gate refuses bytes that verify, for another reason than health, new ranks restore them once more: only
+        what the program loses is lost a second time. A second look in the same ranks could pass for a wrong reason,
+        because the first has called the model: a counter in a global variable has moved on.
+
         Raises:
             DeterminismError: equal bits aren't promised from this commit on, and the configuration refuses that.
             StateError: the state doesn't fit what the ranks built.
@@ -137,10 +142,15 @@ class AttemptRanks:
         past = Past.read(self._journal, commit, read_metadata)
         if commit.config_fingerprint != self._judged:  # another number of ranks trained it: it was adopted, say
             judge_environment(past, self.present, self.config.resume)
-        try:
-            event = self.own.restore(commit, choose_gate(past, self.present, self.config.resume))
-        except StateError as error:
-            raise explain_unfit(error, past, self.present, self.config.resume) from error
+        event = self._look(commit, past)
+        if is_unexplained(event):
+            log.warning("the gate refuses %s: %s; new ranks look again", commit.path, event.message)
+            self.end()
+            self.build_again(commit)
+            event = self._look(commit, past)
+            if is_unexplained(event):
+                return explain_refusal(event, commit, self.own)
+            log.warning(CHANCE, commit.path)
         if isinstance(event, Problem):
             return event.error
         log.info("restored: %s", event.summary)
@@ -150,6 +160,13 @@ class AttemptRanks:
         if event.note:
             log.warning("%s; settings or code were changed, so that it only goes on record", event.note)
         return None
+
+    def _look(self, commit: Commit, past: Past) -> Restored | Problem:
+        """Restore a commit in the running ranks, and pass it through the gate."""
+        try:
+            return self.own.restore(commit, choose_gate(past, self.present, self.config.resume))
+        except StateError as error:
+            raise explain_unfit(error, past, self.present, self.config.resume) from error
 
     def begin_from_ancestor(self) -> None:
         """Load the weights of the ancestor, if the run has one.
