@@ -17,7 +17,9 @@ from holdfast.store import Store
 from holdfast.terminal import counted
 
 SHOWN_NAMES = 8
-SHOWN_TENSORS = 3
+EARLIER = (
+    "what an earlier resume has lost, which a replay from after it loses, too; --from begins with an earlier commit"
+)
 
 
 class Audit(BaseModel):
@@ -35,6 +37,7 @@ class Audit(BaseModel):
             `holdfast.trail.Difference`. None and empty if they are equal.
         different: names of the tensors and values that differ at the end; the first part of a name is its component.
         notes: reasons why equal bits aren't promised here, and changes since the commit.
+        verdict: the findings of the run's rehearsals up to the commit.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -56,6 +59,7 @@ class Audit(BaseModel):
     first_tensors: list[str] = []
     different: list[str] = []
     notes: list[str] = []
+    verdict: str = ""
 
     @property
     def is_identical(self) -> bool:
@@ -78,6 +82,7 @@ class Audit(BaseModel):
             lines = [f"{what}: the replay{on} ends on other bytes: {self.found[:12]}, not {self.expected[:12]}"]
             lines += describe_difference(self.first_step, self.first_differs_in, self.first_tensors, self.different)
         lines += [f"  not checked: {self.unchecked}"] if self.unchecked else []
+        lines += [f"  {self.verdict}"] if self.verdict else []
         notes = [] if self.is_identical else self.notes
         return "\n".join([*lines, *(f"  not promised here: {note}" for note in notes)])
 
@@ -121,6 +126,7 @@ def audit_commit(journal: Journal, commit: Commit, start: int | None = None, ran
         "run": journal.run, "commit": commit.number, "path": commit.path, "start": begin.step if begin else 0,
         "stop": commit.step, "from_commit": begin.number if begin else 0, "resumes": span.resumes,
         "unchecked": span.unchecked, "expected": commit.checkpoint_sha256, "ranks": ranks,
+        "verdict": commit.verdict if commit.rehearsed or commit.inexact else "",
     }  # fmt: skip
     try:
         with replayed(journal, begin, commit, ranks) as (saved, folder, present):
@@ -168,7 +174,7 @@ def may_follow_resume(parent: Commit, commit: Commit) -> bool:
 def _choose_span(journal: Journal, commit: Commit) -> Span:
     parent = journal.read_commit(commit.parent) if commit.parent else None
     if parent is None or not may_follow_resume(parent, commit):
-        return Span(parent, [commit])
+        return Span(parent, [commit], EARLIER if parent is not None and parent.attempt > 1 else "")
     before = journal.read_commit(parent.parent) if parent.parent else None
     settings = journal.read_config(commit.config_fingerprint)
     reason = ""

@@ -42,6 +42,7 @@ class Standing(BaseModel):
     commit: int = 0
     path: str = ""
     checkpoint_sha256: str = ""
+    verdict: str = ""
     previous_checkpoint_sha256: str = ""
     config_fingerprint: str = ""
     attempts: int = 0
@@ -78,7 +79,10 @@ def read_standing(journal: Journal) -> Standing:
         known["live"] = None if ended else find_live_attempt(journal, known["attempts"], commit)
     if commit is None:
         return Standing(**known)
-    known |= commit.model_dump(exclude={"created_at", "attempt", "files", "number"}) | {"commit": commit.number}
+    known |= commit.model_dump(exclude={"created_at", "attempt", "files", "number"}) | {
+        "commit": commit.number,
+        "verdict": commit.verdict,
+    }
     metadata = read_committed(journal.store, commit)
     epochs = journal.read_epochs()
     if metadata is not None:

@@ -208,6 +208,7 @@ def _describe_standing(journal: Journal, standing: Standing) -> list[str]:
         "loss": None if standing.avg_loss is None else f"{standing.avg_loss:.4f}",
         **{name.replace("_", " "): f"{value:.4f}" for name, value in standing.metrics.items() if value is not None},
         "checkpoint": f"`{standing.checkpoint_sha256}`",
+        "resume": standing.verdict.replace("|", "/") or None,
         "lies in": f"`{journal.store_url}/{journal.run}/{standing.path}`",
         "settings": f"`{standing.config_fingerprint}`",
         "report": link_report(journal) if journal.store.exists(REPORT) else None,

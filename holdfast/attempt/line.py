@@ -36,6 +36,8 @@ TRIPS = 2
 ANCESTORS = 8
 # How many commits back a rehearsal that differs looks for the attempts since the last one that was equal.
 ANCESTORS_SEARCHED = 1000
+# The rehearsals that a commit names.
+REHEARSALS = 8
 
 log = logging.getLogger(__name__)
 
@@ -47,21 +49,25 @@ class Verdict:
     """The findings of a line's rehearsals; see `Commit`.
 
     Attributes:
-        rehearsed: the step of the last one that was equal; 0 for none.
+        rehearsed: the steps of the last ones that were equal.
         unrehearsed_s: seconds in the steps since then.
         cost_s: seconds for which one has kept training waiting since the last commit.
         inexact: how one differed, if the run went on all the same.
+        reason: why none was made; empty if one was, or is going to be.
     """
 
-    rehearsed: int = 0
+    rehearsed: tuple[int, ...] = ()
     unrehearsed_s: float = 0.0
     cost_s: float = 0.0
     inexact: str = ""
+    reason: str = ""
 
     @classmethod
     def of(cls, commit: Commit | None) -> "Verdict":
         """Return the findings that a commit has on record."""
-        return cls(commit.rehearsed, commit.unrehearsed_s, 0.0, commit.inexact) if commit else cls()
+        if commit is None:
+            return cls()
+        return cls(tuple(commit.rehearsed), commit.unrehearsed_s, 0.0, commit.inexact, commit.not_rehearsed)
 
 
 class Line:
@@ -225,7 +231,8 @@ class Line:
             created_at=now(),
             trained_at=metadata.trained_at,
             **saved.model_dump(include={"train_s", "slow_s", "stall_s", "save_s", "restart_s"}),
-            rehearsed=self.verdict.rehearsed,
+            rehearsed=list(self.verdict.rehearsed),
+            not_rehearsed=self.verdict.reason,
             unrehearsed_s=self.verdict.unrehearsed_s + saved.train_s,
             rehearse_s=self.verdict.cost_s,
             inexact=self.verdict.inexact,
@@ -248,7 +255,13 @@ class Line:
             cost_s: seconds for which it kept training waiting.
         """
         assert self.head is not None
-        self._noted = self.head.number, Verdict(step, cost_s=cost_s)
+        steps = (*self.verdict.rehearsed, step)[-REHEARSALS:]
+        self._noted = self.head.number, Verdict(steps, cost_s=cost_s)
+
+    def note_unrehearsed(self, reason: str) -> None:
+        """Note why the line is not rehearsed, unless it was before."""
+        if not self.verdict.rehearsed and self.verdict.reason != reason:
+            self._noted = self.head.number if self.head else 0, replace(self.verdict, reason=reason)
 
     def note_inexact(self, found: str) -> None:
         """Note that the run goes on although it does not continue exactly; every later commit says so."""
@@ -260,7 +273,7 @@ class Line:
         each, since = self.head, ""
         for _ in range(ANCESTORS_SEARCHED):
             parent = self.journal.find_commit(each.parent) if each is not None else None
-            if each is None or parent is None or parent.step < each.rehearsed:
+            if each is None or parent is None or parent.step < max(each.rehearsed, default=0):
                 break
             if parent.attempt != each.attempt:
                 since = f"; it may not be exact since attempt {each.attempt}, which continued from step {parent.step}"

@@ -91,6 +91,8 @@ class Rehearsals:
     def may_follow(self, line: Line, next_s: float) -> bool:
         """Return whether a rehearsal may be due in so many seconds of training."""
         rehearse, verdict = self._settings.rehearse, line.verdict
+        if rehearse == "off":
+            line.note_unrehearsed('proof.rehearse = "off"')
         if rehearse == "off" or verdict.inexact:
             return False
         if not verdict.rehearsed or self.is_changed:
@@ -119,6 +121,7 @@ class Rehearsals:
         stop = min(step + REHEARSED_STEPS, stops[0], stops[1] - 1)  # after the last step a loop's function would go on
         is_short = self._settings.rehearse is None and stops[1] - step < SHORT_S * steps_per_s
         if stop <= step or is_short or not self.may_follow(line, trained_s) or not self._has_same_code():
+            line.note_unrehearsed("the run was to be over within a minute" if is_short else "its code had changed")
             self._ranks.end_ahead()
             return False
         self.start_ahead()

@@ -167,6 +167,8 @@ def verify(
         print(f"note: {note}")
     for problem in report.problems:
         print(f"problem: {problem}")
+    if report.verdict:
+        print(f"resume: {report.verdict}")
     read = f"{counted(len(report.checkpoints), 'checkpoint')} and {counted(report.records, 'record')} read"
     print(f"{read}, {counted(len(report.problems), 'problem')}")
     return 0 if report.ok else 2
@@ -199,6 +201,7 @@ def _fields(standing: Standing) -> dict[str, Any]:
         **{f"probe {name}": value for name, value in standing.probe.items()},
         "commit": standing.commit,
         "checkpoint": standing.checkpoint_sha256,
+        "resume": standing.verdict,
         "lies in": standing.path,
         "fingerprint": standing.config_fingerprint,
         "attempts": standing.attempts,

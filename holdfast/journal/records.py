@@ -219,7 +219,10 @@ class Commit(Record):
     stall_s: Seconds = Field(0.0, description="seconds that training paused for its save")
     save_s: Seconds = Field(0.0, description="seconds from the copy of its state until it was durable")
     restart_s: Seconds = Field(0.0, description="seconds until its ranks, or their attempt, began to train")
-    rehearsed: int = Field(0, ge=0, le=MOST_STEPS, description="the step of the last rehearsal of its line; 0 for none")
+    rehearsed: list[Annotated[int, Field(ge=1, le=MOST_STEPS)]] = Field(
+        [], description="the steps of its line's last rehearsals that were equal, oldest first"
+    )
+    not_rehearsed: str = Field("", description="why its line was not rehearsed; empty if it was, or is going to be")
     unrehearsed_s: Seconds = Field(0.0, description="seconds in the steps since that rehearsal")
     rehearse_s: Seconds = Field(0.0, description="seconds that a rehearsal kept its steps waiting")
     inexact: str = Field("", description="how a rehearsal of its line differed, where the run went on all the same")
@@ -227,6 +230,16 @@ class Commit(Record):
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def verdict(self) -> str:
+        """Return a line on what rehearsals have found of the line that this commit ends."""
+        if self.inexact:
+            return self.inexact
+        if not self.rehearsed:
+            return f"not rehearsed: {self.not_rehearsed}" if self.not_rehearsed else "not rehearsed"
+        steps = f"step{'s' if len(self.rehearsed) > 1 else ''} {', '.join(map(str, self.rehearsed))}"
+        return f"continues exactly: rehearsed at {steps}"
 
 
 class RehearsalRecord(Record):

@@ -37,6 +37,7 @@ def _list_facts(history: History, lives: list[Life]) -> Iterator[tuple[str, obje
         yield name, "not finite" if value is None else show_number(value)
     if newest is not None:
         yield "checkpoint", show_bytes(newest.size_bytes)
+        yield "resume", newest.verdict
     if metadata is not None:
         yield "parameters", f"{metadata.model_params:,}"
     if history.record is not None:

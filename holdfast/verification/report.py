@@ -31,6 +31,7 @@ class VerifyReport(BaseModel):
         notes: a line for each irregularity that is harmless or that the next attempt repairs.
         records: the number of records that were read.
         checkpoints: the checkpoints that were read.
+        verdict: the findings of the run's rehearsals; empty before the first commit.
     """
 
     run: str
@@ -39,3 +40,4 @@ class VerifyReport(BaseModel):
     notes: list[str]
     records: int
     checkpoints: list[CheckedCheckpoint]
+    verdict: str = ""

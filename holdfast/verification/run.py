@@ -65,6 +65,7 @@ def verify_run(
         notes=notes,
         records=records.count,
         checkpoints=checkpoints,
+        verdict=records.live[-1].verdict if records.live else "",
     )
 
 

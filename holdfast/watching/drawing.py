@@ -119,6 +119,8 @@ def _list_facts(seen: Seen, health: Health, age_s: float, is_plain: bool) -> Ite
         stop = f"-{seen.next_stop}" if seen.next_stop else ""
         when = f"began {spell_s(age_s)} ago, its commit is expected after {spell_s(health.expected_s)}"
         yield "chunk", f"{seen.newest + 1}: steps {head.step if head else 0}{stop or ' on'}, {when}"
+    if head is not None:
+        yield "resume", head.verdict
     if seen.ledger is not None:
         yield "goodput", f"{seen.ledger.goodput:.1%} so far, {seen.ledger.efficiency:.1%} of what restarts allow"
     if seen.quarantined:

@@ -52,8 +52,9 @@ def test_a_run_that_continues_exactly_is_rehearsed_and_ends_on_the_same_bytes(
     with caplog.at_level(logging.INFO, "holdfast"):
         live(rehearsed)
     assert content_ids(rehearsed) == content_ids(plain)
-    assert [commit.rehearsed for commit in commits_of(rehearsed)] == [0, 8, 16, 24]
-    assert [commit.rehearsed for commit in commits_of(plain)] == [0, 0, 0, 0]
+    assert [commit.rehearsed for commit in commits_of(rehearsed)] == [[], [8], [8, 16], [8, 16, 24]]
+    assert commits_of(rehearsed)[-1].verdict == "continues exactly: rehearsed at steps 8, 16, 24"
+    assert {commit.verdict for commit in commits_of(plain)} == {'not rehearsed: proof.rehearse = "off"'}
     lines = [each.message for each in caplog.records if each.message.startswith("rehearsed")]
     assert lines[0] == "rehearsed: new ranks trained steps 9-12 from commit 1 as these did"
     assert len(lines) == 3
@@ -166,16 +167,16 @@ def test_an_exact_run_passes_the_comparison_with_dead_ranks(tmp_path: Path, capl
 def test_a_run_that_is_over_within_a_minute_is_not_rehearsed_unless_asked(tmp_path: Path) -> None:
     unasked = make_config(tmp_path / "unasked", "exact", {})
     live(unasked)
-    assert {commit.rehearsed for commit in commits_of(unasked)} == {0}
+    assert commits_of(unasked)[-1].verdict == "not rehearsed: the run was to be over within a minute"
     asked = make_config(tmp_path / "asked", "exact", {"rehearse": "first"})
     live(asked)
-    assert [commit.rehearsed for commit in commits_of(asked)] == [0, 8, 8, 8]
+    assert [commit.rehearsed for commit in commits_of(asked)] == [[], [8], [8], [8]]
 
 
 def test_later_rehearsals_take_a_share_of_the_training_time(tmp_path: Path) -> None:
     config = make_config(tmp_path, "exact", {"rehearse": "on", "share": 0.001})
     live(config)
-    assert [commit.rehearsed for commit in commits_of(config)] == [0, 8, 8, 8]
+    assert [commit.rehearsed for commit in commits_of(config)] == [[], [8], [8], [8]]
 
 
 @WAYS
