@@ -17,6 +17,7 @@ from holdfast.state.layout import has_layouts, lay_as, leave_out_layouts, lies_b
 from holdfast.state.sharded import gather_whole, has_shards, is_sharded, local_of, localize
 from holdfast.state.ties import Ties
 from holdfast.state.values import as_stateful
+from holdfast.state.writing import has_same_bits
 
 __all__ = [
     "Attributes",
@@ -28,6 +29,7 @@ __all__ = [
     "from_payload",
     "gather_whole",
     "has_layouts",
+    "has_same_bits",
     "has_shards",
     "include_gpus",
     "is_generator",

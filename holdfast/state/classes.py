@@ -49,28 +49,33 @@ def as_plain(value: Any, name: str) -> Any:
     Raises:
         StateError: the class can't make an equal value of it.
     """
-    base = next(each for each in PLAIN if isinstance(value, each))
+    kind: Any = type(value)
+    base = _base_of(value)
     plain = _strip(base, value)
     try:
-        made = make_again(type(value), plain)
-        is_same = type(made) is type(value) and (base.__eq__(made, value) is True or value != value)
+        made = make_again(kind, plain)
+        is_same = type(made) is kind and (base.__eq__(made, value) is True or value != value)
     except Exception:  # the class's own code
         is_same = False
     if not is_same or getattr(value, "__dict__", None):
         raise StateError(
-            f"{name or 'the state'} is a {type(value).__module__}.{type(value).__qualname__}, which can't be made again "
-            f"of a plain {base.__name__}",
+            f"{name or 'the state'} is a {kind.__module__}.{kind.__qualname__}, which can't be made again of a plain "
+            f"{base.__name__}",
             hint=f"save a plain {base.__name__}",
         )
     return plain
 
 
-def make_again(kind: type, plain: Any) -> Any:
+def make_again(kind: Any, plain: Any) -> Any:
     """Return the value of a derived class for which `as_plain` returned a plain one."""
     return kind(FACTORIES.get(plain[0] or ""), plain[1]) if issubclass(kind, defaultdict) else kind(plain)
 
 
-def _strip(base: type, value: Any) -> Any:
+def _base_of(value: Any) -> Any:
+    return next(each for each in PLAIN if isinstance(value, each))
+
+
+def _strip(base: Any, value: Any) -> Any:
     """Return a value of a derived class as one of the base class; of a defaultdict its function's name, too."""
     if isinstance(value, defaultdict):
         make = value.default_factory
@@ -81,7 +86,7 @@ def _strip(base: type, value: Any) -> Any:
         return str.__str__(value)
     if base is bytes:
         return bytes.__getitem__(value, slice(None))
-    return base(value) if base in (list, tuple, dict) else base.__pos__(value)  # type: ignore[attr-defined]
+    return base(value) if base in (list, tuple, dict) else base.__pos__(value)
 
 
 def path_of(kind: type, name: str) -> tuple[str, str]:

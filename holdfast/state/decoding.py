@@ -50,7 +50,8 @@ class _Decoder:
             whole: torch.Tensor = piece.tensor
             return whole
         if is_lent and not others and len(piece):
-            return torch.frombuffer(in_memory(piece), dtype=DTYPES[tensor.dtype]).view(shape_of(tensor.dtype, tensor.shape))
+            flat = torch.frombuffer(in_memory(piece), dtype=DTYPES[tensor.dtype])
+            return flat.view(shape_of(tensor.dtype, tensor.shape))
         if name not in self._own:
             self._own[name] = _new(tensor)
         return self._own[name]
@@ -118,7 +119,7 @@ _MADE: dict[str, Any] = {
     "$number": lambda inner, decode: np.dtype(inner[0]).type(decode(inner[1])),
     "$enum": lambda inner, decode: find_class(inner[0], inner[1], is_enum)(decode(inner[2])),
     "$typed": lambda inner, decode: make_again(find_class(inner[0], inner[1], is_of_plain), decode(inner[2])),
-    "$named": lambda inner, decode: find_class(inner[0], inner[1], is_named)._make(map(decode, inner[2])),  # type: ignore[attr-defined]
+    "$named": lambda inner, decode: find_class(inner[0], inner[1], is_named)._make(map(decode, inner[2])),
 }
 
 

@@ -49,7 +49,7 @@ class _Seen:
     """What was encoded so far.
 
     Attributes:
-        places: by place, the names of the tensors in the payload. The values stay alive, so that no place is used again.
+        places: by place, the names of the tensors in the payload. The values stay alive: no place is used again.
         extents: the memory of the values in extras, some of which may share it in part.
     """
 
@@ -150,8 +150,8 @@ def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, Tensor], s
         # Canonical JSON sorts beyond ASCII in another order than Python.
         is_sorted = [*value] == keys and all(str(key).isascii() for key in keys)
         items = {key: items[key] for key in value}
-    is_plain = _is_in(ORDERED, name) and kinds <= {str}
-    if is_sorted and (is_plain or all(issubclass(kind, str) for kind in kinds)) and not any(key.startswith("$") for key in keys):
+    are_texts = kinds <= {str} if _is_in(ORDERED, name) else all(issubclass(kind, str) for kind in kinds)
+    if is_sorted and are_texts and not any(key.startswith("$") for key in keys):
         return items
     return {"$dict": [[_encode(key, name, tensors, seen), item] for key, item in items.items()]}
 
@@ -166,7 +166,8 @@ def _encode_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], 
     if dtype is None or tensor.layout is not torch.strided or tensor.is_meta:
         kind = f"{tensor.layout} tensor of {tensor.dtype}{' without data' if tensor.is_meta else ''}"
         raise StateError(
-            f"{name} is a {kind}, which safetensors can't hold", hint="keep it as tensors of plain numbers, or leave it out"
+            f"{name} is a {kind}, which safetensors can't hold",
+            hint="keep it as tensors of plain numbers, or leave it out",
         )
     if is_sharded(tensor):
         check_is_cut(tensor, name)
@@ -198,7 +199,9 @@ def _encode_array(value: np.ndarray[Any, Any], name: str, tensors: dict[str, Ten
             hint="keep an array of numbers of up to 8 bytes in the machine's byte order, or a list: array.tolist()",
         )
     rows = np.asarray(value, order="C")
-    data = TensorBytes(torch.from_numpy(rows if rows.flags.writeable else rows.copy())) if value.size else b""
+    if not rows.flags.writeable or min(rows.strides, default=0) < 0:  # a stride of a dimension of length 1 may be
+        rows = rows.copy()
+    data = TensorBytes(torch.from_numpy(rows)) if value.size else b""
     items = [each / value.itemsize for each in value.strides]
     place = (*_address_of(value), "whole", DTYPES[dtype], value.shape, tuple(items), torch.device("cpu"))
     mark = {"$array": _add(Tensor(dtype, value.shape, (data,)), name, value, place, tensors, seen)}

@@ -87,6 +87,15 @@ def lay_as(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return value
 
 
+def move(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor on a device, with the same strides."""
+    if value.device == device or lies_by_rows(value):
+        return value.to(device)
+    start, stop = measure(value.shape, strides_of(value), value.itemsize)
+    whole = value.as_strided(((stop - start) // value.itemsize,), (1,), value.storage_offset())
+    return whole.to(device).as_strided(value.shape, value.stride(), 0)
+
+
 def add_options(mark: dict[str, Any], options: dict[str, Any]) -> None:
     """Write into a value's mark how the value differs from one whose elements lie row by row."""
     if "$as" in mark:
@@ -147,7 +156,7 @@ class Memories:
     def __init__(self) -> None:
         self._shared: dict[int, torch.Tensor] = {}
         self._made: dict[tuple[str, str], Any] = {}
-        self._filling: list[tuple[torch.Tensor, torch.Tensor | np.ndarray[Any, Any]]] = []
+        self._filling: list[tuple[torch.Tensor, np.ndarray[Any, Any]]] = []
 
     def make(self, kind: str, name: str, rows: torch.Tensor, options: dict[str, Any]) -> Any:
         """Return a tensor, or an array, that `fill` gives the elements of ``rows``, which may come later."""
@@ -178,7 +187,7 @@ class Memories:
     def fill(self) -> None:
         """Copy the elements to their places."""
         for rows, numbers in self._filling:
-            numbers[...] = rows.view(_INTEGERS[rows.itemsize]).numpy() if rows.itemsize <= 8 else rows.numpy()
+            numbers[...] = rows.view(_INTEGERS[rows.itemsize]).numpy()
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -203,7 +212,9 @@ def has_layouts(tree: Any) -> bool:
 def leave_out_layouts(tree: Any) -> Any:
     """Return a state's tree as versions before 0.2 write it, which don't say how values are laid out."""
     if isinstance(tree, dict):
-        return leave_out_layouts(tree["$as"][0]) if [*tree] == ["$as"] else {
-            key: leave_out_layouts(each) for key, each in tree.items()
-        }
+        return (
+            leave_out_layouts(tree["$as"][0])
+            if [*tree] == ["$as"]
+            else {key: leave_out_layouts(each) for key, each in tree.items()}
+        )
     return [*map(leave_out_layouts, tree)] if isinstance(tree, list) else tree

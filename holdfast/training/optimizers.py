@@ -110,7 +110,11 @@ def lay_out_state(optimizer: Any, *, are_saved: bool) -> None:
         for parameter in list_stepped(part):
             state = part.state.get(parameter, {})
             for name, value in state.items() if isinstance(state, dict) else ():
-                if not isinstance(value, Tensor) or value.shape != parameter.shape or not _has_strides(value, parameter):
+                if (
+                    not isinstance(value, Tensor)
+                    or value.shape != parameter.shape
+                    or not _has_strides(value, parameter)
+                ):
                     continue
                 if not are_saved and strides_of(value) != strides_of(parameter):
                     value = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)

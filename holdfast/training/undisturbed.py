@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from holdfast.errors import RecipeError
-from holdfast.state import restore_rng
+from holdfast.state import has_same_bits, restore_rng
 from holdfast.training.capturing import capture_extras
 from holdfast.training.checksums import describe_components
 from holdfast.training.optimizers import list_stepped
@@ -63,6 +63,7 @@ class Kept:
             for value in (*others, *self._list_tensors())
             if not is_lazy(value)
         }
+        self._own = {id(value) for value in (*model.parameters(), *model.buffers())}
         for _, parameter, *_ in self._parameters:
             parameter.grad = None  # gradients of the block don't add to those of training
 
@@ -80,7 +81,9 @@ class Kept:
                     (container.update if isinstance(container, dict | set) else container.extend)(items)
         with torch.no_grad():
             for value, copied in self._tensors.values():
-                value.detach().copy_(copied)
+                # A plain attribute may be a view of a file that can't be written.
+                if id(value) in self._own or not has_same_bits(value, copied):
+                    value.detach().copy_(copied)
         for _, parameter, grad, requires_grad, _ in self._parameters:
             parameter.requires_grad_(requires_grad)
             parameter.grad = grad
