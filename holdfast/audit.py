@@ -17,6 +17,7 @@ from holdfast.store import Store
 from holdfast.terminal import counted
 
 SHOWN_NAMES = 8
+SHOWN_TENSORS = 3
 EARLIER = (
     "what an earlier resume has lost, which a replay from after it loses, too; --from begins with an earlier commit"
 )
@@ -81,7 +82,8 @@ class Audit(BaseModel):
         else:
             lines = [f"{what}: the replay{on} ends on other bytes: {self.found[:12]}, not {self.expected[:12]}"]
             lines += describe_difference(self.first_step, self.first_differs_in, self.first_tensors, self.different)
-        lines += [f"  not checked: {self.unchecked}"] if self.unchecked else []
+        is_told = self.unchecked and (self.is_identical or self.unchecked != EARLIER)
+        lines += [f"  not checked: {self.unchecked}"] if is_told else []
         lines += [f"  {self.verdict}"] if self.verdict else []
         notes = [] if self.is_identical else self.notes
         return "\n".join([*lines, *(f"  not promised here: {note}" for note in notes)])

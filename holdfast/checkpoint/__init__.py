@@ -11,6 +11,7 @@ from holdfast.checkpoint.format import (
     is_part,
     serialize,
     serialize_tensors,
+    size_of,
 )
 from holdfast.checkpoint.metadata import (
     COPIES,
@@ -99,6 +100,7 @@ __all__ = [
     "save",
     "serialize",
     "serialize_tensors",
+    "size_of",
     "shorten",
     "split_lines",
     "step_of",

@@ -54,7 +54,7 @@ def _mark_of(value: Any) -> str:
 def _as_earlier(value: Any, other: Any) -> Any:
     """Return a value as versions before 0.2 wrote it, if the other one may be of such a version.
 
-    They left out the order of a mapping, NumPy's types, and the classes of enums and named tuples.
+    They left out the order of a mapping, NumPy's types, and the classes of enums, named tuples and derived values.
     """
     mark = _mark_of(value)
     if mark == "$dict" and isinstance(other, dict) and not _mark_of(other):
@@ -63,6 +63,10 @@ def _as_earlier(value: Any, other: Any) -> Any:
         return {"$tuple": value[mark][-1]}
     if mark in ("$number", "$enum") and _mark_of(other) not in ("$number", "$enum"):
         return value[mark][-1]
+    if mark == "$typed":
+        plain = value[mark][-1]
+        plain = plain[-1] if value[mark][:2] == ["collections", "defaultdict"] else plain
+        return plain if _mark_of(plain) == _mark_of(other) else _as_earlier(plain, other)
     return value
 
 
@@ -83,6 +87,8 @@ def _find_marked_differences(mark: str, x: Any, y: Any, name: str, a: Payload, b
         return lacking + [
             found for key in both for found in _find_differences(left[key], right[key], _join(name, shown[key]), a, b)
         ]
+    if mark == "$as":  # the layout in memory, and an array's class
+        return _find_differences(x[0], y[0], name, a, b) or ([] if x[1] == y[1] else [name])
     if mark == "$tuple":
         return _find_differences(x, y, name, a, b)
     return [] if x == y else [name]

@@ -42,7 +42,13 @@ ITEM_BYTES = {
     "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
     "U32": 4, "I32": 4, "F32": 4,
     "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+    "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "F8_E8M0": 1, "F4": 0.5,
 }  # fmt: skip
+
+
+def size_of(dtype: str, shape: Iterable[int]) -> int:
+    """Return the size of a tensor in bytes."""
+    return int(math.prod(shape) * ITEM_BYTES[dtype])
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,7 @@ class _Rows:
 
     @functools.cached_property
     def size_bytes(self) -> int:
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return size_of(self.dtype, self.shape)
 
     def pieces_of(self, tensor: Tensor) -> Sequence[Piece]:
         if self.is_all:
@@ -184,12 +190,11 @@ def _cut_rows(tensor: _Rows, limit: int) -> Iterator[_Rows]:
         yield tensor
         return
     count, *rest = tensor.shape
-    row_bytes = tensor.size_bytes // count
-    step = max(1, limit // row_bytes)
+    least = 1 if rest or ITEM_BYTES[tensor.dtype] >= 1 else 2  # rows that fill whole bytes
+    step = max(1, limit // size_of(tensor.dtype, (least, *rest))) * least
     for first in range(0, count, step):
-        yield _Rows(
-            tensor.name, tensor.dtype, (min(step, count - first), *rest), first * row_bytes, is_all=count <= step
-        )
+        shape, start = (min(step, count - first), *rest), size_of(tensor.dtype, (first, *rest))
+        yield _Rows(tensor.name, tensor.dtype, shape, start, is_all=count <= step)
 
 
 def _layout(rows: list[_Rows]) -> _Layout:
@@ -242,7 +247,7 @@ def _split(file: memoryview) -> tuple[dict[str, Any], memoryview]:
 def _tensor(name: str, entry: dict[str, Any], body: memoryview) -> Tensor:
     start, end = entry["data_offsets"]
     shape = tuple(map(int, entry["shape"]))
-    size_bytes = math.prod(shape) * ITEM_BYTES[entry["dtype"]]
+    size_bytes = size_of(entry["dtype"], shape)
     if not 0 <= start <= end <= len(body) or end - start != size_bytes:
         raise ValueError(f"{name} lies outside the file")
     return Tensor(entry["dtype"], shape, (body[start:end],))

@@ -3,7 +3,6 @@
 import collections
 import hashlib
 import json
-import math
 import queue
 import struct
 import threading
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from holdfast.checkpoint.files import FileDamage, damage_error
-from holdfast.checkpoint.format import HEADER_METADATA, ITEM_BYTES, MAX_HEADER_BYTES, METADATA_KEY
+from holdfast.checkpoint.format import HEADER_METADATA, MAX_HEADER_BYTES, METADATA_KEY, size_of
 from holdfast.checkpoint.streaming import Windows
 from holdfast.checkpoint.verifying import check_others
 from holdfast.errors import CheckpointDamaged, NameMissing
@@ -36,7 +35,7 @@ class Rows(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return size_of(self.dtype, self.shape)
 
 
 @dataclass(frozen=True)

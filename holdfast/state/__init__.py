@@ -1,7 +1,8 @@
 """The conversion of values to bytes and back without pickle: tensors, numbers, and states of random generators."""
 
 from holdfast.state.attributes import Attributes, is_plain
-from holdfast.state.encoding import from_payload, to_payload
+from holdfast.state.decoding import from_payload
+from holdfast.state.encoding import to_payload
 from holdfast.state.generators import (
     Generators,
     capture_rng,
@@ -12,9 +13,11 @@ from holdfast.state.generators import (
     restore_rng,
     write_generator,
 )
+from holdfast.state.layout import has_layouts, lay_as, leave_out_layouts, lies_by_rows, strides_of
 from holdfast.state.sharded import gather_whole, has_shards, is_sharded, local_of, localize
 from holdfast.state.ties import Ties
 from holdfast.state.values import as_stateful
+from holdfast.state.writing import has_same_bits
 
 __all__ = [
     "Attributes",
@@ -25,15 +28,21 @@ __all__ = [
     "digest_rng",
     "from_payload",
     "gather_whole",
+    "has_layouts",
+    "has_same_bits",
     "has_shards",
     "include_gpus",
     "is_generator",
     "is_plain",
     "is_sharded",
+    "lay_as",
+    "leave_out_layouts",
+    "lies_by_rows",
     "local_of",
     "localize",
     "read_generator",
     "restore_rng",
+    "strides_of",
     "to_payload",
     "write_generator",
 ]

@@ -9,7 +9,10 @@ import numpy as np
 import torch
 
 from holdfast.state.generators import is_generator
-from holdfast.state.values import as_stateful
+from holdfast.state.originals import Originals
+from holdfast.state.reading import Reader
+from holdfast.state.ties import Ties
+from holdfast.state.writing import Writer
 
 SCALARS = (bool, int, float, str, bytes, type(None))
 KEYS = (str, int, float, bool)
@@ -22,7 +25,7 @@ class Attributes:
 
     Plain are numbers, strings, tensors, arrays, generators of random numbers, and lists, deques, tuples and dicts of
     such. Other attributes (files, bars, models) are left alone, and so are settings, which don't change: a run that
-    resumes with other settings has the new ones. Containers are restored in place.
+    resumes with other settings has the new ones. An attribute that is still the same object is restored in place.
 
     Args:
         find: returns the object, which may be replaced by another one.
@@ -32,24 +35,33 @@ class Attributes:
 
     def __init__(self, find: Callable[[], Any], is_measured: Callable[[str], bool]) -> None:
         self._find, self._is_measured = find, is_measured
-        self._built = {name: self._copy(value) for name, value in self._list_plain().items()}
+        plain = self._list_plain()
+        self._built = {name: self._copy(value) for name, value in plain.items()}
+        self._ties, self._originals = Ties({}), Originals(plain, "attributes", self._is_left_out)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the attributes that are new or have changed, by name."""
-        changed = {name: self._strip(value) for name, value in self._list_changed().items()}
-        return as_stateful("attributes", changed).state_dict()["value"]  # type: ignore[no-any-return]
+        state = self._read(self._list_changed(), self._originals)
+        self._originals.drop()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore attributes. Those that have changed and are not in the state become again what they were."""
         own = self._find()
         unchanged = {name: self._built[name] for name in self._list_changed() if name in self._built.keys() - state}
-        state = (
-            state | as_stateful("attributes", {n: self._copy(v) for n, v in unchanged.items()}).state_dict()["value"]
-        )
-        restored = {name: getattr(own, name, None) for name in state}
-        as_stateful("attributes", restored).load_state_dict({"value": state})
+        built = {name: self._copy(value) for name, value in unchanged.items()}
+        restored: dict[str, Any] = {}
+        state = state | self._read(built, Originals({}, "attributes"))
+        Writer("attributes", self._originals, self._ties).write_all(restored, {"value": state})
         for name, value in restored.items():
             setattr(own, name, value)
+
+    def _read(self, attributes: dict[str, Any], originals: Originals) -> dict[str, Any]:
+        reader = Reader("attributes", originals, self._ties, self._is_left_out, is_strict=False)
+        return reader.read_all(attributes)["value"]  # type: ignore[no-any-return]
+
+    def _is_left_out(self, key: Any) -> bool:
+        return isinstance(key, str) and self._is_measured(key)
 
     def _list_plain(self) -> dict[str, Any]:
         found = vars(self._find()).items()
@@ -66,7 +78,7 @@ class Attributes:
     def _strip(self, value: Any) -> Any:
         """Return a value without the items of dicts that are measured. Tensors and generators are the same objects."""
         if isinstance(value, dict):
-            kept = (key for key in value if not (isinstance(key, str) and self._is_measured(key)))
+            kept = (key for key in value if not self._is_left_out(key))
             return {key: self._strip(value[key]) for key in kept}
         if isinstance(value, list):
             return [self._strip(each) for each in value]

@@ -13,6 +13,7 @@ training:
 
 import array
 import contextlib
+import copy
 import hashlib
 import random
 from collections.abc import Callable, Iterator
@@ -53,6 +54,11 @@ def read_generator(generator: Any) -> Any:
 def write_generator(generator: Any, state: Any) -> None:
     """Put a state from `read_generator` into a generator of the same kind."""
     _functions_of(generator)[1](generator, state)
+
+
+def clone_generator(generator: Any) -> Any:
+    """Return a new generator of random numbers of the same kind."""
+    return generator.clone_state() if isinstance(generator, torch.Generator) else copy.deepcopy(generator)
 
 
 def _functions_of(generator: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], object]]:

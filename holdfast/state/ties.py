@@ -1,13 +1,14 @@
 """The memory that restored values share with each other, as the saved ones did."""
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from holdfast.state.originals import Originals, Path
 from holdfast.state.sharded import is_sharded, place_of
 
 
@@ -20,13 +21,51 @@ class Ties:
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.modules = modules
+        self._kept: dict[str, Any] = {}  # tensors and arrays that are kept themselves
+        self._originals: dict[str, Originals] = {}  # of each kept container
         # All by place in memory. The saved value has to be alive: then its place is not used again.
         self._restored: dict[Any, tuple[Ref, Ref]] = {}  # of a saved value: that value, and the one that has it now
-        self._written: dict[Any, Ref] = {}  # of a value: the saved one that was written there
+
+    def register(self, name: str, value: Any) -> Originals:
+        """Return the originals of a value that is kept under a name: a tensor, an array or a container."""
+        if isinstance(value, Tensor | np.ndarray):
+            self._kept[name] = value
+        self._originals[name] = Originals(value, name)
+        return self._originals[name]
+
+    def list_owned(self) -> dict[str, Tensor]:
+        """Return the tensors of the modules by name."""
+        return {
+            f"{name}.{inner}": tensor
+            for name, module in self.modules.items()
+            for inner, tensor in [*module.named_parameters(), *module.named_buffers()]
+        }
+
+    def list_kept(self) -> Iterator[tuple[str, Any]]:
+        """Yield the tensors and arrays that are kept themselves, after their names."""
+        yield from self._kept.items()
+
+    def find_original(self, value: Any, own: Originals) -> list[Any] | None:
+        """Return the name and the number under which a value is another container's original; None if it is none."""
+        for name, each in self._originals.items():
+            if each is not own and (number := each.find(value)) is not None:
+                return [name, number]
+        return None
+
+    def get_original(self, key: Any, own: Originals) -> tuple[Any, Path | None]:
+        """Return an original, and where it was in its container; that only if the container is its own one.
+
+        Args:
+            key: its number in its own container, or what `find_original` has returned.
+        """
+        if isinstance(key, int):
+            return own.get(key), own.path_of(key) if own.get(key) is not None else None
+        found = self._originals.get(key[0])
+        return (found.get(key[1]) if found is not None else None), None
 
     def find(self, saved: Any) -> Any:
         """Return the value that a saved one, or another one in its memory, was restored to; None if there is none."""
-        known, now = self._restored.get(_place(saved), (_no_value, _no_value))
+        known, now = self._restored.get(place_in_memory(saved), (_no_value, _no_value))
         found = now() if known() is not None else None
         if isinstance(found, Tensor) and isinstance(saved, np.ndarray):
             return found.detach().numpy()
@@ -34,13 +73,7 @@ class Ties:
 
     def note(self, saved: Any, now: Any) -> None:
         """Note the value that a saved one was restored to."""
-        self._restored[_place(saved)] = weakref.ref(saved), weakref.ref(now)
-
-    def may_write(self, value: Any, saved: Any) -> bool:
-        """Return whether no other saved value was written to the memory of a value, and note that this one is."""
-        known = self._written.get(_place(value), _no_value)()
-        self._written[_place(value)] = weakref.ref(saved)
-        return known is None or _place(known) == _place(saved)
+        self._restored[place_in_memory(saved)] = weakref.ref(saved), weakref.ref(now)
 
 
 Ref = Callable[[], Any]
@@ -50,7 +83,12 @@ def _no_value() -> None:
     return None
 
 
-def _place(value: Any) -> Any:
+def has_memory(tensor: Tensor) -> bool:
+    """Return whether a tensor has elements in memory of its own process, or of its device."""
+    return tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0 and bool(place_of(tensor)[0])
+
+
+def place_in_memory(value: Any) -> Any:
     """Return where the elements of a tensor or an array are in memory. Both have the same place if they share it."""
     if isinstance(value, Tensor) and is_sharded(value):
         return place_of(value)

@@ -9,6 +9,7 @@ from holdfast.training import capturing
 from holdfast.training.build import Training
 from holdfast.training.elastic import take_extras
 from holdfast.training.naming import has_names, name_parameters
+from holdfast.training.optimizers import lay_out_state
 
 
 def begin_from(training: Training, payload: Payload, metadata: Metadata, init: InitFrom) -> None:
@@ -27,6 +28,7 @@ def begin_from(training: Training, payload: Payload, metadata: Metadata, init: I
     model.load_state_dict(_weights(model.state_dict(), saved["model"], init.reset))
     if init.load_optimizer:
         training.optimizer.load_state_dict(_moments(training, saved["optimizer"], init.reset))
+        lay_out_state(training.recipe.optimizer, are_saved=False)
     extras = take_extras(training, saved, init.extras) if init.extras else {}
     for name in init.extras:
         if name not in extras or name not in training.recipe.extras:

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from holdfast.checkpoint import Payload
 from holdfast.errors import RecipeError, StateError
-from holdfast.state import from_payload, has_shards, is_sharded, to_payload
+from holdfast.state import from_payload, has_shards, is_sharded, lies_by_rows, strides_of, to_payload
 from holdfast.training.elastic import digest_state, restore_generators, take_extras
 from holdfast.training.naming import name_parameters, numbered_state, optimizer_state
-from holdfast.training.optimizers import list_stepped, parts_of
+from holdfast.training.optimizers import lay_out_state, list_stepped, parts_of
 from holdfast.training.schedulers import describe_schedules
 
 if TYPE_CHECKING:
@@ -106,8 +106,9 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
     model = accelerator.unwrap_model(training.model)
     # The gate compares with the payload, so a model whose loading might alter the given tensors gets a copy.
     weights = state["model"] if only_copies(model) else copy.deepcopy(state["model"])
-    if training.kept is not None:
-        _fit_buffers(model, weights)
+    # Versions before 0.2 write all tensors row by row.
+    are_laid_out = any(isinstance(each, Tensor) and not lies_by_rows(each) for each in weights.values())
+    _fit_buffers(model, weights, have_strides=are_laid_out, have_shapes=training.kept is not None)
     parts: dict[str, tuple[Any, Any]] = {"model": (model, weights)}
     if len(state["schedulers"]) != len(training.schedulers):
         raise _unfit("schedulers", f"{len(state['schedulers'])} were saved, and there are {len(training.schedulers)}")
@@ -125,21 +126,27 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
             raise _unfit(name, f"it is missing from {'the checkpoint' if saved is None else 'the recipe'}")
         if target is not None:
             load(name, target, saved)
-    load_optimizer(training, state["optimizer"])
+    load_optimizer(training, state["optimizer"], are_laid_out=are_laid_out)
     restore_generators(training, state)
 
 
-def _fit_buffers(model: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Give the model's buffers the shapes of the saved ones: a loop may change them, or put one in place of None."""
+def _fit_buffers(model: nn.Module, saved: Mapping[str, Any], *, have_strides: bool, have_shapes: bool) -> None:
+    """Give the model's buffers the shapes and strides of the saved ones: a step may have put others in their places.
+
+    Args:
+        have_strides: whether the saved ones have the strides that they had.
+        have_shapes: whether a buffer may have another shape than it was built with, or be None then, as in a loop.
+    """
     devices = {each.device for each in model.parameters()}
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             value = saved.get(f"{prefix}.{name}" if prefix else name)
             if not isinstance(value, Tensor) or is_sharded(value) or name in module._non_persistent_buffers_set:
                 continue
-            if buffer is None or buffer.shape != value.shape:
+            is_new = buffer is None or buffer.shape != value.shape
+            if (is_new and have_shapes) or (not is_new and have_strides and strides_of(buffer) != strides_of(value)):
                 device = buffer.device if buffer is not None else next(iter(devices), value.device)
-                module._buffers[name] = torch.empty(value.shape, dtype=value.dtype, device=device)
+                module._buffers[name] = torch.empty_like(value, device=device)
 
 
 def only_copies(model: nn.Module) -> bool:
@@ -167,8 +174,11 @@ def load(name: str, target: Any, saved: Any) -> None:
         raise _unfit(name, f"{type(error).__name__}: {error}") from error
 
 
-def load_optimizer(training: "Training", saved: dict[str, Any]) -> None:
+def load_optimizer(training: "Training", saved: dict[str, Any], *, are_laid_out: bool) -> None:
     """Load the optimizer's saved state, matching parameters by name.
+
+    Args:
+        are_laid_out: whether the saved tensors have the strides that they had.
 
     Raises:
         StateError: the saved state doesn't fit the optimizer.
@@ -179,6 +189,7 @@ def load_optimizer(training: "Training", saved: dict[str, Any]) -> None:
         raise _unfit("optimizer", str(error)) from None
     load("optimizer", training.optimizer, numbered)
     _keep_dtypes(training.recipe.optimizer, numbered)
+    lay_out_state(training.recipe.optimizer, are_saved=are_laid_out)
 
 
 def _keep_dtypes(optimizer: Any, saved: dict[str, Any]) -> None:
@@ -211,6 +222,7 @@ def tie_to_model(training: "Training", payload: Payload) -> None:
     for name, (part, parameter) in zip(name_parameters(training), members, strict=True):
         found = states.get(name)
         for key, value in found.items() if isinstance(found, dict) else ():
+            value = value["$as"][0] if isinstance(value, dict) and "$as" in value else value
             mark = value.get("$tensor", "") if isinstance(value, dict) else ""
             if mark.startswith("model.") and mark.removeprefix("model.") in weights:
                 part.state[parameter][key] = weights[mark.removeprefix("model.")]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
 from holdfast.errors import RecipeError
-from holdfast.state import is_sharded, local_of
+from holdfast.state import is_sharded, lay_as, local_of
 from holdfast.training.optimizers import list_stepped, parts_of, read_rates
 
 # What a loop does with the gradients that an optimizer has taken: the optimizer has not stepped yet; it has stepped
@@ -127,7 +127,7 @@ class Gradients:
         known = state.get("", {"taken": {}, "ways": [SET_TO_NONE] * len(self._parts)})
         self._ways, self._taken = list(known["ways"]), {}
         for name, each in self._list_parameters():
-            each.grad = _unpack(state[name]).to(each.device) if name in state else None
+            each.grad = _unpack(state[name], each) if name in state else None
             if name in known["taken"]:
                 self._note_taken(each, known["taken"][name])
 
@@ -152,12 +152,13 @@ def _pack(gradient: Tensor) -> Any:
     }  # fmt: skip
 
 
-def _unpack(saved: Any) -> Tensor:
+def _unpack(saved: Any, parameter: Tensor) -> Tensor:
     if isinstance(saved, Tensor):
-        return saved
+        gradient = saved.to(parameter.device)
+        return gradient if is_sharded(gradient) or is_sharded(parameter) else lay_as(gradient, parameter)
     return torch.sparse_coo_tensor(
         saved["indices"], saved["values"], saved["shape"], is_coalesced=saved["is_coalesced"], check_invariants=False
-    )
+    ).to(parameter.device)
 
 
 def _version_of(gradient: Any) -> int:

@@ -19,7 +19,7 @@ from holdfast.recipe import Recipe, Stateful
 from holdfast.state import Ties, as_stateful
 from holdfast.training.carried import Carried
 from holdfast.training.gradients import Gradients
-from holdfast.training.optimizers import Optimizers, list_stepped, parts_of
+from holdfast.training.optimizers import Optimizers, lay_out_state, list_stepped, parts_of
 from holdfast.training.pruned import find_pruned
 
 # Names of extras that `Kept` adds itself.
@@ -141,6 +141,7 @@ class Inner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         groups = self._optimizer.param_groups
         self._optimizer.load_state_dict({"param_groups": self._optimizer.state_dict()["param_groups"], **state})
+        lay_out_state(self._optimizer, are_saved=True)
         if self._is_shared:
             self._optimizer.param_groups = groups
 

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from holdfast.errors import RecipeError
+from holdfast.state import is_sharded, lay_as, strides_of
 
 # The keys of an optimizer's ``state_dict`` that torch fills.
 STATE, GROUPS = "state", "param_groups"
@@ -94,3 +95,31 @@ def parts_of(optimizer: Any) -> Sequence[torch.optim.Optimizer]:
 def read_rates(optimizer: Any) -> list[float]:
     """Return the learning rate of each parameter group that has one."""
     return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+
+
+def lay_out_state(optimizer: Any, *, are_saved: bool) -> None:
+    """Give an optimizer's loaded state the strides of its parameters where it has their shapes.
+
+    torch's fused kernels walk moments beside their parameters by address, whatever the strides of both are.
+
+    Args:
+        are_saved: whether the state has the strides that it had when it was saved. Then only strides without a meaning
+            change, those of dimensions of length 1.
+    """
+    for part in parts_of(optimizer):
+        for parameter in list_stepped(part):
+            state = part.state.get(parameter, {})
+            for name, value in state.items() if isinstance(state, dict) else ():
+                if (
+                    not isinstance(value, Tensor)
+                    or value.shape != parameter.shape
+                    or not _has_strides(value, parameter)
+                ):
+                    continue
+                if not are_saved and strides_of(value) != strides_of(parameter):
+                    value = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+                state[name] = lay_as(value, parameter)
+
+
+def _has_strides(*tensors: Tensor) -> bool:
+    return all(each.layout is torch.strided and not is_sharded(each) for each in tensors)

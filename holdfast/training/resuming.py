@@ -123,6 +123,8 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
     # they are read; and the generators of another number of ranks.
     left_out = {"built", "data", *(["rng"] if count_others(training, saved) else [])}
     captured = state.to_payload(_capture_as(training, saved))
+    if not state.has_layouts(payload.tree):
+        captured = Payload(captured.tensors, state.leave_out_layouts(captured.tree))
     names = differences(state.localize(payload), state.localize(captured))
     if state.has_shards(captured):  # each rank compares its own shares and extras
         own = f"extras.{training.accelerator.process_index if len(saved['extras']) > 1 else 0}."

@@ -12,6 +12,7 @@ from holdfast.checkpoint import ABREAST, READ_DEPTH, READ_WINDOWS, Header, Parts
 from holdfast.errors import CheckpointDamaged
 from holdfast.journal import Commit
 from holdfast.memory import Buffers
+from holdfast.state.decoding import shape_of
 from holdfast.state.encoding import DTYPES
 from holdfast.state.sharded import ShardedBytes, is_sharded, local_of
 from holdfast.state.tensors import TensorBytes
@@ -114,7 +115,7 @@ def _allocate(headers: list[Header], shares: Shares) -> tuple[Payload, list[list
             if (dtype, shape[1:]) != (rows.dtype, rows.shape[1:]):
                 raise CheckpointDamaged(f"the rows of {rows.name} don't fit together")
             before = math.prod(shape) if rows.name in shapes else 0
-            firsts[-1].append(before * DTYPES[dtype].itemsize)
+            firsts[-1].append(checkpoint.size_of(dtype, (before,)))
             shapes[rows.name] = dtype, (shape[0] + rows.shape[0], *shape[1:]) if rows.shape else ()
     tensors = {name: _make(name, dtype, shape, shares) for name, (dtype, shape) in shapes.items()}
     places = [
@@ -132,7 +133,7 @@ def _make(name: str, dtype: str, shape: tuple[int, ...], shares: Shares) -> Tens
     """Return a tensor with new memory: for this rank's rows of it, if it is cut over the ranks."""
     like = _find_share(name, shares)
     if like is None or tuple(like.shape) != shape:
-        whole = torch.empty(shape, dtype=DTYPES[dtype])
+        whole = torch.empty(shape_of(dtype, shape), dtype=DTYPES[dtype])
         return Tensor(dtype, shape, (TensorBytes(whole) if whole.numel() else b"",))
     from torch.distributed.tensor import DTensor
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from holdfast.errors import RecipeError
-from holdfast.state import restore_rng
+from holdfast.state import has_same_bits, restore_rng
 from holdfast.training.capturing import capture_extras
 from holdfast.training.checksums import describe_components
 from holdfast.training.optimizers import list_stepped
@@ -74,6 +74,7 @@ class Kept:
             if not is_lazy(value)
         }
         self._versions = {key: _version_of(value) for key, (value, _) in self._tensors.items()}
+        self._own = {id(value) for value in (*model.parameters(), *model.buffers())}
         for _, parameter, *_ in self._parameters:
             parameter.grad = None  # gradients of the block don't add to those of training
 
@@ -92,8 +93,10 @@ class Kept:
                     (container.update if isinstance(container, dict | set) else container.extend)(items)
         with torch.no_grad():
             for key, (value, copied) in self._tensors.items():
-                value.detach().copy_(copied)
-                self._versions[key] = _version_of(value)
+                # A plain attribute may be a view of a file that can't be written.
+                if key in self._own or not has_same_bits(value, copied):
+                    value.detach().copy_(copied)
+                    self._versions[key] = _version_of(value)
         for _, parameter, grad, requires_grad, _ in self._parameters:
             parameter.requires_grad_(requires_grad)
             parameter.grad = grad

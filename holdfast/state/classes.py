@@ -1,0 +1,121 @@
+"""Values of classes that JSON lacks: found again by the class's name, and made of a plain value."""
+
+import enum
+import functools
+import sys
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from holdfast.errors import StateError
+
+# The kinds of NumPy's numbers that are saved with their type: booleans, whole numbers, floats of up to 8 bytes, complex
+# numbers of up to 16, texts and bytes.
+NUMBER_KINDS = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16, "U": sys.maxsize, "S": sys.maxsize}
+# The classes of plain values; values of classes derived from these are made of the plain value again.
+PLAIN: tuple[type, ...] = (str, int, float, bytes, list, tuple, dict)
+# The functions that make the missing items of a defaultdict which is made anew.
+FACTORIES = {each.__name__: each for each in (int, float, bool, str, list, dict, deque)}
+
+
+def is_named(kind: type) -> bool:
+    """Return whether a class is one of named tuples."""
+    return issubclass(kind, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make")
+
+
+def is_enum(kind: type) -> bool:
+    """Return whether a class is an enum."""
+    return issubclass(kind, enum.Enum)
+
+
+def is_of_plain(kind: type) -> bool:
+    """Return whether a class is derived from one of plain values."""
+    return issubclass(kind, PLAIN)
+
+
+def name_number(value: np.generic) -> str | None:
+    """Return the name of the type of a number of NumPy's; None if the number can't be saved."""
+    dtype = value.dtype
+    if dtype.itemsize > NUMBER_KINDS.get(dtype.kind, 0):
+        return None
+    return {"U": "str_", "S": "bytes_"}.get(dtype.kind, dtype.name)
+
+
+def as_plain(value: Any, name: str) -> Any:
+    """Return the plain value of which a value of a derived class is made again, such as a ``torch.Size``.
+
+    Raises:
+        StateError: the class can't make an equal value of it.
+    """
+    kind: Any = type(value)
+    base = _base_of(value)
+    plain = _strip(base, value)
+    try:
+        made = make_again(kind, plain)
+        is_same = type(made) is kind and (base.__eq__(made, value) is True or value != value)
+    except Exception:  # the class's own code
+        is_same = False
+    if not is_same or getattr(value, "__dict__", None):
+        raise StateError(
+            f"{name or 'the state'} is a {kind.__module__}.{kind.__qualname__}, which can't be made again of a plain "
+            f"{base.__name__}",
+            hint=f"save a plain {base.__name__}",
+        )
+    return plain
+
+
+def make_again(kind: Any, plain: Any) -> Any:
+    """Return the value of a derived class for which `as_plain` returned a plain one."""
+    return kind(FACTORIES.get(plain[0] or ""), plain[1]) if issubclass(kind, defaultdict) else kind(plain)
+
+
+def _base_of(value: Any) -> Any:
+    return next(each for each in PLAIN if isinstance(value, each))
+
+
+def _strip(base: Any, value: Any) -> Any:
+    """Return a value of a derived class as one of the base class; of a defaultdict its function's name, too."""
+    if isinstance(value, defaultdict):
+        make = value.default_factory
+        if make is not None and FACTORIES.get(getattr(make, "__name__", "")) is not make:
+            return None
+        return [make.__name__ if make is not None else None, dict(value)]
+    if base is str:
+        return str.__str__(value)
+    if base is bytes:
+        return bytes.__getitem__(value, slice(None))
+    return base(value) if base in (list, tuple, dict) else base.__pos__(value)
+
+
+def path_of(kind: type, name: str) -> tuple[str, str]:
+    """Return the module and the qualified name by which `find_class` finds a class.
+
+    Raises:
+        StateError: the class has none, because a function has made it.
+    """
+    path = kind.__module__, kind.__qualname__
+    if _look_up(*path) is not kind:
+        raise StateError(
+            f"{name or 'the state'} is a {kind.__qualname__}, a class that can't be found by its name on resume",
+            hint="define the class at the top of a module, or save a plain tuple or value",
+        )
+    return path
+
+
+def _look_up(module: str, name: str) -> Any:
+    """Return an object of a module that is imported already, by its qualified name; None if there is none."""
+    return functools.reduce(lambda found, part: getattr(found, part, None), name.split("."), sys.modules.get(module))
+
+
+def find_class(module: str, name: str, is_right: Callable[[type], bool]) -> Any:
+    """Return a class that the recipe has imported. Nothing is imported for a saved state.
+
+    Raises:
+        StateError: there is no such class.
+    """
+    found = _look_up(module, name)
+    if not isinstance(found, type) or not is_right(found):
+        raise StateError(f"the saved state has a {name} of the module {module}, which the recipe doesn't have now")
+    return found

@@ -1,0 +1,140 @@
+"""The decoding of a state from tensors and one JSON value: the other direction of `holdfast.state.encoding`."""
+
+import base64
+import math
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.canonical import read_exactly
+from holdfast.checkpoint import Payload, Tensor, copy_pieces, count_cores, in_memory
+from holdfast.memory import ALIGNED_BYTES, map_memory
+from holdfast.state.classes import find_class, is_enum, is_named, is_of_plain, make_again
+from holdfast.state.encoding import ARRAYS, DTYPES, PAIRS
+from holdfast.state.layout import Memories
+from holdfast.state.sharded import ShardedBytes
+
+
+def from_payload(payload: Payload, lent: Collection[str] = ()) -> Any:
+    """Decode a payload into the state that `to_payload` encoded. Each tensor gets new memory, aligned as torch's.
+
+    Args:
+        lent: top-level keys of the state whose tensors may be views of the payload's memory. Use it only if the
+            caller copies them. New memory costs more time than reading the bytes.
+    """
+    decoder = _Decoder(payload)
+    if lent:
+        state = {name: decoder.decode(value, is_lent=name in lent) for name, value in payload.tree.items()}
+    else:
+        state = decoder.decode(payload.tree, is_lent=False)
+    decoder.fill()
+    return state
+
+
+class _Decoder:
+    """One decoding of a payload. The values have their elements after `fill`."""
+
+    def __init__(self, payload: Payload) -> None:
+        self._tensors = payload.tensors
+        self._own: dict[str, torch.Tensor] = {}
+        self._memories = Memories()
+
+    def _take(self, name: str, *, is_lent: bool) -> torch.Tensor:
+        """Return a tensor whose elements lie row by row."""
+        tensor = self._tensors[name]
+        piece, *others = tensor.pieces or (b"",)
+        if isinstance(piece, ShardedBytes):
+            whole: torch.Tensor = piece.tensor
+            return whole
+        if is_lent and not others and len(piece):
+            flat = torch.frombuffer(in_memory(piece), dtype=DTYPES[tensor.dtype])
+            return flat.view(shape_of(tensor.dtype, tensor.shape))
+        if name not in self._own:
+            self._own[name] = _new(tensor)
+        return self._own[name]
+
+    def fill(self) -> None:
+        """Copy the elements of all tensors."""
+        with ThreadPoolExecutor(count_cores()) as pool:
+            filling = []
+            for name, copy in self._own.items():
+                if copy.nbytes >= ALIGNED_BYTES:  # first touching new memory is slow, so several threads do it
+                    filling.append(pool.submit(_fill, copy, self._tensors[name]))
+                else:  # handing a small copy to a thread costs more than the copy
+                    _fill(copy, self._tensors[name])
+            for each in filling:
+                each.result()
+        self._memories.fill()
+
+    def decode(self, value: Any, *, is_lent: bool) -> Any:
+        """Return a value of the state."""
+
+        def decode(inner: Any) -> Any:
+            return self.decode(inner, is_lent=is_lent)
+
+        if isinstance(value, list):
+            return [*map(decode, value)]
+        if not isinstance(value, dict):
+            return value
+        if len(value) == 1:
+            mark, inner = next(iter(value.items()))
+            if mark == "$tensor":  # tied tensors have one name, so they share their memory again
+                return self._take(inner, is_lent=is_lent)
+            if mark == "$array":
+                return self._take(inner, is_lent=False).numpy()
+            if mark == "$as":
+                return self._lay_out(*inner, is_lent=is_lent)
+            if mark == "$tuple":
+                return tuple(map(decode, inner))
+            if mark == "$dict":
+                return {decode(key): decode(item) for key, item in inner}
+            if mark in _MADE:
+                return _MADE[mark](inner, decode)
+        return {key: decode(item) for key, item in value.items()}
+
+    def _lay_out(self, mark: dict[str, str], options: dict[str, Any], *, is_lent: bool) -> Any:
+        """Return a tensor or an array that isn't one row after the other, or of another class."""
+        ((kind, name),) = mark.items()
+        rows = self._take(name, is_lent=is_lent and kind == "$tensor")
+        if "shape" in options:
+            rows = rows.view(options["shape"])
+        found = self._memories.make(kind, name, rows, options)
+        if "class" in options:
+            found = found.view(next(each for each, name in ARRAYS.items() if name == options["class"]))
+        if "read_only" in options:
+            found = found.view()
+            found.flags.writeable = False
+        return found
+
+
+# By mark: how a value is made of what stands under the mark, and a function that decodes inner values.
+_MADE: dict[str, Any] = {
+    "$int": lambda inner, decode: int(inner),
+    "$float": lambda inner, decode: read_exactly({"$float": inner}),
+    "$complex": lambda inner, decode: complex(*map(decode, inner)),
+    "$bytes": lambda inner, decode: base64.b64decode(inner),
+    "$number": lambda inner, decode: np.dtype(inner[0]).type(decode(inner[1])),
+    "$enum": lambda inner, decode: find_class(inner[0], inner[1], is_enum)(decode(inner[2])),
+    "$typed": lambda inner, decode: make_again(find_class(inner[0], inner[1], is_of_plain), decode(inner[2])),
+    "$named": lambda inner, decode: find_class(inner[0], inner[1], is_named)._make(map(decode, inner[2])),
+}
+
+
+def shape_of(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that torch gives a tensor of the payload."""
+    return (*shape[:-1], shape[-1] // 2) if dtype == PAIRS else shape
+
+
+def _new(tensor: Tensor) -> torch.Tensor:
+    """Allocate memory for a tensor; for a large one in huge pages, since each new page costs microseconds."""
+    dtype, shape = DTYPES[tensor.dtype], shape_of(tensor.dtype, tensor.shape)
+    if tensor.size_bytes < ALIGNED_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(map_memory(tensor.size_bytes), dtype=dtype, count=math.prod(shape)).view(shape)
+
+
+def _fill(copy: torch.Tensor, tensor: Tensor) -> None:
+    copy_pieces(tensor.pieces, copy.view(-1).view(torch.uint8).numpy().data)

@@ -1,0 +1,78 @@
+"""How the items of a kept container are written in its state, and what their reading and their restoring share."""
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+
+from holdfast.errors import StateError
+from holdfast.state.classes import FACTORIES
+from holdfast.state.originals import Path
+
+# The kinds of containers that are made anew if a container in which they were saved lacks them on resume.
+KINDS: dict[str, Callable[[], Any]] = {"OrderedDict": OrderedDict, "Counter": Counter}
+PLAIN_KINDS = (dict, list, deque, defaultdict, OrderedDict, Counter)
+# A saved item with this key alone is a tensor of a kept module: the tensor itself, or one that shares its memory.
+SAME, DETACHED = "same", "detached"
+# A saved item with these keys is an item that differs from the original in its place, and how.
+ITEM, HOW = "item", "how"
+# How an item differs: it has taken the original's place; it is another original; it is a container or a generator that
+# was read before; it is a view of another value; a tensor requires a gradient, is a parameter, is on another device.
+NEW, MOVED, AGAIN, VIEW, LEARNS, CLASS, DEVICE = "new", "moved", "again", "view", "learns", "class", "device"
+
+
+def sort_keys(keys: list[Any]) -> list[Any]:
+    """Return the keys of a mapping in an order that doesn't depend on its own."""
+    return sorted(keys, key=lambda key: (type(key).__name__, str(key)))
+
+
+def inside(path: Path | None, key: Any) -> Path | None:
+    return None if path is None else (*path, key)
+
+
+def remake(value: Any, items: Iterable[Any]) -> Any:
+    """Return a tuple, or a named one as ``value`` is, with other items."""
+    return tuple(items) if type(value) is tuple else value._make(items)
+
+
+def describe_kind(container: Any) -> dict[str, Any]:
+    """Return what a container's state has beside its items."""
+    if isinstance(container, deque):
+        return {"maxlen": container.maxlen}
+    if isinstance(container, defaultdict):
+        return {"factory": getattr(container.default_factory, "__name__", None)}
+    return {"kind": type(container).__name__} if type(container).__name__ in KINDS else {}
+
+
+def kind_in(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: each for key, each in state.items() if key != "value"} | {"is": isinstance(state["value"], dict)}
+
+
+def make_container(state: dict[str, Any]) -> Any:
+    """Return an empty container of the kind that was saved."""
+    if "maxlen" in state:
+        return deque(maxlen=state["maxlen"])
+    if isinstance(state["value"], list):
+        return []
+    if "factory" in state:
+        if state["factory"] is not None and state["factory"] not in FACTORIES:
+            raise StateError(
+                f"a kept container has a defaultdict that calls {state['factory']}, and it is not there when the run "
+                "resumes",
+                hint="make it before run.keep, or use a plain dict and setdefault",
+            )
+        return defaultdict(FACTORIES.get(state["factory"] or ""))
+    return KINDS.get(state.get("kind", ""), dict)()
+
+
+def overlaps(value: Any) -> bool:
+    """Return whether elements of a tensor or an array share memory with each other, as those of ``expand`` do."""
+    strides = value.stride() if isinstance(value, Tensor) else value.strides
+    return any(not stride and size > 1 for stride, size in zip(strides, value.shape, strict=True))
+
+
+def can_make(container: Any) -> bool:
+    """Return whether `make_container` makes an empty container of the same kind."""
+    make = getattr(container, "default_factory", None)
+    return type(container) in PLAIN_KINDS and (make is None or FACTORIES.get(getattr(make, "__name__", "")) is make)

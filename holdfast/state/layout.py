@@ -1,0 +1,220 @@
+"""The place of a tensor's or an array's elements in memory: strides, and memory that several of them share.
+
+A payload has the elements row by row. What is laid out otherwise, such as a ``channels_last`` weight, or shares memory
+with another value in part, has its layout beside them, so that it comes back as it was.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from holdfast.errors import StateError
+
+# The bytes between the elements of a value that are allocated, though nothing is kept in them, when it comes back.
+LARGEST_GAPS_BYTES = 2**30
+
+
+class Extent(NamedTuple):
+    """The bytes of memory from an encoded value's first to its last element.
+
+    Attributes:
+        device: the device that has the memory.
+        first: the address of the element with only zeros as its index.
+        start, stop: the addresses of the first byte, and of the one after the last.
+        name: the name of the value's tensor in the payload.
+        mark: the value's mark in the tree.
+    """
+
+    device: str
+    first: int
+    start: int
+    stop: int
+    strides: tuple[int, ...]
+    item_bytes: int
+    name: str
+    mark: dict[str, Any]
+
+
+def strides_of(value: Any) -> tuple[int, ...]:
+    """Return the strides of a tensor or an array in bytes; that of a dimension of length 1, which means nothing, too.
+
+    Strides that differ only where they mean nothing are equal here.
+    """
+    shape = tuple(value.shape)
+    strides = value.strides if isinstance(value, np.ndarray) else [each * value.itemsize for each in value.stride()]
+    by_rows = strides_by_rows(shape, value.itemsize)
+    if not math.prod(shape) or all(
+        size == 1 or one == other for size, one, other in zip(shape, strides, by_rows, strict=True)
+    ):
+        return by_rows
+    last = max(abs(stride) * size for size, stride in zip(shape, strides, strict=True) if size > 1)
+    return tuple(stride if size > 1 else last for size, stride in zip(shape, strides, strict=True))
+
+
+def strides_by_rows(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:
+    """Return the strides, in bytes, of a value whose elements lie row by row, without gaps."""
+    return tuple(item_bytes * math.prod(map(int, shape[place + 1 :])) for place in range(len(shape)))
+
+
+def lies_by_rows(value: Any) -> bool:
+    """Return whether the elements of a tensor or an array lie row by row, without gaps."""
+    return strides_of(value) == strides_by_rows(value.shape, value.itemsize)
+
+
+def measure(shape: Sequence[int], strides: Sequence[int], item_bytes: int) -> tuple[int, int]:
+    """Return where the first byte lies and where the last one ends, from the element with only zeros as its index."""
+    ends = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
+    return sum(min(0, end) for end in ends), sum(max(0, end) for end in ends) + item_bytes
+
+
+def describe(value: Any, name: str, mark: dict[str, Any]) -> Extent:
+    """Return the extent of a tensor or an array that isn't empty."""
+    is_array = isinstance(value, np.ndarray)
+    first = value.__array_interface__["data"][0] if is_array else value.data_ptr()
+    strides = strides_of(value)
+    start, stop = measure(value.shape, strides, value.itemsize)
+    device = "cpu" if is_array else str(value.device)
+    return Extent(device, first, first + start, first + stop, strides, value.itemsize, name, mark)
+
+
+def lay_as(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the exact strides of another one; itself if the two are laid out in different ways."""
+    if value.shape == like.shape and value.itemsize == like.itemsize and strides_of(value) == strides_of(like):
+        return value.as_strided(value.shape, like.stride())
+    return value
+
+
+def move(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor on a device, with the same strides."""
+    if value.device == device or lies_by_rows(value):
+        return value.to(device)
+    start, stop = measure(value.shape, strides_of(value), value.itemsize)
+    whole = value.as_strided(((stop - start) // value.itemsize,), (1,), value.storage_offset())
+    return whole.to(device).as_strided(value.shape, value.stride(), 0)
+
+
+def add_options(mark: dict[str, Any], options: dict[str, Any]) -> None:
+    """Write into a value's mark how the value differs from one whose elements lie row by row."""
+    if "$as" in mark:
+        mark["$as"][1] |= options
+    else:
+        inner = {**mark}
+        mark.clear()
+        mark["$as"] = [inner, options]
+
+
+def share(extents: Iterable[Extent]) -> None:
+    """Write into the marks of values that share memory in part where each of them lies in it.
+
+    Raises:
+        StateError: that can't be saved.
+    """
+    numbered = sorted(enumerate(extents), key=lambda each: (each[1].device, each[1].start))
+    groups: list[list[tuple[int, Extent]]] = []
+    end = ("", 0)
+    for number, each in numbered:
+        if (each.device, each.start) < end and groups and groups[-1][0][1].device == each.device:
+            groups[-1].append((number, each))
+            end = max(end, (each.device, each.stop))
+        else:
+            groups.append([(number, each)])
+            end = each.device, each.stop
+    shared = [group for group in groups if len({each.name for _, each in group}) > 1]
+    # Numbered in the order of the state: addresses differ from process to process.
+    for memory, group in enumerate(sorted(shared, key=min)):
+        _share_memory(memory, [each for _, each in sorted(group)])
+
+
+def _share_memory(memory: int, group: list[Extent]) -> None:
+    start, stop = min(each.start for each in group), max(each.stop for each in group)
+    check_gaps(group[0].name, stop - start, sum({each.name: each.stop - each.start for each in group}.values()))
+    for each in group:
+        if (each.start - start) % each.item_bytes:
+            raise StateError(
+                f"{each.name} shares memory with {group[0].name}, at a place where no {each.item_bytes}-byte number is",
+                hint="keep a copy of one of them: .clone() of a tensor, .copy() of an array",
+            )
+        place = {"strides": [*each.strides], "memory": memory, "size": stop - start, "offset": each.first - start}
+        add_options(each.mark, place)
+
+
+def check_gaps(name: str, size_bytes: int, used_bytes: int) -> None:
+    """Raise StateError if a value lies scattered over so much memory that it can't come back in the same way."""
+    if size_bytes - used_bytes > LARGEST_GAPS_BYTES:
+        raise StateError(
+            f"{name} is a view whose elements lie scattered over {size_bytes} bytes of memory",
+            hint="keep a copy: .clone() of a tensor, .copy() of an array",
+        )
+
+
+class Memories:
+    """New memory for values that are laid out as their marks say."""
+
+    def __init__(self) -> None:
+        self._shared: dict[int, torch.Tensor] = {}
+        self._made: dict[tuple[str, str], Any] = {}
+        self._filling: list[tuple[torch.Tensor, np.ndarray[Any, Any]]] = []
+
+    def make(self, kind: str, name: str, rows: torch.Tensor, options: dict[str, Any]) -> Any:
+        """Return a tensor, or an array, that `fill` gives the elements of ``rows``, which may come later."""
+        if "strides" not in options:
+            return rows if kind == "$tensor" else rows.numpy()
+        other = {"$tensor": "$array", "$array": "$tensor"}[kind]
+        if (other, name) in self._made:  # an array that shares a tensor's memory
+            found = self._made[other, name]
+            return found.numpy() if kind == "$array" else torch.from_numpy(found)
+        if (kind, name) not in self._made:
+            strides, shape = options["strides"], tuple(rows.shape)
+            start, stop = measure(shape, strides, rows.itemsize)
+            memory = self._take(options, stop - start)
+            offset = options.get("offset", -start)
+            numbers = np.ndarray(shape, _NUMBERS[rows.itemsize], memory.numpy(), offset, tuple(strides))
+            self._filling.append((rows, numbers))
+            self._made[kind, name] = _see(kind, memory, rows, offset, strides)
+        return self._made[kind, name]
+
+    def _take(self, options: dict[str, Any], size_bytes: int) -> torch.Tensor:
+        if "memory" not in options:
+            return torch.zeros(size_bytes, dtype=torch.uint8)
+        number = options["memory"]
+        if number not in self._shared:
+            self._shared[number] = torch.zeros(options["size"], dtype=torch.uint8)
+        return self._shared[number]
+
+    def fill(self) -> None:
+        """Copy the elements to their places."""
+        for rows, numbers in self._filling:
+            numbers[...] = rows.view(_INTEGERS[rows.itemsize]).numpy()
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_NUMBERS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
+
+
+def _see(kind: str, memory: torch.Tensor, rows: torch.Tensor, offset: int, strides: Sequence[int]) -> Any:
+    """Return a view of memory with the dtype and the shape of ``rows``."""
+    if kind == "$array":
+        return np.ndarray(tuple(rows.shape), rows.numpy().dtype, memory.numpy(), offset, tuple(strides))
+    whole = memory[: len(memory) - len(memory) % rows.itemsize].view(rows.dtype)
+    return whole.as_strided(rows.shape, [each // rows.itemsize for each in strides], offset // rows.itemsize)
+
+
+def has_layouts(tree: Any) -> bool:
+    """Return whether a state's tree says of a value how it is laid out. Versions before 0.2 say so of none."""
+    if isinstance(tree, dict):
+        return [*tree] == ["$as"] or any(map(has_layouts, tree.values()))
+    return isinstance(tree, list) and any(map(has_layouts, tree))
+
+
+def leave_out_layouts(tree: Any) -> Any:
+    """Return a state's tree as versions before 0.2 write it, which don't say how values are laid out."""
+    if isinstance(tree, dict):
+        return (
+            leave_out_layouts(tree["$as"][0])
+            if [*tree] == ["$as"]
+            else {key: leave_out_layouts(each) for key, each in tree.items()}
+        )
+    return [*map(leave_out_layouts, tree)] if isinstance(tree, list) else tree

@@ -1,0 +1,155 @@
+"""The objects that a container has when its loop begins: only they are restored in place.
+
+An object that is still there at a save has been changed in place since, or not at all. The process that resumes has
+built it anew, so that the saved values belong into its memory, and other names for it see them. An object that has been
+put there since may be a view of the data, or a constant that the loop puts there again: a new one takes its place.
+"""
+
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from holdfast.errors import RecipeError
+from holdfast.state.generators import is_generator
+
+# The keys and indices that lead from the outermost container to an item.
+Path = tuple[Any, ...]
+
+# The references to an object that nothing has any more but this module: the list's, a variable's and a call's.
+OWN_REFERENCES = 3
+
+
+class Originals:
+    """The tensors, arrays, generators, containers and objects with a state that a container has now.
+
+    It keeps none of them alive for longer than until the next call of `drop`.
+
+    Args:
+        container: a dict, a list or a deque.
+        name: its name in the message of an error.
+        is_left_out: whether a dict's item of this key is no part of the state.
+
+    Attributes:
+        objects: the number of those with a ``state_dict``.
+    """
+
+    def __init__(self, container: Any, name: str, is_left_out: Callable[[Any], bool] = lambda key: False) -> None:
+        self._name, self._is_left_out = name, is_left_out
+        self._references: list[Callable[[], Any]] = []
+        self._learns: list[bool] = []  # for each of them: whether it is a tensor that required a gradient
+        self._devices: list[str] = []  # for each of them: the kind of its device
+        self._paths: list[Path] = []
+        self._numbers: dict[Path, int] = {}
+        self._by_id: dict[int, int] = {}
+        self.objects = 0
+        for path, value in self._list_items(container, (), set()):
+            self._numbers[path] = len(self._paths)
+            self._by_id.setdefault(id(value), len(self._paths))
+            self._paths.append(path)
+            self._references.append(_refer_to(value))
+            self._learns.append(isinstance(value, Tensor) and value.requires_grad)
+            self._devices.append(value.device.type if isinstance(value, Tensor) else "cpu")
+            self.objects += has_methods(value) or is_generator(value)
+
+    def _list_items(self, value: Any, path: Path, within: set[int]) -> Iterator[tuple[Path, Any]]:
+        if id(value) in within:
+            raise RecipeError(
+                f"run.keep({self._name}=...): the container {name_path(self._name, path)} contains itself",
+                hint="keep the parts of it that a step changes",
+            )
+        if is_tracked(value):
+            yield path, value
+        inner = {*within, id(value)}
+        for key, each in list_inside(value):
+            if not (isinstance(value, dict) and self._is_left_out(key)):
+                yield from self._list_items(each, (*path, key), inner)
+
+    def find(self, value: Any) -> int | None:
+        """Return the number of a value; None if it is no original."""
+        number = self._by_id.get(id(value))
+        return number if number is not None and self._references[number]() is value else None
+
+    def number_at(self, path: Path | None) -> int | None:
+        """Return the number of the original that was at a path; None if there was none."""
+        return None if path is None else self._numbers.get(path)
+
+    def get(self, number: int | None) -> Any:
+        """Return an original by its number; None if it is gone."""
+        return self._references[number]() if number is not None and number < len(self._references) else None
+
+    def path_of(self, number: int) -> Path:
+        """Return where an original was."""
+        return self._paths[number]
+
+    def learned(self, number: int) -> bool:
+        """Return whether a tensor required a gradient."""
+        return self._learns[number]
+
+    def device_of(self, number: int | None) -> str:
+        """Return the kind of a tensor's device: "cpu" or "cuda"; "cpu" if it is none."""
+        return self._devices[number] if number is not None else "cpu"
+
+    def drop(self) -> None:
+        """Let go of the containers that nobody else has: no code can put them back."""
+        for reference in self._references:
+            if isinstance(reference, _Strong) and sys.getrefcount(reference.value) < OWN_REFERENCES:
+                reference.value = None
+
+
+class _Strong:
+    """A reference to an object that weak ones can't refer to, such as a dict."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __call__(self) -> Any:
+        return self.value
+
+
+def _refer_to(value: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return _Strong(value)
+
+
+def is_container(value: Any) -> bool:
+    """Return whether a value is a container whose items are restored one by one."""
+    return isinstance(value, dict | list | deque) and not has_methods(value)
+
+
+def is_tracked(value: Any) -> bool:
+    """Return whether a value may be restored in place."""
+    return isinstance(value, Tensor | np.ndarray) or is_stateful(value)
+
+
+def is_stateful(value: Any) -> bool:
+    """Return whether an item of a container has a state beside its numbers."""
+    return has_methods(value) or is_generator(value) or isinstance(value, dict | list | deque)
+
+
+def has_methods(value: Any) -> bool:
+    """Return whether a value reads and restores its own state."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def is_tuple(value: Any) -> bool:
+    """Return whether a value is a tuple, plain or named, whose items are restored one by one."""
+    return type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields"))
+
+
+def list_inside(value: Any) -> list[tuple[Any, Any]]:
+    """Return the items of a container or a tuple with their keys or indices; nothing for another value."""
+    if is_container(value) and isinstance(value, dict):
+        return [*value.items()]
+    return [*enumerate(value)] if is_container(value) or is_tuple(value) else []
+
+
+def name_path(name: str, path: Path) -> str:
+    """Return an item's name as a person writes it: ``state['seen'][3]``."""
+    return name + "".join(f"[{key!r}]" for key in path)

@@ -1,0 +1,163 @@
+"""The items of a kept container, read for its state."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from holdfast.errors import StateError
+from holdfast.state.classes import FACTORIES
+from holdfast.state.generators import is_generator, read_generator
+from holdfast.state.items import (
+    AGAIN,
+    CLASS,
+    DETACHED,
+    DEVICE,
+    HOW,
+    ITEM,
+    LEARNS,
+    MOVED,
+    NEW,
+    SAME,
+    VIEW,
+    can_make,
+    describe_kind,
+    inside,
+    remake,
+    sort_keys,
+)
+from holdfast.state.originals import Originals, Path, has_methods, is_container, is_tracked, is_tuple, name_path
+from holdfast.state.sharded import is_sharded, place_of
+from holdfast.state.ties import Ties, has_memory
+from holdfast.state.views import Views
+
+
+class Reader:
+    """One reading of a container's items.
+
+    Args:
+        name: the container's name in the message of an error.
+        is_strict: whether a tensor that comes from a computation of gradients is refused; otherwise it is saved alone.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        originals: Originals,
+        ties: Ties,
+        is_left_out: Callable[[Any], bool] = lambda key: False,
+        *,
+        is_strict: bool = True,
+    ) -> None:
+        self._name, self._originals, self._ties = name, originals, ties
+        self._is_left_out, self._is_strict = is_left_out, is_strict
+        self._known: dict[int, Path] = {}  # containers and generators that were read
+        self.objects = 0  # with a state_dict, among the items that were read
+        self._owned = ties.list_owned()
+        self._names = {place_of(tensor): name for name, tensor in self._owned.items() if has_memory(tensor)}
+
+    def read_all(self, container: Any) -> dict[str, Any]:
+        """Return the state of the outermost container."""
+        self._views = Views(self._owned, self._ties, self._originals, container)
+        return self._read(container, (), ())
+
+    def _read(self, container: Any, place: Path, origin: Path | None) -> dict[str, Any]:
+        """Return the state of a container.
+
+        Args:
+            place: where it is now.
+            origin: where it was when the loop began; None if it wasn't there.
+        """
+        self._known[id(container)] = place
+        if not isinstance(container, dict):
+            items = [self._read_item(each, (*place, key), inside(origin, key)) for key, each in enumerate(container)]
+            return {"value": items} | describe_kind(container)
+        kept = [key for key in container if not self._is_left_out(key)]
+        make = getattr(container, "default_factory", None)
+        found = {
+            key: self._read_item(container[key], (*place, key), inside(origin, key), make) for key in sort_keys(kept)
+        }
+        return {"value": {key: found[key] for key in kept}} | describe_kind(container)
+
+    def _read_item(self, value: Any, place: Path, origin: Path | None, make: Any = None) -> Any:
+        if isinstance(value, Tensor) and has_memory(value) and (name := self._names.get(place_of(value))) is not None:
+            return {SAME if value is self._owned[name] else DETACHED: name}
+        if is_tuple(value):
+            return remake(
+                value, (self._read_item(each, (*place, key), inside(origin, key)) for key, each in enumerate(value))
+            )
+        if not is_tracked(value):
+            return value
+        if id(value) in self._known:
+            return {ITEM: None, HOW: {AGAIN: self._known[id(value)]}}
+        number, expected = self._originals.find(value), self._originals.number_at(origin)
+        how: dict[str, Any] = {}
+        if number is not None and number != expected:
+            how[MOVED] = number
+        elif number is None and (other := self._ties.find_original(value, self._originals)) is not None:
+            how[MOVED] = other
+        elif number is None and expected is not None and not self._stays(value, expected):
+            how[NEW] = True
+        self._check(value, place, number, make)
+        state: Any
+        if isinstance(value, Tensor | np.ndarray):
+            if number is None and MOVED not in how and (view := self._views.find(value)) is not None:
+                return {ITEM: None, HOW: {VIEW: view}}
+            how |= self._describe(value, number, expected) if isinstance(value, Tensor) else {}
+            state = value
+        elif is_container(value):
+            state = self._read(value, place, self._originals.path_of(number) if number is not None else None)
+        else:
+            self.objects += 1
+            self._known[id(value)] = place
+            state = {"value": read_generator(value)} if is_generator(value) else value.state_dict()
+        return {ITEM: state, HOW: how} if how else state
+
+    def _stays(self, value: Any, expected: int) -> bool:
+        """Return whether an object's state is to be restored into the original, though the object is another one."""
+        return has_methods(value) and not isinstance(value, nn.Module) and has_methods(self._originals.get(expected))
+
+    def _check(self, value: Any, place: Path, number: int | None, make: Any) -> None:
+        """Raise StateError if an item would come back as something else.
+
+        Args:
+            make: the function that makes the missing items of a defaultdict around it, if there is one.
+        """
+        name, kind = name_path(self._name, place), type(value)
+        if (
+            isinstance(value, Tensor)
+            and kind not in (Tensor, nn.Parameter)
+            and not is_sharded(value)
+            and number is None
+        ):
+            raise StateError(
+                f"{name} is a {kind.__module__}.{kind.__qualname__}, which would come back as a plain tensor",
+                hint=f"keep the plain tensor: {name}.as_subclass(torch.Tensor)",
+            )
+        if self._is_strict and isinstance(value, Tensor) and value.grad_fn is not None:
+            raise StateError(
+                f"{name} comes from a computation that gradients flow through, which can't be saved",
+                hint=f"keep the numbers alone: {name}.detach()",
+            )
+        is_made = make is not None and make not in FACTORIES.values()
+        if is_container(value) and number is None and not can_make(value) and not is_made:
+            own = " with a function of its own" if kind is defaultdict else ""
+            raise StateError(
+                f"{name} is a {kind.__module__}.{kind.__qualname__}{own}, which can't be made again",
+                hint="keep a plain dict or list in its place, or put it there before the loop and don't replace it",
+            )
+
+    def _describe(self, value: Tensor, number: int | None, expected: int | None) -> dict[str, Any]:
+        """Return how a tensor differs from what it would come back as."""
+        how: dict[str, Any] = {}
+        if number is not None:
+            return {LEARNS: value.requires_grad} if value.requires_grad != self._originals.learned(number) else {}
+        if value.requires_grad and value.is_leaf:
+            how[LEARNS] = True
+        if isinstance(value, nn.Parameter):
+            how[CLASS] = "Parameter"
+        if not is_sharded(value) and value.device.type != self._originals.device_of(expected):
+            how[DEVICE] = value.device.type
+        return how

@@ -1,0 +1,118 @@
+"""Items of a kept container that are views of memory which is restored in place."""
+
+import bisect
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.errors import StateError
+from holdfast.state.encoding import DTYPE_NAMES, DTYPES, NUMPY_NAMES
+from holdfast.state.layout import describe
+from holdfast.state.originals import Originals, list_inside
+from holdfast.state.sharded import is_sharded
+from holdfast.state.ties import Ties, has_memory
+
+# Whose memory an item is a view of: a module's tensor, a tensor or an array that is kept itself, or an original.
+MODULE, KEPT, ORIGINAL = "module", "kept", "original"
+
+
+class _Base(NamedTuple):
+    """Memory without gaps that is restored in place."""
+
+    device: str
+    start: int
+    stop: int
+    kind: str
+    key: Any
+
+
+class Views:
+    """The views of memory that is restored in place.
+
+    Args:
+        owned: the tensors of kept modules, by name.
+        container: the container that is read; its originals may have views, too.
+    """
+
+    def __init__(self, owned: Mapping[str, Tensor], ties: Ties, originals: Originals, container: Any = None) -> None:
+        self._owned, self._ties, self._originals = owned, ties, originals
+        self._groups: list[list[_Base]] = []
+        for each in sorted(self._list_bases(container)):
+            group = self._groups[-1] if self._groups else []
+            if group and group[0].device == each.device and each.start < max(other.stop for other in group):
+                group.append(each)
+            else:
+                self._groups.append([each])
+        self._starts = [(group[0].device, group[0].start) for group in self._groups]
+
+    def _list_bases(self, container: Any) -> Iterator[_Base]:
+        values: list[tuple[str, Any, Any]] = [(MODULE, name, each) for name, each in self._owned.items()]
+        values += [(KEPT, name, each) for name, each in self._ties.list_kept()]
+        values += [(ORIGINAL, number, each) for number, each in self._list_present(container)]
+        for kind, key, value in values:
+            if _is_plain(value):
+                extent = describe(value, "", {})
+                if extent.stop - extent.start == value.nbytes and extent.first == extent.start:
+                    yield _Base(extent.device, extent.start, extent.stop, kind, key)
+
+    def _list_present(self, value: Any) -> Iterator[tuple[int, Any]]:
+        """Yield the originals that are in a container now, with their numbers."""
+        if isinstance(value, Tensor | np.ndarray) and (number := self._originals.find(value)) is not None:
+            yield number, value
+        for _, each in list_inside(value):
+            yield from self._list_present(each)
+
+    def find(self, value: Any) -> dict[str, Any] | None:
+        """Return whose memory a tensor or an array is a view of, and where in it; None if it has memory of its own."""
+        if not _is_plain(value) or (isinstance(value, Tensor) and value.dtype not in DTYPE_NAMES):
+            return None
+        extent = describe(value, "", {})
+        place = bisect.bisect(self._starts, (extent.device, extent.start)) - 1
+        for base in self._groups[place] if place >= 0 else ():
+            if base.device == extent.device and base.start <= extent.start and extent.stop <= base.stop:
+                is_array = isinstance(value, np.ndarray)
+                found = {
+                    "of": [base.kind, base.key],
+                    "dtype": (NUMPY_NAMES if is_array else DTYPE_NAMES)[value.dtype],
+                    "offset": extent.first - base.start,
+                    "shape": [*value.shape],
+                    "strides": [*extent.strides],
+                }
+                return found | ({"array": bool(value.flags.writeable)} if is_array else {})
+        return None
+
+    def take(self, view: dict[str, Any]) -> Any:
+        """Return the view that `find` has described.
+
+        Raises:
+            StateError: the memory isn't there.
+        """
+        kind, key = view["of"]
+        kept = dict(self._ties.list_kept())
+        base = self._owned.get(key) if kind == MODULE else kept.get(key) if kind == KEPT else self._originals.get(key)
+        if not _is_plain(base):
+            raise StateError(f"a kept container has a view of {key}, which is not there when the run resumes")
+        assert base is not None
+        base = torch.from_numpy(base) if isinstance(base, np.ndarray) else base.detach()
+        dtype, shape = DTYPES[view["dtype"]], tuple(view["shape"])
+        memory = torch.empty(0, dtype=torch.uint8, device=base.device).set_(
+            base.untyped_storage(), base.storage_offset() * base.itemsize, (base.nbytes,), (1,)
+        )
+        if "array" in view:
+            numbers = np.dtype(str(dtype).removeprefix("torch."))
+            array = np.ndarray(shape, numbers, memory.numpy(), view["offset"], tuple(view["strides"]))
+            array.flags.writeable = view["array"]
+            return array
+        first = (base.storage_offset() * base.itemsize + view["offset"]) // dtype.itemsize
+        strides = [each // dtype.itemsize for each in view["strides"]]
+        return torch.empty(0, dtype=dtype, device=base.device).set_(base.untyped_storage(), first, shape, strides)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value has memory that a view may share, and would come back in a view."""
+    if isinstance(value, np.ndarray):
+        return type(value) is np.ndarray and value.size > 0 and value.dtype in NUMPY_NAMES
+    return isinstance(value, Tensor) and has_memory(value) and not is_sharded(value)

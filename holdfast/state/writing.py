@@ -1,0 +1,201 @@
+"""The items of a kept container, restored from its state."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import StateError
+from holdfast.state.generators import clone_generator, is_generator, write_generator
+from holdfast.state.items import (
+    AGAIN,
+    CLASS,
+    DETACHED,
+    DEVICE,
+    HOW,
+    ITEM,
+    LEARNS,
+    MOVED,
+    NEW,
+    SAME,
+    VIEW,
+    describe_kind,
+    inside,
+    kind_in,
+    make_container,
+    overlaps,
+    remake,
+    sort_keys,
+)
+from holdfast.state.layout import move
+from holdfast.state.mapped import is_foreign
+from holdfast.state.originals import Originals, Path, is_container, is_stateful, is_tuple, name_path
+from holdfast.state.sharded import is_sharded, place_of
+from holdfast.state.ties import Ties, has_memory, place_in_memory
+from holdfast.state.views import Views
+
+
+class Writer:
+    """One restoring of a container's items.
+
+    Args:
+        name: the container's name in the message of an error.
+    """
+
+    def __init__(self, name: str, originals: Originals, ties: Ties) -> None:
+        self._name, self._originals, self._ties = name, originals, ties
+        self._made: dict[Path, Any] = {}  # the containers and generators that were restored
+        self._written: dict[Any, Any] = {}  # by place of an original: the place of the saved value that it has now
+        self._owned = ties.list_owned()
+        self._names = {place_of(tensor): name for name, tensor in self._owned.items() if has_memory(tensor)}
+
+    def write_all(self, container: Any, state: dict[str, Any]) -> None:
+        """Restore the outermost container from the result of `read_all`."""
+        self._fill(container, state, (), ())
+
+    def _fill(self, container: Any, state: dict[str, Any], place: Path, origin: Path | None) -> None:
+        self._made[place] = container
+        saved = state["value"]
+        if not isinstance(container, dict):
+            items = [self._write_item(each, (*place, key), inside(origin, key)) for key, each in enumerate(saved)]
+            container.clear()
+            container.extend(items)
+            return
+        make = getattr(container, "default_factory", None)
+        found = {
+            key: self._write_item(saved[key], (*place, key), inside(origin, key), make) for key in sort_keys([*saved])
+        }
+        container.clear()
+        for key in saved:  # the update of a Counter would add
+            container[key] = found[key]
+
+    def _write_item(self, saved: Any, place: Path, origin: Path | None, make: Any = None) -> Any:
+        """Restore an item from the result of `_read_item`, in place if it is an original. Return the item."""
+        if is_tuple(saved):
+            return remake(
+                saved, (self._write_item(each, (*place, key), inside(origin, key)) for key, each in enumerate(saved))
+            )
+        how: dict[str, Any] = {}
+        if isinstance(saved, dict) and saved.keys() == {ITEM, HOW}:
+            saved, how = saved[ITEM], saved[HOW]
+        if AGAIN in how:
+            return self._made[tuple(how[AGAIN])]
+        if VIEW in how:
+            return Views(self._owned, self._ties, self._originals).take(how[VIEW])
+        template = self._originals.get(self._originals.number_at(origin))
+        own, inner = template, origin
+        if NEW in how:
+            own, inner = None, None
+        elif MOVED in how:
+            own, inner = self._ties.get_original(how[MOVED], self._originals)
+        if isinstance(saved, Tensor | np.ndarray):
+            return self._write_numbers(own, saved, how, template, place)
+        if isinstance(saved, dict):
+            return self._write_state(own, saved, how, template, place, inner, make)
+        return saved
+
+    def _write_state(
+        self, own: Any, saved: dict[str, Any], how: dict[str, Any], template: Any, place: Path, inner: Any, make: Any
+    ) -> Any:
+        if saved.keys() in ({SAME}, {DETACHED}):
+            ((key, name),) = saved.items()
+            if name not in self._owned:
+                raise StateError(f"a kept container has the tensor {name}, which no kept module has now")
+            return self._owned[name] if key == SAME else self._owned[name].detach()
+        if NEW in how and is_generator(template) and not isinstance(saved["value"], list):
+            own = clone_generator(template)
+        elif NEW in how and isinstance(template, nn.Module):
+            own = copy.deepcopy(template)
+        if is_stateful(own) and not is_container(own):
+            self._made[place] = own
+            write_generator(own, saved["value"]) if is_generator(own) else own.load_state_dict(saved)
+            return own
+        if not isinstance(saved.get("value"), dict | list):
+            raise StateError(
+                "an object of a kept container is not there when the run resumes, so that its state has no place"
+            )
+        if own is None and make is not None and is_container(made := make()):
+            own = made
+        if not is_container(own) or describe_kind(own) | {"is": isinstance(own, dict)} != kind_in(saved):
+            own, inner = make_container(saved), inner if is_container(own) else None
+        self._fill(own, saved, place, inner)
+        return own
+
+    def _write_numbers(self, own: Any, saved: Any, how: dict[str, Any], template: Any, place: Path) -> Any:
+        """Restore a tensor or an array: in place into an original, or as a new one."""
+        device = self._choose_device(how, own if own is not None else template)
+        if isinstance(saved, Tensor) and (is_sharded(saved) or not has_memory(saved)):
+            return _finish(saved.to(device) if device is not None else saved, how)
+        found = self._ties.find(saved)
+        if found is not None and not (isinstance(found, Tensor) and found.requires_grad and LEARNS not in how):
+            return found
+        # Versions before 0.2 don't say which item has taken an original's place: one memory may be meant for two.
+        fits = self._fits(own, saved)
+        if fits and self._written.setdefault(place_in_memory(own), place_in_memory(saved)) == place_in_memory(saved):
+            self._write(own, saved, place)
+            value = own if LEARNS not in how else own.requires_grad_(how[LEARNS])
+        else:
+            value = _finish(move(saved, device), how) if isinstance(saved, Tensor) and device is not None else saved
+        self._ties.note(saved, value)
+        return value
+
+    def _write(self, own: Any, saved: Any, place: Path) -> None:
+        """Write elements into an original, if it has others.
+
+        Raises:
+            StateError: the memory is that of a file.
+        """
+        if has_same_bits(own, saved):
+            return
+        if is_foreign(own):
+            raise StateError(
+                f"{name_path(self._name, place)} lies in a file's memory, which a resume doesn't write",
+                hint="keep a copy of it: .clone() of a tensor, .copy() of an array",
+            )
+        if isinstance(own, Tensor):
+            with torch.no_grad():
+                own.copy_(saved)
+        else:
+            own[...] = saved
+
+    def _choose_device(self, how: dict[str, Any], like: Any) -> torch.device | None:
+        """Return the device of a restored tensor: of the saved one's kind, if this machine has it."""
+        own = like.device if isinstance(like, Tensor) else torch.device("cpu")
+        if DEVICE not in how or own.type == how[DEVICE]:
+            return own
+        if how[DEVICE] == "cuda" and not torch.cuda.is_available():
+            return own
+        return torch.device(how[DEVICE])
+
+    def _fits(self, own: Any, saved: Any) -> bool:
+        """Return whether a saved tensor or array can be written into an original."""
+        if isinstance(saved, Tensor):
+            if not isinstance(own, Tensor) or is_sharded(own) or not has_memory(own):
+                return False
+            is_free = place_of(own) not in self._names
+        else:
+            if not isinstance(own, np.ndarray) or type(own) is not type(saved):
+                return False
+            is_free = own.flags.writeable or has_same_bits(own, saved)
+        return is_free and (own.dtype, own.shape) == (saved.dtype, saved.shape) and not overlaps(own)
+
+
+def _finish(value: Tensor, how: dict[str, Any]) -> Tensor:
+    if how.get(CLASS) == "Parameter":
+        return nn.Parameter(value, requires_grad=how.get(LEARNS, False))
+    return value.requires_grad_() if how.get(LEARNS) else value
+
+
+def has_same_bits(one: Any, other: Any) -> bool:
+    """Return whether two tensors, or two arrays, have equal dtypes, shapes and bits."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    if isinstance(one, np.ndarray):
+        return bool(one.tobytes() == other.tobytes())
+    return torch.equal(_bytes_of(one), _bytes_of(other.to(one.device)))
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
