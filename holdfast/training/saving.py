@@ -21,7 +21,8 @@ from holdfast.training.build import Training
 from holdfast.training.capturing import capture, only_copies
 from holdfast.training.checksums import describe_components
 from holdfast.training.exchange import exchange_of
-from holdfast.training.kept import MODES, Modes
+from holdfast.training.kept import MODES
+from holdfast.training.modes import Modes
 from holdfast.training.probing import measure
 
 # Names in one message.
