@@ -70,7 +70,7 @@ def _take_outputs(training: "Training", outputs: Outputs) -> dict[str, Any]:
     Try without gradients first; if the probe itself takes gradients, call it again with them.
     """
     model: nn.Module = training.accelerator.unwrap_model(training.model)
-    with undisturbed(model, training.optimizer) as kept:
+    with undisturbed(model, training.optimizer, may_swap=training.recipe.probe is not None) as kept:
         _share_buffers(training, model)
         try:
             with training.generators.borrowed(training.config.seed), torch.no_grad():
