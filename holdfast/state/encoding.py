@@ -44,6 +44,8 @@ KEY_TYPES = (str, int, float, bool, type(None))
 ORDERED = "extras"
 # The kinds of NumPy's numbers that are saved with their type: booleans, whole numbers, floats of up to 8 bytes.
 NUMBER_KINDS = "biuf"
+# The kinds of NumPy's arrays that torch can view: those and complex numbers.
+ARRAY_KINDS = "biufc"
 
 # By place: the names of the tensors in the payload. The tensors stay alive, so that no place is used again.
 _Seen = dict[tuple[Any, ...], tuple[torch.Tensor, str]]
@@ -105,6 +107,11 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor], seen: _Seen) -> A
     if isinstance(value, torch.Tensor):
         return {"$tensor": _add_tensor(value, name, tensors, seen)}
     if isinstance(value, np.ndarray):
+        if value.dtype.kind not in ARRAY_KINDS:
+            raise StateError(
+                f"{name or 'the state'} is an array of {value.dtype}, which can't be saved without a pickle",
+                hint="use an array of numbers, or a list: value.tolist()",
+            )
         return {"$array": _add_tensor(torch.from_numpy(np.ascontiguousarray(value)), name, tensors, seen)}
     if isinstance(value, np.generic):
         # A plain float in place of a float32 would have other sums.
@@ -190,7 +197,10 @@ def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, Tensor], s
     kinds = set(map(type, value))
     for kind in kinds:
         if not issubclass(kind, KEY_TYPES):
-            raise StateError(f"{name} has a key of type {kind.__qualname__}; keys may be strings and numbers")
+            raise StateError(
+                f"{name} has a key of type {kind.__qualname__}; keys may be strings and numbers",
+                hint='use a string in its place, such as "3/7" for (3, 7), or a list of pairs',
+            )
     prefix = f"{name}." if name else ""
     # Sorted, so that nothing depends on the order of a dict, for example which name a tied tensor gets.
     keys = sorted(value) if kinds == {str} else sorted(value, key=lambda key: (type(key).__name__, str(key)))
@@ -214,7 +224,11 @@ def _add_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], see
     dtype = DTYPE_NAMES.get(tensor.dtype)
     if dtype is None or tensor.layout is not torch.strided or tensor.is_meta:
         kind = f"{tensor.layout} tensor of {tensor.dtype}{' without data' if tensor.is_meta else ''}"
-        raise StateError(f"{name} is a {kind}, which safetensors can't hold")
+        raise StateError(
+            f"{name} is a {kind}, which safetensors can't hold",
+            hint="save a dense tensor in its place: to_dense(), torch.view_as_real(), dequantize(); or, if it never "
+            "changes, build it anew: register_buffer(..., persistent=False)",
+        )
     if is_sharded(tensor):
         check_is_cut(tensor, name)
     place = place_of(tensor)

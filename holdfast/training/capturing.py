@@ -1,11 +1,13 @@
 """The state that the next step depends on: capture it from a training, and restore it in the right order."""
 
+import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from holdfast.checkpoint import Payload
 from holdfast.errors import RecipeError, StateError
@@ -103,11 +105,10 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
         ConfigError: another number of ranks saved it, and it can't be shared out.
     """
     accelerator = training.accelerator
+    training.grouping.restore(state["optimizer"])
     model = accelerator.unwrap_model(training.model)
     # The gate compares with the payload, so a model whose loading might alter the given tensors gets a copy.
     weights = state["model"] if only_copies(model) else copy.deepcopy(state["model"])
-    if training.kept is not None:
-        _fit_buffers(model, weights)
     parts: dict[str, tuple[Any, Any]] = {"model": (model, weights)}
     if len(state["schedulers"]) != len(training.schedulers):
         raise _unfit("schedulers", f"{len(state['schedulers'])} were saved, and there are {len(training.schedulers)}")
@@ -120,17 +121,23 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
     for name, extra in training.recipe.extras.items():
         parts[f"extra {name}"] = (extra, extras.get(name))
     parts["progress"] = (training.progress, state["progress"])
-    for name, (target, saved) in parts.items():
-        if (target is None) != (saved is None):
-            raise _unfit(name, f"it is missing from {'the checkpoint' if saved is None else 'the recipe'}")
-        if target is not None:
-            load(name, target, saved)
+    with fitted(model, weights):
+        for name, (target, saved) in parts.items():
+            if (target is None) != (saved is None):
+                raise _unfit(name, f"it is missing from {'the checkpoint' if saved is None else 'the recipe'}")
+            if target is not None:
+                load(name, target, saved)
     load_optimizer(training, state["optimizer"])
     restore_generators(training, state)
 
 
-def _fit_buffers(model: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Give the model's buffers the shapes of the saved ones: a loop may change them, or put one in place of None."""
+@contextlib.contextmanager
+def fitted(model: nn.Module, saved: Mapping[str, Any]) -> Iterator[None]:
+    """Make room for saved tensors in a model, for the block that loads them.
+
+    A buffer gets the shape of the saved one: a step may change it, or put one in place of None. A tensor that
+    ``expand`` has made, whose elements share memory, has memory for each of them in the block, and is expanded again.
+    """
     devices = {each.device for each in model.parameters()}
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
@@ -140,6 +147,21 @@ def _fit_buffers(model: nn.Module, saved: Mapping[str, Any]) -> None:
             if buffer is None or buffer.shape != value.shape:
                 device = buffer.device if buffer is not None else next(iter(devices), value.device)
                 module._buffers[name] = torch.empty(value.shape, dtype=value.dtype, device=device)
+    tensors = (each for each in (*model.parameters(), *model.buffers()) if not is_lazy(each))
+    expanded = [(each, each.stride()) for each in tensors if _is_expanded(each)]
+    for each, _ in expanded:
+        each.data = each.detach().contiguous()
+    yield
+    for each, strides in expanded:
+        once = each.detach()[tuple(slice(None) if stride else slice(1) for stride in strides)]
+        if torch.equal(once.expand_as(each), each.detach()):
+            each.data = once.clone().expand(each.shape)
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    return not is_sharded(tensor) and any(
+        size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def only_copies(model: nn.Module) -> bool:
