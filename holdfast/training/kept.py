@@ -109,6 +109,13 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
     }  # fmt: skip
 
 
+def list_checkpointed(accelerator: Accelerator, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the objects that a loop has given to ``accelerator.register_for_checkpointing`` and not kept, by name."""
+    known = {id(each) for each in objects.values()}
+    found = accelerator._custom_objects
+    return {f"registered_{number}": each for number, each in enumerate(found) if id(each) not in known}
+
+
 def _find_inner(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, "Inner"]:
     """Return the optimizers inside kept ones, which torch's own ``state_dict`` leaves out: that of SAM, say."""
     kept = {id(each) for each in optimizers.values()}
