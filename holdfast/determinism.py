@@ -166,7 +166,7 @@ def read_seeds() -> dict[str, Any]:
     own = random.getstate()[1]
     return {
         "torch.manual_seed": torch.initial_seed(),
-        "np.random.seed": state["state"]["key"].tobytes() if state["state"]["pos"] == FRESH else None,  # type: ignore[index,call-overload]
+        "np.random.seed": state["state"]["key"].tobytes() if state["state"]["pos"] == FRESH else None,
         "random.seed": own[:-1] if own[-1] == FRESH else None,
     }
 

@@ -1,6 +1,7 @@
 """The state of a dict of attributes that has further objects inside, such as an environment within its wrappers."""
 
 import enum
+import functools
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -41,7 +42,7 @@ class Objects:
         self._name, self._root = name, _Owner(attributes)
         self._look()
         self._built = self._describe()
-        self._parts = {path: Attributes(lambda path=path: self._objects[path], _is_never) for path in self._objects}
+        self._parts = {path: Attributes(functools.partial(self._find, path), _is_never) for path in self._objects}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the attributes that have changed, by the path of their object.
@@ -64,6 +65,9 @@ class Objects:
         self._look()
         for path, part in self._parts.items():
             part.load_state_dict(state.get(path, {}))
+
+    def _find(self, path: str) -> Any:
+        return self._objects[path]
 
     def _look(self) -> None:
         self._objects = dict(_walk(self._name, self._root))

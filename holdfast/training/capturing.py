@@ -128,6 +128,9 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
             if target is not None:
                 load(name, target, saved)
     load_optimizer(training, state["optimizer"])
+    for name, extra in training.recipe.extras.items():
+        if _wraps_optimizer(training, extra):  # its saved state has the order in which torch fills the optimizer's
+            load(f"extra {name}", extra, extras.get(name))
     restore_generators(training, state)
 
 
@@ -201,6 +204,13 @@ def load_optimizer(training: "Training", saved: dict[str, Any]) -> None:
         raise _unfit("optimizer", str(error)) from None
     load("optimizer", training.optimizer, numbered)
     _keep_dtypes(training.recipe.optimizer, numbered)
+
+
+def _wraps_optimizer(training: "Training", extra: Any) -> bool:
+    """Return whether an extra has one of the training's optimizers as an attribute, whose state it may save, too."""
+    parts = {id(part) for part in parts_of(training.recipe.optimizer)}
+    is_own = type(extra).__module__.startswith("holdfast.")
+    return not is_own and any(id(value) in parts for value in getattr(extra, "__dict__", {}).values())
 
 
 def _keep_dtypes(optimizer: Any, saved: dict[str, Any]) -> None:

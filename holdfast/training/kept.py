@@ -93,6 +93,9 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
             refuse_inexact(f"run.keep({name}=...)", each)  # again: an iterator may have been made since
             extras[name] = as_stateful(name, each, ties)
     model = next(iter(modules.values())) if len(modules) == 1 else nn.ModuleDict(modules)
+    # An optimizer inside another kept one is saved with it.
+    inside = {id(value) for each in optimizers.values() for value in vars(each).values()}
+    optimizers = {name: each for name, each in optimizers.items() if id(each) not in inside}
     optimizer: Any = next(iter(optimizers.values())) if len(optimizers) == 1 else Optimizers(optimizers)
     own: dict[str, Any] = {
         MODES: Modes(model, optimizer),

@@ -98,6 +98,59 @@ def registers(run: Run) -> None:
         learn(model, optimizer, torch.randn(8, 4))
 
 
+class Slowing:
+    """Steps an optimizer at a rate of its own, and saves it with its count."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.count = optimizer, 0
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def step(self) -> None:
+        self.count += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.01 / self.count
+        self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+class Looking(torch.optim.Optimizer):
+    """Steps another optimizer, whose groups it has, and saves it with its count."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.count = optimizer, 0
+        super().__init__(optimizer.param_groups, {})
+        self.param_groups = optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.count += 1
+        self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, **self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+        self.optimizer.load_state_dict({name: state[name] for name in ("state", "param_groups")})
+        self.param_groups = self.optimizer.param_groups
+
+
+def keeps_a_wrapper_and_its_optimizer(run: Run, how: str) -> None:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    wrapper: Any = Looking(optimizer) if how == "optimizer" else Slowing(optimizer)
+    run.keep(model=model, optimizer=optimizer, wrapper=wrapper)
+    for _ in run.steps(per_epoch=PER_EPOCH):
+        learn(model, wrapper, torch.randn(8, 4))
+
+
 class Direction(enum.Enum):
     LEFT, RIGHT = range(2)
 

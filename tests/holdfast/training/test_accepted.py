@@ -50,7 +50,8 @@ def test_an_evaluation_that_leaves_other_weights_is_refused(tmp_path: Path, how:
 
 
 def read_trail(config: RunConfig, folder: Path) -> list[dict[str, Any]]:
-    store, lines = LocalStore(str(folder / "run")), []
+    store = LocalStore(str(folder / "run"))
+    lines: list[dict[str, Any]] = []
 
     def serve(training: Training) -> Generator[None, None, None]:
         yield from steps(training, training.total_steps, lambda: False)
@@ -84,6 +85,11 @@ def test_a_complete_run_that_is_made_longer_ends_on_the_same_bytes(tmp_path: Pat
 
 def test_what_accelerate_is_to_checkpoint_is_kept(tmp_path: Path) -> None:
     assert_same_wherever_it_is_cut(make_config(tmp_path, "registers"))
+
+
+@pytest.mark.parametrize("how", ["optimizer", "object"])
+def test_an_optimizer_may_be_kept_beside_its_wrapper(tmp_path: Path, how: str) -> None:
+    assert_same_wherever_it_is_cut(make_config(tmp_path, "keeps_a_wrapper_and_its_optimizer", how=how))
 
 
 def test_the_objects_inside_a_kept_environment_are_restored(tmp_path: Path) -> None:
@@ -123,6 +129,7 @@ def test_a_long_pass_has_the_order_of_the_loader_alone(monkeypatch: pytest.Monke
         torch.rand(9)  # what a step draws changes nothing
         found = list(drawn)
         torch.manual_seed(3)
+        assert loader.batch_sampler is not None
         assert found == [list(each) for each in loader.batch_sampler]
         assert len(drawn) == len(found)
 
