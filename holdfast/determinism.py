@@ -23,6 +23,9 @@ PREAMBLE = {
 
 SDP_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 
+# The place of NumPy's and Python's generators, a Mersenne Twister, when it was seeded and nothing was drawn.
+FRESH = 624
+
 # The flags of `read_flags` that `apply` sets in strict mode, with their values.
 STRICT = {
     "torch.use_deterministic_algorithms": True,
@@ -149,6 +152,40 @@ def reseed(seed: int) -> None:
     # torch.manual_seed also notes who has called it, for each kind of device that isn't there: a hundred times as long.
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)
+
+
+def read_seeds() -> dict[str, Any]:
+    """Return what shows that a global generator was seeded, by the name of the function that seeds it.
+
+    Of torch's generator it is the seed, of NumPy's and Python's the state if nothing was drawn since; else None.
+    """
+    import numpy as np
+    import torch
+
+    state = np.random.get_state(legacy=False)
+    own = random.getstate()[1]
+    return {
+        "torch.manual_seed": torch.initial_seed(),
+        "np.random.seed": state["state"]["key"].tobytes() if state["state"]["pos"] == FRESH else None,
+        "random.seed": own[:-1] if own[-1] == FRESH else None,
+    }
+
+
+def describe_replaced(before: Mapping[str, Any], seed: int) -> list[str]:
+    """Return a line if the recipe's module has seeded generators when it was imported: the run's seed replaces that.
+
+    Args:
+        before: the result of `read_seeds` before the import.
+    """
+    now = read_seeds()
+    called = [name for name, value in now.items() if value not in (None, before[name])]
+    if not called or (called == ["torch.manual_seed"] and now["torch.manual_seed"] == seed):
+        return []
+    asked = f", for example {now['torch.manual_seed']}," if "torch.manual_seed" in called else ""
+    return [
+        f"importing the recipe's module calls {' and '.join(called)}; the run's seed {seed} replaces that. Set seed"
+        f"{asked} in the configuration, or call it in the function"
+    ]
 
 
 def derive_seed(*names: int | str) -> int:

@@ -139,6 +139,8 @@ class AttemptRanks:
             log.warning("%s %s", name, CARRIED)
         for warning in self.built.warnings:
             log.warning("%s", warning)
+        for note in self.built.notes if self._number == 1 else ():
+            log.info("%s", note)
 
     def _check_gpus(self, ranks: Ranks) -> int:
         """Check the GPUs that these ranks take; see `check_gpus`. On an error, end the ranks at once."""

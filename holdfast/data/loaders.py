@@ -12,6 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from holdfast.data.iterables import Gather, IterableBatches
 from holdfast.data.loading import Indices, Samples, Watch
 from holdfast.data.samplers import (
+    LongPass,
+    Requests,
+    is_long,
     keep_attributes,
     list_generators,
     list_samplers,
@@ -79,9 +82,9 @@ class LoaderBatches:
         self._parts = 0  # of the next batch that were given
         self._before: dict[str, Any] | None = None
         self._samples = 0  # in the dataset when this pass began
-        self._indices: list[list[Any]] = []
+        self._indices: list[list[Any]] | LongPass = []
         self._batches: Iterator[tuple[str, Any]] | None = None
-        self._requests: list[Indices] = []  # for the rest of this pass
+        self._requests = Requests()  # for the rest of this pass
         self._lasting: Any = None  # the loader whose workers stay for the next pass
         self._attributes = [keep_attributes(each) for each in list_samplers(loader)[1:]]
 
@@ -142,7 +145,9 @@ class LoaderBatches:
         """Let the sampler draw the order of a pass, after the number that a loader's iterator draws first."""
         loader = self._loader
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-        if loader.batch_sampler is not None:
+        if is_long(loader):
+            self._indices = LongPass(loader)
+        elif loader.batch_sampler is not None:
             self._indices = [list(each) for each in loader.batch_sampler]
         else:
             self._indices = [[each] for each in loader.sampler]
@@ -150,11 +155,13 @@ class LoaderBatches:
     def _start_loading(self) -> Iterator[tuple[str, Any]]:
         """Begin to load the rest of this pass."""
         numbered = itertools.islice(enumerate(self._indices, self._number - self._given), self._given, None)
-        self._requests[:] = [
+        requests = (
             Indices(number, list(indices) if self._is_shared else share.of(indices), share.rank)
             for number, indices in numbered
             for share in self._shares
-        ]
+        )
+        length = (len(self._indices) - self._given) * len(self._shares)
+        self._requests.set(requests if isinstance(self._indices, LongPass) else list(requests), length)
         loader = self._make_loader() if self._lasting is None else self._lasting
         if loader.persistent_workers:
             self._lasting = loader
@@ -194,6 +201,12 @@ class LoaderBatches:
         """Return the position, for `begin`."""
         position = {"pass": self._pass, "given": self._given, "number": self._number, "before": self._before}
         if self._before is not None and len(self._loader.dataset) != self._samples:  # type: ignore[arg-type]
+            if isinstance(self._indices, LongPass):
+                raise RecipeError(
+                    f"the dataset's length has changed in a pass of {len(self._indices)} batches, whose order is too "
+                    "long for a checkpoint",
+                    hint="let the sampler draw fewer samples a pass",
+                )
             position |= {"samples": self._samples, "indices": pack_indices(self._indices)}
         return position | self._capture_own()
 

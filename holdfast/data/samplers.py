@@ -1,14 +1,64 @@
 """The samplers of a torch ``DataLoader``, with what the order of its batches depends on."""
 
 import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from holdfast.state import Attributes
+
+# The order of a pass over more samples is drawn as the batches are: a list of it would take gigabytes.
+MOST_LISTED = 2**22
+
+
+class LongPass:
+    """The indices of the batches of a long pass, in the order of the loader's sampler. They can be gone through once.
+
+    The sampler draws from a generator that it makes and seeds when it begins, so that it draws the same order whenever
+    it goes on.
+    """
+
+    def __init__(self, loader: "DataLoader[Any]") -> None:
+        batches: Any = loader.batch_sampler if loader.batch_sampler is not None else ([each] for each in loader.sampler)
+        self._length = len(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)  # type: ignore[arg-type]
+        begun = iter(batches)
+        self._batches = itertools.chain([next(begun)], begun)  # the sampler draws its seed now
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return map(list, self._batches)
+
+
+def is_long(loader: "DataLoader[Any]") -> bool:
+    """Return whether a pass over a loader is too long to list, and can be drawn bit by bit."""
+    sampler = loader.sampler
+    is_known = type(sampler) in (RandomSampler, SequentialSampler) and getattr(sampler, "generator", None) is None
+    is_batched = loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
+    return is_known and is_batched and len(sampler) > MOST_LISTED  # type: ignore[arg-type]
+
+
+class Requests:
+    """The requests for the rest of a pass. A loader that stays for several passes has one object for all of them."""
+
+    def __init__(self) -> None:
+        self._rest: Iterable[Any] = ()
+        self._length = 0
+
+    def set(self, rest: Iterable[Any], length: int) -> None:
+        """Take the requests for the rest of the next pass."""
+        self._rest, self._length = rest, length
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._rest)
+
+    def __len__(self) -> int:
+        return self._length
 
 
 def list_generators(loader: "DataLoader[Any]") -> list[torch.Generator]:

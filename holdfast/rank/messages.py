@@ -139,6 +139,7 @@ class Ready(Message):
         carried: the variables that a loop carries from step to step and doesn't keep, each after its file and line.
         warnings: what else a person should know of the training: a schedule that ends with a learning rate of 0 before
             the run does, or a loader whose workers are not used.
+        notes: what a person should know once, when the run begins: which seed counts.
     """
 
     settings: dict[str, Any]
@@ -153,6 +154,7 @@ class Ready(Message):
     environment: dict[str, Any]
     carried: list[str] = []
     warnings: list[str] = []
+    notes: list[str] = []
 
 
 class Restored(Message):

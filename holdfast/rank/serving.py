@@ -358,6 +358,7 @@ def describe(training: Training, record: Record | None) -> Ready:
         environment=(record.describe() if record else {}) | describe_environment(training.accelerator.device.type),
         carried=[str(each) for each in training.kept.carried] if training.kept else [],
         warnings=[*find_idle(training), *find_unused_workers(training)],
+        notes=training.notes,
     )
 
 

@@ -139,7 +139,7 @@ def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, Tensor], s
         if not issubclass(kind, KEY_TYPES):
             raise StateError(
                 f"{name} has a key of type {kind.__qualname__}; keys may be strings and numbers",
-                hint="keep a list of pairs, or make a string of each key",
+                hint='use a string in its place, such as "3/7" for (3, 7), or a list of pairs',
             )
     prefix = f"{name}." if name else ""
     # Sorted, so that nothing depends on the order of a dict, for example which name a tied tensor gets.
@@ -167,7 +167,8 @@ def _encode_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], 
         kind = f"{tensor.layout} tensor of {tensor.dtype}{' without data' if tensor.is_meta else ''}"
         raise StateError(
             f"{name} is a {kind}, which safetensors can't hold",
-            hint="keep it as tensors of plain numbers, or leave it out",
+            hint="save a dense tensor in its place: to_dense(), torch.view_as_real(), dequantize(); or, if it never "
+            "changes, build it anew: register_buffer(..., persistent=False)",
         )
     if is_sharded(tensor):
         check_is_cut(tensor, name)

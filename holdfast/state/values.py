@@ -35,6 +35,11 @@ def as_stateful(name: str, value: Any, ties: Ties | None = None) -> Any:
     if isinstance(value, Tensor | np.ndarray):
         _check_memory(name, value)
         return _Tensor(name, value, ties) if isinstance(value, Tensor) else _Array(name, value, ties)
+    if isinstance(value, dict) and name:
+        from holdfast.state.objects import Objects, has_objects  # it needs this module
+
+        if has_objects(value):
+            return Objects(name, value)
     if isinstance(value, dict | list | deque):
         return _Container(name, value, ties)
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | tuple):

@@ -43,12 +43,14 @@ from holdfast.training.elementwise import check_elementwise
 from holdfast.training.exchange import Exchange
 from holdfast.training.first_batch import FirstBatch
 from holdfast.training.gradients import Gradients
+from holdfast.training.grouping import Grouping
 from holdfast.training.kept import GRADIENTS, PRUNED, Kept
 from holdfast.training.optimizers import Optimizers, read_rates
 from holdfast.training.progress import OWN_FIELDS, Progress, Stage, Unread
 from holdfast.training.pruned import find_pruned
 from holdfast.training.schedulers import Schedulers
 from holdfast.training.sharding import check_sharding, place_model
+from holdfast.training.structure import Structure, has_own_loading
 from holdfast.training.synchronizing import Synchronized
 from holdfast.training.unkept import Unkept
 from holdfast.training.virtual import VirtualRanks, make_virtual
@@ -93,6 +95,8 @@ class Training:
         gradients: the gradients that a step of the user's own leaves for the next one; None for the engine's.
         generators: the states of the random generators that training draws from.
         flags: torch's settings after the recipe was built; see `determinism.read_flags`.
+        grouping: the parameter groups as the recipe built them.
+        structure: the layers and tensors of the modules as the recipe built them.
         built: the hyperparameters as the recipe built them.
         first: a stream's first micro-batch, for the probe.
         touched: what the model's calls in the last probe changed, and no checkpoint has; see `undisturbed.Kept`.
@@ -111,6 +115,7 @@ class Training:
         begun: the last saves, which this rank leaves to the main rank.
         stage: whether the state is that after the last completed step.
         unkept: the search for plain values that the program changes and that no checkpoint has.
+        notes: lines for a person about how it was built.
         is_alone: whether this rank goes on without the others, because one of them is lost; see `surviving`.
 
     Raises:
@@ -152,6 +157,8 @@ class Training:
         self.gradients = gradients if isinstance(gradients, Gradients) else None
         self.schedulers = Schedulers(self.recipe, self.steps_per_epoch)
         self.scheduler_type = "+".join(self.schedulers.names) or "NoneType"
+        self.grouping = Grouping(self)
+        self.structure = Structure(_list_roots(self.recipe))
         self.built = describe_built(self)
         self.progress = Progress()
         self.first = FirstBatch()
@@ -181,6 +188,7 @@ class Training:
         self._checksum_every = choose_every(self)
         self.generators = state.Generators()
         self.unkept = Unkept(self.recipe)
+        self.notes: list[str] = []
 
     def _prepare(self) -> None:
         """Move the recipe's modules to the device, and let accelerate wrap what the engine's step takes."""
@@ -473,6 +481,13 @@ def cut_epoch(steps: int) -> int:
     """Return the length of an epoch in force: `holdfast prove` cuts epochs, so that its few steps cross an end."""
     longest = int(os.environ.get(LONGEST_EPOCH_VARIABLE, "0"))
     return min(steps, longest or steps)
+
+
+def _list_roots(recipe: Recipe) -> dict[str, torch.nn.Module]:
+    """Return the modules whose layers a resume builds as they were, by a prefix for their names."""
+    found: dict[str, Any] = {"": recipe.model} | {f"extras.{name}": each for name, each in recipe.extras.items()}
+    modules = {name: each for name, each in found.items() if isinstance(each, torch.nn.Module)}
+    return {name: each for name, each in modules.items() if not has_own_loading(each)}
 
 
 def _check_anneals(recipe: Recipe, steps_per_epoch: int) -> None:

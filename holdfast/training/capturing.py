@@ -1,11 +1,13 @@
 """The state that the next step depends on: capture it from a training, and restore it in the right order."""
 
+import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from holdfast.checkpoint import Payload
 from holdfast.errors import RecipeError, StateError
@@ -103,12 +105,12 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
         ConfigError: another number of ranks saved it, and it can't be shared out.
     """
     accelerator = training.accelerator
+    training.grouping.restore(state["optimizer"])
     model = accelerator.unwrap_model(training.model)
     # The gate compares with the payload, so a model whose loading might alter the given tensors gets a copy.
     weights = state["model"] if only_copies(model) else copy.deepcopy(state["model"])
     # Versions before 0.2 write all tensors row by row.
     are_laid_out = any(isinstance(each, Tensor) and not lies_by_rows(each) for each in weights.values())
-    _fit_buffers(model, weights, have_strides=are_laid_out, have_shapes=training.kept is not None)
     parts: dict[str, tuple[Any, Any]] = {"model": (model, weights)}
     if len(state["schedulers"]) != len(training.schedulers):
         raise _unfit("schedulers", f"{len(state['schedulers'])} were saved, and there are {len(training.schedulers)}")
@@ -121,21 +123,29 @@ def restore(training: "Training", state: dict[str, Any]) -> None:
     for name, extra in training.recipe.extras.items():
         parts[f"extra {name}"] = (extra, extras.get(name))
     parts["progress"] = (training.progress, state["progress"])
-    for name, (target, saved) in parts.items():
-        if (target is None) != (saved is None):
-            raise _unfit(name, f"it is missing from {'the checkpoint' if saved is None else 'the recipe'}")
-        if target is not None:
-            load(name, target, saved)
+    with fitted(model, weights, have_strides=are_laid_out):
+        for name, (target, saved) in parts.items():
+            if (target is None) != (saved is None):
+                raise _unfit(name, f"it is missing from {'the checkpoint' if saved is None else 'the recipe'}")
+            if target is not None:
+                load(name, target, saved)
     load_optimizer(training, state["optimizer"], are_laid_out=are_laid_out)
+    for name, extra in training.recipe.extras.items():
+        if _wraps_optimizer(training, extra):  # its saved state has the order in which torch fills the optimizer's
+            load(f"extra {name}", extra, extras.get(name))
     restore_generators(training, state)
 
 
-def _fit_buffers(model: nn.Module, saved: Mapping[str, Any], *, have_strides: bool, have_shapes: bool) -> None:
-    """Give the model's buffers the shapes and strides of the saved ones: a step may have put others in their places.
+@contextlib.contextmanager
+def fitted(model: nn.Module, saved: Mapping[str, Any], *, have_strides: bool = False) -> Iterator[None]:
+    """Make room for saved tensors in a model, for the block that loads them.
+
+    A buffer gets the shape and the strides of the saved one: a step may change them, or put one in place of None. A
+    tensor that ``expand`` has made, whose elements share memory, has memory for each of them in the block, and is
+    expanded again.
 
     Args:
         have_strides: whether the saved ones have the strides that they had.
-        have_shapes: whether a buffer may have another shape than it was built with, or be None then, as in a loop.
     """
     devices = {each.device for each in model.parameters()}
     for prefix, module in model.named_modules():
@@ -144,9 +154,24 @@ def _fit_buffers(model: nn.Module, saved: Mapping[str, Any], *, have_strides: bo
             if not isinstance(value, Tensor) or is_sharded(value) or name in module._non_persistent_buffers_set:
                 continue
             is_new = buffer is None or buffer.shape != value.shape
-            if (is_new and have_shapes) or (not is_new and have_strides and strides_of(buffer) != strides_of(value)):
+            if is_new or (have_strides and strides_of(buffer) != strides_of(value)):
                 device = buffer.device if buffer is not None else next(iter(devices), value.device)
                 module._buffers[name] = torch.empty_like(value, device=device)
+    tensors = (each for each in (*model.parameters(), *model.buffers()) if not is_lazy(each))
+    expanded = [(each, each.stride()) for each in tensors if _is_expanded(each)]
+    for each, _ in expanded:
+        each.data = each.detach().contiguous()
+    yield
+    for each, strides in expanded:
+        once = each.detach()[tuple(slice(None) if stride else slice(1) for stride in strides)]
+        if torch.equal(once.expand_as(each), each.detach()):
+            each.data = once.clone().expand(each.shape)
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    return not is_sharded(tensor) and any(
+        size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def only_copies(model: nn.Module) -> bool:
@@ -190,6 +215,13 @@ def load_optimizer(training: "Training", saved: dict[str, Any], *, are_laid_out:
     load("optimizer", training.optimizer, numbered)
     _keep_dtypes(training.recipe.optimizer, numbered)
     lay_out_state(training.recipe.optimizer, are_saved=are_laid_out)
+
+
+def _wraps_optimizer(training: "Training", extra: Any) -> bool:
+    """Return whether an extra has one of the training's optimizers as an attribute, whose state it may save, too."""
+    parts = {id(part) for part in parts_of(training.recipe.optimizer)}
+    is_own = type(extra).__module__.startswith("holdfast.")
+    return not is_own and any(id(value) in parts for value in getattr(extra, "__dict__", {}).values())
 
 
 def _keep_dtypes(optimizer: Any, saved: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from holdfast.trail import REHEARSED_STEPS
 from holdfast.training.build import Training
 from holdfast.training.norm import clip_to, take_norm
 from holdfast.training.progress import Stage, Unread, read_number
+from holdfast.training.restorable import check_beginning, check_step
 from holdfast.training.schedulers import waits_for_plateau
 from holdfast.training.taking import take_shares
 from holdfast.training.undisturbed import undisturbed
@@ -39,6 +40,8 @@ def steps(
     random generators are in place only while the caller trains.
     """
     began, first = time.monotonic(), training.progress.step
+    if not first:
+        check_beginning(training)
     while training.progress.step < stop and not is_stopping():
         heartbeats.begin(Phase.STEP, training.progress.step + 1)
         training.set_anneals()
@@ -63,6 +66,7 @@ def settle(training: Training) -> None:
     if step % training.steps_per_epoch == 0:
         end_epoch(training)
     determinism.check_unchanged(training.config.determinism, training.flags, f"after step {step}")
+    check_step(training)
     training.stage = Stage.SETTLED
 
 
@@ -203,14 +207,14 @@ def evaluate(training: Training) -> tuple[dict[str, float], dict[str, str | byte
     score there.
 
     Raises:
-        RecipeError: the evaluation changes a parameter.
+        RecipeError: the evaluation leaves another value in a parameter.
     """
     if training.recipe.evaluate is None:
         return {}, {}
     model = training.accelerator.unwrap_model(training.model)
     with (
         heartbeats.within(Phase.EVALUATING),
-        undisturbed(model, training.optimizer),
+        undisturbed(model, training.optimizer, may_swap=True),
         training.generators.borrowed(),
         torch.no_grad(),
     ):

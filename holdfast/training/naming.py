@@ -7,8 +7,8 @@ it resumes; by numbers, moments of equal shapes would silently be loaded for eac
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
+from holdfast.training.grouping import FROZEN, REGROUPED, list_named
 from holdfast.training.optimizers import parts_of
 
 if TYPE_CHECKING:
@@ -19,21 +19,26 @@ def optimizer_state(training: "Training") -> dict[str, Any]:
     """Return the optimizer's ``state_dict`` with names in place of numbers.
 
     Each group lists the names of its parameters, sorted. The list of L-BFGS keeps its order, because L-BFGS has one
-    state for all parameters together, in that order.
+    state for all parameters together, in that order; so does that of a group which a step has changed.
     """
     state: dict[str, Any] = training.optimizer.state_dict()
     if not _has_numbers(state):
         return state
-    names = name_parameters(training)
+    names, grouping = name_parameters(training), training.grouping
     keeps_order = any(isinstance(each, torch.optim.LBFGS) for each in parts_of(training.recipe.optimizer))
     groups = [[names[number] for number in group["params"]] for group in state["param_groups"]]
-    return state | {
-        "state": {names[key] if isinstance(key, int) else key: value for key, value in state["state"].items()},
-        "param_groups": [
-            group | {"params": members if keeps_order else sorted(members)}
-            for group, members in zip(state["param_groups"], groups, strict=True)
-        ],
-    }
+    return (
+        state
+        | {
+            "state": {names[key] if isinstance(key, int) else key: value for key, value in state["state"].items()},
+            "param_groups": [
+                group
+                | {"params": members if keeps_order or not grouping.is_built(number, members) else sorted(members)}
+                for number, (group, members) in enumerate(zip(state["param_groups"], groups, strict=True))
+            ],
+        }
+        | grouping.describe(groups)
+    )
 
 
 def numbered_state(training: "Training", saved: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +60,8 @@ def numbered_state(training: "Training", saved: dict[str, Any]) -> dict[str, Any
     if len(own["param_groups"]) != len(saved["param_groups"]):
         raise ValueError(f"{len(saved['param_groups'])} groups were saved, and there are {len(own['param_groups'])}")
     numbers = {name: number for number, name in enumerate(names)}
-    return saved | {
+    plain = {key: value for key, value in saved.items() if key not in (REGROUPED, FROZEN)}
+    return plain | {
         "state": {numbers.get(key, key): value for key, value in saved["state"].items()},
         # If a parameter is now in another group, the gate trips.
         "param_groups": [
@@ -82,15 +88,9 @@ def name_parameters(training: "Training") -> list[str]:
     """Return the name of each parameter of the optimizer, in the optimizer's order.
 
     The name is ``layer.weight`` in the model, ``extras.critic.weight`` in a registered module, and for any other
-    parameter its place: ``0.3`` is the fourth parameter of the first group.
+    parameter its place when it was built: ``0.3`` is the fourth parameter of the first group.
     """
-    modules = {"": training.accelerator.unwrap_model(training.model)}
-    modules |= {f"extras.{name}.": each for name, each in sorted(training.recipe.extras.items())}
-    known: dict[int, str] = {}
-    for prefix, module in modules.items():
-        if isinstance(module, nn.Module):
-            for name, parameter in module.named_parameters():
-                known.setdefault(id(parameter), f"{prefix}{name}")
+    known = training.grouping.own_names | {id(each): name for name, each in reversed(list_named(training))}
     return [
         known.get(id(parameter), f"{number}.{place}")
         for number, group in enumerate(training.optimizer.param_groups)

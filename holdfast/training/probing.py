@@ -71,7 +71,7 @@ def _take_outputs(training: "Training", outputs: Outputs) -> dict[str, Any]:
     Try without gradients first; if the probe itself takes gradients, call it again with them.
     """
     model: nn.Module = training.accelerator.unwrap_model(training.model)
-    with _undisturbed(training, model) as kept:
+    with _undisturbed(training, model, may_swap=training.recipe.probe is not None) as kept:
         _share_buffers(training, model)
         try:
             with training.generators.borrowed(training.config.seed), torch.no_grad():
@@ -88,8 +88,8 @@ def _take_outputs(training: "Training", outputs: Outputs) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _undisturbed(training: "Training", model: nn.Module) -> Iterator[Kept]:
-    with undisturbed(model, training.optimizer) as kept:
+def _undisturbed(training: "Training", model: nn.Module, *, may_swap: bool = False) -> Iterator[Kept]:
+    with undisturbed(model, training.optimizer, may_swap) as kept:
         yield kept
     training.touched |= kept.touched
 

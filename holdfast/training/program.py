@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
+from holdfast import determinism
 from holdfast.annotations import takes_run
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
@@ -28,9 +29,12 @@ def run_program(config: RunConfig, serve: Serve) -> None:
         RecipeError: the program can't be found or built, or has left its loop early.
         ConfigError: the program doesn't fit the configuration.
     """
+    before = determinism.read_seeds()
     program = find_program(config.recipe)
+    replaced = determinism.describe_replaced(before, config.seed)
     if not takes_run(program):
         training = Training(config)
+        training.notes += replaced
         with contextlib.closing(serve(training)) as steps:
             for _ in steps:
                 training.trained = train_step(training)
@@ -38,7 +42,7 @@ def run_program(config: RunConfig, serve: Serve) -> None:
     settings = resolve_settings(program, config.settings)
     accelerator = prepare(config)
     arguments = make_arguments(program, config.settings, accelerator.device)
-    run = Run(config, accelerator, program, settings, serve)
+    run = Run(config, accelerator, program, settings, lambda training: serve(_note(training, replaced)))
     try:
         _run_loop(program, run, arguments)
     except HoldfastError:
@@ -47,6 +51,11 @@ def run_program(config: RunConfig, serve: Serve) -> None:
         if run.has_begun:
             raise
         raise make_build_error(config.recipe, error) from error
+
+
+def _note(training: Training, notes: list[str]) -> Training:
+    training.notes += notes
+    return training
 
 
 def _run_loop(function: Callable[..., object], run: Run, arguments: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from holdfast.errors import RecipeError
 
 # The probe's "loss_window" is the mean loss of this many last steps.
 WINDOW_STEPS = 20
+ENDED = "has_ended_epoch"
 
 
 class Stage(enum.Enum):
@@ -39,12 +40,15 @@ class Progress:
     # One entry per completed epoch: avg_loss, lrs (of its last step, one per parameter group), metrics, and the anneals
     # of the step after it.
     history: list[dict[str, Any]] = field(default_factory=list)
+    # Whether a loop's code at its last epoch's end has run. It is saved if it has: a longer run may go on from there.
+    has_ended_epoch: bool = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {**vars(self)}
+        return {name: value for name, value in vars(self).items() if name != ENDED or value}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        vars(self).update({name: saved[name] for name in vars(self)})
+        vars(self).update({name: saved[name] for name in vars(self) if name != ENDED})
+        self.has_ended_epoch = bool(saved.get(ENDED))
 
     def add_loss(self, loss: float) -> None:
         """Add the loss of one more step."""

@@ -28,7 +28,7 @@ from holdfast.state import as_stateful
 from holdfast.training.build import Program, Training
 from holdfast.training.carried import Carried, find_carried
 from holdfast.training.gradients import Gradients
-from holdfast.training.kept import GRADIENTS, OWN_EXTRAS, Kept, sort_kept
+from holdfast.training.kept import GRADIENTS, OWN_EXTRAS, Kept, list_checkpointed, sort_kept
 from holdfast.training.loop import clip_to_norm
 from holdfast.training.progress import Unread, read_number
 from holdfast.training.taking import Taking
@@ -132,6 +132,7 @@ class Run:
         self._shown: list[Shown] = []  # of this step
         self._has_epochs = self._has_steps = self._has_ended = False
         self._is_at_end = False  # only the code at the present epoch's end has to run yet
+        self._is_last = False  # the code at the last epoch's end runs, or has run, in the run's last step
         self._undo: Callable[[], None] | None = None  # puts the state back that the run resumed with
 
     # ---- the process
@@ -311,7 +312,8 @@ class Run:
     def epochs(self, loader: Any = None, *, per_epoch: int | None = None) -> Iterator[int]:
         """Give the numbers of the epochs, from the one where the run stands. Use `batches` or `steps` inside.
 
-        Code after the inner loop, at an epoch's end, belongs to the step that follows.
+        Code after the inner loop, at an epoch's end, belongs to the step that follows; at the end of the last epoch, to
+        the run's last step.
 
         Args:
             loader, per_epoch: see `steps`.
@@ -434,13 +436,16 @@ class Run:
             # The code at this epoch's beginning ran before the checkpoint, and now runs again: undo it.
             self._undo = self.snapshot()
             # A run that stands at an epoch's end has saved before the code at that end: run it first.
-            if step.number % self._length == 0:
+            # A longer run has now gone on from a complete one, whose last step has that code's effects.
+            if step.number % self._length == 0 and not self._has_ended_epoch:
                 self._is_at_end = True
                 yield step.epoch - 1
         while self._step is not None:
             self._is_at_end = False
             epoch = self._step.epoch
             yield epoch
+            if self._is_last:
+                self._next()
             if self._step is not None and self._step.epoch == epoch:
                 self.refuse(
                     f"the inner loop was left in step {self._step.number + 1}, before the end of epoch {epoch + 1}",
@@ -459,11 +464,18 @@ class Run:
         epoch = step.epoch
         while step is not None and step.epoch == epoch:
             yield step
+            if self._training is not None and step.number + 1 == self._training.total_steps:
+                self._is_last = True  # no step follows to which the code at this epoch's end could belong
+                return
             step = self._next()
 
     def _all_batches(self) -> Iterator[Any]:
         while True:
             yield self.next_batch()
+
+    @property
+    def _has_ended_epoch(self) -> bool:
+        return self._training is not None and self._training.progress.has_ended_epoch
 
     @property
     def _length(self) -> int:
@@ -472,6 +484,7 @@ class Run:
 
     def _open(self) -> None:
         """Build the training from what is kept, and begin to obey the attempt's orders."""
+        self.keep(**list_checkpointed(self.accelerator, self._objects))
         if not self._objects:
             self.refuse(
                 "the loop begins, and nothing is kept: no checkpoint could restore it",
@@ -542,6 +555,7 @@ class Run:
         with self.located():
             self._taking.end_step()
         self._check_watched(step)
+        training.progress.has_ended_epoch = self._is_last
         accum = training.recipe.grad_accum
         if training.virtual is None and training.recipe.batch_size is not None and len(self._names) != accum:
             self.refuse(

@@ -10,22 +10,16 @@ import torch
 
 from holdfast import checkpoint, state
 from holdfast.canonical import spell_floats
-from holdfast.checkpoint import shorten
 from holdfast.errors import RecipeError, Unhealthy
 from holdfast.journal import format_time, now
-from holdfast.location import find_place
 from holdfast.probe import Probe, check_health
 from holdfast.store import Store
 from holdfast.training.begun import Begun
 from holdfast.training.build import Training
-from holdfast.training.capturing import capture, only_copies
+from holdfast.training.capturing import capture
 from holdfast.training.checksums import describe_components
 from holdfast.training.exchange import exchange_of
-from holdfast.training.kept import MODES, Modes
 from holdfast.training.probing import measure
-
-# Names in one message.
-SHOWN_NAMES = 3
 
 
 def begin_save(
@@ -65,7 +59,6 @@ def begin_save(
         rank_probes = rank_probes[:1]
     if training.recipe.loss is None or training.virtual is not None:
         _refuse_different_ranks(training)
-    _refuse_new_tensors(training)
     payload, shown = state.to_payload(capture(training)), training.gallery.take()
     if not training.has_others:
         payload = state.localize(payload)  # one rank holds all rows
@@ -115,19 +108,6 @@ def _refuse_different_ranks(training: Training) -> None:
                 if training.kept is not None
                 else "step the recipe's optimizers only, whose gradients are averaged over the ranks",
             )
-
-
-def _refuse_new_tensors(training: Training) -> None:
-    """Raise RecipeError if a loop has built further tensors into a kept module, which no resume could build."""
-    modes = training.recipe.extras.get(MODES)
-    if not isinstance(modes, Modes) or not only_copies(training.recipe.model):
-        return
-    if names := modes.find_new_tensors():
-        raise RecipeError(
-            f"{find_place()}after step {training.progress.step} the model has other tensors than when the loop began: "
-            f"{shorten(names, SHOWN_NAMES)}; a run that resumes builds it as it was",
-            hint="build all layers before the loop, and let a kept number say how many the model uses",
-        )
 
 
 def _refuse_unhealthy(training: Training, probe: Probe) -> None:

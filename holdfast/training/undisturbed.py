@@ -3,7 +3,7 @@
 import contextlib
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from holdfast.errors import RecipeError
-from holdfast.state import has_same_bits, restore_rng
+from holdfast.state import has_same_bits, is_sharded, local_of, restore_rng
+from holdfast.state.checksum import checksum
 from holdfast.training.capturing import capture_extras
 from holdfast.training.checksums import describe_components
 from holdfast.training.optimizers import list_stepped
@@ -26,7 +27,7 @@ MOST_ITEMS = 1000
 
 
 @contextlib.contextmanager
-def undisturbed(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator["Kept"]:
+def undisturbed(model: nn.Module, optimizer: torch.optim.Optimizer, *, may_swap: bool = False) -> Iterator["Kept"]:
     """Set the model to evaluation mode for the block, and restore it afterwards.
 
     For each module this restores the buffers and other tensors with their values, the training mode, and the
@@ -35,13 +36,17 @@ def undisturbed(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[
     restored, too, because a loss may step another optimizer, such as a critic's. The copies of tensors need as much
     memory as the tensors.
 
+    Args:
+        may_swap: whether the block may change the optimizer's parameters if it puts back the same bits, as one that
+            swaps in average weights does. A checksum of each is taken before, so this reads all weights.
+
     Yields:
         Kept: its `put_back` undoes the changes so far.
 
     Raises:
         RecipeError: the block has changed one of the optimizer's parameters.
     """
-    kept = Kept(model, optimizer)
+    kept = Kept(model, optimizer, may_swap)
     model.eval()
     try:
         yield kept
@@ -58,7 +63,7 @@ class Kept:
             ``{"model.layer.calls": "int"}``. If training reads them, the run can't be resumed exactly.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, may_swap: bool = False) -> None:
         own = {id(each) for each in list_stepped(optimizer)}
         self.touched: dict[str, str] = {}
         named = list(model.named_modules(prefix="model"))
@@ -75,6 +80,8 @@ class Kept:
         }
         self._versions = {key: _version_of(value) for key, (value, _) in self._tensors.items()}
         self._own = {id(value) for value in (*model.parameters(), *model.buffers())}
+        found = [each for _, each, *_ in self._parameters if id(each) not in self._tensors and not is_lazy(each)]
+        self._sums = dict(zip(map(id, found), _sum_up(found), strict=True)) if may_swap else {}
         for _, parameter, *_ in self._parameters:
             parameter.grad = None  # gradients of the block don't add to those of training
 
@@ -117,16 +124,32 @@ class Kept:
 
     def check_parameters(self) -> None:
         """Raise RecipeError if a parameter has changed. Restoring all would need a second copy of the weights."""
-        for name, parameter, *_, version in self._parameters:
-            if _version_of(parameter) != version and id(parameter) not in self._tensors:
+        written = [
+            (name, each)
+            for name, each, *_, version in self._parameters
+            if _version_of(each) != version and id(each) not in self._tensors
+        ]
+        known = [(name, each) for name, each in written if id(each) in self._sums]
+        sums = dict(zip((name for name, _ in known), _sum_up([each for _, each in known]), strict=True))
+        for name, parameter in written:
+            if name not in sums or sums[name] != self._sums[id(parameter)]:
                 raise RecipeError(
                     f"the parameter {name} changed while the model was evaluated or probed",
-                    hint="evaluate, probe and loss may not change weights",
+                    hint="evaluate, probe and loss may not change weights; evaluate may swap others in if it puts "
+                    "the same ones back",
                 )
 
 
-def _version_of(tensor: torch.Tensor) -> int:
-    return 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version
+def _version_of(tensor: torch.Tensor) -> object:
+    """Return what differs if a tensor was written to, or was given other memory."""
+    if is_lazy(tensor) or tensor.is_inference():
+        return 0
+    return tensor._version, local_of(tensor).data_ptr() if is_sharded(tensor) else tensor.data_ptr()
+
+
+def _sum_up(parameters: Sequence[torch.Tensor]) -> list[int]:
+    """Return a checksum of each parameter; of one that is cut over the ranks, of this rank's part."""
+    return checksum([local_of(each) if is_sharded(each) else each for each in parameters])
 
 
 def _copy_items(module: nn.Module) -> list[tuple[Any, Any]]:

@@ -23,7 +23,8 @@ from holdfast.recipe import Recipe
 from holdfast.state import is_plain, is_sharded
 from holdfast.training.carried import find_carried_attributes, find_change, find_stored
 from holdfast.training.digests import CONTAINERS, Reader
-from holdfast.training.kept import Kept
+from holdfast.training.kept import MODES, Kept
+from holdfast.training.modes import Modes
 from holdfast.training.unregistered import LEAVES, SEQUENCES, find_registered, has_state, is_own_class, parts_inside
 
 # The objects that one search enters.
@@ -244,6 +245,10 @@ class Known:
             if isinstance(each, nn.Module):
                 self._memory |= set(map(_memory_of, [*each.parameters(), *each.state_dict(keep_vars=True).values()]))
             elif isinstance(each, MUTABLE):
+                self._add(each)
+        modes = recipe.extras.get(MODES)
+        for tensors in modes.list_tensors().values() if isinstance(modes, Modes) else ():
+            for each in tensors.values():
                 self._add(each)
         for states in _list_states(recipe.optimizer):
             self._memory |= {_memory_of(each) for each in states if isinstance(each, Tensor)}

@@ -31,6 +31,19 @@ class Flat(torch.optim.LBFGS):
         return super().step(lambda: 0.0)
 
 
+class Loose:
+    """A parameter without a module, as an extra."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self._parameter = parameter
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self._parameter}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._parameter.data.copy_(state["value"])
+
+
 def several(optimizer: str = "adam", loose: bool = False) -> Recipe:
     """Build four layers of one shape. ORDER is their order in the optimizer, and GROUP the members of the first group.
 
@@ -54,7 +67,7 @@ def several(optimizer: str = "adam", loose: bool = False) -> Recipe:
             [{"params": [p for each in layers for p in each.parameters()]} for layers in (first, second)]
             + ([{"params": others}] if others else [])
         ),
-        extras={"critic": critic} if loose else {},
+        extras={"critic": critic, "scale": Loose(scale)} if loose else {},
     )  # fmt: skip
 
 

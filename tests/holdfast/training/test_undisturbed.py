@@ -44,7 +44,7 @@ class Careless(nn.Module):
         self.losses.append(float(self.number))
         self.seen[str(self.number)] = self.number
         self.fresh = self.number
-        self.register_buffer(f"call{self.number}", torch.zeros(1))
+        self.register_buffer(f"call{self.number}", torch.zeros(1), persistent=False)
         scale = self.scale * (1 + len(self.losses) + self.seen["a"] + self.calls + self.last)
         return (x * self.weight).sum(1) * scale / 1000
 

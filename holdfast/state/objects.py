@@ -1,0 +1,126 @@
+"""The state of a dict of attributes that has further objects inside, such as an environment within its wrappers."""
+
+import enum
+import functools
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.errors import RecipeError
+from holdfast.state.attributes import Attributes, is_plain
+from holdfast.state.generators import is_generator
+
+# Objects that are no state: code, and descriptions of types.
+LEFT_ALONE = (
+    type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, np.dtype, torch.dtype,
+    torch.device, enum.Enum,
+)  # fmt: skip
+MOST_OBJECTS = 2_000
+
+
+class _Owner:
+    """An object whose attributes are a given dict."""
+
+    def __init__(self, attributes: dict[str, Any]) -> None:
+        self.__dict__ = attributes
+
+
+class Objects:
+    """The plain attributes, changed since it was kept, of each object that is inside a dict of attributes.
+
+    An object inside may be replaced by another one of its class, as environments do when they are reset.
+    """
+
+    def __init__(self, name: str, attributes: dict[str, Any]) -> None:
+        """
+        Raises:
+            RecipeError: an object inside has a state that Python can't read, such as a simulator's.
+        """
+        self._name, self._root = name, _Owner(attributes)
+        self._look()
+        self._built = self._describe()
+        self._parts = {path: Attributes(functools.partial(self._find, path), _is_never) for path in self._objects}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the attributes that have changed, by the path of their object.
+
+        Raises:
+            RecipeError: there are other objects inside now, or one is of another class.
+        """
+        self._look()
+        now = self._describe()
+        if found := sorted(path for path in now.keys() | self._built.keys() if now.get(path) != self._built.get(path)):
+            raise RecipeError(
+                f"run.keep({self._name}=...): {found[0]} was another object, or none, when it was kept: a run that "
+                "resumes couldn't restore it",
+                hint="make all objects before the loop, and reset an environment with a seed; or keep an object whose "
+                "state_dict and load_state_dict read and restore it",
+            )
+        return {path: state for path, part in self._parts.items() if (state := part.state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._look()
+        for path, part in self._parts.items():
+            part.load_state_dict(state.get(path, {}))
+
+    def _find(self, path: str) -> Any:
+        return self._objects[path]
+
+    def _look(self) -> None:
+        self._objects = dict(_walk(self._name, self._root))
+
+    def _describe(self) -> dict[str, Any]:
+        """Return the class of each object and of each generator, and each member of an enum, by path."""
+        found: dict[str, Any] = {path: type(each) for path, each in self._objects.items()}
+        for path, each in self._objects.items():
+            for key, value in vars(each).items():
+                if is_generator(value) or isinstance(value, enum.Enum):
+                    found[f"{path}.{key}"] = value if isinstance(value, enum.Enum) else type(value)
+        return found
+
+
+def has_objects(value: Mapping[Any, Any]) -> bool:
+    """Return whether a dict is one of attributes that has objects inside which can't be saved by themselves."""
+    if not all(isinstance(key, str) for key in value):
+        return False
+    return any(hasattr(each, "__dict__") and not _has_methods(each) for each in _inside(value))
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """Yield the items of a container that are not plain, and the items of those that are containers."""
+    for each in value.values() if isinstance(value, Mapping) else value:
+        if isinstance(each, dict | list | tuple) and not is_plain(each):
+            yield from _inside(each)
+        elif not is_plain(each) and not isinstance(each, LEFT_ALONE):
+            yield each
+
+
+def _walk(name: str, root: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the objects inside an object, itself first, each after its path."""
+    waiting, seen = [(name, root)], {id(root)}
+    while waiting and len(seen) < MOST_OBJECTS:
+        path, owner = waiting.pop(0)
+        yield path, owner
+        for key, value in vars(owner).items():
+            for number, each in enumerate(_inside({key: value})):
+                inner = f"{path}.{key}" if each is value else f"{path}.{key}[{number}]"
+                if _has_methods(each) or not hasattr(each, "__dict__"):
+                    raise RecipeError(
+                        f"run.keep({name}=...): {inner} is a {type(each).__module__}.{type(each).__qualname__}, whose "
+                        "state can't be read as attributes",
+                        hint="keep an object whose state_dict and load_state_dict read and restore it",
+                    )
+                if id(each) not in seen:
+                    seen.add(id(each))
+                    waiting.append((inner, each))
+
+
+def _has_methods(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _is_never(name: str) -> bool:
+    return False

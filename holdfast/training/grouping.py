@@ -1,0 +1,190 @@
+"""The parameters that an optimizer steps, and those that are frozen, where a step changes them.
+
+Gradual unfreezing adds a parameter group in a step; other programs move parameters between groups. A checkpoint has the
+new groups by the names of their parameters, and a resume makes the same groups before it loads their state.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from holdfast.errors import RecipeError, StateError
+from holdfast.fingerprint import canonical_json
+from holdfast.location import find_place
+from holdfast.training.optimizers import list_stepped, parts_of
+
+if TYPE_CHECKING:
+    from holdfast.training.build import Training
+
+# The keys of a saved optimizer state: about groups that a step has changed, and the frozen parameters of a recipe whose
+# steps have frozen or unfrozen some. (A loop has them in `kept.Modes`.)
+REGROUPED, FROZEN = "regrouped", "frozen"
+
+
+class Grouping:
+    """The parameter groups, and the frozen parameters, as they were built.
+
+    Attributes:
+        own_names: by id, the names of the parameters that no module has: ``0.3`` is the fourth one of the first group.
+    """
+
+    def __init__(self, training: "Training") -> None:
+        self._training = training
+        self._parts = [
+            [[*group["params"]] for group in each.param_groups] for each in parts_of(training.recipe.optimizer)
+        ]
+        of_modules = {id(each): name for name, each in reversed(list_named(training))}
+        groups = [group for part in self._parts for group in part]
+        self.own_names = {
+            id(each): f"{number}.{place}"
+            for number, group in enumerate(groups)
+            for place, each in enumerate(group)
+            if id(each) not in of_modules
+        }
+        self._frozen = self._list_frozen()
+        known = self.own_names | of_modules
+        self._names = [sorted(known[id(each)] for each in group) for group in groups]
+        self._built_counts = self._count()
+        self._seen = list_stepped(training.recipe.optimizer), self._built_counts
+
+    def describe(self, groups: Sequence[Sequence[str]]) -> dict[str, Any]:
+        """Return what a checkpoint has to know of the changes since the optimizers were built; nothing if none.
+
+        Args:
+            groups: the names of each group's parameters now.
+        """
+        found: dict[str, Any] = {}
+        if self._count() != self._built_counts or not all(map(self.is_built, range(len(groups)), groups)):
+            found[REGROUPED] = {"groups": self._count(), "built": self._digest()}
+        if self._training.kept is None and (frozen := self._list_frozen()) != self._frozen:
+            found[FROZEN] = frozen
+        return found
+
+    def is_built(self, number: int, names: Sequence[str]) -> bool:
+        """Return whether a group has the parameters, in any order, of the group of that number that was built."""
+        return number < len(self._names) and sorted(names) == self._names[number]
+
+    def check(self, *, is_looked_at: bool) -> None:
+        """Raise RecipeError if a step has given an optimizer a parameter that a resumed process couldn't find.
+
+        Args:
+            is_looked_at: look also if the optimizers have the same parameters as before.
+        """
+        now, counts = list_stepped(self._training.recipe.optimizer), self._count()
+        is_same = counts == self._seen[1] and len(now) == len(self._seen[0]) and all(map(_is_same, now, self._seen[0]))
+        if is_same and not is_looked_at:
+            return
+        self._seen = now, counts
+        known = self.own_names | {id(each): name for name, each in reversed(list_named(self._training))}
+        where = f"{find_place()}after step {self._training.progress.step} an optimizer has a"
+        if lost := [each for each in now if id(each) not in known]:
+            raise RecipeError(
+                f"{where} parameter of shape {tuple(lost[0].shape)} that it hadn't before the first step and that no "
+                "saved module has: a run that resumes couldn't find it",
+                hint="give optimizers the parameters of modules that are built"
+                + (" and kept" if self._training.kept is not None else "")
+                + " before the first step",
+            )
+        for part in parts_of(self._training.recipe.optimizer):
+            stepped = {id(each) for each in list_stepped(part)}
+            states = (each for each in part.state if isinstance(each, torch.Tensor))
+            left = sorted(known.get(id(each), "a tensor") for each in states if id(each) not in stepped)
+            if left:
+                raise RecipeError(
+                    f"{where} state of {left[0]}, which it doesn't step any more: torch can't save it",
+                    hint="del optimizer.state[parameter] as well",
+                )
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Give the optimizers the groups, and a recipe's parameters the ``requires_grad``, of a saved state.
+
+        Args:
+            saved: the optimizer's state in a checkpoint.
+
+        Raises:
+            StateError: the steps had changed the groups, and those that are built now are others; or a parameter isn't
+                there now.
+        """
+        if self._training.kept is None:
+            frozen = {*saved.get(FROZEN, self._frozen)}
+            for name, each in self._list_parameters():
+                if each.requires_grad == (name in frozen):
+                    each.requires_grad_(name not in frozen)
+        mark = saved.get(REGROUPED)
+        parts = parts_of(self._training.recipe.optimizer)
+        if mark is None:
+            for part, members in zip(parts, self._parts, strict=True):
+                _regroup(part, members, [{}] * len(members))
+            return
+        if mark["built"] != self._digest() or len(mark["groups"]) != len(parts):
+            raise _unfit("its steps had changed its groups of parameters, and now it is built with other groups")
+        numbered = enumerate(saved["param_groups"])
+        for part, count in zip(parts, mark["groups"], strict=True):
+            own = list(itertools.islice(numbered, count))
+            found = [self._find(number, group["params"]) for number, group in own]
+            _regroup(part, found, [group for _, group in own])
+
+    def _find(self, number: int, names: Sequence[str]) -> list[nn.Parameter]:
+        """Return the parameters of a saved group: in the order in which it is built, if that is the same group."""
+        if self.is_built(number, names):
+            return [group for part in self._parts for group in part][number]
+        built = [each for part in self._parts for group in part for each in group]
+        known = {self.own_names[id(each)]: each for each in built if id(each) in self.own_names}
+        known |= dict(list_named(self._training))
+        if lost := [name for name in names if name not in known]:
+            raise _unfit(f"it had the parameter {lost[0]}, which isn't there now")
+        return [known[name] for name in names]
+
+    def _count(self) -> list[int]:
+        return [len(part.param_groups) for part in parts_of(self._training.recipe.optimizer)]
+
+    def _digest(self) -> str:
+        """Return a digest of the groups that were built."""
+        return hashlib.sha256(canonical_json([self._built_counts, self._names])).hexdigest()[:16]
+
+    def _list_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self._training.accelerator.unwrap_model(self._training.model).named_parameters())
+
+    def _list_frozen(self) -> list[str]:
+        return sorted(name for name, each in self._list_parameters() if not each.requires_grad)
+
+
+def list_named(training: "Training") -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters of the model and of registered modules, by name; a tied one has its first name."""
+    modules = {"": training.accelerator.unwrap_model(training.model)}
+    modules |= {f"extras.{name}.": each for name, each in sorted(training.recipe.extras.items())}
+    return [
+        (f"{prefix}{name}", parameter)
+        for prefix, module in modules.items()
+        if isinstance(module, nn.Module)
+        for name, parameter in module.named_parameters()
+    ]
+
+
+def _unfit(reason: str) -> StateError:
+    return StateError(
+        f"the saved optimizer doesn't fit what the recipe built: {reason}",
+        hint="the recipe's code has changed since the checkpoint was written",
+    )
+
+
+def _is_same(one: object, other: object) -> bool:
+    return one is other
+
+
+def _regroup(part: torch.optim.Optimizer, wanted: Sequence[Sequence[Any]], saved: Sequence[Any]) -> None:
+    """Give an optimizer these groups of parameters.
+
+    Args:
+        saved: the saved group of each, for the values of one that the optimizer lacks.
+    """
+    for group, members in zip(part.param_groups, wanted, strict=False):
+        if len(group["params"]) != len(members) or not all(map(_is_same, group["params"], members)):
+            group["params"] = [*members]
+    del part.param_groups[len(wanted) :]
+    for members, group in list(zip(wanted, saved, strict=True))[len(part.param_groups) :]:
+        part.add_param_group({**group, "params": [*members]})

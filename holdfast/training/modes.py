@@ -1,0 +1,192 @@
+"""The changes of modules and optimizers since they were built, which no ``state_dict`` has."""
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import StateError
+from holdfast.hyperparameters import is_hyperparameter
+from holdfast.state import is_sharded
+from holdfast.training.optimizers import parts_of
+
+# Attributes of every module and every optimizer, in which torch keeps its own.
+OF_TORCH = {*vars(nn.Module())} | {*vars(torch.optim.SGD([torch.zeros(1)]))}
+
+
+class Modes:
+    """The changes of modules and optimizers since the function built them, beside their tensors.
+
+    The state has which modules are in evaluation mode, as a step may end in the middle of a user's evaluation, which
+    parameters have been frozen or unfrozen, and the public attributes with a plain value that have another one. A
+    module that has one of these also has its other tensors and arrays in the state, if they have changed: the size of a
+    cache without the cache would stop the next step.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Any) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._frozen = self._list_frozen()
+        self._values = self._list_values()
+        self._tensors = {name: _list_tensors(each) for name, each in self._list_objects().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            "eval": sorted(name for name, module in self._model.named_modules() if not module.training)
+        }
+        if (frozen := self._list_frozen()) != self._frozen:
+            state["frozen"] = frozen
+        if values := self._list_changed():
+            state["values"] = values
+        if tensors := self.list_tensors():
+            state["tensors"] = tensors
+            state["on_cpu"] = self._list_on_cpu(tensors)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        evaluated, frozen = {*state["eval"]}, {*state.get("frozen", self._frozen)}
+        objects = self._list_objects()
+        for name, module in self._model.named_modules():
+            if module.training == (name in evaluated):  # torch.compile compiles again if a module's dict is written to
+                module.training = name not in evaluated
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad == (name in frozen):
+                parameter.requires_grad_(name not in frozen)
+        values, tensors = state.get("values", {}), self.list_tensors()
+        for name, changed in self._list_changed().items():
+            for key in changed.keys() - values.get(name, {}).keys():
+                if key in self._values[name]:
+                    setattr(objects[name], key, self._values[name][key])
+                else:
+                    delattr(objects[name], key)
+        for name, changed in values.items():
+            if name not in objects:
+                raise StateError(
+                    f"{name}, which has another {', '.join(changed)} than it was built with, is not there now"
+                )
+            for key, value in changed.items():
+                setattr(objects[name], key, value)
+        self._restore_tensors(tensors, state)
+
+    def _restore_tensors(self, changed: dict[str, dict[str, Any]], state: dict[str, Any]) -> None:
+        """Set the saved tensors, as new objects: the present ones may be somebody else's, too.
+
+        Args:
+            changed: those that have changed before. They become again what they were, if the state doesn't have them.
+        """
+        objects, saved = self._list_objects(), state.get("tensors", {})
+        for name, tensors in changed.items():
+            for key in tensors.keys() - saved.get(name, {}).keys():
+                if key in self._tensors[name]:
+                    setattr(objects[name], key, self._tensors[name][key][0])
+                elif key in self._values[name]:
+                    setattr(objects[name], key, self._values[name][key])
+                else:
+                    delattr(objects[name], key)
+        on_cpu, device = state.get("on_cpu", ()), self._device
+        for name, tensors in saved.items():
+            for key, value in tensors.items():
+                setattr(objects[name], key, _move(value, torch.device("cpu") if f"{name}.{key}" in on_cpu else device))
+
+    def list_tensors(self) -> dict[str, dict[str, Any]]:
+        """Return by name the tensors and arrays of objects with a changed value that are others than at first."""
+        objects = self._list_objects()
+        found: dict[str, dict[str, Any]] = {}
+        for name in self._list_changed():
+            built = self._tensors.get(name, {})
+            changed = {
+                key: value
+                for key, (value, version) in _list_tensors(objects[name]).items()
+                if key not in built or value is not built[key][0] or version != built[key][1]
+            }
+            if changed:
+                found[name] = changed
+        return found
+
+    @property
+    def _device(self) -> torch.device:
+        return next((each.device for each in self._model.parameters()), torch.device("cpu"))
+
+    def _list_on_cpu(self, tensors: dict[str, dict[str, Any]]) -> list[str]:
+        if self._device.type == "cpu":
+            return []
+        return sorted(
+            f"{name}.{key}"
+            for name, own in tensors.items()
+            for key, value in own.items()
+            if all(each.device.type == "cpu" for each in _leaves(value) if isinstance(each, Tensor))
+        )
+
+    def _list_frozen(self) -> list[str]:
+        return sorted(name for name, each in self._model.named_parameters() if not each.requires_grad)
+
+    def _list_values(self) -> dict[str, dict[str, Any]]:
+        return {
+            name: {key: value for key, value in vars(each).items() if is_hyperparameter(key, value)}
+            for name, each in self._list_objects().items()
+        }
+
+    def _list_objects(self) -> dict[str, Any]:
+        optimizers = {f"optimizer {number}": part for number, part in enumerate(parts_of(self._optimizer))}
+        return {**dict(self._model.named_modules()), **optimizers}
+
+    def _list_changed(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for name, values in self._list_values().items():
+            built = self._values.get(name, {})
+            changed = {
+                key: value for key, value in values.items() if key not in built or not _is_equal(value, built[key])
+            }
+            if changed:
+                found[name] = changed
+        return found
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and (one == other or (one != one and other != other))
+
+
+def _list_tensors(owner: Any) -> dict[str, tuple[Any, object]]:
+    """Return the attributes that are tensors or arrays, or containers of such alone, each with its version."""
+    return {
+        key: (value, _version_of(value))
+        for key, value in vars(owner).items()
+        if key not in OF_TORCH and not isinstance(value, nn.Parameter) and _is_of_tensors(value)
+    }
+
+
+def _is_of_tensors(value: Any) -> bool:
+    """Return whether a value is a tensor, an array, or a container of such alone."""
+    if isinstance(value, Tensor):
+        return not is_sharded(value)
+    if isinstance(value, np.ndarray):
+        return bool(value.dtype != object)
+    return type(value) in (list, tuple, dict, deque) and bool(value) and all(map(_is_of_tensors, _items(value)))
+
+
+def _items(value: Any) -> list[Any]:
+    return [*value.values()] if isinstance(value, dict) else [*value]
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, Tensor | np.ndarray):
+        return [value]
+    return [leaf for each in _items(value) for leaf in _leaves(each)]
+
+
+def _version_of(value: Any) -> object:
+    """Return what differs once a value has changed in place. An array tells nothing: it counts as changed."""
+    if isinstance(value, Tensor):
+        return value._version
+    if isinstance(value, np.ndarray):
+        return object()
+    return [(id(each), _version_of(each)) for each in _leaves(value)]
+
+
+def _move(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _move(each, device) for key, each in value.items()}
+    return type(value)(_move(each, device) for each in value) if isinstance(value, list | tuple) else value

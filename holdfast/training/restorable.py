@@ -1,0 +1,154 @@
+"""The checks that the state can be saved and restored, before the first step and after each one.
+
+A save after hours, or a resume, would find it too late. The checks look at names, shapes and encodings. They copy no
+tensor, apart from those of modules that load their ``state_dict`` with code of their own.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from holdfast import state
+from holdfast.checkpoint import Payload
+from holdfast.errors import RecipeError, StateError
+from holdfast.location import find_place
+from holdfast.state.sharded import is_sharded, place_of
+from holdfast.training.capturing import capture_own, fitted
+from holdfast.training.naming import name_parameters
+from holdfast.training.optimizers import list_stepped
+from holdfast.training.structure import has_own_loading
+
+if TYPE_CHECKING:
+    from holdfast.training.build import Training
+
+# A model with loading code of its own is loaded on trial if its tensors have at most this many bytes: they are copied.
+MOST_TRIED_BYTES = 2**30
+LOADS = "its hooks, or its own load_state_dict, have to load all that its state_dict returns"
+
+
+def check_step(training: "Training") -> None:
+    """Check after a step that a resume could restore the state; after the first step, that a save can encode all of it.
+
+    Raises:
+        RecipeError: it couldn't.
+    """
+    is_changed = training.structure.check(training.progress.step)
+    training.grouping.check(is_looked_at=is_changed)
+    if training.progress.step == 1:  # the optimizers have their moments now, and the data has a position
+        check_savable(training, "after the first step", {"data": training.batches.state_dict()})
+
+
+def check_beginning(training: "Training") -> None:
+    """Check before the first step that the state can be saved and restored.
+
+    Raises:
+        RecipeError: it can't, in all ranks if in one.
+    """
+    check_savable(training, "before the first step")
+
+
+def check_savable(training: "Training", moment: str, others: dict[str, Any] | None = None) -> None:
+    """Encode the state as a save does, without its bytes, and look for what a resume would miss.
+
+    Args:
+        moment: the beginning of the message of an error.
+        others: further parts of the state.
+
+    Raises:
+        RecipeError: a value can't be saved or restored; all ranks raise it.
+    """
+    problem = None
+    if not any(map(is_lazy, training.recipe.model.parameters())):
+        try:
+            _try(training, others or {})
+        except (RecipeError, StateError) as error:
+            problem = error.message, error.hint
+    found = next(filter(None, training.gather(problem)), None)
+    if found is not None:
+        raise RecipeError(f"{find_place()}{moment}: {found[0]}", hint=found[1])
+
+
+def _try(training: "Training", others: dict[str, Any]) -> None:
+    try:
+        own = capture_own(training)
+    except (RecipeError, StateError):
+        raise
+    except Exception:  # of a state_dict of the user's, which may be able to say its state only later
+        if training.progress.step:
+            raise
+        return
+    payload = state.to_payload(own | others)
+    model = training.accelerator.unwrap_model(training.model)
+    is_own = has_own_loading(model)
+    _check_stepped(training, payload, {*own["model"]} if is_own else set())
+    if is_own and not training.progress.step:
+        _try_to_load(model, own["model"])
+
+
+def _check_stepped(training: "Training", payload: Payload, names: set[str]) -> None:
+    """Raise RecipeError if an optimizer steps a parameter that the state doesn't hold.
+
+    Args:
+        names: the names in the ``state_dict`` of a model that may have copied its tensors.
+    """
+    pieces = [piece for each in payload.tensors.values() for piece in each.pieces]
+    places = {place_of(each.tensor) for each in pieces if hasattr(each, "tensor")}
+    for name, each in zip(name_parameters(training), list_stepped(training.optimizer), strict=True):
+        if each.numel() and name not in names and place_of(each) not in places:
+            raise RecipeError(
+                f"an optimizer steps {name}, of shape {tuple(each.shape)}, and no saved object has this parameter",
+                hint="keep the module that has it: run.keep(model=model, ...)"
+                if training.kept is not None
+                else "make it a part of the model, or of a module in extras; a hook of state_dict may have left it out",
+            )
+
+
+def _try_to_load(model: nn.Module, captured: dict[str, Any]) -> None:
+    """Change one number of each tensor, load a copy of the state into the model, and compare.
+
+    Raises:
+        StateError: the model's own code can't load the state, or doesn't load all of it.
+    """
+    tensors = {name: each for name, each in captured.items() if isinstance(each, Tensor)}
+    if any(map(is_sharded, tensors.values())) or sum(each.nbytes for each in tensors.values()) > MOST_TRIED_BYTES:
+        return
+    saved = state.from_payload(state.to_payload(captured))
+    live = {place_of(each): each.detach() for each in tensors.values() if each.numel()}
+    before = {place: each.flatten()[:1].clone() for place, each in live.items()}
+    try:
+        with torch.no_grad():
+            for each in live.values():
+                each[(0,) * each.dim()] = each.flatten()[0] == 0
+        with fitted(model, saved):
+            _load(model, saved)
+        now = model.state_dict()
+        lost = [name for name, each in saved.items() if isinstance(each, Tensor) and not _is_equal(each, now.get(name))]
+        if lost:
+            raise StateError(
+                f"the model's load_state_dict doesn't restore {lost[0]} as its state_dict has saved it", hint=LOADS
+            )
+    except BaseException:
+        with torch.no_grad():
+            for place, each in live.items():
+                each[(0,) * each.dim()] = before[place][0]
+        raise
+
+
+def _load(model: nn.Module, saved: dict[str, Any]) -> None:
+    try:
+        model.load_state_dict(saved)
+    except (KeyError, IndexError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+        text = " ".join(str(error).split())
+        raise StateError(
+            f"the model can't load its own state_dict: {type(error).__name__}: {text}", hint=LOADS
+        ) from error
+
+
+def _is_equal(saved: Tensor, now: Any) -> bool:
+    if not isinstance(now, Tensor) or now.shape != saved.shape or now.dtype != saved.dtype:
+        return False
+    return torch.equal(
+        saved.contiguous().view(-1).view(torch.uint8), now.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    )

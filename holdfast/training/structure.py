@@ -1,0 +1,107 @@
+"""The layers and tensors of a program's modules, which a resumed process builds as they were before the first step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from holdfast.checkpoint import shorten
+from holdfast.errors import RecipeError
+from holdfast.location import find_place
+
+# Names in one message.
+SHOWN_NAMES = 3
+
+
+class Structure:
+    """The classes of all layers, the names of all parameters and saved buffers, and which parameters are tied.
+
+    Args:
+        modules: the modules, by a prefix for their names.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = modules
+        self._built = self._describe()
+        self._look()
+
+    def check(self, step: int) -> bool:
+        """Check the modules after a step. Return whether they have other objects than after the step before.
+
+        Modules that load a ``state_dict`` with code of their own are left out, because it may build what is missing.
+
+        Raises:
+            RecipeError: a step has built or removed layers or tensors, or has tied parameters: no resume could restore
+                such a state.
+        """
+        if self._is_as_seen():
+            return False
+        self._look()
+        now, built = self._describe(), self._built
+        found = sorted(name for name in now.keys() | built.keys() if now.get(name) != built.get(name))
+        if not found:
+            return True
+        tensors = [name for name in found if not isinstance(now.get(name, built.get(name)), type)]
+        is_new = any((name in now) != (name in built) for name in tensors)
+        how = "other tensors than" if is_new else "other layers, or ties between its tensors, than"
+        found = tensors or found
+        raise RecipeError(
+            f"{find_place()}after step {step} the model has {how} when the loop began: {shorten(found, SHOWN_NAMES)}; "
+            "a run that resumes builds it as it was",
+            hint="build all layers, adapters and ties before the first step, and let a kept number say how many the "
+            "model uses",
+        )
+
+    def _describe(self) -> dict[str, Any]:
+        """Return by name each layer's class, and for each parameter the first name that it has.
+
+        A parameter that is None has no name, and a saved buffer has one also if it is None: a step may set it.
+        """
+        found: dict[str, Any] = {}
+        for first, root in self._modules.items():
+            names: dict[int, str] = {}
+            for prefix, module in root.named_modules(prefix=first, remove_duplicate=False):
+                dot = f"{prefix}." if prefix else ""
+                # A lazy layer becomes an ordinary one in the first step.
+                found[prefix] = getattr(module, "cls_to_become", None) or type(module)
+                for name, each in module._parameters.items():
+                    if each is not None:
+                        found[f"{dot}{name}"] = names.setdefault(id(each), f"{dot}{name}")
+                found |= {f"{dot}{name}": "" for name in module._buffers.keys() - module._non_persistent_buffers_set}
+        return found
+
+    def _look(self) -> None:
+        """Note what `_is_as_seen` compares."""
+        self._all = [each for root in self._modules.values() for each in root.modules()]
+        self._seen = self._list_parts()
+
+    def _is_as_seen(self) -> bool:
+        """Return whether all modules still have the same objects. It takes microseconds, in every step."""
+        now = self._list_parts()
+        return len(now) == len(self._seen) and all(one is other for one, other in zip(now, self._seen, strict=True))
+
+    def _list_parts(self) -> list[Any]:
+        return [
+            part
+            for module in self._all
+            for part in (*module._modules.values(), *module._parameters.values(), *module._buffers)
+        ]
+
+
+def has_own_loading(model: nn.Module) -> bool:
+    """Return whether a module saves or loads its ``state_dict`` with code that isn't torch's own."""
+    if getattr(model.load_state_dict, "__func__", None) is not nn.Module.load_state_dict:
+        return True
+    methods = ("state_dict", "_save_to_state_dict", "_load_from_state_dict", "get_extra_state", "set_extra_state")
+    hooks = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+    return any(
+        any(not getattr(type(module), name).__module__.startswith("torch.") for name in methods)
+        or any(not _is_torchs(hook) for name in hooks for hook in getattr(module, name).values())
+        for module in model.modules()
+    )
+
+
+def _is_torchs(hook: Any) -> bool:
+    """Return whether a hook is torch's own function: a lazy layer's, or a parametrization's."""
+    inner = getattr(hook, "hook", hook)
+    return str(getattr(inner, "__module__", "")).startswith("torch.")
