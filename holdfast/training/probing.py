@@ -89,7 +89,7 @@ def _take_outputs(training: "Training", outputs: Outputs) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _undisturbed(training: "Training", model: nn.Module, *, may_swap: bool = False) -> Iterator[Kept]:
-    with undisturbed(model, training.optimizer, may_swap) as kept:
+    with undisturbed(model, training.optimizer, may_swap=may_swap) as kept:
         yield kept
     training.touched |= kept.touched
 
