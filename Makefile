@@ -13,7 +13,7 @@
 # make bench-preempt    kill a run at the compressed times of a recorded pool: a quarter of an hour; ARGS="--full": an hour
 # make soak    search for faults, for hours: 100,000 random lives of a run on a disk, 10,000 on an object store, every
 #              combination of the resume matrix with loader workers, more flipped bits, more races of two writers, more
-#              kills, on pools too
+#              kills, on pools too; and the suite with the kernels of another CPU
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -94,7 +94,7 @@ test-pools: .venv/ready
 test-gpus: .venv/ready
 	@$(BIN)/python -m tests.support.gpus $(ARGS)
 
-# What a test expects may not follow from this CPU's kernels. torch, oneDNN and MKL take those of an old one.
+# Expectations must not follow from this CPU's kernels: torch, oneDNN and MKL take those of an old one.
 test-kernels: export ATEN_CPU_CAPABILITY := default
 test-kernels: export DNNL_MAX_CPU_ISA := SSE41
 test-kernels: export MKL_CBWR := COMPATIBLE
@@ -132,6 +132,7 @@ soak: .venv/ready
 		tests/flows/test_killed_anywhere.py tests/flows/test_pool.py::test_a_run_survives_a_death \
 		tests/infra/test_docker_pool.py tests/flows/test_pool.py::test_make_up_after_a_death \
 		tests/flows/test_pool.py::test_a_recipe_without_enough_memory_spends_its_budget $(ARGS)
+	$(MAKE) test-kernels TRAINING=tests
 
 docs: .venv/ready
 	@$(BIN)/python -m tests.support.pages
