@@ -2,6 +2,7 @@
 # make test    the suite: kills, servers, clouds             make check   lint, types, layers and the quick tests
 # make test-extras    other people's loops, metric sinks, data streams and Ray      make test-pools    work pools of every kind, several nodes
 # make test-gpus      tests of ranks on this machine's GPUs, with NCCL
+# make test-kernels   tests that train, with the kernels of another CPU      make test-kernels TRAINING=tests    the suite
 # make up      a server, work pools and workers on this machine      make down    end them      make up POSTGRES=1
 #              make up GPUS=2, or GPUS=all: a worker for each GPU, so that two runs never share one
 # make setup   only prepare .venv                            make clean   remove it
@@ -12,7 +13,7 @@
 # make bench-preempt    kill a run at the compressed times of a recorded pool: a quarter of an hour; ARGS="--full": an hour
 # make soak    search for faults, for hours: 100,000 random lives of a run on a disk, 10,000 on an object store, every
 #              combination of the resume matrix with loader workers, more flipped bits, more races of two writers, more
-#              kills, on pools too
+#              kills, on pools too; and the suite with the kernels of another CPU
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -20,6 +21,8 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 CONFIG ?= holdfast/recipes/language.toml
 ARGS ?=
 WORKERS ?= 2
+TRAINING ?= tests/holdfast/comparison tests/holdfast/memory tests/holdfast/state tests/holdfast/testing \
+	tests/holdfast/test_proof.py tests/holdfast/training/test_health.py tests/holdfast/training/test_merging.py
 
 # Turn Prefect's anonymous usage data off, unless you have set this variable yourself.
 export DO_NOT_TRACK ?= 1
@@ -27,9 +30,9 @@ export DO_NOT_TRACK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 # The tests' own files are UTF-8, whatever the locale. test_any_machine tests another locale.
-test test-extras test-gpus check: export PYTHONUTF8 := 1
+test test-extras test-gpus test-kernels check: export PYTHONUTF8 := 1
 
-.PHONY: setup train up down test test-extras test-pools test-gpus check bench soak docs screenshots image up-compose down-compose check-infra dist clean bench-preempt
+.PHONY: setup train up down test test-extras test-pools test-gpus test-kernels check bench soak docs screenshots image up-compose down-compose check-infra dist clean bench-preempt
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
@@ -91,6 +94,14 @@ test-pools: .venv/ready
 test-gpus: .venv/ready
 	@$(BIN)/python -m tests.support.gpus $(ARGS)
 
+# Expectations must not follow from this CPU's kernels: torch, oneDNN and MKL take those of an old one.
+test-kernels: export ATEN_CPU_CAPABILITY := default
+test-kernels: export DNNL_MAX_CPU_ISA := SSE41
+test-kernels: export MKL_CBWR := COMPATIBLE
+test-kernels: .venv/ready
+	$(BIN)/python -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal -m "not pool and not extras" \
+		$(TRAINING) $(ARGS)
+
 check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -121,6 +132,7 @@ soak: .venv/ready
 		tests/flows/test_killed_anywhere.py tests/flows/test_pool.py::test_a_run_survives_a_death \
 		tests/infra/test_docker_pool.py tests/flows/test_pool.py::test_make_up_after_a_death \
 		tests/flows/test_pool.py::test_a_recipe_without_enough_memory_spends_its_budget $(ARGS)
+	$(MAKE) test-kernels TRAINING=tests
 
 docs: .venv/ready
 	@$(BIN)/python -m tests.support.pages

@@ -14,7 +14,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -425,6 +425,16 @@ def has_not_ended(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and not has_ended(process)
     return False
+
+
+def await_ended(processes: Iterable[psutil.Process]) -> None:
+    """Wait until these processes have ended.
+
+    `psutil.wait_procs` also waits until nobody has to wait for a process any more. The init of a container may never do
+    so for an orphan.
+    """
+    known = [*processes]
+    await_equal(lambda: [each for each in known if has_not_ended(each)], [])
 
 
 def assert_same_bytes(driver: Driver, reference: Reference) -> None:

@@ -1,6 +1,5 @@
 """A worker for each GPU: two runs never share one, whatever starts, waits or dies."""
 
-import contextlib
 import fcntl
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +10,10 @@ import pytest
 from deployments import local
 from deployments.gpus import GPU_VARIABLE, plan_workers
 from deployments.ledger import Ledger, end
-from tests.conftest import kill_tree
+from tests.conftest import has_not_ended, kill_tree
 from tests.support.nvidia_smi import HOPPER, install, print_gpus, uuid
 from tests.support.pools import ENDS_WITHIN_S, Pool, PoolRun, await_true, served
+from tests.support.processes import variables_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.pool, pytest.mark.timeout(1500)]
 
@@ -39,10 +39,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[Poo
 
 
 def holds_gpu(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        is_own = process.environ().get(GPU_VARIABLE) in map(uuid, range(3))
-        return is_own and process.status() != psutil.STATUS_ZOMBIE
-    return False
+    return variables_of(process).get(GPU_VARIABLE) in map(uuid, range(3)) and has_not_ended(process)
 
 
 def make_up(pool: Pool, gpus: str) -> None:
@@ -52,7 +49,7 @@ def make_up(pool: Pool, gpus: str) -> None:
 
 def gpu_of(pid: int) -> str:
     """Return the GPUs that a process sees."""
-    return psutil.Process(pid).environ()["CUDA_VISIBLE_DEVICES"]
+    return variables_of(psutil.Process(pid))["CUDA_VISIBLE_DEVICES"]
 
 
 def count_attempts(runs: list[PoolRun]) -> int:

@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import Driver, MakeHome, kill_tree
+from tests.conftest import Driver, MakeHome, await_ended, kill_tree
 from tests.support.lives import ranks_of
 from tests.support.terminals import ENDS_WITHIN_S, Terminal
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.server]
 
 CTRL_C = b"\x03"
 
@@ -66,8 +66,7 @@ def test_ctrl_c_saves_and_ends_soon(alone: Driver, presses: int) -> None:
             terminal.press(CTRL_C)
             time.sleep(0.2)
         assert terminal.finish() == 130
-        _, left = psutil.wait_procs(started, timeout=ENDS_WITHIN_S)
-        assert not left
+        await_ended(started)
         assert_quiet(terminal.screen[before:])
         if presses == 1:
             (ending,) = alone.journal().endings()
@@ -92,8 +91,7 @@ def test_ctrl_c_ends_a_command_whose_ranks_and_server_start(alone: Driver) -> No
         started = psutil.Process(terminal.process.pid).children(recursive=True)
         terminal.press(CTRL_C)
         assert terminal.finish() == 130
-        _, left = psutil.wait_procs(started, timeout=ENDS_WITHIN_S)
-        assert not left
+        await_ended(started)
         assert_quiet(terminal.screen)
 
 
@@ -108,7 +106,6 @@ def test_a_dead_command_leaves_nothing_that_runs_or_prints(alone: Driver, death:
         else:
             terminal.process.send_signal(signal.SIGKILL)
         assert terminal.process.wait(ENDS_WITHIN_S) == (-signal.SIGHUP if death == "closed" else -signal.SIGKILL)
-        _, left = psutil.wait_procs(started, timeout=ENDS_WITHIN_S)
-        assert not left
+        await_ended(started)
         terminal.read()
         assert_quiet(terminal.screen[before:])

@@ -6,7 +6,6 @@ import random
 import signal
 import time
 
-import psutil
 import pytest
 
 from holdfast.faults import POINTS
@@ -20,7 +19,9 @@ from tests.conftest import (
     Engine,
     Reference,
     assert_same_bytes,
+    await_ended,
     count_trained,
+    has_not_ended,
 )
 from tests.support.lives import ranks_of
 from tests.support.vanishing import FAULTS
@@ -121,7 +122,7 @@ def test_a_flow_survives_kills_at_random_moments(
         if victim in ("flow", "both"):
             process.kill()
         process.communicate(timeout=COMMAND_WITHIN_S)
-        psutil.wait_procs(ranks, timeout=30)
+        await_ended(ranks)
     engine.finish()
     assert_same_bytes(driver, reference)
 
@@ -184,9 +185,8 @@ def test_orphans_save_themselves_and_are_adopted(driver: Driver, engine: Engine,
     time.sleep(0.3)
     process.kill()
     process.communicate()
-    gone, alive = psutil.wait_procs(ranks, timeout=30)
-    assert gone
-    assert not alive
+    assert ranks
+    await_ended(ranks)
     committed = driver.standing().step
     done = engine.run()
     assert "adopting" in done.stderr
@@ -214,7 +214,7 @@ def test_a_stopped_run_saves_its_current_step(
     assert "stopped after step" in err
     (log,) = (driver.folder / "logs" / "toy").iterdir()
     assert "Fatal Python error" not in log.read_text()
-    assert not [rank for rank in ranks if rank.is_running()]
+    assert not [rank for rank in ranks if has_not_ended(rank)]
     newest = driver.journal().newest()
     assert newest is not None
     assert count_trained(trained, "toy") == newest.step  # nothing that was trained is lost

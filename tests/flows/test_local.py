@@ -20,6 +20,7 @@ from deployments.postgres import find_postgres
 from holdfast.errors import ConfigError
 from tests.conftest import ROOT, kill_tree
 from tests.support.pools import ON_THIS_MACHINE, request
+from tests.support.processes import variables_of
 from tests.support.waiting import await_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.pool, pytest.mark.timeout(1500)]
@@ -166,8 +167,8 @@ def test_up_needs_neither_root_nor_ps(slim: Local) -> None:
     pids = slim.pids()
     assert set(pids) == {"server", "worker-stable", "worker-gpu-0", "worker-gpu-1"}
     assert 0 not in {psutil.Process(pid).uids().effective for pid in pids.values()}
-    visible = [psutil.Process(pids[f"worker-gpu-{number}"]).environ()["CUDA_VISIBLE_DEVICES"] for number in range(2)]
-    assert visible == ["0", "1"]
+    workers = [psutil.Process(pids[f"worker-gpu-{number}"]) for number in range(2)]
+    assert [variables_of(worker)["CUDA_VISIBLE_DEVICES"] for worker in workers] == ["0", "1"]
     await_equal(lambda: [worker["status"] for worker in slim.ask("/work_pools/gpu/workers/filter")], ["ONLINE"] * 2)
     down = slim.run("down")
     assert down.returncode == 0, down.stderr

@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import COMMAND_WITHIN_S, ROOT, MakeHome, kill_tree
+from tests.conftest import COMMAND_WITHIN_S, ROOT, MakeHome, await_ended, kill_tree
 from tests.support.lives import ranks_of
+from tests.support.processes import command_of
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +81,7 @@ def test_no_process_is_left_behind(tmp_path: Path, make_home: MakeHome, moment: 
             time.sleep(0.05)
         started = psutil.Process(process.pid).children(recursive=True)
         if moment == "training":
-            (server,) = (child for child in started if "tasks.server" in child.cmdline())
+            (server,) = (child for child in started if "tasks.server" in command_of(child))
             (rank,) = ranks_of(process.pid)
             assert rank.create_time() <= server.create_time()  # the rank did not wait for the server
         process.send_signal(deadly)
@@ -89,8 +90,7 @@ def test_no_process_is_left_behind(tmp_path: Path, make_home: MakeHome, moment: 
         kill_tree(process.pid)
         process.communicate()
     assert "Fatal Python error" not in err
-    _, alive = psutil.wait_procs(started, timeout=COMMAND_WITHIN_S)
-    assert not alive
+    await_ended(started)
 
 
 def number(name: str, out: str) -> float:

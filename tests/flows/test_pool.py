@@ -19,8 +19,9 @@ from holdfast.errors import RunStopped
 from holdfast.journal import REPORT, record_name
 from holdfast.testing.faults import fault
 from tasks.server import free_port
-from tests.conftest import IS_SOAK, Driver, MakeHome, Reference, kill_tree
+from tests.conftest import IS_SOAK, Driver, MakeHome, Reference, await_ended, kill_tree
 from tests.support.pools import ENDS_WITHIN_S, Pool, PoolRun, await_true, pool_up, strike
+from tests.support.processes import variables_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.pool]
 
@@ -98,7 +99,7 @@ def test_a_run_survives_a_death(run: PoolRun, reference: Reference, victim: str,
     at = time.time()
     run.hurry()
     if worker in struck:
-        psutil.wait_procs([worker], timeout=30)
+        await_ended([worker])
         run.pool.replace_worker()
     assert run.pool.await_end(train)["state"]["name"] == "Completed"
     assert_right_bytes(run, reference)
@@ -132,7 +133,7 @@ def test_a_worker_that_is_told_to_end_lets_its_attempt_save(run: PoolRun, refere
     run.await_commits(1)
     worker = psutil.Process(run.pool.worker())
     worker.terminate()
-    psutil.wait_procs([worker], timeout=60)
+    await_ended([worker])
     run.pool.replace_worker()
     assert run.pool.await_end(train)["state"]["name"] == "Completed"
     assert [reason for reason, _ in run.reasons()] == ["preempted", "completed"]
@@ -185,8 +186,7 @@ def test_cancelled_without_its_worker_an_attempt_saves_and_ends(run: PoolRun, fo
     psutil.Process(run.pool.worker()).kill()
     run.pool.cancel(train)
     assert run.pool.await_end(train)["state"]["name"] == "Cancelled"
-    _, alive = psutil.wait_procs([engine, *ranks], timeout=60)
-    assert not alive
+    await_ended([engine, *ranks])
     run.pool.replace_worker()
     (attempt,) = run.attempts()
     assert run.pool.await_end(attempt["id"])["state"]["name"] == "Cancelled"
@@ -365,10 +365,7 @@ def test_a_paused_run_resumes(run: PoolRun, reference: Reference, flow: str) -> 
     run.await_commits(1)
     paused = train if flow == "train" else run.attempts()[0]["id"]
     run.pool.pause(paused)
-    deadline = time.monotonic() + 30
-    while not run.reasons():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    await_true(lambda: bool(run.reasons()), "it was not paused", ENDS_WITHIN_S)
     time.sleep(1)
     stopped_at = run.standing().step
     assert 4 < stopped_at < STEPS
@@ -491,9 +488,9 @@ def test_training_goes_on_while_the_server_is_away(run: PoolRun, reference: Refe
     train = run.start(epochs=9)
     run.await_commits(1)
     run.pool.kill_server()
-    began, steps = time.monotonic(), run.standing().step
+    steps = run.standing().step
     time.sleep(AWAY_S)
-    assert run.standing().step > steps + 10, f"nothing was trained in {time.monotonic() - began:.0f} s"
+    await_true(lambda: run.standing().step > steps + 10, "nothing was trained", ENDS_WITHIN_S)
     run.pool.start_server()
     # The server was away for longer than the automation's window: it may call train and its attempt vanished.
     run.pool.await_state(train, "Completed")
@@ -552,7 +549,7 @@ def test_a_false_alarm_leaves_one_line_of_commits(run: PoolRun, reference: Refer
     run.hurry()
     strike([engine, *ranks], signal.SIGCONT)
     assert run.pool.await_end(train)["state"]["name"] == "Completed"
-    psutil.wait_procs([engine, *ranks], timeout=30)
+    await_ended([engine, *ranks])
     assert run.journal().attempts() == 2
     assert_right_bytes(run, reference)
     assert_one_line(run)
@@ -586,14 +583,13 @@ def kill_machine(run: PoolRun) -> None:
     engine, ranks = run.processes(1)
     worker = psutil.Process(run.pool.worker())
     strike([worker, engine, *ranks], signal.SIGKILL)
-    psutil.wait_procs([worker], timeout=30)
+    await_ended([worker])
 
 
 def supervisor_of(pool: Pool, train: str) -> psutil.Process:
     """Return the process of a flow run of train."""
-    (found,) = [
-        child for child in psutil.Process(pool.worker("stable")).children() if train in child.environ().values()
-    ]
+    children = psutil.Process(pool.worker("stable")).children()
+    (found,) = [child for child in children if train in variables_of(child).values()]
     return found
 
 

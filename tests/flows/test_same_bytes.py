@@ -5,12 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from holdfast.cli import app, run_app
 from holdfast.data import Order, combine, digest
-from tests.conftest import COMMAND_WITHIN_S, ROOT, Driver, Engine, Reference, assert_same_bytes
+from tests.conftest import COMMAND_WITHIN_S, ROOT, Driver, Engine, Reference, assert_same_bytes, await_ended
 from tests.support.lives import Lives, ranks_of
 from tests.support.toy import SAMPLES
 
@@ -118,7 +117,7 @@ def test_a_killed_run_on_an_object_store_continues(
     ranks = ranks_of(process.pid)
     process.kill()
     process.communicate()
-    psutil.wait_procs(ranks, timeout=COMMAND_WITHIN_S)
+    await_ended(ranks)
     Engine(tmp_path, s3_server, driver.store, nursery).finish()
     assert driver.standing().attempts == 2
     assert_same_bytes(driver, reference)

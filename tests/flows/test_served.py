@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.journal import Journal
 from holdfast.store import open_store
-from tests.conftest import ROOT, Driver, MakeHome, kill_tree
+from tests.conftest import ROOT, Driver, MakeHome, await_ended, kill_tree
 
 pytestmark = pytest.mark.slow
 
@@ -53,8 +53,7 @@ def test_a_killed_call_leaves_no_process_and_a_second_call_completes_the_run(
         started = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.communicate()
-        _, alive = psutil.wait_procs(started, timeout=60)
-        assert not alive
+        await_ended(started)
         _, process = start(tmp_path)
         out, err = process.communicate(timeout=TRAINED_WITHIN_S)
         assert (process.returncode, out) == (0, "complete: True 30\n"), err

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import ROOT, Driver, kill_tree
 from tests.support.terminals import BEGINS_WITHIN_S, Terminal
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.server]
 
 PYTHON = sys.executable
 PREFECT = [PYTHON, "-m", "prefect"]

@@ -15,7 +15,7 @@ import pytest
 
 from deployments import local
 from deployments.pools import make_pools
-from tests.conftest import IS_SOAK, ROOT, kill_tree
+from tests.conftest import IS_SOAK, ROOT, await_ended, kill_tree
 from tests.support.containers import IMAGE, Engine, engine_up, host_process
 from tests.support.pools import Pool, PoolRun, await_true, served
 
@@ -123,7 +123,7 @@ def test_a_run_survives_a_death(
     elif victim == "worker":
         worker = psutil.Process(pool.worker())
         worker.send_signal(number)
-        psutil.wait_procs([worker], timeout=60)
+        await_ended([worker])
         pool.start_worker()
     else:
         host_process(container, "execute" if victim == "process" else "prefect.engine").send_signal(number)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deployments.gpus import GPU_VARIABLE, Plan, describe_gpu, end_others, find_holder, plan_workers
@@ -12,6 +13,7 @@ from deployments.ledger import Ledger
 from deployments.local import _order
 from holdfast.errors import ConfigError
 from tests.support.nvidia_smi import HOPPER, LOST, NO_DEVICES, NO_DRIVER, SICK, Machine, uuid
+from tests.support.processes import variables_of
 
 WAITS = [sys.executable, "-c", "import signal; signal.pause()"]
 
@@ -146,11 +148,13 @@ def test_workers_end_in_order() -> None:
     ]  # fmt: skip
 
 
-def test_a_process_that_a_worker_left_behind_holds_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(GPU_VARIABLE, "GPU-0")
+def test_a_process_that_a_worker_left_behind_holds_its_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu, other = (f"GPU-{number} of {tmp_path}" for number in range(2))  # these tests may run twice at a time
+    monkeypatch.setenv(GPU_VARIABLE, gpu)
     with subprocess.Popen(WAITS) as left:
         monkeypatch.delenv(GPU_VARIABLE)
-        assert find_holder("GPU-0", within_s=0.0) == left.pid
-        assert find_holder("GPU-1", within_s=0.0) is None
+        assert variables_of(psutil.Process(left.pid))[GPU_VARIABLE] == gpu
+        assert find_holder(gpu, within_s=0.0) == left.pid
+        assert find_holder(other, within_s=0.0) is None
         left.kill()
-        assert find_holder("GPU-0") is None
+        assert find_holder(gpu) is None

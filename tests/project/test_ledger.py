@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,13 +118,18 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: p
 
 
 # A worker that starts a flow run, and another one as soon as that has ended. A flow run takes a while to save.
-SAVES = "import pathlib, signal, sys, time; signal.signal(15, lambda *_: (time.sleep(0.5), sys.exit())); signal.pause()"
+SAVES = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit()))
+pathlib.Path(sys.argv[1]).touch()
+signal.pause()
+"""
 WORKER = f"""
 import pathlib, subprocess, sys
 number = 0
 while True:
     pathlib.Path(sys.argv[1], f"started-{{number}}").touch()
-    subprocess.run([sys.executable, "-c", {SAVES!r}])
+    subprocess.run([sys.executable, "-c", {SAVES!r}, str(pathlib.Path(sys.argv[1], f"listens-{{number}}"))])
     pathlib.Path(sys.argv[1], f"ended-{{number}}").touch()
     number += 1
 """
@@ -135,8 +139,8 @@ def test_a_worker_starts_no_flow_run_while_its_own_are_ended(tmp_path: Path) -> 
     known = Ledger(tmp_path)
     ledger.start(known, "worker-gpu-0", [sys.executable, "-c", WORKER, str(tmp_path)], {})
     pid = known.processes[0].pid
-    await_equal(lambda: len(children_of(pid)) == 1, True)
-    time.sleep(0.5)  # until it listens to SIGTERM
+    await_equal((tmp_path / "listens-0").exists, True)
+    assert len(children_of(pid)) == 1
     assert end(known, ["worker-gpu-0"]) == ["worker-gpu-0"]
     assert known.processes[0].wait() == -signal.SIGTERM
     assert not (tmp_path / "started-1").exists()

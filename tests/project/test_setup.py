@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 from uuid import UUID
@@ -18,6 +17,7 @@ from deployments.pools import POOLS, await_answer, describe_pools, parse_assignm
 from deployments.setup import PREFECT_FILE, set_store
 from holdfast.errors import ConfigError, RunStopped
 from tasks.server import free_port
+from tests.support.waiting import await_equal
 
 TEMPLATE = {"variables": {"properties": {"image": {"type": "string"}, "gpus": {}}}, "job_configuration": {}}
 
@@ -86,9 +86,14 @@ def test_a_server_that_does_not_answer_is_one_error(monkeypatch: pytest.MonkeyPa
 
 def test_a_server_that_is_starting_is_awaited(capsys: pytest.CaptureFixture[str]) -> None:
     port = free_port()
+    waits, said = f"waiting for Prefect's server at http://127.0.0.1:{port}/api\n", list[str]()
+
+    def listen() -> str:
+        said.append(capsys.readouterr().out)
+        return "".join(said)
 
     def serve_late() -> None:
-        time.sleep(1)
+        await_equal(listen, waits)
         with HTTPServer(("127.0.0.1", port), BaseHTTPRequestHandler) as server:
             server.handle_request()
 
@@ -96,4 +101,4 @@ def test_a_server_that_is_starting_is_awaited(capsys: pytest.CaptureFixture[str]
     thread.start()
     await_answer(f"http://127.0.0.1:{port}/api")
     thread.join()
-    assert capsys.readouterr().out == f"waiting for Prefect's server at http://127.0.0.1:{port}/api\n"
+    assert listen() == waits

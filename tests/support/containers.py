@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT, kill_tree
+from tests.support.processes import command_of
 
 IMAGE = "holdfast:rank-cpu"
 ROOMS = ("holdfast", "tasks", "flows", "deployments")
@@ -99,6 +100,6 @@ def host_process(container: docker.models.containers.Container, name: str) -> ps
     """Return the process of a container whose command line has a word that ends with this, as this machine sees it."""
     first = psutil.Process(container.attrs["State"]["Pid"])
     for process in first.children(recursive=True):
-        if any(word.endswith(name) for word in process.cmdline()):
+        if any(word.endswith(name) for word in command_of(process)):
             return process
     raise AssertionError(f"no process of {container.name} has {name} in its command")

@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -33,13 +32,13 @@ import psutil
 from holdfast.config import Determinism, RunConfig
 from holdfast.determinism import preamble
 from tests.support.device import ON_GPUS
+from tests.support.processes import command_of
 
 ROOT = Path(__file__).parents[2]
 NUMBER = struct.Struct("i")
 FLOWS = "tests.support.forked_flows"
 # torch.cuda.is_available asks the driver's library, not CUDA, so that a process that imports torch can still fork.
 LOOK_WITHOUT_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if ON_GPUS else {}
-STARTS_WITHIN_S = 1.0  # a process has no command line for a moment while it starts; a kernel thread never has one
 
 
 class Forked:
@@ -202,9 +201,8 @@ def ranks_of(pid: int) -> list[psutil.Process]:
 
 def is_rank(process: psutil.Process) -> bool:
     """Return whether a process is a rank. A forked rank has the server's command line and a session of its own."""
-    with contextlib.suppress(psutil.Error, ProcessLookupError):
-        while not (command := process.cmdline()) and time.time() - process.create_time() < STARTS_WITHIN_S:
-            time.sleep(0.001)
+    command = command_of(process)
+    with contextlib.suppress(ProcessLookupError):
         return "holdfast.rank" in command or (__spec__.name in command and os.getsid(process.pid) == process.pid)
     return False
 

@@ -58,12 +58,17 @@ def build(
 
     return Recipe(
         model=model, data=TensorDataset(points), loss=lambda model, batch: planted_loss.loss(model, batch, temperature),
-        optimizer=torch.optim.AdamW(model.parameters(), lr=lr * planted_package.SCALE, weight_decay=weight_decay),
+        optimizer=torch.optim.AdamW(
+            model.parameters(), lr=lr * planted_package.SCALE, weight_decay=weight_decay, eps=0.01
+        ),
         batch_size=batch_size, grad_accum=2, clip_norm=clip_norm, steps_per_epoch=6, after_step=follow,
         schedule=Schedule(schedule, 2, warmup_steps=2, final_lr_scale=0.1), extras={"average": average},
         anneals={"temperature": temperature},
     )
 """
+# Every planted difference is large, so that no CPU's kernels round it away. A large eps makes a step of AdamW depend on
+# the scale of the gradient, and so on the clipping norm. The loss depends on the number of threads itself, because CPUs
+# differ in the step in which torch's kernels first depend on it (seen: 2, 3 and 5).
 LOSS = """\
 import torch
 
@@ -71,7 +76,7 @@ import torch
 def loss(model: torch.nn.Module, batch: list[torch.Tensor], temperature: object) -> torch.Tensor:
     far = (model(batch[0]) - batch[0].sum(1, keepdim=True)) ** 2
     large = torch.cat([value.flatten() for value in model.parameters()]).square().mean()
-    return far.mean() * temperature.value + large
+    return far.mean() * temperature.value * torch.get_num_threads() + large
 """
 
 

@@ -455,8 +455,7 @@ def test_ranks_that_lost_their_owner_end(tmp_path: Path, idle_rank: None) -> Non
     """As where a signal arrives between their start and the line that takes them."""
     Ranks(make_config(tmp_path, "run"), tmp_path / "ranks.log")
     gc.collect()
-    _, alive = psutil.wait_procs(ranks_of(os.getpid()), timeout=60)
-    assert not alive
+    await_equal(lambda: ranks_of(os.getpid()), [])
 
 
 def test_every_commit_is_made_and_told_of_the_same_way_whoever_asks_for_it(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ def journal_of(folder: Path, run: str = "run") -> Journal:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_last_save_that_fails_ends_the_attempt(tmp_path: Path) -> None:
     live(make_config(tmp_path, epochs=1))

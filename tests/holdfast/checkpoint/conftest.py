@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.store import Writer
 from holdfast.store.local import LocalStore
+from tests.support.waiting import WITHIN_S
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     @contextlib.contextmanager
     def waiting(store: LocalStore, name: str) -> Iterator[Writer]:
-        assert gate.wait(90)
+        assert gate.wait(WITHIN_S)
         with creating(store, name) as writer:
             yield writer
 

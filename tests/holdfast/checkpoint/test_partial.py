@@ -14,6 +14,7 @@ from holdfast.state import to_payload
 from holdfast.store.local import LocalStore
 from tests.support.makers import commit_of
 from tests.support.parts import PART_BYTES, PARTS, STATE, save
+from tests.support.waiting import WITHIN_S
 
 WINDOW_BYTES = 50
 WINDOWS = 4
@@ -86,7 +87,7 @@ def test_a_reader_that_nobody_reads_from_ends(folder: LocalStore) -> None:
 class Slow(LocalStore):
     """A store that answers no read before it is asked for all windows but one."""
 
-    asked = threading.Barrier(WINDOWS - 1, timeout=60)
+    asked = threading.Barrier(WINDOWS - 1, timeout=WITHIN_S)
 
     def fill(self, name: str, buffer: memoryview, start: int = 0) -> Iterator[int]:
         self.asked.wait()

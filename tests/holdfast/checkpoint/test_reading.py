@@ -17,7 +17,7 @@ from holdfast.state import to_payload
 from holdfast.store.local import LocalStore
 from tests.support.makers import METADATA_FIELDS, commit_of
 from tests.support.parts import PARTS, STATE, save
-from tests.support.waiting import await_equal
+from tests.support.waiting import WITHIN_S, await_equal
 
 
 def test_a_failed_read_does_not_fill_the_buffer_afterwards(folder: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_a_stop_does_not_wait_for_running_reads(
     def hash_file(folder: LocalStore, path: str, name: str, watch: Any) -> Any:
         if name == PARTS[0]:
             raise KeyboardInterrupt
-        assert reading.wait(90)
+        assert reading.wait(WITHIN_S)
 
     commit = commit_of(save(folder))
     monkeypatch.setattr(verifying, "hash_file", hash_file)
@@ -132,4 +132,4 @@ def test_a_stop_does_not_wait_for_running_reads(
     with pytest.raises(KeyboardInterrupt):
         checkpoint.verify(folder, commit, is_urgent=is_urgent)
     reading.set()
-    assert time.monotonic() - began < 90
+    assert time.monotonic() - began < WITHIN_S

@@ -13,7 +13,7 @@ from holdfast.state import to_payload
 from holdfast.store.local import LocalStore
 from tests.support.makers import METADATA_FIELDS, commit_of
 from tests.support.parts import PART_BYTES, PARTS, STATE
-from tests.support.waiting import await_equal
+from tests.support.waiting import WITHIN_S, await_equal
 
 
 def save_with(saver: Saver, folder: LocalStore, step: int, **changed: torch.Tensor) -> Saved:
@@ -70,7 +70,7 @@ def test_a_changing_part_is_written_without_waiting_for_its_hash(
     hashing, hash_part = threading.Event(), writing.hash_bytes
 
     def late(*arguments: Any) -> Any:
-        assert hashing.wait(90)
+        assert hashing.wait(WITHIN_S)
         return hash_part(*arguments)
 
     monkeypatch.setattr(writing, "hash_bytes", late)

@@ -189,7 +189,6 @@ def test_a_checkpoint_with_another_runs_metadata_is_not_shown(store: Path, capsy
 # ---- watch ends when nothing is left to wait for
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("name", "said"),
     [

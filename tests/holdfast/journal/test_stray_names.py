@@ -23,8 +23,6 @@ from tests.support.makers import STEPS_PER_EPOCH, head_step, make_commit, make_l
 FOLDERS = ("attempts", "endings", "commits", "quarantine", "pruned", "pins", "prunes", "metrics")
 STRAYS = ("99999999", "²²²²²²²²", "00000000", "5", "notes", "20261123", "٣٣٣٣٣٣٣٣")
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def line(tmp_path: Path) -> Line:

@@ -19,6 +19,7 @@ from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S, has_not_ended
 from tests.support.device import DEVICE
 from tests.support.lives import Lives, ranks_of
+from tests.support.processes import variables_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.gpus(2)]
 
@@ -99,7 +100,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(tmp_path: Path, started: lis
         pass
     for _ in range(10):  # the order gave one save, and no more
         last = ranks.expect(Progress).step
-    (second,) = (each for each in ranks_of(os.getpid()) if each.environ().get("RANK") == "1")
+    (second,) = (each for each in ranks_of(os.getpid()) if variables_of(each).get("RANK") == "1")
     second.send_signal(signal.SIGTERM)
     while not isinstance(event := ranks.next_event(), Saved):
         assert isinstance(event, Progress)

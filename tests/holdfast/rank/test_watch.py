@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.heartbeats import HEARTBEATS_VARIABLE, Heartbeats
+from holdfast.heartbeats import HEARTBEATS_VARIABLE, Heartbeats, Phase
 from holdfast.processes import STOPPED, read_process
-from holdfast.rank.hanging import Watch
+from holdfast.rank.hanging import LEAST_TIMES, Watch
 from tests.support.waiting import await_equal
 
 HUNG_AFTER_S = 0.5
@@ -64,10 +64,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def look_until_late(watch: Watch) -> list[int]:
-    """Look until all ranks have been at their places for twice the bound; return the ranks that hang."""
+    """Look until all ranks have been at their places for twice the bound; return the ranks that hang.
+
+    The bound follows from the longest step, which takes a second where other processes have the cores.
+    """
     while True:
-        hung = watch.look()
-        if hung or min(seen.still_s for seen in watch._seen.values()) > 2 * HUNG_AFTER_S:
+        hung, seen = watch.look(), watch._seen.values()
+        longest_s = max(each.beat.longest_s.get(Phase.STEP, 0.0) for each in seen)
+        if hung or min(each.still_s for each in seen) > 2 * max(HUNG_AFTER_S, LEAST_TIMES * longest_s):
             return [*hung]
         time.sleep(0.05)
 

@@ -1,5 +1,6 @@
 """One run on the nodes of a Ray cluster: nodes that go and come, an attempt that is told to end or is killed."""
 
+import contextlib
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ import pytest
 from tests.conftest import has_not_ended, kill_tree
 from tests.support.lives import Lives
 from tests.support.machines import Nodes, nodes_in
+from tests.support.processes import command_of
 from tests.support.ray_cluster import ENVIRONMENT, RayCluster, ray_cluster
 from tests.support.waiting import await_equal
 
@@ -171,7 +173,6 @@ def await_end_of_ranks(attempt: int) -> None:
 
 def is_carrier(process: psutil.Process) -> bool:
     """Return whether a process is Ray's worker for a carrier of this user."""
-    try:
-        return process.uids().real == os.getuid() and "ray::Carrier" in " ".join(process.cmdline())
-    except psutil.Error:
-        return False
+    with contextlib.suppress(psutil.Error):
+        return process.uids().real == os.getuid() and "ray::Carrier" in " ".join(command_of(process))
+    return False

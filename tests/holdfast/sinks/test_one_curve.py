@@ -1,6 +1,5 @@
 """One run through deaths, a rollback and a change of machine: every sink shows each step once, as never interrupted."""
 
-import contextlib
 import json
 import signal
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from holdfast.verification import verify_run
 from tests.conftest import Engine, Reference
 from tests.support.curves import Curves, find_run, read_mlflow, read_tensorboard, read_trackio, read_wandb
 from tests.support.lives import Lives
+from tests.support.processes import command_of, variables_of
 from tests.support.waiting import await_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.extras("tensorboard", "trackio", "wandb")]
@@ -81,10 +81,9 @@ def await_end_of_sinks(machine: Path) -> None:
 
 def find_sinks(machine: Path) -> Iterator[int]:
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            folder = process.environ().get("TRACKIO_DIR", "") if "holdfast.sinks" in process.cmdline() else ""
-            if folder.startswith(str(machine)):
-                yield process.pid
+        folder = variables_of(process).get("TRACKIO_DIR", "") if "holdfast.sinks" in command_of(process) else ""
+        if folder.startswith(str(machine)):
+            yield process.pid
 
 
 def steps_of(curves: Curves) -> list[int]:

@@ -27,6 +27,7 @@ from holdfast.store.s3 import S3Store, S3Upload
 from holdfast.testing.stores import StoreTests
 from tests.conftest import AZURITE, free_port
 from tests.support.faulty import faulty_s3, use
+from tests.support.waiting import WITHIN_S
 
 needs_azurite = pytest.mark.skipif(not AZURITE.exists(), reason="Azurite is installed where there is npm")
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
@@ -170,7 +171,7 @@ def test_several_parts_are_sent_in_parallel(
     scheme: str, upload: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(f"{empty(scheme, request)}/runs")
-    together, send = threading.Barrier(uploads.AT_ONCE, timeout=30), upload.part
+    together, send = threading.Barrier(uploads.AT_ONCE, timeout=WITHIN_S), upload.part
     assert isinstance(store, ObjectStore)
     store.part_bytes = 5 * 2**20
     monkeypatch.setattr(upload, "part", lambda *given: (together.wait(), send(*given)))

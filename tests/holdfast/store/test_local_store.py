@@ -97,7 +97,6 @@ def test_the_root_of_a_local_store_may_be_a_link(tmp_path: Path) -> None:
     assert store.sweep(datetime.now(UTC)) == 0
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("verb", ["read", "pieces", "size_bytes", "exists", "modified"])
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
 def test_a_pipe_or_socket_blocks_nothing(tmp_path: Path, verb: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +108,6 @@ def test_a_pipe_or_socket_blocks_nothing(tmp_path: Path, verb: str, kind: str, m
     assert not LocalStore(str(tmp_path)).list("a")
 
 
-@pytest.mark.timeout(20)
 def test_a_file_that_is_swapped_while_it_is_opened_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/etc/passwd")

@@ -208,7 +208,7 @@ def test_the_probe_uses_the_next_steps_anneals_and_the_first_batch(tmp_path: Pat
     assert training.recipe.anneals["weight"].value == 0.75
     with torch.no_grad():
         x, y = training.batches.first()
-        assert loss == 1.75 * F.mse_loss(training.model.eval()(x), y).item()
+        assert loss == (1.75 * F.mse_loss(training.model.eval()(x), y)).item()
 
 
 def test_a_sample_of_the_outputs_and_every_number_go_on_record(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from holdfast.journal import Journal
 from holdfast.store.local import LocalStore
 from tests.support.makers import FILES, save_next, train
 from tests.support.verified import LIVE, check, numbers, pruned
+from tests.support.waiting import WITHIN_S
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -96,7 +97,7 @@ def test_a_commit_made_during_verification_is_no_problem(
 
 def test_several_files_are_read_at_once(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each read waits until all other checkpoints are being read too."""
-    barrier = threading.Barrier(len(LIVE), timeout=30)
+    barrier = threading.Barrier(len(LIVE), timeout=WITHIN_S)
     pieces = LocalStore.pieces
 
     def together(store: LocalStore, name: str, *args: Any) -> Iterator[bytes]:
@@ -115,7 +116,7 @@ def test_a_store_failure_stops_all_readers(line: Line, monkeypatch: pytest.Monke
 
     def failing(store: LocalStore, name: str, *args: Any) -> Iterator[bytes]:
         if name == f"epoch-0007/{PAYLOAD}":
-            assert is_reading.wait(30)
+            assert is_reading.wait(WITHIN_S)
             raise StoreError("the disk says no")
         if name == f"epoch-0006/{PAYLOAD}":
             is_reading.set()
