@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import Recipe, Run
-from tests.programs.common import PER_EPOCH, Batch, Clock, begin, draw, fit, grow, learn, make, net
+from tests.programs.network import PER_EPOCH, Batch, Clock, begin, draw, fit, grow, learn, make, net
 
 
 def after_step(after: int) -> Recipe:

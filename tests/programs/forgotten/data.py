@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
 
 from holdfast import Recipe, Run
-from tests.programs.common import BATCH_SIZE, PER_EPOCH, Batch, Clock, begin, draw, fit, grow, learn, make, points
+from tests.programs.network import BATCH_SIZE, PER_EPOCH, Batch, Clock, begin, draw, fit, grow, learn, make, points
 
 
 def torch_generator(run: Run, after: int) -> None:

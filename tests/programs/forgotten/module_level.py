@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from holdfast import Recipe, Run
-from tests.programs.common import PER_EPOCH, Batch, Clock, begin, draw, fit, grow, learn, make
+from tests.programs.network import PER_EPOCH, Batch, Clock, begin, draw, fit, grow, learn, make
 from tests.programs.forgotten import registry
 
 calls = 0

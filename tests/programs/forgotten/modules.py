@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from holdfast import Recipe, Run
-from tests.programs.common import PER_EPOCH, Batch, Clock, begin, draw, fit, grow, learn, make, net
+from tests.programs.network import PER_EPOCH, Batch, Clock, begin, draw, fit, grow, learn, make, net
 
 
 class Layer(nn.Module):

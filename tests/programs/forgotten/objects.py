@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from holdfast import Recipe, Run
-from tests.programs.common import PER_EPOCH, Batch, begin, draw, fit, grow, learn, make
+from tests.programs.network import PER_EPOCH, Batch, begin, draw, fit, grow, learn, make
 
 
 @dataclasses.dataclass

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
 from holdfast import Recipe, Run
-from tests.programs.common import PER_EPOCH, Batch, Clock, begin, draw, fit, grow, learn, make, net
+from tests.programs.network import PER_EPOCH, Batch, Clock, begin, draw, fit, grow, learn, make, net
 
 
 class Counting(torch.optim.AdamW):
@@ -111,8 +111,7 @@ def accumulated_steps(run: Run, after: int) -> None:
     model, optimizer = begin(run)
     micro = 0
     for step in run.steps(per_epoch=PER_EPOCH):
-        micro += 1
-        loss = fit(model, draw())
+        micro, loss = micro + 1, fit(model, draw())
         loss.backward()  # type: ignore[no-untyped-call]
         if micro <= after or micro % 3 == 0:
             optimizer.step()

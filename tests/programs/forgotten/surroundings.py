@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import Recipe, Run
-from tests.programs.common import PER_EPOCH, Batch, Clock, begin, draw, fit, grow, learn, make
+from tests.programs.network import PER_EPOCH, Batch, Clock, begin, draw, fit, grow, learn, make
 
 SETTINGS = types.SimpleNamespace(level=0)
 
