@@ -46,6 +46,7 @@ FIELD_CLASSES: dict[str, FieldClass] = {
     "compute.gpu_health": "operational",
     "resume": "operational",
     "preemption": "operational",
+    "proof": "operational",
     "supervision": "operational",
     "parity": "operational",
     "log": "operational",

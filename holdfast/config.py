@@ -379,6 +379,29 @@ class Preemption(Section):
         return url
 
 
+class ProofSettings(Section):
+    """Rehearsals: new ranks start from a commit, and have to train its next steps as the ranks that went on."""
+
+    rehearse: Literal["on", "first", "off", "record"] | None = Field(
+        None,
+        description='When to rehearse: "on", after the first commit and then as often as share allows; "first", only '
+        'then; "off", never; "record", as "on", but a run that would not continue exactly goes on, and each later '
+        'commit says so. Unset: "on", but not if the run will be over within a minute.',
+    )
+    share: float = Field(
+        0.005,
+        ge=0,
+        le=1,
+        description="Largest share of the training time that rehearsals after the first may take; 1 rehearses after "
+        "every commit.",
+    )
+    beside: bool = Field(
+        True,
+        description="On CPUs whose memory holds both, keep the ranks that went on while new ones rehearse, and go on "
+        "in them. Otherwise they end first, and the run goes on in the new ones.",
+    )
+
+
 class Supervision(Section):
     """The reaction to an attempt on a work pool that ends early."""
 
@@ -479,6 +502,7 @@ class RunConfig(Section):
     resume: Resume = Resume()
     checkpoint: Checkpoint = Checkpoint()
     preemption: Preemption = Preemption()
+    proof: ProofSettings = ProofSettings()
     supervision: Supervision = Supervision()
     parity: Parity = Parity()
     init_from: InitFrom | None = None

@@ -7,7 +7,7 @@ states follow from the other columns.
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.errors import Damage, HoldfastError, RunGone, RunStopped, Superseded, WrongUse
+from holdfast.errors import Damage, HoldfastError, Inexact, RunGone, RunStopped, Superseded, WrongUse
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ _ROWS = (
     Reason("folder_gone", "the run's folder was moved or deleted", raises=RunGone),
     Reason("settings", "settings or code changed, or can't be used", raises=WrongUse),
     Reason("damaged", "nothing that can be trusted is left to continue from", raises=Damage),
+    Reason("inexact", "continued from a commit, it trains other steps than without an interruption", raises=Inexact),
     Reason("superseded", "another process has started a later attempt, which owns the run", raises=Superseded),
     Reason("cancelled", "a person cancelled it", state="Cancelled", raises=RunStopped),
     Reason(

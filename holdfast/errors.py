@@ -14,7 +14,8 @@
     │   ├── RecordDamaged            (ValueError)         a journal record can't be read
     │   ├── NoVerifiedCheckpoint     (RuntimeError)       every commit is damaged or quarantined
     │   ├── NotTrusted               (PermissionError)    no trusted key signed a commit
-    │   └── GateTripped              (RuntimeError)       a resumed model isn't the one that was saved, or isn't healthy
+    │   ├── GateTripped              (RuntimeError)       a resumed model isn't the one that was saved, or isn't healthy
+    │   └── Inexact                  (RuntimeError)       new ranks train other steps than those that went on
     └── RunStopped                   exit 3: the run ended early; the same command continues it
         ├── StoreError               (OSError)
         │   ├── StoreFull            (OSError)            no space left
@@ -124,6 +125,12 @@ class NotTrusted(Damage, PermissionError):
 
 class GateTripped(Damage, RuntimeError):
     """A resumed model isn't the model that was saved, or isn't in good health."""
+
+
+class Inexact(Damage, RuntimeError):
+    """A run that continues from a commit doesn't train the steps that the ranks which never stopped have trained."""
+
+    reason = "inexact"
 
 
 class RunStopped(HoldfastError):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 # Every process of an attempt's ranks has this variable, with a value that is unique to the attempt's ranks.
@@ -9,6 +10,11 @@ MARK_VARIABLE = "HOLDFAST_RANKS"
 # The largest number of steps of an epoch, to which a proof cuts it; 0 for no cut.
 LONGEST_EPOCH_VARIABLE = "HOLDFAST_LONGEST_EPOCH"
 RANK_MODULE = "holdfast.rank"
+# The limit of this container's memory and what it has in use, in bytes (cgroup 2, then 1).
+CGROUP_MEMORY = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
 STOPPED = "T"  # the state of a process after SIGSTOP
 # Places in /proc/PID/stat, counted from the state on.
 UTIME, STIME, NUM_THREADS = 11, 12, 17
@@ -67,3 +73,26 @@ def _read_stat(pid: int) -> list[str]:
         if len(fields) > NUM_THREADS:
             return fields
     return ["", *["0"] * NUM_THREADS]
+
+
+def measure_memory(pids: Iterable[int]) -> int:
+    """Return the bytes of memory that some processes have in use; 0 for those that can't be read."""
+    return sum(_read_kilobytes(Path(f"/proc/{pid}/status"), "VmRSS:") for pid in pids) * 1024
+
+
+def find_free_memory() -> int:
+    """Return the bytes of memory that a new process can have on this machine, or in this container; 0 if unknown."""
+    free = [_read_kilobytes(Path("/proc/meminfo"), "MemAvailable:") * 1024]
+    for limit, used in CGROUP_MEMORY:
+        with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+            free.append(int(Path(limit).read_text("utf-8")) - int(Path(used).read_text("utf-8")))
+    return max(0, min(free))
+
+
+def _read_kilobytes(path: Path, name: str) -> int:
+    """Return a number of the kernel's, such as ``VmRSS:  5120 kB``; 0 if it isn't there."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text("utf-8", "replace").splitlines():
+            if line.startswith(name):
+                return int(line.split()[1])
+    return 0

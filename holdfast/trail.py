@@ -3,17 +3,22 @@
 A trail has a line for each step; `holdfast/FORMAT.md` lists its fields.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 Line = Mapping[str, Any]
 
+# The steps of a rehearsal. Their lines have a checksum of each component, whose cost bounds their number.
+REHEARSED_STEPS = 4
 # The fields of a line and of its parts, causes before effects. A difference in ``state`` is named by its components.
 CAUSES = (
     "samples", "generators", "buffers", "lrs", "anneals", "loss", "gradient", "partial_sum", "sum", "grad_norm",
     "logged", "state", "rng", "metrics",
 )  # fmt: skip
+# The fields of a line that no step depends on.
+LOGGED = ("logged", "grad_norm")
 # How the facts of a part are named that a line doesn't have.
 FACTS = {"partial_sum": "sum of gradients", "sum": "sum of all gradients"}
 # The first parts of the components' names, in the order in which a difference spreads within a step.
@@ -44,6 +49,36 @@ def find_first(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
         if found is not None and (fields := tuple(_compare_lines(line, found))):
             return Difference(int(line["step"]), fields, tuple(_compare_tensors(line, found)))
     return None
+
+
+def find_departure(lived: Sequence[Line], again: Sequence[Line], tolerance: float = 0.0) -> Difference | None:
+    """Return the first difference between steps and the same steps trained again; None if there is none.
+
+    What a program logs beside its loss is left out: a meter or a time is no state.
+
+    Args:
+        tolerance: the relative difference that is allowed between losses, where equal bits aren't promised. Then
+            checksums and random numbers, which can't agree within a tolerance, are left out, too.
+    """
+    if not tolerance:
+        return find_first([_leave_out(line, LOGGED) for line in lived], again)
+    others = {line["step"]: line for line in again}
+    for line in lived:
+        other = others.get(line["step"], {})
+        shared = [name for name in ("samples", "lrs", "loss") if name in line and name in other]
+        fields = [name for name in shared if not _is_close(line[name], other[name], tolerance)]
+        if fields:
+            return Difference(int(line["step"]), tuple(fields))
+    return None
+
+
+def _leave_out(line: Line, names: Sequence[str]) -> Line:
+    return {name: value for name, value in line.items() if name not in names}
+
+
+def _is_close(one: Any, other: Any, tolerance: float) -> bool:
+    is_number = isinstance(one, float) and isinstance(other, float)
+    return bool(one == other) or (is_number and math.isclose(one, other, rel_tol=tolerance))
 
 
 def spreads(component: str) -> tuple[int, str]:

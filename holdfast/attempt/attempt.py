@@ -23,6 +23,7 @@ from holdfast.attempt.observers import Observer, Observers
 from holdfast.attempt.opening import Known, await_completed, describe_beginning, describe_built
 from holdfast.attempt.pipeline import Chunk, Pipeline
 from holdfast.attempt.ranks import AttemptRanks
+from holdfast.attempt.rehearsal import Rehearsals
 from holdfast.attempt.stopping import Stopping
 from holdfast.attempt.upkeep import Upkeep
 from holdfast.checkpoint import Saved
@@ -45,7 +46,7 @@ from holdfast.history import History
 from holdfast.interval import FIRST_STEPS
 from holdfast.journal import Commit, Journal
 from holdfast.preemption import Notice
-from holdfast.rank.messages import Progress
+from holdfast.rank.messages import Progress, Rehearsed
 from holdfast.signature import load_signing_key, load_trusted_key
 from holdfast.store import open_store
 
@@ -83,6 +84,8 @@ class Attempt:
         self.number = number or self.journal.attempts() + 1
         self.notice: Notice | None = None
         self.ranks = AttemptRanks(config, self.journal, self.number)
+        self.rehearsals = Rehearsals(self.journal, self.number, self.ranks)
+        self._is_fresh = False  # whether the ranks have restored the head and trained nothing yet
         self._observers = Observers(observers)
         self._publish: Publish = publish or publish_commit
         self.upkeep = Upkeep(self)
@@ -94,6 +97,7 @@ class Attempt:
         self._failures = Failures()
         self._commits = Durations(unknown_s=MARGIN_S, least_s=LEAST_MARGIN_S)
         self._history: History | None = None  # of an automatic chunk length
+        self._chunk_s = 0.0  # seconds in the steps of the last chunk
         self._line: Line | None = None
 
     @property
@@ -247,7 +251,9 @@ class Attempt:
                 self.line.take(newest)
                 self.ranks.verified = newest.number
             else:
-                lineage["environment"] = asdict(judge_environment(past, present, self.config.resume))
+                verdict = judge_environment(past, present, self.config.resume)
+                lineage["environment"] = asdict(verdict)
+                self.rehearsals.is_changed = bool(lineage["drift"]) or verdict.promise != "identical"
             lineage["continues"] = {"commit": newest.number, "checkpoint_sha256": newest.checkpoint_sha256}
         if ancestor := self.ranks.ancestor:
             lineage["ancestor"] = ancestor.describe()
@@ -285,6 +291,7 @@ class Attempt:
         """Restore the head into the ranks; what was saved and not committed may be adopted on the way."""
         self._pipeline.uncommitted.clear()
         self.line.resume(lambda commit: self.ranks.restore(commit, self.line.read_metadata))
+        self._is_fresh = True
         if self.head is None:
             self.ranks.begin_from_ancestor()
 
@@ -303,11 +310,15 @@ class Attempt:
         """
         try:
             with self.journal.fenced(self.number):
+                if self.rehearsals.is_pending:
+                    self.rehearsals.finish(self.line, self._renew)
+                    self._is_fresh = False
                 if self.ranks.running is None:
-                    self._start_again()
-                    self._resume()
+                    self._renew()
                 if self.step >= chunk.stop:
                     return None
+                if self._is_fresh:
+                    self.rehearsals.compare_with_dead(self.line, chunk.stop)
                 saved = self._await_saved(chunk.stop)
         except (RankDied, RecipeFailed, Unhealthy, OutOfMemory) as error:
             self.close()
@@ -326,10 +337,15 @@ class Attempt:
         faults.reach("chunk-reported")
         return saved
 
+    def _renew(self) -> None:
+        """Start new ranks in place of those that ended, and restore the newest commit into them."""
+        self._start_again()
+        self._resume()
+
     def _start_again(self) -> None:
-        """Start new ranks in place of those that ended."""
         self.ranks.build_again(self.head)
         self._forget_order_to_stop()
+        self._pipeline.forget_orders()
 
     def _note_failure(self, error: HoldfastError) -> HoldfastError:
         """Note how the ranks failed. Return the error to raise, which is `NoProgress` if they failed so before."""
@@ -339,19 +355,41 @@ class Attempt:
         return self._failures.find_no_progress(error, self.step) or error
 
     def _await_saved(self, stop: int) -> Saved:
-        ranks = self.ranks.own
+        ranks, began = self.ranks.own, time.monotonic()
+        self._is_fresh = False
         self.ranks.note_training()
         self._order_steps(stop)
-        if stop < self.total_steps and not self.is_stopping:
-            self._order_steps(self._pipeline.stop_after(stop))  # which is trained while this chunk is committed
+        is_rehearsed = self.rehearsals.may_follow(self.line, self._chunk_s)
+        if not is_rehearsed:
+            self._order_next(stop)  # which is trained while this chunk is committed
         self.upkeep.do_if_owed()
         while True:
             self._pass_on_notice()
             event = ranks.next_event(self.notice.left_s() if self.notice else None)
             if isinstance(event, Saved):
+                self._chunk_s = event.train_s
                 return event.model_copy(update={"restart_s": self.ranks.restart_s})
+            if isinstance(event, Rehearsed):
+                self.rehearsals.note_lived(event.lines)
             if isinstance(event, Progress):
                 self._observers.tell("progressed", self, event)
+                if is_rehearsed and event.step >= stop:
+                    is_rehearsed = False
+                    self._rehearse_or_order(stop, time.monotonic() - began, event.steps_per_s)
+                elif is_rehearsed and self.rehearsals.is_near(event.step, stop, event.steps_per_s):
+                    self.rehearsals.start_ahead()
+
+    def _rehearse_or_order(self, stop: int, trained_s: float, steps_per_s: float) -> None:
+        """Order what follows a chunk whose last step is trained: a rehearsal if one is due, or the next chunk."""
+        if stop < self.total_steps and not self.is_stopping and self.notice is None:
+            stops = self._pipeline.stop_after(stop), self.total_steps
+            if self.rehearsals.begin(self.line, stop, stops, trained_s, steps_per_s):
+                return
+        self._order_next(stop)
+
+    def _order_next(self, stop: int) -> None:
+        if stop < self.total_steps and not self.is_stopping:
+            self._order_steps(self._pipeline.stop_after(stop))
 
     def _order_steps(self, stop: int) -> None:
         if self._pipeline.is_new(stop):
@@ -412,7 +450,7 @@ class Attempt:
         log.warning("%s", notice)
         ranks = self.ranks.running
         if notice.is_advice:
-            if ranks is not None:
+            if ranks is not None and not self.rehearsals.is_pending:  # then the steps before it are being saved
                 ranks.save()
             return
         self.notice = notice
@@ -439,6 +477,8 @@ class Attempt:
         """Finish the current step, save and commit within ``resume.stop_within_s``, and end the ranks."""
         self._stopping = Stopping.STOPPED
         deadline = time.monotonic() + self.config.resume.stop_within_s
+        self.rehearsals.forget()
+        self.ranks.put_back()
         ranks = self.ranks.running
         if ranks is not None and self._is_claimed:
             ranks.stop()
@@ -460,6 +500,7 @@ class Attempt:
     def close(self) -> None:
         """End this attempt's ranks."""
         self.ranks.end()
+        self.rehearsals.forget()
         self._pipeline.forget_orders()
 
     def _finish(self) -> None:
@@ -484,6 +525,8 @@ class Attempt:
             self._finish()
         finally:  # a signal may end the wait
             self.close()
+            if self._is_claimed:
+                self.rehearsals.end(is_complete=ending.reason == "completed")
             self._record_ending(ending)
             self._observers.tell("ended", self)
 

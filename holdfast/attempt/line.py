@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from holdfast import checkpoint
 from holdfast.changes import compare
@@ -33,10 +34,34 @@ READS = 2
 TRIPS = 2
 # How many commits back the chain is checked if latest.json is lost or names none of them.
 ANCESTORS = 8
+# How many commits back a rehearsal that differs looks for the attempts since the last one that was equal.
+ANCESTORS_SEARCHED = 1000
 
 log = logging.getLogger(__name__)
 
 Restore = Callable[[Commit], HoldfastError | None]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The findings of a line's rehearsals; see `Commit`.
+
+    Attributes:
+        rehearsed: the step of the last one that was equal; 0 for none.
+        unrehearsed_s: seconds in the steps since then.
+        cost_s: seconds for which one has kept training waiting since the last commit.
+        inexact: how one differed, if the run went on all the same.
+    """
+
+    rehearsed: int = 0
+    unrehearsed_s: float = 0.0
+    cost_s: float = 0.0
+    inexact: str = ""
+
+    @classmethod
+    def of(cls, commit: Commit | None) -> "Verdict":
+        """Return the findings that a commit has on record."""
+        return cls(commit.rehearsed, commit.unrehearsed_s, 0.0, commit.inexact) if commit else cls()
 
 
 class Line:
@@ -77,6 +102,7 @@ class Line:
         self._taken: set[str] = set()  # folders that can't be adopted
         self._signing_key = signing_key
         self._trusted_keys = trusted_keys
+        self._noted: tuple[int, Verdict] | None = None  # since the commit of this number
         self._commit_adopted = commit_adopted or (lambda saved: self.commit(saved, "adopted"))
 
     def resume(self, restore: Restore) -> None:
@@ -197,7 +223,47 @@ class Line:
             created_at=now(),
             trained_at=metadata.trained_at,
             **saved.model_dump(include={"train_s", "slow_s", "stall_s", "save_s", "restart_s"}),
+            rehearsed=self.verdict.rehearsed,
+            unrehearsed_s=self.verdict.unrehearsed_s + saved.train_s,
+            rehearse_s=self.verdict.cost_s,
+            inexact=self.verdict.inexact,
         )
+
+    # ---- rehearsals
+
+    @property
+    def verdict(self) -> "Verdict":
+        """Return what rehearsals of this line have found so far."""
+        number = self.head.number if self.head else 0
+        if self._noted is not None and self._noted[0] == number:
+            return self._noted[1]
+        return Verdict.of(self.head)
+
+    def note_rehearsal(self, step: int, cost_s: float) -> None:
+        """Note that a rehearsal from the head was equal; the next commit says so.
+
+        Args:
+            cost_s: seconds for which it kept training waiting.
+        """
+        assert self.head is not None
+        self._noted = self.head.number, Verdict(step, cost_s=cost_s)
+
+    def note_inexact(self, found: str) -> None:
+        """Note that the run goes on although it does not continue exactly; every later commit says so."""
+        assert self.head is not None
+        self._noted = self.head.number, replace(self.verdict, inexact=found)
+
+    def find_unproved(self) -> str:
+        """Return since which attempt the run may not be exact, for a message; empty if it was never interrupted."""
+        each, since = self.head, ""
+        for _ in range(ANCESTORS_SEARCHED):
+            parent = self.journal.find_commit(each.parent) if each is not None else None
+            if each is None or parent is None or parent.step < each.rehearsed:
+                break
+            if parent.attempt != each.attempt:
+                since = f"; it may not be exact since attempt {each.attempt}, which continued from step {parent.step}"
+            each = parent
+        return since
 
     def follow(self) -> Commit:
         """Make the newest commit the head: an earlier attempt made it, which had passed the fence before our claim."""

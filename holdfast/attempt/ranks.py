@@ -19,14 +19,20 @@ from holdfast.attempt.lineage import (
     find_ancestor,
     judge_environment,
 )
+from holdfast.checkpoint import shorten
 from holdfast.config import RunConfig
 from holdfast.errors import IN_LOG, ConfigError, HoldfastError, RecipeError, StateError
+from holdfast.function import split_recipe
 from holdfast.gpus import check_gpus, settle_ranks
+from holdfast.imports import find_file
 from holdfast.journal import Commit, Journal, format_time
+from holdfast.processes import find_free_memory, measure_memory
 from holdfast.rank import launching
 from holdfast.rank.launching import Ranks
+from holdfast.rank.lived import name_lived
 from holdfast.rank.messages import CARRIED, Problem, Ready
 from holdfast.rank.rendezvous import describe_wait, find_node
+from holdfast.sources import hash_sources
 from holdfast.store import open_store
 from holdfast.terminal import counted
 
@@ -35,6 +41,9 @@ log = logging.getLogger(__name__)
 # By this factor a rank may take longer after each hang: a step that takes long once, such as one that compiles again,
 # isn't killed for ever.
 PATIENCE = 4.0
+# New ranks may need more memory than those that wait: their restore reads a checkpoint.
+ROOM = 1.5
+SHOWN_MODULES = 3
 
 
 class AttemptRanks:
@@ -49,6 +58,9 @@ class AttemptRanks:
         restart_s: seconds from the start of these ranks until they began to train; 0 before that.
         verified: the number of the last commit whose bytes were verified, mostly as they were restored; 0 for none.
         hangs: how often they hung in a row, without a save in between.
+        is_quiet: whether a restore is not worth a line, because a rehearsal has one.
+        tolerance: the relative difference that is allowed between their numbers and those of other ranks that go on
+            from the same commit; None if settings or code were changed, so that nothing can be compared.
     """
 
     present: Present
@@ -64,6 +76,11 @@ class AttemptRanks:
         self.ancestor: Ancestor | None = None
         self.verified = 0
         self.hangs = 0
+        self._aside: Ranks | None = None
+        self._aside_restart_s = 0.0
+        self.is_quiet = False
+        self._ahead: Ranks | None = None
+        self.tolerance: float | None = None
 
     @property
     def own(self) -> Ranks:
@@ -100,7 +117,12 @@ class AttemptRanks:
             raise ConfigError(f"this is node {node}, which only carries ranks", hint="start it with holdfast train")
         if compute.has_nodes or compute.has_ray:
             log.info("%s", describe_wait(compute))
-        self.running = launching.start(*_arguments(self.config, self._number, newest), PATIENCE**self.hangs)
+        if self._ahead is not None:
+            self.running, self._ahead = self._ahead, None
+            self.running.proceed()
+        else:
+            config, log_path, commit, lived = _arguments(self.config, self._number, newest)
+            self.running = launching.start(config, log_path, commit, PATIENCE**self.hangs, lived)
         try:
             gpus = self._check_gpus(self.running)  # while the ranks import torch
             self.built = self.running.expect(Ready)
@@ -137,15 +159,18 @@ class AttemptRanks:
         past = Past.read(self._journal, commit, read_metadata)
         if commit.config_fingerprint != self._judged:  # another number of ranks trained it: it was adopted, say
             judge_environment(past, self.present, self.config.resume)
+        gate = choose_gate(past, self.present, self.config.resume)
+        self.tolerance = None if gate.how == "record" else gate.tolerance
         try:
-            event = self.own.restore(commit, choose_gate(past, self.present, self.config.resume))
+            event = self.own.restore(commit, gate)
         except StateError as error:
             raise explain_unfit(error, past, self.present, self.config.resume) from error
         if isinstance(event, Problem):
             return event.error
-        log.info("restored: %s", event.summary)
-        for name in event.taken_over:
-            log.info("the changed %s is in force from step %d on", name, event.step)
+        if not self.is_quiet:
+            log.info("restored: %s", event.summary)
+            for name in event.taken_over:
+                log.info("the changed %s is in force from step %d on", name, event.step)
         self.verified = commit.number
         if event.note:
             log.warning("%s; settings or code were changed, so that it only goes on record", event.note)
@@ -173,10 +198,63 @@ class AttemptRanks:
         self.restart_s = self.restart_s or time.monotonic() - self.own.began
 
     def end(self) -> None:
-        """End the ranks, if there are any."""
+        """End all ranks that there are."""
+        self.end_ahead()
+        self.end_aside()
+        self.end_running()
+
+    def end_running(self) -> None:
+        """End the ranks that run the training."""
         if self.running is not None:
             self.running.end()
             self.running = None
+
+    # ---- a second set, for a rehearsal
+
+    def start_ahead(self) -> None:
+        """Start the next ranks: they import torch, and touch no device before they take the place of these."""
+        compute = self.config.compute
+        if self._ahead is None and not (compute.has_nodes or compute.has_ray):
+            config, log_path, _, lived = _arguments(self.config, self._number, None)
+            self._ahead = Ranks(config, log_path, lived=lived, is_held=True)
+
+    def end_ahead(self) -> None:
+        """End the ranks that were started ahead and are not needed."""
+        if self._ahead is not None:
+            self._ahead.end()
+            self._ahead = None
+
+    def has_room(self) -> bool:
+        """Return whether this machine's memory holds a second set of ranks beside the running one: never on a GPU."""
+        compute = self.config.compute
+        if self.built.device != "cpu" or compute.has_nodes or compute.has_ray:
+            return False
+        return ROOM * measure_memory(self.own.list_pids()) < find_free_memory()
+
+    def set_aside(self) -> None:
+        """Let the running ranks wait; others may be started in their place."""
+        self._aside, self.running = self.running, None
+        self._aside_restart_s = self.restart_s
+
+    def put_back(self) -> None:
+        """End the ranks in the place of those that wait, if any do, and let these go on."""
+        if self._aside is not None:
+            self.end_running()
+            self.running, self._aside = self._aside, None
+            self.restart_s = self._aside_restart_s
+
+    def end_aside(self) -> None:
+        """End the ranks that wait, if any do."""
+        if self._aside is not None:
+            self._aside.end()
+            self._aside = None
+
+    def find_changed_code(self) -> str:
+        """Return the names of the recorded modules and files whose code has changed since; empty for none."""
+        saved = self.present.environment.get("sources", {})
+        folder = Path(find_file(split_recipe(self.config.recipe)[0])).resolve().parent
+        current = hash_sources(saved, folder)
+        return shorten([name for name in sorted(current) if current[name] != saved[name]], SHOWN_MODULES)
 
 
 @contextlib.contextmanager
@@ -195,7 +273,8 @@ def started_ahead(config: RunConfig) -> Iterator[None]:
         yield
 
 
-def _arguments(config: RunConfig, number: int, newest: Commit | None) -> tuple[RunConfig, Path, int]:
-    """Return the arguments of `launching.start` for an attempt."""
-    path = Path(config.log.folder) / config.run / f"attempt-{number:08d}.log"
-    return config, path, newest.number if newest else 0
+def _arguments(config: RunConfig, number: int, newest: Commit | None) -> tuple[RunConfig, Path, int, Path]:
+    """Return the arguments of `launching.started_ahead` for an attempt."""
+    folder = Path(config.log.folder) / config.run
+    log_path = folder / f"attempt-{number:08d}.log"
+    return config, log_path, newest.number if newest else 0, name_lived(folder, number)

@@ -43,6 +43,7 @@ from holdfast.journal.records import (
     Latest,
     Pin,
     Quarantine,
+    RehearsalRecord,
     folder_record_name,
     now,
     read_record,
@@ -136,6 +137,15 @@ class Journal(RunFolder):
             known = self.read_ending(number)
             return known.ending if known else ending
         return ending
+
+    def find_rehearsal(self, commit: int) -> RehearsalRecord | None:
+        """Return the newest record of a rehearsal from a commit that differed; None if there is none."""
+        for number in reversed(self.numbers("rehearsals")):
+            with contextlib.suppress(NameMissing, RecordDamaged):
+                record = read_record(self.store, RehearsalRecord, record_name("rehearsals", number))
+                if record.commit == commit:
+                    return record
+        return None
 
     def read_ending(self, number: int) -> EndingRecord | None:
         """Return the record of an attempt's ending; None if there is none yet or it can't be read."""

@@ -219,10 +219,27 @@ class Commit(Record):
     stall_s: Seconds = Field(0.0, description="seconds that training paused for its save")
     save_s: Seconds = Field(0.0, description="seconds from the copy of its state until it was durable")
     restart_s: Seconds = Field(0.0, description="seconds until its ranks, or their attempt, began to train")
+    rehearsed: int = Field(0, ge=0, le=MOST_STEPS, description="the step of the last rehearsal of its line; 0 for none")
+    unrehearsed_s: Seconds = Field(0.0, description="seconds in the steps since that rehearsal")
+    rehearse_s: Seconds = Field(0.0, description="seconds that a rehearsal kept its steps waiting")
+    inexact: str = Field("", description="how a rehearsal of its line differed, where the run went on all the same")
 
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
+
+
+class RehearsalRecord(Record):
+    """``rehearsals/00000003.json``: the steps after a commit, as trained by the ranks that an attempt had then.
+
+    A rehearsal of the attempt differed from them. The next attempt has to train the same, before it commits anything.
+    """
+
+    attempt: int = Field(ge=1)
+    commit: int = Field(ge=1)
+    lines: list[dict[str, Any]] = Field(description="the trail of these steps, a line for each")
+    difference: str
+    created_at: Time
 
 
 class Latest(Record):

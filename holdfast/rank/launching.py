@@ -14,7 +14,7 @@ import uuid
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, ClassVar, Self, TypeVar
+from typing import IO, Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel
 
@@ -26,6 +26,8 @@ from holdfast.probe import Gate
 from holdfast.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, find_processes, is_running, leads_session
 from holdfast.rank.ending import RankLog
 from holdfast.rank.hanging import LOOK_EVERY_S, PATIENCE_VARIABLE, Watch
+from holdfast.rank.holding import HELD_VARIABLE
+from holdfast.rank.lived import LIVED_VARIABLE
 from holdfast.rank.messages import (
     Begin,
     Begun,
@@ -40,7 +42,10 @@ from holdfast.rank.messages import (
     Noticed,
     Order,
     Problem,
+    Proceed,
     Ready,
+    Rehearse,
+    Rehearsed,
     Restore,
     Restored,
     Save,
@@ -87,6 +92,8 @@ class Ranks:
         longest_epoch: int = 0,
         spawn: Spawn | None = None,
         patience: float = 1.0,
+        lived: Path | None = None,
+        is_held: bool = False,
     ) -> None:
         """
         Args:
@@ -94,6 +101,8 @@ class Ranks:
             longest_epoch: cut an epoch to this many steps, for a proof; 0 for no cut.
             spawn: starts the process; by default `Ranks.spawn`.
             patience: of the watch over their heartbeats.
+            lived: the file for the steps that no commit has yet; see `holdfast.rank.lived`.
+            is_held: whether they wait for `proceed` once they have imported torch.
         """
         self.began = time.monotonic()
         self._compute = config.compute
@@ -107,6 +116,7 @@ class Ranks:
         environment = make_environment(config, commit) | {HEARTBEATS_VARIABLE: str(heartbeats.path)}
         environment |= {MARK_VARIABLE: self._mark, LONGEST_EPOCH_VARIABLE: str(longest_epoch)}
         environment |= {PATIENCE_VARIABLE: str(patience)}  # for the watches on the nodes of a Ray cluster
+        environment |= {LIVED_VARIABLE: str(lived.absolute()) if lived else "", HELD_VARIABLE: "1" if is_held else ""}
         with self._log.open() as log:
             self._process = (spawn or self.spawn)(make_command(config), environment, log)
         self._events: Events = queue.SimpleQueue()
@@ -269,6 +279,27 @@ class Ranks:
         """Order the ranks to train until step ``stop`` and to save; see `Train`."""
         self.send(Train(stop=stop, fingerprint=fingerprint, into=into, is_detailed=is_detailed))
 
+    def proceed(self) -> None:
+        """Let ranks that were held build the recipe; from now on their start is measured."""
+        self.began = time.monotonic()
+        self.send(Proceed())
+
+    def rehearse(self, stop: int, fingerprint: str, *, is_kept: bool, is_detailed: bool = True) -> None:
+        """Order the ranks to train until step ``stop`` without a save; see `Rehearse`."""
+        self.send(Rehearse(stop=stop, fingerprint=fingerprint, is_kept=is_kept, is_detailed=is_detailed))
+
+    def await_rehearsed(self) -> list[dict[str, Any]]:
+        """Return the trail of the steps that `rehearse` has ordered.
+
+        Raises:
+            HoldfastError: see `next_event`.
+        """
+        return self.expect(Rehearsed).lines
+
+    def list_pids(self) -> list[int]:
+        """Return the processes of the ranks on this machine."""
+        return [self.pid, *self._find_others()]
+
     def save(self) -> None:
         """Order a save after the current step; training continues."""
         self.send(Save())
@@ -345,13 +376,13 @@ def _read(pipe: IO[str], events: Events) -> None:
 
 
 # Ranks that were started ahead, each after the arguments that it was started with.
-_ahead: list[tuple[tuple[RunConfig, Path, int], Ranks]] = []
+_ahead: list[tuple[tuple[RunConfig, Path, int, Path | None], Ranks]] = []
 
 
 @contextlib.contextmanager
-def started_ahead(config: RunConfig, log_path: Path, commit: int) -> Iterator[None]:
+def started_ahead(config: RunConfig, log_path: Path, commit: int, lived: Path | None = None) -> Iterator[None]:
     """Start ranks for a later call of `start` inside the block; end them after the block if nothing took them."""
-    _ahead.append(((config, log_path, commit), Ranks(config, log_path, commit)))
+    _ahead.append(((config, log_path, commit, lived), Ranks(config, log_path, commit, lived=lived)))
     try:
         yield
     finally:
@@ -360,13 +391,13 @@ def started_ahead(config: RunConfig, log_path: Path, commit: int) -> Iterator[No
             _ahead.pop()
 
 
-def start(config: RunConfig, log_path: Path, commit: int, patience: float = 1.0) -> Ranks:
+def start(config: RunConfig, log_path: Path, commit: int, patience: float = 1.0, lived: Path | None = None) -> Ranks:
     """Return the ranks that were started ahead with the same arguments, or start new ones; see `Ranks`."""
     while _ahead:
         arguments, ranks = _ahead[-1]
-        if arguments == (config, log_path, commit):
+        if arguments == (config, log_path, commit, lived):
             _ahead.pop()
             return ranks
         ranks.end()
         _ahead.pop()
-    return Ranks(config, log_path, commit, patience=patience)
+    return Ranks(config, log_path, commit, patience=patience, lived=lived)

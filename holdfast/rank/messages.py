@@ -74,6 +74,26 @@ class Train(Message):
     is_detailed: bool = False
 
 
+class Rehearse(Message):
+    """Train until a step and save nothing. Answered by `Rehearsed`.
+
+    Attributes:
+        stop: the last step.
+        fingerprint: the fingerprint of the settings, for the checkpoint of a `Stop` that comes meanwhile.
+        is_kept: whether the run goes on in these ranks afterwards. Otherwise they end without a save, whatever happens.
+        is_detailed: whether each step's line of the trail has the checksums of all components and tensors.
+    """
+
+    stop: int
+    fingerprint: str
+    is_kept: bool
+    is_detailed: bool = True
+
+
+class Proceed(Message):
+    """Build the recipe: the first order to ranks that were started ahead, which have only imported until it comes."""
+
+
 class Save(Message):
     """Save after the current step and train on. May come at any time. Answered by `Saved`."""
 
@@ -181,6 +201,16 @@ class Progress(Message):
         return "" if self.loss is None else f"loss {self.loss:.4f}  "
 
 
+class Rehearsed(Message):
+    """The ranks have trained the steps of a `Rehearse`.
+
+    Attributes:
+        lines: the trail of these steps, a line for each.
+    """
+
+    lines: list[dict[str, Any]]
+
+
 class Evaluated(Message):
     """The result of an evaluation.
 
@@ -276,7 +306,7 @@ class Woken(Message):
     """An event that no rank sends: `Ranks.wake` queues it to interrupt a caller that waits for an event."""
 
 
-Order = Restore | Begin | Train | Save | Stop | Evaluate | Examine | End
+Order = Proceed | Restore | Begin | Train | Rehearse | Save | Stop | Evaluate | Examine | End
 # `Saved` (a checkpoint is durable) is a class of `holdfast.checkpoint`.
 Event = (
     Ready
@@ -285,6 +315,7 @@ Event = (
     | Noticed
     | Begun
     | Progress
+    | Rehearsed
     | Saved
     | Evaluated
     | Examined

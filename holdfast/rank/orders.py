@@ -107,6 +107,10 @@ class Orders:
         self._agreed = self._ask_all()
         return self._agreed > Wish.NOTHING
 
+    def note_wait(self) -> None:
+        """Note that this rank waits before its next step, so that the wait doesn't count as a step."""
+        self._last_pause = math.inf
+
     def begin_save(self, save: Callable[..., None], *, is_urgent: bool) -> None:
         """Begin a save. All saves are urgent until one has shown how long an urgent save takes.
 

@@ -19,6 +19,7 @@ import torch
 from torch.distributed import DistError
 
 from holdfast import checkpoint, heartbeats, opened
+from holdfast.canonical import spell_floats
 from holdfast.checkpoint import Metadata, Payload
 from holdfast.environment import describe_environment
 from holdfast.errors import (
@@ -37,6 +38,7 @@ from holdfast.journal import Commit
 from holdfast.location import describe_error, find_hint
 from holdfast.rank.agreeing import check_same, check_store
 from holdfast.rank.events import Events
+from holdfast.rank.holding import wait_to_proceed
 from holdfast.rank.messages import (
     Begin,
     Begun,
@@ -49,8 +51,11 @@ from holdfast.rank.messages import (
     Finished,
     Found,
     Noticed,
+    Proceed,
     Progress,
     Ready,
+    Rehearse,
+    Rehearsed,
     Restore,
     Restored,
     Skipped,
@@ -84,11 +89,13 @@ from holdfast.training import (
 
 # The phase of the rank's heartbeat in which it obeys each order; each step of a `Train` begins its own.
 PHASES: dict[type, Phase] = {
+    Proceed: Phase.WAITING,
     Restore: Phase.RESTORING,
     Begin: Phase.RESTORING,
     Evaluate: Phase.EVALUATING,
     Examine: Phase.EVALUATING,
     Train: Phase.SAVING,
+    Rehearse: Phase.SAVING,
 }
 # torch raises a RuntimeError with this text if the CPU's memory runs out.
 CPU_OUT_OF_MEMORY = "can't allocate memory"
@@ -143,14 +150,23 @@ def obey(
             check_store(training)
             is_checked = True
         match order:
+            case Proceed():
+                pass  # it has ended the wait before the recipe was built
             case Restore():
                 restore(training, folder, order, events, prefetch)
+                survivor.lived.restart(training.progress.step)
             case Begin():
                 begin(training, order, events)
             case Evaluate():
                 report_evaluation(training, events)
             case Examine():
                 report_examination(training, events)
+            case Rehearse():
+                if (yield from rehearse(training, order, orders, events)):
+                    if order.is_kept:
+                        save = Train(stop=training.progress.step, fingerprint=order.fingerprint)
+                        yield from train_and_save(training, folder, save, orders, events, record, ran_on, survivor)
+                    return
             case Train():
                 if (yield from train_and_save(training, folder, order, orders, events, record, ran_on, survivor)):
                     return
@@ -181,8 +197,8 @@ def train_and_save(
     def report(step: int, loss: float | None, steps_per_s: float) -> None:
         events.send(Progress(step=step, loss=loss, steps_per_s=steps_per_s))
 
-    while training.progress.step < order.stop:
-        first, began = training.progress.step, time.monotonic()
+    while training.progress.step < order.stop or training.has_new_steps:
+        began = time.monotonic() - training.unsaved_s
         if training.can_survive and not order.into:
             survivor.chunk = Chunk(training, folder, order.fingerprint, ran_on, began)
         yield from steps(training, order.stop, orders.is_pausing, report)
@@ -191,13 +207,36 @@ def train_and_save(
             record.complete(ran_on)  # the steps may have imported more modules
         heartbeats.begin(Phase.SAVING)
         is_stopping = orders.is_stopping()
-        if training.progress.step > first:
+        if training.has_new_steps:
+            training.unsaved_s = 0.0
             orders.begin_save(functools.partial(save, train_s=train_s), is_urgent=is_stopping)
+            if not order.into:
+                survivor.lived.note_save(training.progress.step)
             for line in training.unkept.take():
                 events.send(Noticed(text=line))
         if is_stopping:
             return True
     return False
+
+
+def rehearse(training: Training, order: Rehearse, orders: Orders, events: Events) -> Generator[None, None, bool]:
+    """Train until the order's last step without a save, and report the trail of these steps. Yield before each step.
+
+    Returns:
+        True if the rank was told to end meanwhile.
+    """
+    training.is_detailed, training.is_rehearsal = order.is_detailed, not order.is_kept
+    first, began, is_stopping = training.progress.step, time.monotonic(), False
+    while training.progress.step < order.stop and not is_stopping:
+        yield from steps(training, order.stop, orders.is_pausing)
+        is_stopping = orders.is_stopping()
+    lines = [spell_floats(line) for line in training.read_metrics() if line["step"] > first]
+    events.send(Rehearsed(lines=lines))
+    training.is_detailed = training.is_rehearsal = False
+    training.drop_detail()
+    orders.note_wait()
+    training.unsaved_s += time.monotonic() - began
+    return is_stopping
 
 
 def share_environment(training: Training, record: Record | None, ran_on: dict[str, Any]) -> dict[str, Any]:
@@ -348,6 +387,7 @@ def describe_data(training: Training) -> dict[str, Any]:
 def main(prefetch: Prefetch | None = None) -> int:
     """Run one rank to its end. Return its exit code: 0 if it ended by an order."""
     events = Events()
+    wait_to_proceed()
     faulthandler.enable(file=2)  # a crash in native code writes its stack into the log
     prefetch = prefetch or Prefetch()
     built: list[Training] = []
@@ -363,6 +403,7 @@ def main(prefetch: Prefetch | None = None) -> int:
         is_first = training.accelerator.is_local_main_process
         record = Record(training, before, files, prefetch.read_environment()) if is_first else None
         training.saver.buffers = prefetch.buffers
+        training.note_lines = survivor.lived.add
         gc.freeze()  # otherwise collecting what was built so far would stall a step by 0.2 s now and then
         gc.enable()
         return serve(training, events, prefetch, record, survivor)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from holdfast import heartbeats
 from holdfast.heartbeats import Phase, Standing
 from holdfast.processes import is_running
+from holdfast.rank.lived import open_lived
 from holdfast.store import Store
 from holdfast.training import Training, go_back, save_alone
 
@@ -40,10 +41,12 @@ class Survivor:
 
     Attributes:
         chunk: the chunk to save then; None if there is none, or no rank could save it alone.
+        lived: the file of the steps that no commit has yet, in case that this rank itself is lost.
     """
 
     def __init__(self) -> None:
         self.chunk: Chunk | None = None
+        self.lived = open_lived()
 
     def save(self) -> None:
         """Save the last completed step, if it is this rank's turn and this rank is sure of it. Raise no error."""

@@ -3,7 +3,7 @@
 # Over 300 lines: one class, which all that trains, saves and restores reads.
 
 import os
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,9 @@ class Training:
         trained: the step that was trained last, for `record_step`.
         is_detailed: whether each line of the trail has the checksums of all components and tensors, and the facts of
             each rank or share, for a proof.
+        is_rehearsal: whether other ranks train these steps, too, and this process ends after them.
+        unsaved_s: seconds of rehearsed steps since the last save.
+        note_lines: called with the trail since the last save whenever it was read.
         drawn_from: a digest of the generators at the beginning of the step, if `is_detailed`.
         begun: the last saves, which this rank leaves to the main rank.
         stage: whether the state is that after the last completed step.
@@ -167,7 +170,9 @@ class Training:
         self.trained: Unread | None = None
         self._unread: list[tuple[Unread, dict[str, Any]]] = []  # each with the further fields of its line
         self._has_begun = False
-        self.is_detailed = False
+        self.is_detailed = self.is_rehearsal = False
+        self.unsaved_s = 0.0
+        self.note_lines: Callable[[Sequence[Mapping[str, Any]]], object] = lambda lines: None
         self.drawn_from = ""
         self.begun = BegunSaves()
         self.stage = Stage.SETTLED
@@ -399,8 +404,18 @@ class Training:
             line |= {name: own.pop(name) for name in OWN_FIELDS if name in own}
             others = {"logged": own, "anneals": each.anneals, "samples": next(samples)}
             self.metrics.append(line | {name: value for name, value in others.items() if value} | facts)
-        self._unread.clear()
+        if self._unread:
+            self._unread.clear()
+            self.note_lines(self.metrics)
         return self.metrics
+
+    def drop_detail(self) -> None:
+        """Leave of the lines since the last save what they have without `is_detailed`."""
+        for line in self.metrics:
+            line.pop("parts", None)
+            line.get("state", {}).pop("tensors", None)
+            if line["step"] % self._checksum_every:
+                line.pop("state", None)
 
     def _read_numbers(self) -> Iterator[float]:
         """Return the numbers of all unread steps, one after the other; of several ranks or shares, their means."""

@@ -11,6 +11,7 @@ from holdfast.errors import RecipeError
 from holdfast.heartbeats import Phase, Place
 from holdfast.shown import describe
 from holdfast.state import gather_whole
+from holdfast.trail import REHEARSED_STEPS
 from holdfast.training.build import Training
 from holdfast.training.norm import clip_to, take_norm
 from holdfast.training.progress import Stage, Unread, read_number
@@ -52,6 +53,8 @@ def steps(
         if step % training.config.log.every == 0 or step == stop:
             speed = (step - first) / (time.monotonic() - began)
             report(step, training.read_metrics()[-1].get("loss"), speed)
+        elif step - first <= REHEARSED_STEPS:
+            training.read_metrics()  # if this rank dies, the next one has to train the same steps: see `note_lines`
 
 
 def settle(training: Training) -> None:

@@ -59,6 +59,11 @@ class Step:
         self._run = run
 
     @property
+    def is_rehearsal(self) -> bool:
+        """Return whether this process ends after this step and other ranks train it, too, so that it isn't logged."""
+        return self._run.is_rehearsal
+
+    @property
     def batch(self) -> Any:
         """Return the loader's next batch, on the run's device. A step may take several, one after the other."""
         return self._run.next_batch()
@@ -145,6 +150,11 @@ class Run:
     def world_size(self) -> int:
         """Return the number of ranks."""
         return int(self.accelerator.num_processes)
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Return whether this process ends after the present step; see `Step.is_rehearsal`."""
+        return self._training is not None and self._training.is_rehearsal
 
     # ---- before the loop
 

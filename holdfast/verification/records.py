@@ -22,6 +22,7 @@ from holdfast.journal import (
     PruneReport,
     Quarantine,
     Record,
+    RehearsalRecord,
     broken_links,
     folder_record_name,
     read_record,
@@ -36,6 +37,7 @@ NUMBERED: dict[str, tuple[type[Record], str]] = {
     "pruned": (Pruned, "commit"),
     "pins": (Pin, "commit"),
     "prunes": (PruneReport, "newest"),
+    "rehearsals": (RehearsalRecord, "attempt"),
 }
 
 # The built-in map, or one that runs in several threads.

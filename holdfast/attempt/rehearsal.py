@@ -1,0 +1,299 @@
+"""Rehearsals: new ranks start from a commit, and have to train its next steps as the ranks that went on.
+
+The ranks that still live are the one witness that knows everything. At a commit they train a few steps more, with a
+checksum of each component. New ranks restore the commit, pass the gate and train the same steps. If both trails are
+equal, the run continues exactly from that commit. Otherwise it stops, before a step that is wrong can be committed.
+
+Ranks that have died are a witness, too: the steps that they had trained are on the disk; see `holdfast.rank.lived`.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.attempt.line import Line
+from holdfast.attempt.ranks import AttemptRanks
+from holdfast.checkpoint import shorten
+from holdfast.config import ProofSettings
+from holdfast.errors import (
+    GateTripped,
+    Inexact,
+    OutOfMemory,
+    RankDied,
+    RecipeFailed,
+    StateError,
+    StoreError,
+)
+from holdfast.journal import Journal, RehearsalRecord, now, record_name
+from holdfast.rank.lived import delete_lived, find_lived
+from holdfast.rank.messages import Examined
+from holdfast.trail import REHEARSED_STEPS, Difference, find_departure
+
+log = logging.getLogger(__name__)
+
+# A run that has less than this left isn't rehearsed, unless its configuration asks for it.
+SHORT_S = 60.0
+# The new ranks start so long before the commit that they have imported torch by then.
+AHEAD_S = 15.0
+SHOWN_NAMES = 3
+SHOWN_SUSPECTS = 4
+GO_ON = "--set proof.rehearse=record trains on all the same, and says so in every later commit"
+
+Trail = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A rehearsal that the living ranks have been ordered to begin.
+
+    Attributes:
+        start: the step of the commit to start from.
+        stop: the last step that both train.
+        is_beside: whether the living ranks wait while new ones rehearse, and the run then goes on in them.
+        began: when the living ranks had trained the commit's last step, on the clock of `time.monotonic`.
+    """
+
+    start: int
+    stop: int
+    is_beside: bool
+    began: float
+
+
+class Rehearsals:
+    """The rehearsals of one attempt: when one is due, and what comes of it.
+
+    Attributes:
+        is_changed: whether the attempt goes on with accepted changes, or where equal bits aren't promised, so that one
+            rehearsal is due anew.
+    """
+
+    def __init__(self, journal: Journal, number: int, ranks: AttemptRanks) -> None:
+        self._journal, self._number, self._ranks = journal, number, ranks
+        self._pending: Rehearsal | None = None
+        self._lived: Trail | None = None  # the steps of the living ranks
+        self._cost_s = 0.0
+        self._has_warned = False
+        self.is_changed = False
+
+    @property
+    def _settings(self) -> ProofSettings:
+        return self._ranks.config.proof
+
+    @property
+    def is_pending(self) -> bool:
+        """Return whether the living ranks have been ordered to begin a rehearsal."""
+        return self._pending is not None
+
+    # ---- when
+
+    def may_follow(self, line: Line, next_s: float) -> bool:
+        """Return whether a rehearsal may be due in so many seconds of training."""
+        rehearse, verdict = self._settings.rehearse, line.verdict
+        if rehearse == "off" or verdict.inexact:
+            return False
+        if not verdict.rehearsed or self.is_changed:
+            return True
+        cost_s = self._cost_s or self._ranks.restart_s
+        share = self._settings.share
+        return rehearse != "first" and (share == 1 or (verdict.unrehearsed_s + next_s) * share > cost_s > 0)
+
+    def is_near(self, step: int, stop: int, steps_per_s: float) -> bool:
+        """Return whether the ranks come to the end of a chunk as soon as new ranks can have started."""
+        return not self.is_pending and (stop - step) < AHEAD_S * steps_per_s
+
+    def start_ahead(self) -> None:
+        """Start the new ranks; they import torch and wait."""
+        self._ranks.start_ahead()
+
+    def begin(self, line: Line, step: int, stops: tuple[int, int], trained_s: float, steps_per_s: float) -> bool:
+        """Order the living ranks to begin a rehearsal at the end of a chunk, if one is due; return whether it is.
+
+        Args:
+            step: the end of the chunk.
+            stops: the ends of the next chunk and of the run.
+            trained_s: seconds in the chunk's steps.
+            steps_per_s: the speed of the ranks; 0 if it is unknown.
+        """
+        stop = min(step + REHEARSED_STEPS, stops[0], stops[1] - 1)  # after the last step a loop's function would go on
+        is_short = self._settings.rehearse is None and stops[1] - step < SHORT_S * steps_per_s
+        if stop <= step or is_short or not self.may_follow(line, trained_s) or not self._has_same_code():
+            self._ranks.end_ahead()
+            return False
+        self.start_ahead()
+        is_beside = self._settings.beside and self._ranks.has_room()
+        self._ranks.own.rehearse(stop, self._ranks.present.fingerprint, is_kept=is_beside)
+        self._pending, self._lived = Rehearsal(step, stop, is_beside, time.monotonic()), None
+        return True
+
+    def _has_same_code(self) -> bool:
+        """Return whether new ranks would import the code that the living ones have imported; warn once if not."""
+        changed = self._ranks.find_changed_code()
+        if changed and not self._has_warned:
+            log.warning("not rehearsed: %s changed since the ranks imported it; a resume would be refused", changed)
+            self._has_warned = True
+        return not changed
+
+    def note_lived(self, lines: Trail) -> None:
+        """Note the steps that the living ranks have trained for the rehearsal."""
+        self._lived = lines
+
+    def forget(self) -> None:
+        """Give a rehearsal up that has begun: its ranks are gone, or have to stop."""
+        self._pending = self._lived = None
+
+    # ---- the comparison
+
+    def finish(self, line: Line, renew: Callable[[], None]) -> None:
+        """Rehearse in new ranks, if the living ones have begun to. The run then goes on in one of both.
+
+        Args:
+            renew: starts new ranks, and restores the newest commit into them.
+
+        Raises:
+            Inexact: they don't train the same steps.
+            HoldfastError: the ranks ended, or can't be started.
+        """
+        rehearsal, self._pending = self._pending, None
+        if rehearsal is None or self._ranks.running is None or line.head is None or line.head.step != rehearsal.start:
+            return
+        lived = self._lived or self._ranks.own.await_rehearsed()
+        if not lived or lived[-1]["step"] < rehearsal.stop:
+            return  # they were told to stop meanwhile
+        known = self._ranks.own.examine()
+        lines = self._rehearse_beside(line, rehearsal, renew) if rehearsal.is_beside else None
+        if lines is None:
+            if self._ranks.running is not None and rehearsal.is_beside:
+                return
+            lines = self._rehearse_alone(line, rehearsal, renew)
+        if line.head.step != rehearsal.start:
+            log.warning("not rehearsed: the checkpoint of step %d is damaged", rehearsal.start)
+            self._ranks.end_aside()
+            return
+        difference = find_departure(lived, lines, self._ranks.tolerance or 0.0)
+        if difference is None:
+            self._ranks.put_back()
+            self._cost_s = time.monotonic() - rehearsal.began
+            self.is_changed = False
+            line.note_rehearsal(rehearsal.start, self._cost_s)
+            first, last = rehearsal.start + 1, rehearsal.stop
+            log.info(
+                "rehearsed: new ranks trained steps %d-%d from commit %d as these did", first, last, line.head.number
+            )
+            return
+        suspects = _list_suspects(known, self._ranks.own.examine())
+        if self._settings.rehearse == "record":
+            self._ranks.put_back()
+        self._differ(line, lived, f"would not continue exactly: {describe(difference)}", suspects)
+
+    def _rehearse_beside(self, line: Line, rehearsal: Rehearsal, renew: Callable[[], None]) -> Trail | None:
+        """Return the steps of new ranks, trained while the living ones wait; None if they were lost, or failed.
+
+        If they failed, the living ones have ended, too: perhaps two sets can't run at once.
+        """
+        self._ranks.set_aside()
+        try:
+            return self._train(line, rehearsal, renew, is_kept=False)
+        except (RankDied, OutOfMemory) as error:
+            log.warning("not rehearsed: %s", error)
+            self._ranks.put_back()
+        except (StateError, RecipeFailed, GateTripped):
+            self._ranks.end()
+        return None
+
+    def _rehearse_alone(self, line: Line, rehearsal: Rehearsal, renew: Callable[[], None]) -> Trail:
+        """Return the steps of new ranks, trained once the living ones have ended.
+
+        Raises:
+            Inexact: they can't restore the commit, or fail in a step that the living ones have trained.
+        """
+        self._ranks.end_running()
+        try:
+            return self._train(line, rehearsal, renew, is_kept=True)
+        except (StateError, RecipeFailed) as error:
+            raise Inexact(f"this run would not continue: {error}", hint=error.hint or GO_ON) from error
+
+    def _train(self, line: Line, rehearsal: Rehearsal, renew: Callable[[], None], *, is_kept: bool) -> Trail:
+        self._ranks.is_quiet = True
+        try:
+            renew()
+        finally:
+            self._ranks.is_quiet = False
+        if line.head is None or line.head.step != rehearsal.start:
+            return []
+        self._ranks.own.rehearse(rehearsal.stop, self._ranks.present.fingerprint, is_kept=is_kept)
+        return self._ranks.own.await_rehearsed()
+
+    def compare_with_dead(self, line: Line, stop: int) -> None:
+        """Let new ranks train the steps that ranks before them had trained after the same commit, and compare.
+
+        Args:
+            stop: the end of the chunk.
+
+        Raises:
+            Inexact: they don't train the same steps.
+        """
+        head = line.head
+        if head is None or self._ranks.tolerance is None:
+            return
+        record = self._journal.find_rehearsal(head.number)
+        if self._settings.rehearse == "off" or line.verdict.inexact:
+            if record is not None:
+                line.note_inexact(record.difference)
+            return
+        lived = record.lines if record else find_lived(self._folder, head.attempt, head.step)
+        lived = [each for each in lived if each["step"] <= stop]
+        if not lived:
+            return
+        last = lived[-1]["step"]
+        self._ranks.own.rehearse(last, self._ranks.present.fingerprint, is_kept=True, is_detailed=record is not None)
+        lines = self._ranks.own.await_rehearsed()
+        difference = find_departure(lived, lines, self._ranks.tolerance or 0.0)
+        if difference is not None:
+            self._differ(line, lived, f"does not continue exactly: {describe(difference)}", [])
+            return
+        log.info("steps %d-%d are those that the ranks before had trained", head.step + 1, last)
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self._ranks.config.log.folder) / self._ranks.config.run
+
+    def _differ(self, line: Line, lived: Trail, found: str, suspects: Sequence[str]) -> None:
+        """Put a difference on record, and raise `Inexact` unless the configuration lets the run go on."""
+        assert line.head is not None
+        since = line.find_unproved()
+        if self._settings.rehearse == "record":
+            line.note_inexact(found)
+            log.warning("this run %s; it goes on, and each later commit says so", found)
+            return
+        record = RehearsalRecord(
+            attempt=self._number, commit=line.head.number, lines=[*lived], difference=found, created_at=now()
+        )
+        try:
+            self._journal.store.create(record_name("rehearsals", self._number), record.to_bytes())
+        except StoreError as error:
+            log.warning("the steps that differ can't be recorded: %s", error)
+        named = f"; {'; '.join(suspects)}" if suspects else ""
+        raise Inexact(
+            f"this run {found}{since}{named}",
+            hint=f"a step depends on what no checkpoint has: keep it, or let it follow from the step; {GO_ON}",
+        )
+
+    def end(self, *, is_complete: bool) -> None:
+        """Delete the files of steps that a commit has now."""
+        delete_lived(self._folder, None if is_complete else self._number)
+
+
+def describe(difference: Difference) -> str:
+    """Return a difference between two trails for a person."""
+    after = f"; after it {shorten(list(difference.tensors), SHOWN_NAMES)}" if difference.tensors else ""
+    return f"first in step {difference.step}: {shorten(list(difference.fields), SHOWN_NAMES)}{after}"
+
+
+def _list_suspects(known: Examined, found: Examined) -> list[str]:
+    """Return a line for each object that no checkpoint has, and that differs between two sets of ranks."""
+    digests = {each.key: each.sha256 for each in known.unregistered}
+    different = [each for each in found.unregistered if digests.get(each.key, "") != each.sha256]
+    return [f"{each}: {each.remedy}" for each in different[:SHOWN_SUSPECTS]]

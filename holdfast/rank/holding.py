@@ -1,0 +1,18 @@
+"""The wait of ranks that were started ahead: they have imported torch, and touch no device until they may build.
+
+The first order ends the wait. All ranks of a machine have one standard input, and none of them reads it while it waits.
+"""
+
+import os
+import select
+
+# Set for ranks that wait for their first order before they build.
+HELD_VARIABLE = "HOLDFAST_HELD"
+
+
+def wait_to_proceed() -> None:
+    """Return once an order can be read, or once there is nobody left to send one; at once if this rank isn't held."""
+    if os.environ.get(HELD_VARIABLE):
+        waiting = select.poll()
+        waiting.register(0, select.POLLIN | select.POLLHUP)
+        waiting.poll()

@@ -1,0 +1,123 @@
+"""The steps that ranks have trained and no commit has yet, in a file on the disk of their machine.
+
+If the ranks die, those that continue the run train the same steps again, and `holdfast.attempt` compares. So each
+death proves what a rehearsal proves, for nothing. The file survives the death of a process; it isn't flushed to the
+disk, so a machine may lose it.
+
+A file has the lines of the trail, one JSON object a line. ``{"after": 60}`` begins a section: the steps after step 60
+follow, as one process has trained them. Nothing here imports torch.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.canonical import spell_floats
+
+# The path of the file that the main rank writes; unset for none.
+LIVED_VARIABLE = "HOLDFAST_LIVED"
+SUFFIX = ".steps.jsonl"
+# A file that has grown to this size takes no further step.
+MOST_BYTES = 2**24
+
+Line = dict[str, Any]
+
+
+class LivedSteps:
+    """The file that a set of ranks writes, by its main rank; nothing if its attempt asked for none."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._lines: list[Line] = []
+        self._after = self._saved = 0
+        self._is_full = False
+        self.restart(0)
+
+    def restart(self, step: int) -> None:
+        """Begin a section: the ranks hold the state after this step."""
+        self._lines, self._after, self._saved = [], step, step
+        self._append([{"after": step}])
+
+    def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Add the lines of a trail that are newer than those already added."""
+        known = self._lines[-1]["step"] if self._lines else self._after
+        new = [spell_floats(dict(line)) for line in lines if line["step"] > known]
+        if new and self._path is not None:
+            self._lines += new
+            self._append(new)
+
+    def note_save(self, step: int) -> None:
+        """Note that a save of this step has begun: the save before is durable, and its steps aren't needed any more."""
+        done, self._saved = self._saved, step
+        self._lines = [line for line in self._lines if line["step"] > done]
+        self._after, self._is_full = max(self._after, done), False
+        if self._path is not None:
+            beside = self._path.with_name(f"{self._path.name}.new")
+            with contextlib.suppress(OSError):
+                beside.write_text(_spell([{"after": self._after}, *self._lines]), "utf-8")
+                beside.replace(self._path)
+
+    def _append(self, lines: Sequence[Line]) -> None:
+        if self._path is None or self._is_full:
+            return
+        with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:  # only a proof is lost
+            self._is_full = file.tell() > MOST_BYTES
+            file.write(_spell(lines))
+
+
+def open_lived() -> LivedSteps:
+    """Return the file that this rank writes."""
+    path = os.environ.get(LIVED_VARIABLE, "")
+    return LivedSteps(Path(path) if path and os.environ.get("RANK", "0") == "0" else None)
+
+
+def find_lived(folder: Path, first: int, step: int) -> list[Line]:
+    """Return the steps after ``step`` as the first process that still trained then has trained them; empty for none.
+
+    Args:
+        folder: the run's folder for logs.
+        first: the number of the attempt that committed the step: files of earlier attempts can't have more.
+    """
+    for path in sorted(folder.glob(f"attempt-*{SUFFIX}")):
+        if int(path.name.removeprefix("attempt-").removesuffix(SUFFIX)) < first:
+            continue
+        for after, lines in _read_sections(path):
+            found = [line for line in lines if line["step"] > step]
+            if after <= step and found and found[0]["step"] == step + 1:
+                return found
+    return []
+
+
+def delete_lived(folder: Path, before: int | None = None) -> None:
+    """Delete the files of all attempts, or of those before an attempt."""
+    for path in folder.glob(f"attempt-*{SUFFIX}"):
+        if before is None or int(path.name.removeprefix("attempt-").removesuffix(SUFFIX)) < before:
+            path.unlink(missing_ok=True)
+
+
+def name_lived(folder: Path, attempt: int) -> Path:
+    """Return the path of an attempt's file."""
+    return folder / f"attempt-{attempt:08d}{SUFFIX}"
+
+
+def _read_sections(path: Path) -> Iterator[tuple[int, list[Line]]]:
+    """Yield each section of a file: the step that it begins after, and its lines as far as they can be read."""
+    after, lines = -1, list[Line]()
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the last line may be cut short
+        for text in path.read_text("utf-8").splitlines():
+            line = json.loads(text)
+            if "after" in line:
+                if lines:
+                    yield after, lines
+                after, lines = int(line["after"]), []
+            elif after >= 0 and type(line["step"]) is int:
+                lines.append(line)
+    if lines:
+        yield after, lines
+
+
+def _spell(lines: Sequence[Line]) -> str:
+    return "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
