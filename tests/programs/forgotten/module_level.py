@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from holdfast import Recipe, Run
-from tests.programs.network import PER_EPOCH, Batch, Clock, begin, draw, fit, grow, learn, make
 from tests.programs.forgotten import registry
+from tests.programs.network import PER_EPOCH, Batch, Clock, begin, draw, fit, grow, learn, make
 
 calls = 0
 RANDOM = random.Random(3)

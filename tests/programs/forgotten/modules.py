@@ -103,25 +103,24 @@ def tensor_of_a_module(run: Run, after: int) -> None:
         step.log(loss=learn(fit(model, draw()), optimizer))
 
 
-class Masked(nn.Module):
-    """Drops the inputs whose weights are small when the mask is first asked for."""
+class Normed(nn.Module):
+    """Divides by the size of its weights when that was first asked for."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.linear, self.clock = nn.Linear(8, 1), nn.Buffer(torch.zeros(()))
+        self.linear = nn.Linear(8, 1)
         self._cache: dict[str, Tensor] = {}
 
-    def forward(self, x: Tensor, is_masked: bool = False) -> Tensor:
-        if is_masked and "mask" not in self._cache:
-            size = self.linear.weight.detach().abs()
-            self._cache["mask"] = (size > size.median()).float()
-        return self.linear(x * self._cache["mask"] if is_masked else x)  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, is_divided: bool = False) -> Tensor:
+        if is_divided and "norm" not in self._cache:
+            self._cache["norm"] = self.linear.weight.detach().norm()
+        return self.linear(x) / self._cache["norm"] if is_divided else self.linear(x)  # type: ignore[no-any-return]
 
 
-def cached_mask(run: Run, after: int) -> None:
-    """Compute a mask from the weights once, and keep it in a private dict of the module."""
-    model, optimizer = begin(run, Masked())
+def cached_norm(run: Run, after: int) -> None:
+    """Compute a norm of the weights once, and keep it in a private dict of the module."""
+    model, optimizer = begin(run, Normed())
     for step in run.steps(per_epoch=PER_EPOCH):
         x, y = draw()
         step.log(loss=learn(F.mse_loss(model(x, step.number >= after), y), optimizer))

@@ -100,7 +100,9 @@ def file_on_disk(run: Run, after: int) -> None:
     path = _folder() / "count"
     for step in run.steps(per_epoch=PER_EPOCH):
         count = 1 + (int(path.read_text("utf-8")) if path.exists() else 0)
-        path.write_text(str(count), "utf-8")
+        beside = path.with_suffix(".new")
+        beside.write_text(str(count), "utf-8")
+        beside.replace(path)
         step.log(loss=learn(fit(model, draw()) * grow(count, after), optimizer))
 
 
