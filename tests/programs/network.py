@@ -12,11 +12,17 @@ from holdfast import Recipe, Run
 Batch = tuple[Tensor, Tensor]
 PER_EPOCH = 8
 BATCH_SIZE = 8
+# Steps of an epoch of ordinary programs: two chunks, and more steps in each than a rehearsal trains.
+LONG_EPOCH = 10
 
 
 def points(count: int = PER_EPOCH * BATCH_SIZE) -> TensorDataset:
     x = torch.randn(count, 8, generator=torch.Generator().manual_seed(7))
     return TensorDataset(x, x.sum(1, keepdim=True))
+
+
+def long_points(count: int = LONG_EPOCH * BATCH_SIZE) -> TensorDataset:
+    return points(count)
 
 
 def net(width: int = 16) -> nn.Sequential:
@@ -34,6 +40,11 @@ def make(loss: Any = fit, model: nn.Module | None = None, **parts: Any) -> Recip
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     fields = {"model": model, "data": points(), "optimizer": optimizer, "loss": loss, "batch_size": BATCH_SIZE}
     return Recipe(**fields | parts)
+
+
+def make_long(loss: Any = fit, model: nn.Module | None = None, **parts: Any) -> Recipe:
+    """Build a recipe of ten steps an epoch."""
+    return make(loss, model, **{"data": long_points()} | parts)
 
 
 def begin(run: Run, model: nn.Module | None = None, **kept: Any) -> tuple[Any, torch.optim.Optimizer]:

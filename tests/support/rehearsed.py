@@ -81,7 +81,7 @@ class Program:
 
     def train(self, *settings: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         """Run ``holdfast train`` to its end."""
-        variables = {"PROGRAM_FILES": str(self.folder)} | environment
+        variables = {"PROGRAM_FILES": str(self.folder), "OUTPUT": str(self.folder / "output")} | environment
         return self.nursery.call("tests.support.forked:train", str(self._config), settings, **variables)
 
     def kill_at(self, commit: int, *settings: str) -> bool:

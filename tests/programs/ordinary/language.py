@@ -12,13 +12,13 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from holdfast import Recipe, Run
-from tests.programs.network import BATCH_SIZE, PER_EPOCH, begin, learn, make
+from tests.programs.network import BATCH_SIZE, LONG_EPOCH, begin, learn, make_long
 
 VOCABULARY, LENGTH = 20, 6
 
 
 class Tokens(Dataset[Any]):
-    def __init__(self, count: int = PER_EPOCH * BATCH_SIZE) -> None:
+    def __init__(self, count: int = LONG_EPOCH * BATCH_SIZE) -> None:
         self.tokens = torch.randint(VOCABULARY, (count, LENGTH + 1), generator=torch.Generator().manual_seed(4))
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class Attending(nn.Module):
 
 
 def attends() -> Recipe:
-    return make(predict, Attending(), data=Tokens())
+    return make_long(predict, Attending(), data=Tokens())
 
 
 def attends_in_a_loop(run: Run) -> None:
@@ -135,7 +135,7 @@ def remembers_positions() -> Recipe:
         hidden = model["embed"](batch[0]) + sinusoids(batch[0].shape[1])
         return F.cross_entropy(model["head"](hidden).flatten(0, 1), batch[1].flatten())
 
-    return make(loss, model, data=Tokens())
+    return make_long(loss, model, data=Tokens())
 
 
 def translates(run: Run) -> None:
@@ -181,7 +181,7 @@ class Trainer:
         self.run.keep(model=self.model, optimizer=self.optimizer)
         sampler = RandomSampler(self.dataset, replacement=True, num_samples=int(1e4))  # type: ignore[arg-type]
         loader = DataLoader(self.dataset, sampler=sampler, batch_size=BATCH_SIZE)
-        for step in self.run.steps(loader, per_epoch=PER_EPOCH):
+        for step in self.run.steps(loader, per_epoch=LONG_EPOCH):
             self.loss = predict(self.model, step.batch)
             self.model.zero_grad(set_to_none=True)
             self.loss.backward()  # type: ignore[no-untyped-call]
@@ -226,7 +226,7 @@ def bags_words() -> Recipe:
     def loss(model: Any, batch: Any) -> Tensor:
         return F.cross_entropy(model["head"](model["bag"](batch[0])), batch[1][:, 0] % 4)
 
-    return make(loss, model, data=Tokens(), clip_norm=0.5)
+    return make_long(loss, model, data=Tokens(), clip_norm=0.5)
 
 
 class Masking:
@@ -246,7 +246,7 @@ def models_masked_words() -> Recipe:
         out = F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), ignore_index=-100, reduction="sum")
         return out / 8
 
-    return make(loss, Recurrent(), data=Tokens(), collate=Masking())
+    return make_long(loss, Recurrent(), data=Tokens(), collate=Masking())
 
 
 class Adapted(nn.Module):
@@ -296,14 +296,14 @@ def routes_to_experts() -> Recipe:
     def loss(model: Any, batch: Any) -> Tensor:
         return predict(model, batch) + 0.01 * model.balance
 
-    return make(loss, Routed(), data=Tokens())
+    return make_long(loss, Routed(), data=Tokens())
 
 
 def packs_sequences(run: Run) -> None:
     """Train on texts of several lengths, packed."""
     torch.manual_seed(1)
     model, optimizer = begin(run, nn.ModuleDict({"rnn": nn.LSTM(4, 8, batch_first=True), "head": nn.Linear(8, 1)}))
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         lengths = torch.randint(1, LENGTH, (BATCH_SIZE,))
         x = torch.randn(BATCH_SIZE, LENGTH, 4)
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)

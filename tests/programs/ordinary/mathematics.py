@@ -8,15 +8,15 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 from holdfast import Recipe, Run
-from tests.programs.network import PER_EPOCH, Batch, begin, draw, fit, learn, make, net, points
+from tests.programs.network import LONG_EPOCH, Batch, begin, draw, fit, learn, long_points, make_long, net
 
 
 def finds_clusters(run: Run) -> None:
     """k-means whose centres come from the data, beside a model of the distances."""
-    x = points().tensors[0]
+    x = long_points().tensors[0]
     centres = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(1))[:4]].clone()
     model, optimizer = begin(run, nn.Linear(4, 1), centres=centres)
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         chosen = torch.randint(len(x), (16,))
         near = torch.cdist(x[chosen], centres).argmin(1)
         for number in range(4):
@@ -42,7 +42,7 @@ def flows(run: Run) -> None:
     """A normalising flow of four couplings."""
     torch.manual_seed(1)
     model, optimizer = begin(run, nn.ModuleList(Coupling(bool(number % 2)) for number in range(4)))
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         z, logdet = draw()[0], torch.zeros(8)
         for layer in model:
             z, change = layer(z)
@@ -58,7 +58,7 @@ def convolves_a_graph(run: Run) -> None:
     x, y = torch.randn(12, 8, generator=generator), torch.arange(12) % 3
     torch.manual_seed(1)
     model, optimizer = begin(run, nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 3)]))
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         hidden = F.dropout(F.relu(torch.sparse.mm(adjacency, model[0](x))), 0.2)
         out = torch.sparse.mm(adjacency, model[1](hidden))
         step.log(loss=learn(F.cross_entropy(out, y), optimizer))
@@ -71,7 +71,7 @@ def factorises(run: Run) -> None:
     wanted = torch.randn(10, 8, generator=torch.Generator().manual_seed(2))
     optimizer = torch.optim.Adagrad([left, right], lr=0.1)
     run.keep(factors=[left, right], optimizer=optimizer)
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         rows = torch.randint(10, (4,))
         step.log(loss=learn((left[rows] @ right - wanted[rows]).square().mean(), optimizer))
 
@@ -89,7 +89,7 @@ def trains_an_ensemble(run: Run) -> None:
     def out(own: Any, x: Tensor) -> Any:
         return functional_call(skeleton, (own, buffers), (x,))
 
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         x, y = draw()
         found = vmap(out, in_dims=(0, None))(parameters, x)
         step.log(loss=learn((found - y).square().mean(), optimizer))
@@ -113,14 +113,14 @@ def takes_gradients_of_samples() -> Recipe:
         optimizer.step()
         return fit(model, batch).detach()
 
-    return make(None, model, optimizer=optimizer, step=step)
+    return make_long(None, model, optimizer=optimizer, step=step)
 
 
 def integrates(run: Run) -> None:
     """A neural ODE by Euler's method, in double precision."""
     torch.manual_seed(1)
     model, optimizer = begin(run, nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2)).double())
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         x = torch.randn(8, 2, dtype=torch.float64)
         y = x
         for _ in range(10):
@@ -134,7 +134,7 @@ def solves_an_equation(run: Run) -> None:
     model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3, history_size=4)
     run.keep(model=model, optimizer=optimizer)
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         x = torch.rand(16, 1, requires_grad=True)
 
         def closure(x: Tensor = x) -> Tensor:
@@ -162,7 +162,7 @@ class Hyper(nn.Module):
 
 
 def makes_weights() -> Recipe:
-    return make(model=Hyper())
+    return make_long(model=Hyper())
 
 
 def predicts_waves(run: Run) -> None:
@@ -170,7 +170,7 @@ def predicts_waves(run: Run) -> None:
     torch.manual_seed(1)
     one, head = nn.LSTMCell(1, 6), nn.Linear(6, 1)
     _, optimizer = begin(run, nn.ModuleList([one, head]))
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         wave = torch.sin(torch.rand(4, 1) * 6 + torch.arange(10) / 2)
         hidden, cell = torch.zeros(4, 6), torch.zeros(4, 6)
         loss = torch.zeros(())
@@ -199,7 +199,7 @@ class FakeQuantized(nn.Module):
 
 
 def quantizes_weights() -> Recipe:
-    return make(model=FakeQuantized())
+    return make_long(model=FakeQuantized())
 
 
 def penalises_forgetting(run: Run) -> None:
@@ -208,7 +208,7 @@ def penalises_forgetting(run: Run) -> None:
     fisher = {name: torch.zeros_like(each) for name, each in model.named_parameters()}
     anchor = {name: each.detach().clone() for name, each in model.named_parameters()}
     model, optimizer = begin(run, model, fisher=fisher, anchor=anchor)
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         pull = sum((fisher[name] * (each - anchor[name]).square()).sum() for name, each in model.named_parameters())
         x, y = draw()
         loss = learn(F.mse_loss(model(x), y * (1 + step.number // 8)) + pull, optimizer)

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler, default_collate
 
 from holdfast import Recipe, Run
-from tests.programs.network import BATCH_SIZE, PER_EPOCH, Batch, begin, draw, fit, learn, make, net, points
+from tests.programs.network import BATCH_SIZE, LONG_EPOCH, Batch, begin, draw, fit, learn, long_points, make_long, net
 
 logger = logging.getLogger(__name__)
 losses_for_a_plot: list[float] = []
@@ -46,13 +46,13 @@ def has_meters(run: Run) -> None:
     model, optimizer = begin(run)
     losses, times, everything = AverageMeter("loss"), AverageMeter("time"), AverageMeter("all")
     end = time.time()
-    for step in run.steps(DataLoader(points(), BATCH_SIZE, shuffle=True)):
+    for step in run.steps(DataLoader(long_points(), BATCH_SIZE, shuffle=True)):
         loss = learn(fit(model, step.batch), optimizer)
         losses.update(loss.item(), BATCH_SIZE)
         everything.update(loss.item())
         times.update(time.time() - end)
         end = time.time()
-        if step.number % PER_EPOCH == PER_EPOCH - 1:
+        if step.number % LONG_EPOCH == LONG_EPOCH - 1:
             print(f"{losses.avg:.4f} {times.avg:.3f} {everything.avg:.4f}")
             losses.reset()
         step.log(loss=loss)
@@ -63,7 +63,7 @@ def plots(run: Run) -> None:
     model, optimizer = begin(run)
     train_losses: list[float] = []
     window: collections.deque[float] = collections.deque(maxlen=5)
-    for step in run.steps(DataLoader(points(), BATCH_SIZE, shuffle=True)):
+    for step in run.steps(DataLoader(long_points(), BATCH_SIZE, shuffle=True)):
         loss = learn(fit(model, step.batch), optimizer)
         train_losses.append(loss.item())
         losses_for_a_plot.append(loss.item())
@@ -84,7 +84,7 @@ def logs() -> Recipe:
         lines += 1
         logger.info("step %d", lines)
 
-    return make(after_step=say)
+    return make_long(after_step=say)
 
 
 class Bar:
@@ -106,8 +106,8 @@ class Bar:
 
 def shows_progress(run: Run) -> None:
     model, optimizer = begin(run)
-    bar, global_step, started = Bar(64), 0, time.time()
-    for step in run.steps(DataLoader(points(), BATCH_SIZE, shuffle=True)):
+    bar, global_step, started = Bar(50), 0, time.time()
+    for step in run.steps(DataLoader(long_points(), BATCH_SIZE, shuffle=True)):
         loss, global_step = learn(fit(model, step.batch), optimizer), global_step + 1
         bar.update()
         bar.set_postfix(loss=f"{loss.item():.3f}")
@@ -130,7 +130,7 @@ def stops_lowering(run: Run) -> None:
     """Early stopping whose attributes are kept; it lowers the rate in place of an end."""
     stopping = EarlyStopping(2)
     model, optimizer = begin(run, stopping=vars(stopping))
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         loss = learn(fit(model, draw()), optimizer)
         if stopping(loss.item()):
             optimizer.param_groups[0]["lr"] *= 0.9
@@ -143,8 +143,8 @@ def keeps_its_best_score(run: Run) -> None:
     model, optimizer = begin(run)
     best: dict[str, Any] = {"score": math.inf, "epoch": -1, "weights": copy.deepcopy(model.state_dict())}
     run.keep(best=best)
-    held_out = points(16).tensors
-    for epoch in run.epochs(DataLoader(points(), BATCH_SIZE, shuffle=True)):
+    held_out = long_points(16).tensors
+    for epoch in run.epochs(DataLoader(long_points(), BATCH_SIZE, shuffle=True)):
         model.train()
         running = 0.0
         for batch in run.batches():
@@ -156,13 +156,13 @@ def keeps_its_best_score(run: Run) -> None:
             score = fit(model, held_out).item()
         if score < best["score"]:
             best |= {"score": score, "epoch": epoch, "weights": copy.deepcopy(model.state_dict())}
-        print(f"{epoch}: {running / PER_EPOCH:.3f} {score:.3f}")
+        print(f"{epoch}: {running / LONG_EPOCH:.3f} {score:.3f}")
 
 
 def accumulates_by_step(run: Run) -> None:
     """Gradients of four batches for one step, by the number of the step."""
     model, optimizer = begin(run)
-    for step in run.steps(DataLoader(points(), BATCH_SIZE, shuffle=True)):
+    for step in run.steps(DataLoader(long_points(), BATCH_SIZE, shuffle=True)):
         loss = fit(model, step.batch) / 4
         loss.backward()
         if step.number % 4 == 3:
@@ -177,8 +177,8 @@ def averages_exponentially(run: Run) -> None:
     model, optimizer = begin(run)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     run.keep(average=average)
-    run.observe(evaluate=lambda models: {"held_out": fit(models["average"], points(16).tensors)})
-    for step in run.steps(per_epoch=PER_EPOCH):
+    run.observe(evaluate=lambda models: {"held_out": fit(models["average"], long_points(16).tensors)})
+    for step in run.steps(per_epoch=LONG_EPOCH):
         step.log(loss=learn(fit(model, draw()), optimizer))
         average.update_parameters(model)
 
@@ -210,12 +210,12 @@ def swaps_weights() -> Recipe:
         with torch.no_grad():
             for name, each in model.named_parameters():
                 each.copy_(shadow.shadow[name])
-            found = fit(model, points(16).tensors)
+            found = fit(model, long_points(16).tensors)
             for name, each in model.named_parameters():
                 each.copy_(own[name])
         return {"held_out": found}
 
-    return make(model=model, after_step=lambda: shadow.update(model), extras={"shadow": shadow}, evaluate=evaluate)
+    return make_long(model=model, after_step=lambda: shadow.update(model), extras={"shadow": shadow}, evaluate=evaluate)
 
 
 def groups_weight_decay() -> Recipe:
@@ -225,7 +225,7 @@ def groups_weight_decay() -> Recipe:
         {"params": [each], "weight_decay": 0.1 * (each.ndim > 1), "lr": 0.01 * 0.9 ** int(name[0]), "name": name}
         for name, each in model.named_parameters()
     ]
-    return make(model=model, optimizer=torch.optim.AdamW(groups), clip_norm=1.0)
+    return make_long(model=model, optimizer=torch.optim.AdamW(groups), clip_norm=1.0)
 
 
 class Square(torch.autograd.Function):
@@ -242,7 +242,7 @@ class Square(torch.autograd.Function):
 
 def has_a_function_of_its_own(run: Run) -> None:
     model, optimizer = begin(run)
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         x, y = draw()
         step.log(loss=learn(Square.apply(model(x) - y).mean(), optimizer))  # type: ignore[no-untyped-call]
 
@@ -254,7 +254,7 @@ def collects_features(run: Run) -> None:
     norms: dict[str, float] = {}
     model[1].register_forward_hook(lambda module, given, out: features.update(hidden=out))
     model[0].weight.register_hook(lambda gradient: norms.update(first=float(gradient.norm())))
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         x, y = draw()
         loss = F.mse_loss(model(x), y) + 0.01 * features["hidden"].square().mean()
         step.log(loss=learn(loss, optimizer), **norms)
@@ -262,7 +262,7 @@ def collects_features(run: Run) -> None:
 
 class Curriculum(Dataset[Batch]):
     def __init__(self) -> None:
-        self.x, self.y = points().tensors
+        self.x, self.y = long_points().tensors
         self.level = {"now": 0.0}
 
     def __len__(self) -> int:
@@ -285,7 +285,7 @@ def follows_a_curriculum(run: Run) -> None:
 
 def weighs_its_samples(run: Run) -> None:
     """Draw rare classes more often, by a WeightedRandomSampler."""
-    x, y = points().tensors
+    x, y = long_points().tensors
     weights = torch.where(y[:, 0] > 0, 1.0, 3.0)
     sampler = WeightedRandomSampler(weights.tolist(), len(x))
     model, optimizer = begin(run)
@@ -307,7 +307,7 @@ class Jitter:
 def keeps_the_collators_generator(run: Run) -> None:
     jitter = Jitter()
     model, optimizer = begin(run, jitter=jitter.generator)
-    for step in run.steps(DataLoader(points(), BATCH_SIZE, shuffle=True, collate_fn=jitter)):
+    for step in run.steps(DataLoader(long_points(), BATCH_SIZE, shuffle=True, collate_fn=jitter)):
         step.log(loss=learn(fit(model, step.batch), optimizer))
 
 
@@ -332,7 +332,7 @@ class Stream:
 
 def reads_a_stream(run: Run) -> None:
     model, optimizer = begin(run)
-    for step in run.steps(Stream(), per_epoch=PER_EPOCH):
+    for step in run.steps(Stream(), per_epoch=LONG_EPOCH):
         step.log(loss=learn(fit(model, step.batch), optimizer))
 
 
@@ -344,7 +344,7 @@ def recomputes() -> Recipe:
     def loss(model: Any, batch: Batch) -> Tensor:
         return F.mse_loss(checkpoint_sequential(model, 2, batch[0], use_reentrant=False), batch[1])
 
-    return make(loss, model)
+    return make_long(loss, model)
 
 
 @dataclasses.dataclass
@@ -368,7 +368,7 @@ class Experiment:
         run.keep(model=self.model, optimizer=self.optimizer)
 
     def train(self) -> None:
-        for step in self.run.steps(DataLoader(points(), BATCH_SIZE, shuffle=True)):
+        for step in self.run.steps(DataLoader(long_points(), BATCH_SIZE, shuffle=True)):
             self.last_loss = self.train_step(step.batch)
             step.log(loss=self.last_loss)
             self.log.append({"step": self.step_count, "loss": self.last_loss.item()})
@@ -407,14 +407,14 @@ class Lookahead:
 def looks_ahead() -> Recipe:
     model = net()
     lookahead = Lookahead(model)
-    return make(model=model, after_step=lookahead.step, extras={"lookahead": lookahead})
+    return make_long(model=model, after_step=lookahead.step, extras={"lookahead": lookahead})
 
 
 def remembers_neighbours(run: Run) -> None:
     """A memory of features in a kept dict, whose nearest neighbours weight the loss."""
     memory = {"features": torch.zeros(0, 8), "values": torch.zeros(0, 1)}
     model, optimizer = begin(run, memory=memory)
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         x, y = draw()
         loss = F.mse_loss(model(x), y)
         if len(memory["features"]) >= 8:
@@ -430,7 +430,7 @@ def registers_for_checkpointing(run: Run) -> None:
     model, optimizer = begin(run)
     shadow = Shadow(model)
     run.accelerator.register_for_checkpointing(shadow)
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         loss = fit(model, draw())
         pull = sum((each - shadow.shadow[name]).square().sum() for name, each in model.named_parameters())
         step.log(loss=learn(loss + 0.01 * pull, optimizer))
@@ -441,7 +441,7 @@ def times_its_steps(run: Run) -> None:
     """Measure how long steps take, and print the throughput."""
     model, optimizer = begin(run)
     started, tokens, speeds = time.perf_counter(), 0, []
-    for step in run.steps(DataLoader(points(), BATCH_SIZE, shuffle=True)):
+    for step in run.steps(DataLoader(long_points(), BATCH_SIZE, shuffle=True)):
         loss = learn(fit(model, step.batch), optimizer)
         tokens += step.batch[0].numel()
         speeds.append(tokens / (time.perf_counter() - started))
@@ -451,10 +451,10 @@ def times_its_steps(run: Run) -> None:
 def logs_after_the_epoch(run: Run) -> None:
     """Log a mean at the end of each epoch, after the inner loop."""
     model, optimizer = begin(run)
-    for _ in run.epochs(DataLoader(points(), BATCH_SIZE, shuffle=True)):
+    for _ in run.epochs(DataLoader(long_points(), BATCH_SIZE, shuffle=True)):
         total = 0.0
         for batch in run.batches():
             loss = learn(fit(model, batch), optimizer)
             total += loss.item()
             run.log(loss=loss)
-        run.log(epoch_loss=total / PER_EPOCH)
+        run.log(epoch_loss=total / LONG_EPOCH)

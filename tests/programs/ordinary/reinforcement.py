@@ -11,7 +11,7 @@ from torch.distributions import Categorical, Normal
 from torch.nn import functional as F
 
 from holdfast import Run
-from tests.programs.network import PER_EPOCH, begin, learn
+from tests.programs.network import LONG_EPOCH, begin, learn
 
 
 class Track:
@@ -69,7 +69,7 @@ def reinforces(run: Run) -> None:
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
     state = {"running_reward": 10.0}
     run.keep(policy=policy, optimizer=optimizer, env=vars(env), state=state)
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         seen, _ = env.reset()
         for _ in range(9):
             seen, reward, is_over, _, _ = env.step(policy.act(seen))
@@ -87,7 +87,7 @@ def has_an_actor_and_a_critic(run: Run) -> None:
     env, model = Track(), Policy()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
     run.keep(model=model, optimizer=optimizer, env=vars(env))
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         seen, _ = env.reset()
         for _ in range(9):
             seen, reward, *_ = env.step(model.act(seen))
@@ -107,7 +107,7 @@ def clips_its_policy(run: Run) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-5)
     state = {"seen": env.reset()[0]}
     run.keep(model=model, optimizer=optimizer, env=vars(env), state=state)
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         seen, actions, chances, rewards = [], [], [], []
         with torch.no_grad():
             for _ in range(12):
@@ -143,7 +143,7 @@ def learns_values(run: Run) -> None:
     memory: deque[Any] = deque(maxlen=30)
     env.reset()
     run.keep(policy=policy, target=target, optimizer=optimizer, memory=memory, env=vars(env))
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         for _ in range(4):
             seen = env.place
             is_random = random.random() < max(0.05, 0.9 - step.number / 20)
@@ -174,7 +174,7 @@ def learns_its_temperature(run: Run) -> None:
     alphas = torch.optim.Adam([log_alpha], 0.01)
     run.keep(actor=actor, critics=critics, targets=targets, parameters=[log_alpha])
     run.keep(ours=ours, theirs=theirs, alphas=alphas)
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         seen, reward = torch.randn(8, 4), torch.randn(8, 1)
         mean, size = actor(seen).chunk(2, 1)
         chosen = Normal(mean, size.clamp(-2, 1).exp())
@@ -196,7 +196,7 @@ def evolves(run: Run) -> None:
     torch.manual_seed(1)
     model = nn.Linear(4, 1)
     run.keep(model=model)
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         flat = nn.utils.parameters_to_vector(model.parameters()).detach()
         noise = torch.randn(6, len(flat))
         x = torch.randn(8, 4)
@@ -215,7 +215,7 @@ def fills_a_table(run: Run) -> None:
     """Q-learning in an array that is kept, with a bonus for states that were seldom visited."""
     table, visits, place = np.zeros((5, 2)), np.ones(5), {"now": 0}
     model, optimizer = begin(run, nn.Linear(2, 1), table=table, visits=visits, place=place)
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         for _ in range(5):
             now = place["now"]
             action = np.random.randint(2) if np.random.random() < 0.2 else int(table[now].argmax())
@@ -244,7 +244,7 @@ class RunningMeanStd:
 def normalises_observations(run: Run) -> None:
     env, seen, rewards = Track(), RunningMeanStd((4,)), RunningMeanStd((1,))
     model, optimizer = begin(run, nn.Linear(4, 1), env=vars(env), seen=vars(seen), rewards=vars(rewards))
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         rows = [env.step(random.random()) for _ in range(4)]
         places, gains = np.stack([each[0] for each in rows]), np.array([[each[1]] for each in rows])
         seen.update(places)
@@ -260,7 +260,7 @@ def plays_itself(run: Run) -> None:
     model = nn.Linear(4, 3)
     league = [{name: each.clone() for name, each in model.state_dict().items()}]
     model, optimizer = begin(run, model, league=league)
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         x = torch.randn(8, 4)
         other = random.choice(league)
         with torch.no_grad():

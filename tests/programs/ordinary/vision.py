@@ -9,14 +9,18 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from holdfast import Recipe, Run
-from tests.programs.network import BATCH_SIZE, PER_EPOCH, Batch, begin, fit, learn, make, net
+from tests.programs.network import BATCH_SIZE, LONG_EPOCH, Batch, begin, fit, learn, make_long, net
 
 history: list[float] = []
 
 
-def pictures(count: int = PER_EPOCH * BATCH_SIZE, side: int = 8) -> TensorDataset:
+def pictures(count: int = LONG_EPOCH * BATCH_SIZE, side: int = 8) -> TensorDataset:
     generator = torch.Generator().manual_seed(5)
     return TensorDataset(torch.randn(count, 1, side, side, generator=generator), torch.arange(count) % 4)
+
+
+def classify(model: nn.Module, batch: Batch) -> Tensor:
+    return F.nll_loss(model(batch[0]), batch[1])
 
 
 class Classifier(nn.Module):
@@ -71,7 +75,7 @@ def distils() -> Recipe:
             wanted = teacher(batch[0])
         return fit(model, batch) + F.mse_loss(model(batch[0]), wanted)
 
-    return make(loss, model)
+    return make_long(loss, model)
 
 
 def transfers(run: Run) -> None:
@@ -89,8 +93,8 @@ def transfers(run: Run) -> None:
             out = model(x)
             right += int(out.argmax(1).eq(y).sum())
             run.log(loss=learn(F.nll_loss(out, y), optimizer))
-        if right / 64 > best["accuracy"]:
-            best["accuracy"] = right / 64
+        if right / 80 > best["accuracy"]:
+            best["accuracy"] = right / 80
             best["weights"] = copy.deepcopy(model.state_dict())
 
 
@@ -104,7 +108,7 @@ def mixes() -> Recipe:
         out = model(share * x + (1 - share) * x[order])
         return share * criterion(out, y) + (1 - share) * criterion(out, y[order])
 
-    return make(loss, Classifier(), data=pictures())
+    return make_long(loss, Classifier(), data=pictures())
 
 
 def draws_a_confusion_matrix() -> Recipe:
@@ -121,7 +125,9 @@ def draws_a_confusion_matrix() -> Recipe:
         history.append(accuracy)
         return {"accuracy": accuracy}
 
-    return make(lambda model, batch: F.nll_loss(model(batch[0]), batch[1]), Classifier(), data=data, evaluate=evaluate)
+    return make_long(
+        lambda model, batch: F.nll_loss(model(batch[0]), batch[1]), Classifier(), data=data, evaluate=evaluate
+    )
 
 
 class Flipping(Dataset[Batch]):
@@ -142,7 +148,7 @@ class Flipping(Dataset[Batch]):
 
 
 def augments() -> Recipe:
-    return make(lambda model, batch: F.nll_loss(model(batch[0]), batch[1]), Classifier(), data=Flipping())
+    return make_long(classify, Classifier(), data=Flipping())
 
 
 class Variational(nn.Module):
@@ -169,7 +175,7 @@ def encodes_variationally(run: Run) -> None:
             loss = learn(F.mse_loss(out, x.view(-1, 64), reduction="sum") + divergence, optimizer)
             train_loss += loss.item()
             run.log(loss=loss)
-        print(f"epoch {epoch}: {train_loss / 64:.4f}")
+        print(f"epoch {epoch}: {train_loss / 80:.4f}")
 
 
 class Codebook(nn.Module):
@@ -201,7 +207,7 @@ def quantizes_vectors() -> Recipe:
         quantized, commitment = model["codebook"](model["encoder"](batch[0]))
         return F.mse_loss(model["decoder"](quantized), batch[0]) + 0.25 * commitment
 
-    return make(loss, model)
+    return make_long(loss, model)
 
 
 def diffuses(run: Run) -> None:
@@ -252,7 +258,7 @@ def contrasts_views() -> Recipe:
         half = len(z) // 2
         return F.cross_entropy(near, torch.cat([torch.arange(half, 2 * half), torch.arange(half)]))
 
-    return make(loss, model, data=pictures())
+    return make_long(loss, model, data=pictures())
 
 
 def bootstraps(run: Run) -> None:
@@ -298,7 +304,7 @@ def upscales() -> Recipe:
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         return F.mse_loss(model(F.avg_pool2d(batch[0], 2)), batch[0])
 
-    return make(loss, Upscaler(), data=pictures())
+    return make_long(loss, Upscaler(), data=pictures())
 
 
 class Segmenter(nn.Module):
@@ -354,6 +360,6 @@ def compiles_a_classifier(run: Run) -> None:
     compiled = torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     run.keep(model=model, optimizer=optimizer)
-    for step in run.steps(per_epoch=PER_EPOCH):
+    for step in run.steps(per_epoch=LONG_EPOCH):
         x = torch.randn(8, 8)
         step.log(loss=learn(F.mse_loss(compiled(x), x.sum(1, keepdim=True)), optimizer))
