@@ -57,6 +57,7 @@ _ROWS = (
     Reason("stopped", "it ended early for another reason", FAILURE),
     Reason("folder_gone", "the run's folder was moved or deleted", raises=RunGone),
     Reason("settings", "settings or code changed, or can't be used", raises=WrongUse),
+    Reason("refused", "the gate: the resumed model isn't the one that was saved, or isn't healthy", raises=Damage),
     Reason("damaged", "nothing that can be trusted is left to continue from", raises=Damage),
     Reason("inexact", "continued from a commit, it trains other steps than without an interruption", raises=Inexact),
     Reason("superseded", "another process has started a later attempt, which owns the run", raises=Superseded),

@@ -42,7 +42,10 @@ fresh processes, started from the last verified checkpoint, can help. ``reason``
 attempt that this error ends.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+
+# One of the gate's checks; see `GateTripped`.
+Check = Literal["state", "results", "health"]
 
 # The hint of an error in code whose traceback a rank has printed. An attempt puts the log's path in its place.
 IN_LOG = "the traceback is in the attempt's log"
@@ -125,6 +128,25 @@ class NotTrusted(Damage, PermissionError):
 
 class GateTripped(Damage, RuntimeError):
     """A resumed model isn't the model that was saved, or isn't in good health."""
+
+    reason = "refused"
+
+    def __init__(self, message: str, *, check: Check = "results", hint: str = "", **data: Any) -> None:
+        """
+        Args:
+            check: ``state``: a restored value differs from the loaded one; ``results``: all values are equal, and the
+                model computes something else from them than when it was saved; ``health``: a number breaks a limit.
+        """
+        super().__init__(message, hint=hint, check=check, **data)
+
+    @property
+    def blames_checkpoint(self) -> bool:
+        """True if an older checkpoint may pass: one saved before the model became unhealthy.
+
+        The bytes of the refused checkpoint verify. If its values aren't restored, or give other results, the program or
+        the machine is the cause, and would lose the same state of an older checkpoint.
+        """
+        return bool(self.data["check"] == "health")
 
 
 class Inexact(Damage, RuntimeError):

@@ -114,13 +114,18 @@ def compare(saved: Probe, found: Probe, tolerance: float) -> str:
     return _compare_outputs(saved, found, tolerance) or ("" if tolerance else _compare_gradients(saved, found))
 
 
+def explain(difference: str, gate: Gate) -> str:
+    """Return the meaning of a difference that `compare` has found in a model whose whole state was restored."""
+    meaning = "the model, the loss or the probe reads state that no checkpoint has"
+    if gate.how == "tolerance":
+        meaning = f"either {meaning}, or this machine computes less exactly than resume.tolerance = {gate.tolerance:g}"
+    return f"weights, optimizer and all else in the checkpoint are restored exactly, but {difference}: {meaning}"
+
+
 def _compare_gradients(saved: Probe, found: Probe) -> str:
     if not saved.gradient or not found.gradient or saved.gradient == found.gradient:
         return ""
-    return (
-        f"the gradient of a micro-batch in training mode is {found.gradient}, and was {saved.gradient} when it was "
-        "saved: training reads state that no checkpoint has"
-    )
+    return "the gradient of a micro-batch in training mode is another one than at the save"
 
 
 def _compare_outputs(saved: Probe, found: Probe, tolerance: float) -> str:
@@ -129,11 +134,10 @@ def _compare_outputs(saved: Probe, found: Probe, tolerance: float) -> str:
     if not saved.sha256 or not found.sha256:
         return ""  # the recipe had a probe only then, or has one only now
     if not tolerance:
-        numbers = _describe_difference(saved, found)
-        return f"the probe gave {found.sha256[:12]}, and {saved.sha256[:12]} when it was saved{numbers}"
+        return f"the probe gives another result than at the save{_describe_difference(saved, found)}"
     difference = _measure_difference(saved, found)
     if difference is None:
-        return "the probe can't be compared with the saved one: its numbers differ in count, or in which are finite"
+        return "the probe can't be compared with the saved one, as its numbers differ in count, or in which are finite"
     if difference > tolerance:
         return f"the probe differs by {difference:.2g}, relative to its largest number; {tolerance:.2g} is allowed"
     return ""

@@ -13,6 +13,7 @@ from typing import Any
 from holdfast import checkpoint
 from holdfast.attempt import Line
 from holdfast.attempt.lineage import Present, describe_present
+from holdfast.attempt.refusing import explain_refusal
 from holdfast.checkpoint import Saved
 from holdfast.config import Log, RunConfig
 from holdfast.errors import ConfigError, GateTripped, HoldfastError, WrongUse
@@ -214,7 +215,7 @@ class _Run:
         self.resumed_from.append(commit.step)
         event = ranks.restore(commit, Gate("exact"))
         if isinstance(event, Tripped):
-            raise event.error  # a real run would fall back to the checkpoint before; a proof has failed here
+            raise explain_refusal(event, commit, ranks)  # a run falls back if it is unhealthy; a proof has failed
         if isinstance(event, Problem):
             return event.error
         log.info("%s: goes on from step %d", self._journal.run, commit.step)

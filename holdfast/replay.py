@@ -9,13 +9,14 @@ from typing import Any
 
 from holdfast import checkpoint
 from holdfast.attempt.lineage import Past, Present, begin_from, choose_gate, describe_present, find_ancestor
+from holdfast.attempt.refusing import explain_refusal
 from holdfast.checkpoint import Payload, Saved
 from holdfast.config import Log, RunConfig
-from holdfast.errors import GateTripped, HoldfastError, NameMissing, RecordDamaged, RunStopped, WrongUse
+from holdfast.errors import HoldfastError, NameMissing, RecordDamaged, RunStopped, WrongUse
 from holdfast.gpus import check_gpus, gather_nodes
 from holdfast.journal import Commit, Journal, metrics_name
 from holdfast.rank.launching import Ranks
-from holdfast.rank.messages import Problem, Ready
+from holdfast.rank.messages import Problem, Ready, Tripped
 from holdfast.store import Store, open_store
 from holdfast.terminal import counted
 from holdfast.trail import find_first
@@ -96,23 +97,17 @@ def ranks_at(
             if at is not None:
                 event = ranks.restore(at, choose_gate(Past.read(journal, at), present, config.resume))
                 if isinstance(event, Problem):
-                    raise _explain_refusal(event.error, journal, at, settings)
+                    raise _explain(event, journal, at, settings, ranks)
             elif ancestor is not None:
                 begin_from(ranks, ancestor)
             yield ranks, present
 
 
-def _explain_refusal(problem: HoldfastError, journal: Journal, at: Commit, settings: Commit) -> HoldfastError:
+def _explain(problem: Problem, journal: Journal, at: Commit, settings: Commit, ranks: Ranks) -> HoldfastError:
     """Return the error for a commit that can't be restored; retention may have pruned it meanwhile."""
     if journal.is_pruned(at.number):
         return make_pruned_error(journal, at, settings)
-    if isinstance(problem, GateTripped):
-        return GateTripped(
-            f"the gate refuses commit {at.number} of run {journal.run!r} ({at.path}): {problem}",
-            hint="if its bytes verify, look at code, data and machine",
-            **problem.data,
-        )
-    return problem
+    return explain_refusal(problem, at, ranks) if isinstance(problem, Tripped) else problem.error
 
 
 def make_pruned_error(journal: Journal, start: Commit, commit: Commit) -> WrongUse:

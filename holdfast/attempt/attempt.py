@@ -164,7 +164,7 @@ class Attempt:
         Raises:
             ConfigDrift: the run exists with other settings, or other code.
             DeterminismError: equal bits aren't promised here, and the configuration refuses that.
-            GateTripped: the gate refused two checkpoints in a row.
+            GateTripped: the gate refuses the restored state; see `Line.resume`.
             NoVerifiedCheckpoint: the run has committed, and none of its checkpoints can be verified.
             RankDied, OutOfMemory: the ranks ended; calling again may help.
             NoProgress: memory ran out twice.

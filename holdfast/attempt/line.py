@@ -30,7 +30,7 @@ from holdfast.signature import SigningKey, TrustedKey
 
 # Quarantine is permanent, so a damaged checkpoint is read a second time first: the read itself may have failed.
 READS = 2
-# One checkpoint may be bad. If the one before it doesn't pass the gate either, the cause is elsewhere.
+# One checkpoint may be unhealthy. If the one before it is so too, the cause is elsewhere.
 TRIPS = 2
 # How many commits back the chain is checked if latest.json is lost or names none of them.
 ANCESTORS = 8
@@ -110,9 +110,11 @@ class Line:
 
         Args:
             restore: loads a commit's checkpoint; returns an error if the checkpoint is damaged or the gate refuses it.
+                The next older one is tried if it is damaged or unhealthy.
 
         Raises:
-            GateTripped: the gate refused two checkpoints, so neither is to blame; neither was quarantined.
+            GateTripped: a checkpoint verifies, and the program doesn't restore it, or computes something else from it;
+                or two were unhealthy. Neither is to blame, and neither was quarantined.
             NoVerifiedCheckpoint: the run has committed, and none of its checkpoints can be verified.
             NotTrusted: ``trusted_keys`` is set, and none of these keys has signed the commit.
             Superseded: a later attempt owns the run.
@@ -354,11 +356,17 @@ class Line:
         return self._taken | {self.journal.path_of(number) for number in refused}
 
     def _restore(self, commit: Commit, restore: Restore) -> bool:
-        """Restore a commit, or quarantine it if it is damaged; return whether it was restored."""
+        """Restore a commit, or quarantine it if it is damaged; return whether it was restored.
+
+        Raises:
+            GateTripped: its bytes verify, and an older checkpoint would not help.
+        """
         for _ in range(READS):
             problem = restore(commit)
             if problem is None:
                 return True
+            if isinstance(problem, GateTripped) and not problem.blames_checkpoint:
+                raise problem
         if isinstance(problem, GateTripped):
             log.warning("the gate refuses %s: %s", commit.path, problem)
             self._tripped[commit.number] = problem
@@ -369,7 +377,7 @@ class Line:
         return False
 
     def _settle_trips(self) -> None:
-        """Quarantine the checkpoints that the gate has refused, since another one has passed it."""
+        """Quarantine the unhealthy checkpoints, since a healthy one has passed the gate."""
         if self.head is None and self._tripped:
             raise self._gate_tripped()
         for number, problem in self._tripped.items():
@@ -379,8 +387,9 @@ class Line:
         reasons = [f"  commit {number}: {problem}" for number, problem in self._tripped.items()]
         return GateTripped(
             "\n".join([f"run {self.journal.run!r} has no checkpoint that passes the gate:", *reasons]),
-            hint="the bytes are what was committed: look at code, data and machine; holdfast quarantine rejects one",
-            different=[name for problem in self._tripped.values() for name in problem.data.get("different", [])],
+            check="health",
+            hint="their bytes are what was committed. Are the limits of Recipe(health=...) right? If so, holdfast "
+            "quarantine rejects the newest one, and the next start goes back further",
         )
 
     def check_trusted(self, commit: Commit) -> None:

@@ -19,6 +19,7 @@ from holdfast.attempt.lineage import (
     find_ancestor,
     judge_environment,
 )
+from holdfast.attempt.refusing import CHANCE, explain_refusal, is_unexplained
 from holdfast.checkpoint import shorten
 from holdfast.config import RunConfig
 from holdfast.errors import IN_LOG, ConfigError, HoldfastError, RecipeError, StateError
@@ -26,11 +27,12 @@ from holdfast.function import split_recipe
 from holdfast.gpus import check_gpus, settle_ranks
 from holdfast.imports import find_file
 from holdfast.journal import Commit, Journal, format_time
+from holdfast.probe import Gate
 from holdfast.processes import find_free_memory, measure_memory
 from holdfast.rank import launching
 from holdfast.rank.launching import Ranks
 from holdfast.rank.lived import name_lived
-from holdfast.rank.messages import CARRIED, Problem, Ready
+from holdfast.rank.messages import CARRIED, Problem, Ready, Restored
 from holdfast.rank.rendezvous import describe_wait, find_node
 from holdfast.sources import hash_sources
 from holdfast.store import open_store
@@ -151,6 +153,10 @@ class AttemptRanks:
     def restore(self, commit: Commit, read_metadata: ReadMetadata) -> HoldfastError | None:
         """Restore a commit's state; return an error if the checkpoint is damaged or the gate refuses it.
 
+        If the gate refuses bytes that verify, for another reason than health, new ranks restore them once more: only
+        what the program loses is lost a second time. A second look in the same ranks could pass for a wrong reason,
+        because the first has called the model: a counter in a global variable has moved on.
+
         Raises:
             DeterminismError: equal bits aren't promised from this commit on, and the configuration refuses that.
             StateError: the state doesn't fit what the ranks built.
@@ -159,12 +165,15 @@ class AttemptRanks:
         past = Past.read(self._journal, commit, read_metadata)
         if commit.config_fingerprint != self._judged:  # another number of ranks trained it: it was adopted, say
             judge_environment(past, self.present, self.config.resume)
-        gate = choose_gate(past, self.present, self.config.resume)
-        self.tolerance = None if gate.how == "record" else gate.tolerance
-        try:
-            event = self.own.restore(commit, gate)
-        except StateError as error:
-            raise explain_unfit(error, past, self.present, self.config.resume) from error
+        event = self._look(commit, past)
+        if is_unexplained(event):
+            log.warning("the gate refuses %s: %s; new ranks look again", commit.path, event.message)
+            self.end_running()
+            self.build_again(commit)
+            event = self._look(commit, past)
+            if is_unexplained(event):
+                return explain_refusal(event, commit, self.own)
+            log.warning(CHANCE, commit.path)
         if isinstance(event, Problem):
             return event.error
         if not self.is_quiet:
@@ -173,8 +182,20 @@ class AttemptRanks:
                 log.info("the changed %s is in force from step %d on", name, event.step)
         self.verified = commit.number
         if event.note:
-            log.warning("%s; settings or code were changed, so that it only goes on record", event.note)
+            asked = "proof.rehearse" if self.tolerance is not None else "settings or code were changed"
+            log.warning("%s; it only goes on record: %s", event.note, asked)
         return None
+
+    def _look(self, commit: Commit, past: Past) -> Restored | Problem:
+        """Restore a commit in the running ranks, and pass it through the gate."""
+        gate = choose_gate(past, self.present, self.config.resume)
+        self.tolerance = None if gate.how == "record" else gate.tolerance
+        if self.config.proof.rehearse == "record":
+            gate = Gate("record")
+        try:
+            return self.own.restore(commit, gate)
+        except StateError as error:
+            raise explain_unfit(error, past, self.present, self.config.resume) from error
 
     def begin_from_ancestor(self) -> None:
         """Load the weights of the ancestor, if the run has one.

@@ -19,7 +19,6 @@ from holdfast.attempt.ranks import AttemptRanks
 from holdfast.checkpoint import shorten
 from holdfast.config import ProofSettings
 from holdfast.errors import (
-    GateTripped,
     Inexact,
     OutOfMemory,
     RankDied,
@@ -174,19 +173,22 @@ class Rehearsals:
             return
         difference = find_departure(lived, lines, self._ranks.tolerance or 0.0)
         if difference is None:
-            self._ranks.put_back()
-            self._cost_s = time.monotonic() - rehearsal.began
-            self.is_changed = False
-            line.note_rehearsal(rehearsal.start, self._cost_s)
-            first, last = rehearsal.start + 1, rehearsal.stop
-            log.info(
-                "rehearsed: new ranks trained steps %d-%d from commit %d as these did", first, last, line.head.number
-            )
+            self._note_equal(line, rehearsal)
             return
         suspects = _list_suspects(known, self._ranks.own.examine())
         if self._settings.rehearse == "record":
             self._ranks.put_back()
         self._differ(line, lived, f"would not continue exactly: {describe(difference)}", suspects)
+
+    def _note_equal(self, line: Line, rehearsal: Rehearsal) -> None:
+        """Let the run go on, and note that it continues exactly."""
+        assert line.head is not None
+        self._ranks.put_back()
+        self._cost_s = time.monotonic() - rehearsal.began
+        self.is_changed = False
+        line.note_rehearsal(rehearsal.start, self._cost_s)
+        first, last, commit = rehearsal.start + 1, rehearsal.stop, line.head.number
+        log.info("rehearsed: new ranks trained steps %d-%d from commit %d as these did", first, last, commit)
 
     def _rehearse_beside(self, line: Line, rehearsal: Rehearsal, renew: Callable[[], None]) -> Trail | None:
         """Return the steps of new ranks, trained while the living ones wait; None if they were lost, or failed.
@@ -199,7 +201,7 @@ class Rehearsals:
         except (RankDied, OutOfMemory) as error:
             log.warning("not rehearsed: %s", error)
             self._ranks.put_back()
-        except (StateError, RecipeFailed, GateTripped):
+        except (StateError, RecipeFailed):
             self._ranks.end()
         return None
 

@@ -95,6 +95,7 @@ class Training:
         flags: torch's settings after the recipe was built; see `determinism.read_flags`.
         built: the hyperparameters as the recipe built them.
         first: a stream's first micro-batch, for the probe.
+        touched: what the model's calls in the last probe changed, and no checkpoint has; see `undisturbed.Kept`.
         parent: the content id of the last durable checkpoint; empty for none.
         saver: writes checkpoints in the background, one at a time.
         metrics: the trail since the last checkpoint, a line per step.
@@ -162,6 +163,7 @@ class Training:
             pin=pinning(self.accelerator.device),
         )
         self.probe: Probe | None = None  # the last checkpoint's
+        self.touched: dict[str, str] = {}
         self.replayed: dict[str, float] | None = None  # micro-batches and seconds of the last reread of a stream
         self.metrics: list[dict[str, Any]] = []
         self.gallery = Gallery()

@@ -21,7 +21,7 @@ from holdfast.state.checksum import checksum_together
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.synchronizing import share_buffers
-from holdfast.training.undisturbed import undisturbed
+from holdfast.training.undisturbed import Kept, undisturbed
 
 if TYPE_CHECKING:
     from holdfast.training.build import Training
@@ -32,7 +32,7 @@ Outputs = Callable[[nn.Module], Mapping[str, Any]]
 
 
 def measure(training: "Training", saved_by: int | None = None) -> Probe:
-    """Measure the probe. Everything that the next step depends on stays unchanged.
+    """Measure the probe, and set ``training.touched``. Everything that the next step depends on stays unchanged.
 
     Args:
         saved_by: the number of ranks that saved the checkpoint, if it is another than these: then take the part of the
@@ -42,6 +42,7 @@ def measure(training: "Training", saved_by: int | None = None) -> Probe:
         RecipeError: the probe changes a parameter, or ``health`` has limits for a number that the probe doesn't return.
     """
     training.set_anneals()
+    training.touched = {}
     takes_gradient = training.config.resume.training_probe and saved_by is None
     can_probe = training.recipe.loss is not None and training.has_probe_batch
     needs_batch = can_probe and (takes_gradient or training.recipe.probe is None)
@@ -70,7 +71,7 @@ def _take_outputs(training: "Training", outputs: Outputs) -> dict[str, Any]:
     Try without gradients first; if the probe itself takes gradients, call it again with them.
     """
     model: nn.Module = training.accelerator.unwrap_model(training.model)
-    with undisturbed(model, training.optimizer) as kept:
+    with _undisturbed(training, model) as kept:
         _share_buffers(training, model)
         try:
             with training.generators.borrowed(training.config.seed), torch.no_grad():
@@ -84,6 +85,13 @@ def _take_outputs(training: "Training", outputs: Outputs) -> dict[str, Any]:
             found = outputs(model.eval())
             found = {name: gather_whole(value) for name, value in found.items()}
             return {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
+
+
+@contextlib.contextmanager
+def _undisturbed(training: "Training", model: nn.Module) -> Iterator[Kept]:
+    with undisturbed(model, training.optimizer) as kept:
+        yield kept
+    training.touched |= kept.touched
 
 
 def _share_buffers(training: "Training", model: nn.Module) -> None:
@@ -137,7 +145,7 @@ def _take_gradient(training: "Training", batch: Any) -> str:
     named = zip(name_parameters(training), list_stepped(training.optimizer), strict=True)
     # Sorted by name, because the order in which an optimizer gets its parameters may differ between processes.
     parameters = [each for _, each in sorted(named, key=lambda pair: pair[0]) if each.requires_grad]
-    with undisturbed(model, training.optimizer) as kept, _kept_extras(training), torch.enable_grad():
+    with _undisturbed(training, model) as kept, _kept_extras(training), torch.enable_grad():
         _share_buffers(training, model)
         gradient: Sequence[Tensor | None] | None = None
         try:

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast import state
 from holdfast.checkpoint import Metadata, Payload, differences, shorten
 from holdfast.errors import ConfigDrift, GateTripped
-from holdfast.probe import Gate, Probe, check_health, compare
+from holdfast.probe import Gate, Probe, check_health, compare, explain
 from holdfast.store import open_store
 from holdfast.training import capturing
 from holdfast.training.build import Training
@@ -49,7 +49,7 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
         StateError: the state doesn't fit what the recipe built.
         ConfigError: another number of ranks saved it, and it can't be shared out.
         ConfigDrift: the recipe builds other hyperparameters, though no setting and no code has changed.
-        GateTripped: the restored state isn't the saved one, or isn't healthy.
+        GateTripped: the restored state isn't the saved one, gives other results, or isn't healthy.
     """
     saved = capturing.decode(payload)
     capturing.restore(training, saved)
@@ -75,9 +75,11 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
     if difference and gate.how == "record":
         resumed.note = difference
     elif difference:
-        complaints.insert(0, difference)
+        suspects = [f"{name} ({kind})" for name, kind in training.touched.items()]
+        message = "; ".join([explain(difference, gate), *complaints])
+        raise GateTripped(message, check="results", suspects=suspects, step=training.progress.step)
     if complaints:
-        raise GateTripped("; ".join(complaints), step=training.progress.step)
+        raise GateTripped("; ".join(complaints), check="health", step=training.progress.step)
     return resumed
 
 
@@ -137,7 +139,8 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
         if names:
             whose = "" if all(found) else f" of rank {rank}"
             some = shorten(names, SHOWN_NAMES)
-            raise GateTripped(f"after the restore, {some}{whose} differ from the saved state", different=names)
+            message = f"after the restore, {some}{whose} differ from the saved state"
+            raise GateTripped(message, check="state", different=names)
 
 
 def _capture_as(training: Training, saved: Mapping[str, Any]) -> dict[str, Any]:

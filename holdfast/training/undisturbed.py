@@ -19,6 +19,8 @@ from holdfast.training.optimizers import list_stepped
 if TYPE_CHECKING:
     from holdfast.training.build import Training
 
+# The attributes of a module that torch itself reads.
+OF_TORCH = vars(nn.Module()).keys()
 # Containers of up to this many items are copied, to undo additions and removals; longer ones aren't.
 MOST_ITEMS = 1000
 
@@ -49,11 +51,19 @@ def undisturbed(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[
 
 
 class Kept:
-    """A model's state, to put back after a block of `undisturbed`."""
+    """A model's state, to put back after a block of `undisturbed`.
+
+    Attributes:
+        touched: the kinds of the values that `put_back` found changed and that no ``state_dict`` has, by name:
+            ``{"model.layer.calls": "int"}``. If training reads them, the run can't be resumed exactly.
+    """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         own = {id(each) for each in list_stepped(optimizer)}
-        self._modules = [(module, {**vars(module)}, _copy_items(module)) for module in model.modules()]
+        self.touched: dict[str, str] = {}
+        named = list(model.named_modules(prefix="model"))
+        self._modules = [(name, module, {**vars(module)}, _copy_items(module)) for name, module in named]
+        self._buffers = {id(module): {**module._buffers} for _, module in named}
         self._parameters = [
             (name, each, each.grad, each.requires_grad, _version_of(each)) for name, each in model.named_parameters()
         ]
@@ -63,27 +73,44 @@ class Kept:
             for value in (*others, *self._list_tensors())
             if not is_lazy(value)
         }
+        self._versions = {key: _version_of(value) for key, (value, _) in self._tensors.items()}
         for _, parameter, *_ in self._parameters:
             parameter.grad = None  # gradients of the block don't add to those of training
 
     def _list_tensors(self) -> Iterator[torch.Tensor]:
-        for module, attributes, _ in self._modules:
+        for _, module, attributes, _ in self._modules:
             yield from (value for value in module._buffers.values() if value is not None)
             yield from (value for value in attributes.values() if isinstance(value, torch.Tensor))
 
     def put_back(self) -> None:
-        """Undo all changes to the model since this object was made."""
-        for module, attributes, copies in self._modules:
+        """Undo all changes to the model since this object was made, and note them in `touched`."""
+        for name, module, attributes, copies in self._modules:
+            self._note_touched(name, module, attributes, copies)
             for container, items in [(vars(module), attributes), *copies]:
                 if not _has_items(container, items):  # torch.compile compiles again if a module's dict was written to
                     container.clear()
                     (container.update if isinstance(container, dict | set) else container.extend)(items)
         with torch.no_grad():
-            for value, copied in self._tensors.values():
+            for key, (value, copied) in self._tensors.items():
                 value.detach().copy_(copied)
+                self._versions[key] = _version_of(value)
         for _, parameter, grad, requires_grad, _ in self._parameters:
             parameter.requires_grad_(requires_grad)
             parameter.grad = grad
+
+    def _note_touched(
+        self, name: str, module: nn.Module, attributes: dict[str, Any], copies: list[tuple[Any, Any]]
+    ) -> None:
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            return  # a checkpoint may have all of it
+        lost, own = module._non_persistent_buffers_set, vars(module)
+        filled = {id(container) for container, items in copies if not _has_items(container, items)}
+        for key in sorted(((attributes.keys() | own.keys()) - OF_TORCH) | lost):
+            now = module._buffers.get(key) if key in lost else own.get(key)
+            was = self._buffers[id(module)].get(key) if key in lost else attributes.get(key)
+            is_written = isinstance(was, torch.Tensor) and self._versions.get(id(was)) != _version_of(was)
+            if now is not was or id(was) in filled or is_written:
+                self.touched[f"{name}.{key}"] = type(was if now is None else now).__name__
 
     def check_parameters(self) -> None:
         """Raise RecipeError if a parameter has changed. Restoring all would need a second copy of the weights."""
@@ -95,8 +122,8 @@ class Kept:
                 )
 
 
-def _version_of(parameter: torch.Tensor) -> int:
-    return 0 if is_lazy(parameter) else parameter._version
+def _version_of(tensor: torch.Tensor) -> int:
+    return 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version
 
 
 def _copy_items(module: nn.Module) -> list[tuple[Any, Any]]:

@@ -233,7 +233,7 @@ def test_a_forgery_that_verifies_is_found(engine: Engine, copied: Path, capsys: 
     done = engine.command("evaluate", str(copied))
     assert done.returncode == 2
     error, *_ = done.stderr.splitlines()
-    assert "the probe gave" in error
+    assert "the probe gives another result" in error
     assert "commit 4" in error
 
 
@@ -243,7 +243,7 @@ def test_no_replay_begins_at_a_parent_that_fails_the_gate(engine: Engine, copied
     assert done.returncode == 2
     assert "commit 4" in done.stdout
     assert "gate" in done.stdout
-    assert "the probe gave" in done.stdout
+    assert "the probe gives another result" in done.stdout
     assert "every step has the same" not in done.stdout, "no step was trained"
 
 

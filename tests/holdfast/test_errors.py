@@ -24,7 +24,8 @@ def test_crosses_processes(cls: type[HoldfastError]) -> None:
     error = cls("what failed", hint="what to do", step=3)
     for copy in (pickle.loads(pickle.dumps(error)), errors.from_json(errors.to_json(error))):
         assert type(copy) is cls
-        assert (str(copy), copy.hint, copy.data) == ("what failed", "what to do", {"step": 3})
+        assert (str(copy), copy.hint, copy.data) == ("what failed", "what to do", error.data)
+        assert copy.data["step"] == 3
 
 
 def test_an_unknown_class_is_still_an_error() -> None:

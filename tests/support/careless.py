@@ -5,6 +5,7 @@ import functools
 import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from holdfast import Recipe
 from tests.support.varied import Average, Normaliser, Points
 
 Loss = Callable[[nn.Module, Any], Tensor]
-calls = 0
+calls = strikes = 0
 
 
 def make(model: nn.Module, loss: Loss, **parts: Any) -> Recipe:
@@ -215,3 +216,46 @@ class Drifting(nn.Module):
 
 def buffer() -> Recipe:
     return make(Drifting(), fit)
+
+
+class Counting(nn.Module):
+    """A layer that counts its calls in a plain attribute, and acts on the count once it is above ``after``."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 1)
+        self.calls, self.after = 0, after
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        return self.linear(x) * (1 + 0.01 * max(0, self.calls - self.after))  # type: ignore[no-any-return]
+
+
+def late(after: int = 4) -> Recipe:
+    """Build a recipe that forgets its model's count of calls, which changes a step only later."""
+    return make(Counting(after), fit)
+
+
+def loading() -> Recipe:
+    """Build a recipe whose model changes a weight whenever it is loaded."""
+    model = net()
+    model.register_load_state_dict_pre_hook(lambda module, state, *_: state["0.bias"].add_(1))
+    return make(model, fit)
+
+
+def _is_struck(once: str) -> bool:
+    global strikes
+    if Path(once).exists():
+        Path(once).unlink()
+        strikes += 1
+    return strikes > 0
+
+
+def struck(once: str = "") -> Recipe:
+    """Build a recipe that computes wrongly in one process: the first that takes a loss after ``once`` exists."""
+    return make(net(), lambda model, batch: fit(model, batch) * (1 + 0.001 * _is_struck(once)))
+
+
+def reading(path: str) -> Recipe:
+    """Build a recipe whose loss reads a file at each call."""
+    return make(net(), lambda model, batch: fit(model, batch) * float(Path(path).read_text()))

@@ -26,8 +26,11 @@ from holdfast.rank.messages import (
     Found,
     Noticed,
     Order,
+    Proceed,
     Progress,
     Ready,
+    Rehearse,
+    Rehearsed,
     Restore,
     Restored,
     Save,
@@ -57,6 +60,7 @@ def orders(saved: Saved) -> list[Order]:
     return [
         Restore(commit=commit, gate=Gate("tolerance", 1e-3)), Begin(store="s3://else", run="other", commit=commit),
         Train(stop=40, fingerprint="f" * 64), Train(stop=sys.maxsize, fingerprint="", into="/a b", is_detailed=True),
+        Proceed(), Rehearse(stop=44, fingerprint="f" * 64, is_kept=False),
         Save(), Stop(), Stop(within_s=0.25), Evaluate(), Examine(), End(),
     ]  # fmt: skip
 
@@ -73,6 +77,7 @@ def events(saved: Saved) -> list[Event]:
         Restored(step=4, summary="lr 0.1", taken_over=["lr"], note=LONG), Skipped(done=1, total=2),
         Noticed(text=LONG),
         Begun(anneal_offset=7), Progress(step=1, loss=-0.0, steps_per_s=1e300), saved,
+        Rehearsed(lines=[{"step": 41, "loss": "nan", "state": {"model": "0" * 16}}]),
         Evaluated(
             metrics={"loss": math.inf}, measured=["seconds"], anneals={"beta": 5e-324},
             probe=Probe(sha256="0" * 64, values={"loss_window": None}, sample=[1.5, None]),

@@ -13,7 +13,7 @@ import torch
 from holdfast import Recipe, checkpoint, state
 from holdfast.attempt import Line
 from holdfast.checkpoint import Payload
-from holdfast.errors import CheckpointDamaged, ConfigDrift, GateTripped, HoldfastError, StateError
+from holdfast.errors import Check, CheckpointDamaged, ConfigDrift, GateTripped, HoldfastError, StateError
 from holdfast.journal import Commit, Journal
 from holdfast.store.local import LocalStore
 from holdfast.training import Gate, Resumed, Training, capturing, resume
@@ -176,6 +176,7 @@ def test_a_value_altered_during_the_restore_is_named(
     monkeypatch.setattr(capturing, "restore", restore_and_alter)
     with pytest.raises(GateTripped, match="after the restore, ") as caught:
         resume_from(training, averaged, how, 1.0)
+    assert caught.value.data["check"] == "state"
     different = caught.value.data["different"]
     assert any(name.startswith(named) for name in different)
     assert {name.partition(".")[0] for name in different} == {named.partition(".")[0]}
@@ -227,15 +228,18 @@ def test_a_model_whose_output_has_changed_trips_the_probe(tmp_path: Path, averag
     assert loss is not None
     other = metadata.probe.model_copy(update={"sha256": "0" * 64, "values": {"loss": loss * 1.01}})
     changed = payload, metadata.model_copy(update={"probe": other})
-    with pytest.raises(
-        GateTripped, match=f"the probe gave {metadata.probe.sha256[:12]}, and 000000000000 when"
-    ) as caught:
+    said = r"restored exactly, but the probe gives another result .*: the model, .* reads state that no checkpoint has"
+    with pytest.raises(GateTripped, match=said) as caught:
         resume_from(training, changed, "exact", 1.0)
-    assert caught.value.data["step"] == STEPS
-    with pytest.raises(GateTripped, match=r"the probe differs by 0.0\d+, relative .*; 1e-06 is allowed"):
+    assert (caught.value.data["check"], caught.value.data["step"]) == ("results", STEPS)
+    said = (
+        r"the probe differs by 0.0\d+, relative .*; 1e-06 is allowed: either .*, or this machine computes less exactly"
+    )
+    with pytest.raises(GateTripped, match=said) as caught:
         resume_from(training, changed, "tolerance", 1e-6)
+    assert caught.value.data["check"] == "results"
     assert resume_from(training, changed, "tolerance", 0.5).note == ""
-    assert resume_from(training, changed, "record").note.startswith("the probe gave")
+    assert resume_from(training, changed, "record").note.startswith("the probe gives another result")
 
 
 # ---- what doesn't fit
@@ -298,7 +302,7 @@ def test_built_values_that_change_without_a_known_cause_are_drift(
     assert changed.lrs == [0.2]
 
 
-# ---- the line: one that trips is passed over, two are not its fault
+# ---- the line: an unhealthy one is passed over, two are not its fault, and no other refusal is
 
 
 @pytest.fixture
@@ -315,13 +319,18 @@ def line(store: LocalStore) -> Line:
     return line
 
 
+def unhealthy(path: str) -> GateTripped:
+    """Return the gate's refusal of an unhealthy checkpoint."""
+    return GateTripped(f"{path} is not healthy", check="health")
+
+
 def refuse(*paths: str, tried: list[str] | None = None) -> Callable[[Commit], HoldfastError | None]:
     """Return a restore function whose gate refuses these checkpoints."""
 
     def restore(commit: Commit) -> HoldfastError | None:
         if tried is not None:
             tried.append(commit.path)
-        return GateTripped(f"{commit.path} is not what it was") if commit.path in paths else None
+        return unhealthy(commit.path) if commit.path in paths else None
 
     return restore
 
@@ -338,7 +347,7 @@ def test_a_checkpoint_that_trips_is_quarantined_and_its_parent_is_resumed(line: 
     assert line.head
     assert (line.head.number, line.next_number, line.journal.numbers("quarantine")) == (2, 4, [3])
     assert tried == ["epoch-0003", "epoch-0003", "epoch-0002"]  # the newest is tried twice
-    assert line.journal.quarantine_reasons()[0].endswith("the gate: epoch-0003 is not what it was")
+    assert line.journal.quarantine_reasons()[0].endswith("the gate: epoch-0003 is not healthy")
     latest = line.journal.read_latest()
     assert latest
     assert latest.commit == 2
@@ -348,7 +357,7 @@ def test_a_checkpoint_that_trips_is_quarantined_and_its_parent_is_resumed(line: 
 
 
 def test_a_checkpoint_that_passes_at_the_second_try_is_not_quarantined(line: Line) -> None:
-    answers: list[HoldfastError | None] = [GateTripped("for once"), None]
+    answers: list[HoldfastError | None] = [unhealthy("for once"), None]
     line.resume(lambda commit: answers.pop(0))
     assert line.head
     assert (line.head.number, answers, line.journal.numbers("quarantine")) == (3, [], [])
@@ -361,8 +370,8 @@ def test_a_second_trip_in_a_row_stops_the_run_and_changes_nothing(line: Line, st
         line.resume(refuse("epoch-0003", "epoch-0002", tried=tried))
     assert str(caught.value).splitlines() == [
         "run 'run' has no checkpoint that passes the gate:",
-        "  commit 3: epoch-0003 is not what it was",
-        "  commit 2: epoch-0002 is not what it was",
+        "  commit 3: epoch-0003 is not healthy",
+        "  commit 2: epoch-0002 is not healthy",
     ]
     assert caught.value.exit_code == 2
     assert "epoch-0001" not in tried
@@ -376,14 +385,41 @@ def test_a_trip_of_the_only_checkpoint_is_no_fresh_start(store: LocalStore) -> N
     line = make_line(store)
     commit_next(line)
     before = files(store)
-    with pytest.raises(GateTripped, match="commit 1: epoch-0001 is not what it was"):
+    with pytest.raises(GateTripped, match="commit 1: epoch-0001 is not healthy"):
         line.resume(refuse("epoch-0001"))
+    assert files(store) == before
+
+
+@pytest.mark.parametrize("check", ["state", "results"])
+def test_a_checkpoint_that_verifies_and_gives_something_else_stops_the_run(
+    line: Line, store: LocalStore, check: Check
+) -> None:
+    """The older ones would pass, and they are not even tried: the run would go on with other results."""
+    before = files(store)
+    tried: list[str] = []
+
+    def restore(commit: Commit) -> HoldfastError | None:
+        tried.append(commit.path)
+        return GateTripped("the gradient is another one", check=check) if commit.number == 3 else None
+
+    with pytest.raises(GateTripped, match="the gradient is another one") as caught:
+        line.resume(restore)
+    assert (caught.value.exit_code, caught.value.reason, tried) == (2, "refused", ["epoch-0003"])
+    assert files(store) == before, "nothing is quarantined"
+
+
+def test_an_unhealthy_checkpoint_is_not_quarantined_if_the_one_before_gives_something_else(
+    line: Line, store: LocalStore
+) -> None:
+    before = files(store)
+    with pytest.raises(GateTripped, match="another one"):
+        line.resume(lambda commit: unhealthy("three") if commit.number == 3 else GateTripped("another one"))
     assert files(store) == before
 
 
 def test_two_trips_with_damage_between_them_stop_the_run(line: Line, store: LocalStore) -> None:
     answers = {
-        "epoch-0003": GateTripped("three"), "epoch-0002": CheckpointDamaged("two"), "epoch-0001": GateTripped("one"),
+        "epoch-0003": unhealthy("three"), "epoch-0002": CheckpointDamaged("two"), "epoch-0001": unhealthy("one"),
     }  # fmt: skip
     with pytest.raises(GateTripped, match=r"(?s)commit 3: three.*commit 1: one"):
         line.resume(lambda commit: answers[commit.path])
@@ -393,7 +429,7 @@ def test_two_trips_with_damage_between_them_stop_the_run(line: Line, store: Loca
 def test_a_trip_stops_the_run_if_all_other_checkpoints_are_damaged(line: Line) -> None:
     with pytest.raises(GateTripped, match="commit 3"):
         line.resume(
-            lambda commit: GateTripped("three") if commit.number == 3 else CheckpointDamaged(f"not {commit.path}")
+            lambda commit: unhealthy("three") if commit.number == 3 else CheckpointDamaged(f"not {commit.path}")
         )
     assert line.journal.numbers("quarantine") == [1, 2]
 

@@ -29,11 +29,16 @@ class Careless(nn.Module):
         self.weight = nn.Parameter(torch.ones(8))
         self.register_buffer("calls", torch.zeros(()))
         self.register_buffer("last", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(()), persistent=False)
+        self.register_buffer("still", torch.zeros(()), persistent=False)
+        self.total = torch.zeros(())
         self.number, self.scale, self.losses, self.seen = 0, torch.ones(()), [0.0], {"a": 1}
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         self.last = self.last + x.sum().detach()
+        self.mean += 1
+        self.total = self.total + 1
         self.number += 1
         self.scale.data.mul_(1.01)
         self.losses.append(float(self.number))
@@ -81,6 +86,16 @@ def test_a_model_that_changes_at_each_call_is_restored(tmp_path: Path, look: Any
     assert {name: id(value) for name, value in training.model.named_buffers()} == buffers
     assert look(training) == first
     assert before["calls"] == 2
+
+
+def test_a_probe_names_the_values_that_it_changes_and_that_no_checkpoint_has(tmp_path: Path) -> None:
+    training = make(tmp_path)
+    for _ in range(2):  # values that were put back are not named for that
+        measure(training)
+        assert training.touched == {
+            "model.fresh": "int", "model.losses": "list", "model.mean": "Tensor", "model.number": "int",
+            "model.seen": "dict", "model.total": "Tensor",
+        }  # fmt: skip
 
 
 def test_the_content_id_does_not_depend_on_how_often_a_model_was_probed(tmp_path: Path) -> None:

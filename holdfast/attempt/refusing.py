@@ -1,0 +1,63 @@
+"""The gate's refusal of a checkpoint whose bytes verify, for a person: the meaning, the suspects, the next step."""
+
+import contextlib
+from typing import TypeGuard
+
+from holdfast.errors import GateTripped, HoldfastError
+from holdfast.journal import Commit
+from holdfast.rank.launching import Ranks
+from holdfast.rank.messages import Problem, Restored, Tripped
+
+# The most suspects that a message names.
+SHOWN_SUSPECTS = 4
+# The warning if a second look passes, with the checkpoint's folder.
+CHANCE = (
+    "new ranks restored %s exactly: memory or a processor of this machine fails now and then, or the program doesn't "
+    "always compute the same"
+)
+NO_SUSPECT = (
+    "no suspect was found: look at the global variables, the files and the environment that the model, the loss and "
+    "the probe read"
+)
+# The hint for each kind of refusal.
+HINTS = {
+    "state": "the checkpoint is whole, and an older one would lose the same: a load_state_dict, a hook, or the code "
+    "that builds these objects changes the values after they are loaded; mend that, and start again",
+    "health": "look at the limits of Recipe(health=...), and at the values with holdfast evaluate",
+    "results": "the checkpoint is whole, and an older one would lose the same. Keep that state (a buffer, extras, "
+    "run.keep), check with holdfast prove, and train under another name (--set run=...). If prove passes, a machine "
+    "has failed, this one or the one that saved: holdfast doctor looks at this one, holdfast quarantine rejects the "
+    "commit. "
+    """To go on with other results, and have that on record: --set 'resume.accept_drift=["built"]'""",
+}
+
+
+def is_unexplained(event: Restored | Problem) -> TypeGuard[Tripped]:
+    """Return whether the gate refuses a checkpoint that is whole, and that was healthy or not compared."""
+    return isinstance(event, Tripped) and not _refusal_of(event).blames_checkpoint
+
+
+def _refusal_of(event: Tripped) -> GateTripped:
+    error = event.error
+    assert isinstance(error, GateTripped)
+    return error
+
+
+def explain_refusal(event: Tripped, commit: Commit, ranks: Ranks) -> GateTripped:
+    """Return the error for a checkpoint that is whole and that the gate refuses, with suspects from the ranks."""
+    error = _refusal_of(event)
+    suspects: list[str] = [f"{each} changes when the model is called" for each in error.data.get("suspects", [])]
+    if error.data["check"] == "results":
+        with contextlib.suppress(HoldfastError):  # the search may fail in the user's own code
+            suspects += [f"{each}: {each.remedy}" for each in ranks.examine().unregistered]
+    message = f"the gate refuses commit {commit.number} ({commit.path}, step {commit.step}): {error.message}"
+    data = error.data | {"suspects": suspects, "step": commit.step}
+    lines = _list_suspects(suspects) if error.data["check"] == "results" else []
+    return GateTripped("\n".join([message, *lines]), hint=HINTS[error.data["check"]], **data)
+
+
+def _list_suspects(suspects: list[str]) -> list[str]:
+    if not suspects:
+        return [f"  {NO_SUSPECT}"]
+    more = [f"  and {len(suspects) - SHOWN_SUSPECTS} more"] if len(suspects) > SHOWN_SUSPECTS else []
+    return [f"  suspect: {each}" for each in suspects[:SHOWN_SUSPECTS]] + more

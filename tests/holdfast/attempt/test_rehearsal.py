@@ -1,0 +1,220 @@
+"""Rehearsals: new ranks have to train the steps after a commit as the ranks that went on, or the run stops."""
+
+import logging
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.attempt import Acts, Attempt, Observer, live, rehearsal
+from holdfast.config import RunConfig
+from holdfast.errors import Inexact
+from holdfast.journal import Commit, Journal
+from holdfast.store import open_store
+from holdfast.verification import verify_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
+
+# Every commit is rehearsed, in new ranks beside those that went on, or after these have ended.
+BESIDE = {"rehearse": "on", "share": 1.0}
+ALONE = BESIDE | {"beside": False}
+WAYS = pytest.mark.parametrize("way", [BESIDE, ALONE], ids=["beside", "alone"])
+# No chunk is tried twice.
+ONCE = Acts(train_chunk=Attempt.train_chunk)
+
+
+def make_config(folder: Path, recipe: str, proof: dict[str, object], **more: object) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "recipe": f"tests.support.forgetting:{recipe}", "run": "run", "store": str(folder / "runs"), "epochs": 4,
+            "chunk": {"steps": 8}, "log": {"folder": str(folder / "logs")}, "proof": proof, **more,
+        }
+    )  # fmt: skip
+
+
+def commits_of(config: RunConfig) -> list[Commit]:
+    journal = Journal(open_store(config.store), config.run)
+    return [journal.read_commit(number) for number in journal.numbers("commits")]
+
+
+def content_ids(config: RunConfig) -> list[str]:
+    return [commit.checkpoint_sha256 for commit in commits_of(config)]
+
+
+@WAYS
+def test_a_run_that_continues_exactly_is_rehearsed_and_ends_on_the_same_bytes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, way: dict[str, object]
+) -> None:
+    plain = make_config(tmp_path / "plain", "exact", {"rehearse": "off"})
+    live(plain)
+    rehearsed = make_config(tmp_path / "rehearsed", "exact", way)
+    with caplog.at_level(logging.INFO, "holdfast"):
+        live(rehearsed)
+    assert content_ids(rehearsed) == content_ids(plain)
+    assert [commit.rehearsed for commit in commits_of(rehearsed)] == [0, 8, 16, 24]
+    assert [commit.rehearsed for commit in commits_of(plain)] == [0, 0, 0, 0]
+    lines = [each.message for each in caplog.records if each.message.startswith("rehearsed")]
+    assert lines[0] == "rehearsed: new ranks trained steps 9-12 from commit 1 as these did"
+    assert len(lines) == 3
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert verify_run(Journal(open_store(rehearsed.store), "run")).problems == []
+
+
+@WAYS
+def test_a_trail_has_no_more_of_a_rehearsed_step_than_of_another(tmp_path: Path, way: dict[str, object]) -> None:
+    config = make_config(tmp_path, "exact", way)
+    live(config)
+    journal = Journal(open_store(config.store), "run")
+    trails = [journal.store.read(f"metrics/{number:08d}.jsonl") for number in (2, 3)]
+    assert all(b"tensors" not in trail and b"parts" not in trail for trail in trails)
+    assert [trail.count(b"\n") for trail in trails] == [8, 8]
+
+
+def test_state_that_no_checkpoint_has_stops_the_run_as_soon_as_it_acts(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "counting", BESIDE)
+    with pytest.raises(Inexact) as caught:
+        live(config)
+    assert caught.value.exit_code == 2
+    assert "this run would not continue exactly: first in step 17: model" in caught.value.message
+    assert [commit.step for commit in commits_of(config)] == [8, 16]
+    ending = Journal(open_store(config.store), "run").read_ending(1)
+    assert ending is not None
+    assert ending.ending.reason == "inexact"
+
+
+@WAYS
+def test_a_run_that_has_failed_a_rehearsal_is_not_continued_by_the_next_attempt(
+    tmp_path: Path, way: dict[str, object]
+) -> None:
+    config = make_config(tmp_path, "counting", way, settings={"acts_after": 6})
+    for _ in range(2):
+        with pytest.raises(Inexact):
+            live(config)
+    assert [commit.step for commit in commits_of(config)] == [8]
+
+
+@WAYS
+def test_a_run_goes_on_if_it_is_told_to_and_each_later_commit_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, way: dict[str, object]
+) -> None:
+    config = make_config(tmp_path, "counting", way | {"rehearse": "record"}, settings={"acts_after": 6})
+    live(config)
+    found = [commit.inexact for commit in commits_of(config)]
+    assert found[0] == ""
+    assert all(each.startswith("would not continue exactly: first in step 9: model") for each in found[1:])
+    assert len(caplog.records) == 1
+
+
+def test_a_run_that_goes_on_beside_ends_on_the_bytes_of_one_that_was_never_rehearsed(tmp_path: Path) -> None:
+    """A count that no checkpoint has is what the living ranks make it: a rehearsal beside them changes nothing."""
+    plain = make_config(tmp_path / "plain", "counting", {"rehearse": "off"}, settings={"acts_after": 6})
+    live(plain)
+    recorded = make_config(tmp_path / "on", "counting", BESIDE | {"rehearse": "record"}, settings={"acts_after": 6})
+    live(recorded)
+    assert content_ids(recorded) == content_ids(plain)
+
+
+@WAYS
+def test_ranks_that_fail_in_their_first_step_stop_the_run(tmp_path: Path, way: dict[str, object]) -> None:
+    config = make_config(tmp_path, "crashing", way, settings={"folder": str(tmp_path)})
+    with pytest.raises(Inexact, match="nothing cached"):
+        live(config)
+    assert [commit.step for commit in commits_of(config)] == [8]
+
+
+@WAYS
+def test_ranks_that_are_killed_in_a_rehearsal_cost_nothing_but_time(tmp_path: Path, way: dict[str, object]) -> None:
+    config = make_config(tmp_path, "dying", way, settings={"folder": str(tmp_path)})
+    live(config)
+    plain = make_config(tmp_path / "plain", "exact", {"rehearse": "off"})
+    live(plain)
+    assert content_ids(config) == content_ids(plain)
+
+
+class Kill(Observer):
+    """Kill the ranks once they have reported a step."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def progressed(self, attempt: Attempt, progress: object) -> None:
+        if progress.step == self._step:  # type: ignore[attr-defined]
+            attempt.signal_ranks(signal.SIGKILL)
+
+
+def test_steps_that_dead_ranks_had_trained_are_compared(tmp_path: Path) -> None:
+    plain = make_config(tmp_path / "plain", "counting", {"rehearse": "off"})
+    live(plain)
+    logs = {"every": 1, "folder": str(tmp_path / "logs")}
+    config = make_config(tmp_path, "counting", {"rehearse": "first"}, log=logs)
+    with pytest.raises(Inexact, match=r"this run does not continue exactly: first in step \d+: loss"):
+        live(config, [Kill(22)])
+    committed = content_ids(config)
+    assert 1 <= len(committed) <= 2
+    assert committed == content_ids(plain)[: len(committed)]
+
+
+def test_an_exact_run_passes_the_comparison_with_dead_ranks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_config(tmp_path, "exact", {"rehearse": "first"}, log={"every": 1, "folder": str(tmp_path / "logs")})
+    with caplog.at_level(logging.INFO, "holdfast"):
+        live(config, [Kill(22)])
+    assert [each.message for each in caplog.records if each.message.endswith("that the ranks before had trained")]
+    assert not list((tmp_path / "logs" / "run").glob("*.steps.jsonl"))
+
+
+def test_a_run_that_is_over_within_a_minute_is_not_rehearsed_unless_asked(tmp_path: Path) -> None:
+    unasked = make_config(tmp_path / "unasked", "exact", {})
+    live(unasked)
+    assert {commit.rehearsed for commit in commits_of(unasked)} == {0}
+    asked = make_config(tmp_path / "asked", "exact", {"rehearse": "first"})
+    live(asked)
+    assert [commit.rehearsed for commit in commits_of(asked)] == [0, 8, 8, 8]
+
+
+def test_later_rehearsals_take_a_share_of_the_training_time(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "exact", {"rehearse": "on", "share": 0.001})
+    live(config)
+    assert [commit.rehearsed for commit in commits_of(config)] == [0, 8, 8, 8]
+
+
+@WAYS
+def test_what_a_loop_logs_is_no_state_and_a_step_knows_that_it_is_a_rehearsal(
+    tmp_path: Path, way: dict[str, object]
+) -> None:
+    config = make_config(tmp_path, "loop", way | {"rehearse": "first"}, settings={"folder": str(tmp_path / "noted")})
+    (tmp_path / "noted").mkdir()
+    live(config)
+    noted = sorted((file.read_text().split("\n")[:-1] for file in (tmp_path / "noted").iterdir()), key=len)
+    rehearsed = [each for lines in noted for each in lines if each.endswith("True")]
+    assert rehearsed == [f"{step} True" for step in range(8, 12)]
+    kept = sorted(int(each.split()[0]) for lines in noted for each in lines if each.endswith("False"))
+    assert kept == list(range(32))
+
+
+@WAYS
+@pytest.mark.parametrize("moment", ["begun", "renewed", "compared"])
+def test_a_signal_in_a_rehearsal_loses_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, object], moment: str
+) -> None:
+    """A signal may come at any moment: the attempt saves, and the same command goes on to the same bytes."""
+    config = make_config(tmp_path / "told", "exact", way)
+    calls = {"begun": "finish", "renewed": "_train", "compared": "_note_equal"}
+    original: Callable[..., object] = getattr(rehearsal.Rehearsals, calls[moment])
+
+    def told(self: object, *arguments: object, **named: object) -> object:
+        if moment == "begun":
+            raise SystemExit(143)
+        original(self, *arguments, **named)
+        raise SystemExit(143)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rehearsal.Rehearsals, calls[moment], told)
+        with pytest.raises(SystemExit):
+            live(config)
+    assert commits_of(config)[-1].step >= 8
+    live(config)
+    plain = make_config(tmp_path / "plain", "exact", {"rehearse": "off"})
+    live(plain)
+    assert content_ids(config)[-1] == content_ids(plain)[-1]
+    assert verify_run(Journal(open_store(config.store), "run")).problems == []
