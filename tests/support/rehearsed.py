@@ -36,8 +36,8 @@ class Outcome:
 
     Args:
         by: what stopped the run: a ``rehearsal``, the steps of a ``death``, the ``gate``, or a ``refusal`` of its
-            settings or code; a ``failure`` is another error. A completed run ended on the ``same`` bytes as a straight
-            one, or on ``other`` bytes.
+            settings, its code or a value; a ``failure`` is an error in a step. A completed run ended on the ``same``
+            bytes as a straight one, or on ``other`` bytes.
         step: the step of the newest commit.
         said: the last lines of the command's errors.
     """
@@ -122,10 +122,8 @@ def judge(done: "subprocess.CompletedProcess[str]") -> By:
     """Return what ended a command, by its exit code and its words; ``same`` if the run is complete."""
     if done.returncode == 0:
         return "same"
-    if done.returncode == 1:
-        return "refusal"
     if done.returncode != 2:
-        return "failure"
+        return "failure" if "training failed" in done.stderr else "refusal"
     if re.search(r"^error: .*would not continue", done.stderr, re.MULTILINE):
         return "rehearsal"
     return "death" if re.search(r"^error: .*does not continue", done.stderr, re.MULTILINE) else "gate"
