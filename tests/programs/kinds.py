@@ -21,7 +21,7 @@ SHORT = {
 RECIPES = {
     "ordinary": ("tied", "normed", "lazy", "swa", "target", "adversarial", "streamed"),
     "varied": ("averaged", "pythonic", "normalised", "timed", "streamed"),
-    "composed": ("adversarial", "accumulating", "two_rates", "pruned", "two_sgds", "batched", "criticized"),
+    "composed": ("adversarial", "accumulating", "two_rates", "pruned", "two_sgds", "batched"),
 }
 
 
