@@ -200,7 +200,7 @@ def text(run: Run, after: int) -> None:
     prompt = ""
     for step in run.steps(per_epoch=PER_EPOCH):
         prompt += chr(97 + step.number % 26)
-        weight = grow(len(prompt) + ord(prompt[-1]) / 1000, after)
+        weight = grow(len(prompt) - ord(prompt[-1]) / 1000, after)
         step.log(loss=learn(fit(model, draw()) * weight, optimizer))
 
 
