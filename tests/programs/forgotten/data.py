@@ -139,7 +139,7 @@ def replay_buffer(run: Run, after: int) -> None:
     memory: list[Batch] = []
     for step in run.steps(per_epoch=PER_EPOCH):
         memory.append(draw())
-        batch = random.choice(memory[-6:])
+        batch = memory[-1 - int(random.random() * min(6, len(memory)))]  # one number in each process
         step.log(loss=learn(fit(model, batch if step.number >= after else memory[-1]), optimizer))
 
 
