@@ -127,7 +127,7 @@ soak: .venv/ready
 	HOLDFAST_EXAMPLES=100000 $(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 0 \
 		tests/holdfast/attempt/test_state_machine.py tests/holdfast/attempt/test_two_writers.py \
 		tests/holdfast/training/test_matrix.py tests/holdfast/test_false_alarms.py \
-		tests/holdfast/recipes/test_killed.py \
+		tests/holdfast/recipes/test_killed.py tests/programs \
 		tests/holdfast/verification/test_flips.py \
 		tests/flows/test_killed_anywhere.py tests/flows/test_pool.py::test_a_run_survives_a_death \
 		tests/infra/test_docker_pool.py tests/flows/test_pool.py::test_make_up_after_a_death \

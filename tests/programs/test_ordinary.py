@@ -1,0 +1,37 @@
+"""Ordinary programs, rehearsed at each of their first eight commits: no warning, no refusal, the same bytes."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import IS_SOAK
+from tests.programs.kinds import KINDS, REHEARSALS, Kind, mark
+from tests.support.lives import Lives
+from tests.support.rehearsed import REHEARSED, Program, find_straight
+
+# Of all programs, those that each run of the suite trains; make soak trains all.
+TRAINED = KINDS if IS_SOAK else KINDS[::12]
+HAS_COMPILER = any(map(shutil.which, ("g++", "c++", "clang++")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=mark(kind), id=str(kind)) for kind in TRAINED])
+def test_rehearsals_change_no_byte_and_say_nothing(nursery: Lives, tmp_path: Path, kind: Kind) -> None:
+    if "compiles" in kind.recipe and not HAS_COMPILER:
+        pytest.skip("torch.compile needs a compiler")
+    for module in kind.late:
+        nursery.load(module)
+    program = Program(nursery, tmp_path / "rehearsed", kind.recipe, dict(kind.settings), kind.epochs, kind.chunk)
+    done = program.train(*REHEARSED)
+    assert done.returncode == 0, done.stderr
+    assert not [line for line in done.stderr.splitlines() if line.startswith("warning")], done.stderr
+    steps = [program.journal.read_commit(number).step for number in program.journal.numbers("commits")]
+    rehearsed = [program.journal.read_commit(number).rehearsed for number in program.journal.numbers("commits")]
+    assert rehearsed[1 : REHEARSALS + 1] == steps[:REHEARSALS], done.stderr
+    assert program.find_content() == find_straight(nursery, tmp_path / "straight", program)
+
+
+def test_there_are_at_least_eighty_programs() -> None:
+    assert len(KINDS) >= 80
+    assert len({str(kind) for kind in KINDS}) == len(KINDS)
