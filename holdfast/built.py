@@ -13,7 +13,6 @@ import sys
 import types
 from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,7 @@ from torch import nn
 
 from holdfast.fingerprint import to_plain
 from holdfast.hyperparameters import LEFT_OUT, LISTED_ITEMS, SECRET, as_plain, is_public
-from holdfast.imports import SITE_FOLDERS, STDLIB
+from holdfast.ownership import is_own
 from holdfast.training.optimizers import parts_of
 from holdfast.training.schedulers import name_schedules
 
@@ -147,7 +146,7 @@ def _describe_function(name: str, function: Any, seen: set[int]) -> Values:
         if not inspect.isbuiltin(inner) and not inspect.isclass(inner):
             yield from list(_describe_object(name, inner, seen).items())[1:]
         return
-    if SITE_FOLDERS & {*Path(code.co_filename).parts} or code.co_filename.startswith(STDLIB):
+    if not is_own(inner):
         return
     # Another Python compiles other bytecode. With its tag in the name, that is a new name and not a changed value.
     yield f"{name}.code.{sys.implementation.cache_tag}", _digest_code(code)

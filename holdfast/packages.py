@@ -8,7 +8,8 @@ from importlib.metadata import Distribution, PackageNotFoundError, PathDistribut
 from pathlib import Path
 
 import holdfast
-from holdfast.imports import ENGINE, SITE_FOLDERS, find_file, list_imports
+from holdfast.imports import find_file, list_imports
+from holdfast.ownership import ENGINE, SITE_FOLDERS
 
 # The environment records these packages' versions, and the contract compares them.
 JUDGED_ELSEWHERE = {"torch", "numpy", "accelerate", "torchdata", "holdfast"}

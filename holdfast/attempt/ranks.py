@@ -25,7 +25,7 @@ from holdfast.gpus import check_gpus, settle_ranks
 from holdfast.journal import Commit, Journal, format_time
 from holdfast.rank import launching
 from holdfast.rank.launching import Ranks
-from holdfast.rank.messages import CARRIED, Problem, Ready
+from holdfast.rank.messages import Problem, Ready
 from holdfast.rank.rendezvous import describe_wait, find_node
 from holdfast.store import open_store
 from holdfast.terminal import counted
@@ -111,8 +111,6 @@ class AttemptRanks:
             raise
         if gpus and self.built.device == "cpu":
             log.warning("nvidia-smi lists %s, but torch sees none: training runs on the CPU", counted(gpus, "GPU"))
-        for name in self.built.carried:
-            log.warning("%s %s", name, CARRIED)
         for warning in self.built.warnings:
             log.warning("%s", warning)
 

@@ -3,7 +3,6 @@
 # Over 300 lines: one function an order, so that all that a rank is told to do stands in one place.
 
 import contextlib
-import dataclasses
 import faulthandler
 import functools
 import gc
@@ -47,8 +46,6 @@ from holdfast.rank.messages import (
     Examined,
     Failed,
     Finished,
-    Found,
-    Noticed,
     Progress,
     Ready,
     Restore,
@@ -71,9 +68,9 @@ from holdfast.training import (
     count_params,
     evaluate,
     exchange_of,
+    find_forgotten,
     find_idle,
     find_shares,
-    find_unregistered,
     list_events,
     measure,
     read_shares,
@@ -193,8 +190,6 @@ def train_and_save(
         is_stopping = orders.is_stopping()
         if training.progress.step > first:
             orders.begin_save(functools.partial(save, train_s=train_s), is_urgent=is_stopping)
-            for line in training.unkept.take():
-                events.send(Noticed(text=line))
         if is_stopping:
             return True
     return False
@@ -225,11 +220,12 @@ def report_evaluation(training: Training, events: Events) -> None:
 
 
 def report_examination(training: Training, events: Events) -> None:
-    """Report unregistered state, and the step of each event such as the end of an anneal."""
-    found = find_unregistered(training.recipe)
+    """Report state that no checkpoint has, and the step of each event such as the end of an anneal."""
+    searched = find_forgotten(training.recipe)
     events.send(
         Examined(
-            unregistered=[Found(**dataclasses.asdict(each), remedy=each.remedy) for each in found],
+            unregistered=searched.found,
+            looked_at=searched.looked_at,
             events=list_events(training),
             own_steps_per_epoch=training.own_steps_per_epoch,
         )
@@ -317,7 +313,6 @@ def describe(training: Training, record: Record | None) -> Ready:
         model_params=count_params(training),
         device=str(training.accelerator.device),
         environment=(record.describe() if record else {}) | describe_environment(training.accelerator.device.type),
-        carried=[str(each) for each in training.kept.carried] if training.kept else [],
         warnings=[*find_idle(training), *find_unused_workers(training)],
     )
 

@@ -50,7 +50,6 @@ from holdfast.training.pruned import find_pruned
 from holdfast.training.schedulers import Schedulers
 from holdfast.training.sharding import check_sharding, place_model
 from holdfast.training.synchronizing import Synchronized
-from holdfast.training.unkept import Unkept
 from holdfast.training.virtual import VirtualRanks, make_virtual
 
 
@@ -106,7 +105,6 @@ class Training:
         drawn_from: a digest of the generators at the beginning of the step, if `is_detailed`.
         begun: the last saves, which this rank leaves to the main rank.
         stage: whether the state is that after the last completed step.
-        unkept: the search for plain values that the program changes and that no checkpoint has.
         is_alone: whether this rank goes on without the others, because one of them is lost; see `surviving`.
 
     Raises:
@@ -173,7 +171,6 @@ class Training:
         self.stage = Stage.SETTLED
         self._checksum_every = choose_every(self)
         self.generators = state.Generators()
-        self.unkept = Unkept(self.recipe)
 
     def _prepare(self) -> None:
         """Move the recipe's modules to the device, and let accelerate wrap what the engine's step takes."""
