@@ -1,11 +1,15 @@
-"""The versions of the installed packages that a recipe's code imports, and of Holdfast itself."""
+"""The versions and files of the installed packages that a recipe's code imports, and of Holdfast itself."""
 
+import base64
+import csv
 import functools
 import hashlib
+import os
 import sys
-from collections.abc import Collection, Iterable
-from importlib.metadata import Distribution, PackageNotFoundError, PathDistribution, version
+from collections.abc import Collection, Iterable, Mapping
+from importlib.metadata import Distribution, PackageNotFoundError, PathDistribution, distribution, version
 from pathlib import Path
+from typing import Any
 
 import holdfast
 from holdfast.imports import find_file, list_imports
@@ -40,6 +44,58 @@ def find_versions(names: Iterable[str]) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def find_contents(names: Iterable[str], recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a digest of each package's RECORD, and of each loaded file that was edited since its installation.
+
+    Packages whose RECORD has no hashes are left out.
+
+    Args:
+        recorded: an earlier result. The files that were edited then are read even if they aren't loaded.
+    """
+    loaded = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
+    found: dict[str, Any] = {}
+    for name in names:
+        base, hashes = _read_hashes(name)
+        known = recorded.get(name, {}).get("edited", {})
+        files = {inner: f"{base}{os.sep}{inner}" for inner in sorted(hashes)}
+        now = {inner: _hash_file(file) for inner, file in files.items() if file in loaded or inner in known}
+        edited = {inner: sha256[:16] for inner, sha256 in now.items() if sha256 != hashes[inner]}
+        if hashes:
+            record = hashlib.sha256(repr(sorted(hashes.items())).encode()).hexdigest()[:16]
+            found[name] = {"record": record, **({"edited": edited} if edited else {})}
+    return found
+
+
+@functools.cache
+def _read_hashes(name: str) -> tuple[str, dict[str, str]]:
+    """Return a package's folder, and the SHA-256 of each file in it by the package's RECORD, as it is written there.
+
+    Scripts and the package's metadata are left out: they name the interpreter, and what installed the package.
+    """
+    try:
+        owner = distribution(name)
+    except PackageNotFoundError:
+        return "", {}
+    rows = csv.reader((owner.read_text("RECORD") or "").splitlines())
+    hashes = {row[0]: row[1].removeprefix("sha256=") for row in rows if len(row) == 3 and row[1].startswith("sha256=")}
+    own = {inner: each for inner, each in hashes.items() if ".dist-info/" not in inner and not inner.startswith("..")}
+    return str(owner.locate_file("")).rstrip(os.sep), own
+
+
+def _hash_file(file: str) -> str:
+    try:
+        status = Path(file).stat()
+        return _hash_version(file, status.st_mtime_ns, status.st_size)
+    except OSError:
+        return "gone"
+
+
+@functools.cache
+def _hash_version(file: str, changed_ns: int, size: int) -> str:
+    digest = hashlib.sha256(Path(file).read_bytes()).digest()
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 def find_owner(file: str) -> Distribution | None:

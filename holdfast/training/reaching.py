@@ -69,7 +69,7 @@ def list_attributes(name: str, value: Any) -> Iterator[Part]:
     """Yield the attributes of an object and of its class."""
     classes = [kind for kind in reversed(type(value).__mro__) if is_own(kind)]
     defaults = {key: each for kind in classes for key, each in vars(kind).items() if isinstance(each, SCALARS)}
-    attributes = defaults | dict(getattr(value, "__dict__", {}))
+    attributes: dict[str, Any] = {**defaults, **getattr(value, "__dict__", {})}
     slots = (slot for kind in type(value).__mro__ for slot in _list_slots(kind))
     attributes |= {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
     if isinstance(value, nn.Module):
