@@ -8,7 +8,7 @@ import queue
 import types
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ CONTAINERS = (dict, *SEQUENCES)
 CACHES = type(functools.lru_cache(lambda: None))
 # An iterator's type says where it is made: of these, `__reduce__` has the position, and doesn't move it.
 ITERATORS = ("builtins", "itertools")
+IsKnown = Callable[[Any], bool]
 
 
 def is_plain(value: Any) -> bool:
@@ -59,41 +60,47 @@ def reduce_iterator(value: Any) -> tuple[Any, ...]:
     return ()
 
 
-def digest(value: Any) -> str:
-    """Return the SHA-256 of a plain value; empty if it can't be read, or is an output of this step, with a graph."""
+def digest(value: Any, is_known: IsKnown = lambda _: False) -> str:
+    """Return the SHA-256 of a plain value; empty if it can't be read, or is an output of this step, with a graph.
+
+    Args:
+        is_known: whether a checkpoint has a value; what is known inside a container doesn't count.
+    """
     if isinstance(value, Tensor) and value.grad_fn is not None:
         return ""
     sha256 = hashlib.sha256()
     try:
-        for part in _spell(value, 0):
+        for part in _spell(value, is_known, 0):
             sha256.update(part)
     except Exception:  # of the user's own methods
         return ""
     return sha256.hexdigest()
 
 
-def _spell(value: Any, depth: int) -> Iterator[bytes]:
+def _spell(value: Any, is_known: IsKnown, depth: int) -> Iterator[bytes]:
     """Yield the bytes that stand for a value; of an object that is not plain only its class's name."""
     yield f"{type(value).__qualname__}:".encode()
+    if depth and not isinstance(value, SCALARS) and is_known(value):
+        return
     if isinstance(value, Tensor | np.ndarray):
         yield from _spell_array(value)
     elif isinstance(value, SCALARS):
         yield repr(value).encode(errors="backslashreplace")
     elif is_generator(value):
-        yield from _spell(read_generator(value), depth + 1)
+        yield from _spell(read_generator(value), is_known, depth + 1)
     elif isinstance(value, CACHES):
         yield repr(value.cache_info()).encode()
     elif depth < DEEPEST:
-        yield from _spell_items(value, depth + 1)
+        yield from _spell_items(value, is_known, depth + 1)
 
 
-def _spell_items(value: Any, depth: int) -> Iterator[bytes]:
+def _spell_items(value: Any, is_known: IsKnown, depth: int) -> Iterator[bytes]:
     items: Any = ()
     if isinstance(value, Mapping):
         items = _cut(value.items())
         yield str(len(value)).encode()
     elif isinstance(value, set | frozenset):
-        yield from sorted(b"".join(_spell(each, depth)) for each in value)
+        yield from sorted(b"".join(_spell(each, is_known, depth)) for each in value)
     elif isinstance(value, SEQUENCES):
         items = _cut(value)
         yield str(len(value)).encode()
@@ -105,7 +112,7 @@ def _spell_items(value: Any, depth: int) -> Iterator[bytes]:
     elif is_iterator(value):
         items = reduce_iterator(value)
     for each in items:
-        yield from _spell(each, depth)
+        yield from _spell(each, is_known, depth)
 
 
 def _cut(items: Any) -> list[Any]:

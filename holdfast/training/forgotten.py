@@ -168,7 +168,7 @@ class _Search:
             if known is None or (known.name == "self" and at.name != "self"):
                 self._stateful[id(value)] = at
             return
-        if at.is_noted and is_plain(value) and (sha256 := digest(value)):
+        if at.is_noted and is_plain(value) and (sha256 := digest(value, self._registered.has)):
             self._note(at, sha256)
         if is_entered(value):
             self._enter(at)
