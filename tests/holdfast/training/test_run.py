@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.built import describe_built
 from holdfast.config import Determinism, RunConfig
 from holdfast.errors import RecipeError
+from holdfast.recorded import compare_built
 from holdfast.store.local import LocalStore
 from holdfast.training import Training, run_program, steps
 from tests.support import loops
@@ -92,6 +94,18 @@ def test_what_a_loop_forgets_is_found_with_its_line(tmp_path: Path) -> None:
 
 def test_attributes_that_a_loop_carries_are_found_unless_their_object_is_kept(tmp_path: Path) -> None:
     assert [each.name for each in find_lost(make_config(tmp_path, "forgets_attributes"), at=2)] == ["self.hidden"]
+
+
+def test_the_constants_of_a_loop_are_on_record(tmp_path: Path) -> None:
+    built = []
+    for level in (0.1, 0.2):
+        _, training = live(make_config(tmp_path, "reads_constants", level=level), 1)
+        found = describe_built(training)
+        built.append({name: value for name, value in found.items() if name.startswith("loop.variables.")})
+    names = {f"loop.variables.{name}" for name in ("clip", "warmup", "kind", "best")}
+    assert built[0].keys() == built[1].keys() == names, "neither what a step changes, nor what a process decides"
+    changed = [each.name for each in compare_built(*built, is_upgraded=False)]
+    assert changed == ["built.loop.variables.clip", "built.loop.variables.warmup"]
 
 
 def test_another_object_in_the_place_of_a_kept_one_is_refused(tmp_path: Path) -> None:
