@@ -47,8 +47,9 @@ def find_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def find_contents(names: Iterable[str], recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a digest of each package's RECORD, and of each loaded file that was edited since its installation.
+    """Return a digest of each package's RECORD, and of each file that was edited since its installation.
 
+    Only files that are loaded are read. Of a package that isn't loaded, all that are not older than its RECORD are.
     Packages whose RECORD has no hashes are left out.
 
     Args:
@@ -57,10 +58,12 @@ def find_contents(names: Iterable[str], recorded: Mapping[str, Any]) -> dict[str
     loaded = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
     found: dict[str, Any] = {}
     for name in names:
-        base, hashes = _read_hashes(name)
-        known = recorded.get(name, {}).get("edited", {})
+        base, hashes, installed_s = _read_hashes(name)
         files = {inner: f"{base}{os.sep}{inner}" for inner in sorted(hashes)}
-        now = {inner: _hash_file(file) for inner, file in files.items() if file in loaded or inner in known}
+        read = {inner for inner, file in files.items() if file in loaded}
+        read = read or {inner for inner, file in files.items() if _read_time(file) >= installed_s}
+        read |= files.keys() & recorded.get(name, {}).get("edited", {})
+        now = {inner: _hash_file(files[inner]) for inner in sorted(read)}
         edited = {inner: sha256[:16] for inner, sha256 in now.items() if sha256 != hashes[inner]}
         if hashes:
             record = hashlib.sha256(repr(sorted(hashes.items())).encode()).hexdigest()[:16]
@@ -69,19 +72,28 @@ def find_contents(names: Iterable[str], recorded: Mapping[str, Any]) -> dict[str
 
 
 @functools.cache
-def _read_hashes(name: str) -> tuple[str, dict[str, str]]:
-    """Return a package's folder, and the SHA-256 of each file in it by the package's RECORD, as it is written there.
+def _read_hashes(name: str) -> tuple[str, dict[str, str], float]:
+    """Return a package's folder, the SHA-256 of each file in it as its RECORD has it, and when that was written.
 
     Scripts and the package's metadata are left out: they name the interpreter, and what installed the package.
     """
     try:
         owner = distribution(name)
     except PackageNotFoundError:
-        return "", {}
+        return "", {}, 0.0
     rows = csv.reader((owner.read_text("RECORD") or "").splitlines())
     hashes = {row[0]: row[1].removeprefix("sha256=") for row in rows if len(row) == 3 and row[1].startswith("sha256=")}
     own = {inner: each for inner, each in hashes.items() if ".dist-info/" not in inner and not inner.startswith("..")}
-    return str(owner.locate_file("")).rstrip(os.sep), own
+    # `files` would parse all of it once more to find the path.
+    installed_s = _read_time(f"{getattr(owner, '_path', '')}{os.sep}RECORD")
+    return str(owner.locate_file("")).rstrip(os.sep), own, installed_s
+
+
+def _read_time(file: str) -> float:
+    try:
+        return Path(file).stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _hash_file(file: str) -> str:

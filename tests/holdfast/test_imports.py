@@ -161,6 +161,7 @@ def test_a_package_that_was_edited_or_installed_again_has_other_contents(write: 
     edited = find_contents(["target-j"], {})
     assert edited["target-j"]["edited"].keys() == {"target_j/core.py"}
     del sys.modules["target_j.core"]
+    assert find_contents(["target-j"], {}) == edited, "it is newer than the RECORD"
     assert find_contents(["target-j"], edited) == edited, "it is looked at although it isn't loaded"
     _read_hashes.cache_clear()
     install(write, "x = 3\n")
