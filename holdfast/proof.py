@@ -82,10 +82,10 @@ class Proof(BaseModel):
             rows += [("not kept", f"{line}; no byte depended on it in these steps") for line in _cut(self.lost)]
         rows += [("not kept", f"{line}; it did not change in these steps") for line in _cut(self.unchanged)]
         if not self.looked_at:
-            rows += [("not searched", "the recipe has no function or class of yours: forgotten state has no name here")]
+            rows += [("unsearched", "the recipe has no function or class of yours: forgotten state has no name here")]
         ranks = f" --ranks {','.join(map(str, self.ranks))}" if len({*self.ranks}) > 1 else ""
         rows += [("again with", f"--seed {self.seed} --steps {self.steps} --kills {len(self.kills)}{ranks}")]
-        return "\n".join([*lines, *(f"  {name:14}{value}" for name, value in rows)])
+        return "\n".join([*lines, *(f"  {name:12}{value}" for name, value in rows)])
 
     def _describe_verdict(self) -> list[str]:
         what = f"{self.steps} steps of {self.recipe}"

@@ -101,8 +101,8 @@ def test_other_bytes_are_explained_by_what_a_resume_has_lost() -> None:
 
 
 def test_a_search_that_looked_at_nothing_says_so() -> None:
-    assert "not searched" in str(make_proof("a", "a", looked_at=0))
-    assert "not searched" not in str(make_proof("a", "a", looked_at=3))
+    assert "unsearched" in str(make_proof("a", "a", looked_at=0))
+    assert "unsearched" not in str(make_proof("a", "a", looked_at=3))
 
 
 def test_a_proof_lists_what_it_did_not_reach() -> None:
