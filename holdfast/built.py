@@ -7,13 +7,14 @@ every process. Values that depend on the process or the machine (paths, times, i
 import contextlib
 import dataclasses
 import functools
+import getpass
 import hashlib
 import inspect
+import socket
 import sys
 import types
 from argparse import Namespace
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,8 @@ from torch import nn
 
 from holdfast.fingerprint import to_plain
 from holdfast.hyperparameters import LEFT_OUT, LISTED_ITEMS, SECRET, as_plain, is_public
-from holdfast.imports import SITE_FOLDERS, STDLIB
+from holdfast.ownership import is_own
+from holdfast.recorded import VARIABLES
 from holdfast.training.optimizers import parts_of
 from holdfast.training.schedulers import name_schedules
 
@@ -44,6 +46,7 @@ def describe_built(training: "Training") -> dict[str, Any]:
         found |= _walk(name, getattr(recipe, name), seen)
     if training.kept is not None:
         found |= _describe_function("loop", training.kept.function, seen)
+        found |= _describe_constants(training.kept.constants, training.accelerator.num_processes, seen)
     found |= _describe_optimizer(recipe.optimizer)
     for name, schedule in name_schedules(recipe).items():
         if dataclasses.is_dataclass(schedule):
@@ -59,6 +62,26 @@ def describe_built(training: "Training") -> dict[str, Any]:
     for name, anneal in sorted(recipe.anneals.items()):
         found |= {key: value for key, value in _walk(f"anneals.{name}", anneal, seen) if not key.endswith(".value")}
     return found
+
+
+def _describe_constants(constants: Mapping[str, Any], ranks: int, seen: set[int]) -> dict[str, Any]:
+    """Return the numbers, switches and words among the values that a loop reads and never assigns.
+
+    Other texts mostly name files. Some numbers follow from the number of ranks, which is in their names: on another
+    number, such a name is a new one and not a changed value.
+    """
+    found: dict[str, Any] = {}
+    of_ranks = "" if ranks == 1 else f".of_{ranks}_ranks"
+    for name, value in sorted(constants.items()):
+        is_settings = dataclasses.is_dataclass(value) or isinstance(value, types.SimpleNamespace | Namespace)
+        if is_settings or as_plain(value) is not LEFT_OUT:
+            values = _walk(f"{VARIABLES}{name}", value, seen)
+            found |= {f"{key}{of_ranks}": each for key, each in values if not isinstance(each, str) or _is_word(each)}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _is_word(text: str) -> bool:
+    return text.isalpha() and text not in (socket.gethostname(), getpass.getuser())
 
 
 def _describe_optimizer(optimizer: Any) -> dict[str, Any]:
@@ -147,7 +170,7 @@ def _describe_function(name: str, function: Any, seen: set[int]) -> Values:
         if not inspect.isbuiltin(inner) and not inspect.isclass(inner):
             yield from list(_describe_object(name, inner, seen).items())[1:]
         return
-    if SITE_FOLDERS & {*Path(code.co_filename).parts} or code.co_filename.startswith(STDLIB):
+    if not is_own(inner):
         return
     # Another Python compiles other bytecode. With its tag in the name, that is a new name and not a changed value.
     yield f"{name}.code.{sys.implementation.cache_tag}", _digest_code(code)

@@ -147,24 +147,37 @@ def judge(
     ):
         if missing:
             reasons.append(f"{', '.join(dict.fromkeys(missing))}: {where}")
-    reasons += _changed_packages(saved.get("packages"), current.get("packages"))
+    reasons += [
+        f"{name}: saved {was!r}, here {now or 'not installed'!r}" for name, was, now in list_changed(saved, current)
+    ]
     reasons += _changed_ranks(*ranks)
     if not terms:
         reasons.append(f"device: nothing is promised on {device!r}" if device else "device: not recorded")
     return Verdict("not promised", tuple(reasons)) if reasons else Verdict("identical")
 
 
-def _changed_packages(saved: Any, current: Any) -> list[str]:
-    """Return a line for each package that the recipe imported and that has another version or is missing here.
+def list_changed(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return each package that the recipe imported and that has another version or other files now, or is missing.
 
-    Older records have no packages, so nothing is compared.
+    Each is a name with the description then and now; empty for a missing package. Older records have no packages, or
+    none of their files, so these are not compared.
     """
-    if not isinstance(saved, Mapping) or not isinstance(current, Mapping):
+    versions, now = saved.get("packages"), current.get("packages")
+    if not isinstance(versions, Mapping) or not isinstance(now, Mapping):
         return []
-    changed = {name: version for name, version in sorted(saved.items()) if current.get(name) != version}
-    return [
-        f"{name}: saved {version!r}, here {current.get(name, 'not installed')!r}" for name, version in changed.items()
-    ]
+    changed = []
+    for name, version in sorted(versions.items()):
+        files, own = ((each.get("package_files") or {}).get(name) for each in (saved, current))
+        if now.get(name) != version:
+            changed.append((name, version, now.get(name, "")))
+        elif files and own and files != own:
+            changed.append((name, *(f"{version}, {_describe_files(each)}" for each in (files, own))))
+    return changed
+
+
+def _describe_files(files: Mapping[str, Any]) -> str:
+    edited = ", ".join(f"{name} ({sha256[:8]})" for name, sha256 in files.get("edited", {}).items())
+    return f"installed files {files['record'][:8]}" + (f", edited since: {edited}" if edited else "")
 
 
 def _changed_ranks(saved: int | None, current: int | None) -> list[str]:

@@ -21,7 +21,7 @@ from holdfast.gpus import settle_ranks
 from holdfast.imports import find_file
 from holdfast.journal import AttemptRecord, Commit, ConfigRecord, Journal
 from holdfast.opened import describe_file
-from holdfast.packages import describe_holdfast, find_versions
+from holdfast.packages import describe_holdfast, find_contents, find_versions
 from holdfast.recorded import compare_records, compare_sources
 from holdfast.settings import resolve_settings
 from holdfast.sources import hash_sources
@@ -158,6 +158,7 @@ def _compare_recorded(journal: Journal, newest: Commit, config: RunConfig) -> tu
     current = {
         "sources": sources,
         "packages": find_versions(saved.get("packages", {})),
+        "package_files": find_contents(saved.get("package_files", {}), saved.get("package_files", {})),
         "holdfast": describe_holdfast(),
         "files": files,
     }

@@ -14,6 +14,7 @@ from typing import Any
 from holdfast.annotations import Function, find_inner, is_last_part, resolve, takes_run
 from holdfast.config import did_you_mean
 from holdfast.errors import IN_LOG, HoldfastError, RecipeError
+from holdfast.imports import claim_recipe
 from holdfast.location import describe_error, find_hint
 from holdfast.permission import check_recipe
 from holdfast.recipe import Recipe
@@ -59,12 +60,15 @@ def find_program(name: str) -> Function:
 
 
 def split_recipe(name: str) -> tuple[str, str]:
-    """Return the names of a recipe's module and function. A file's folder goes to the front of ``sys.path``.
+    """Return the names of a recipe's module and function, and claim the module's package as the user's code.
+
+    A file's folder goes to the front of ``sys.path``.
 
     Raises:
         RecipeError: there is no such file, or a module of its name is loaded from elsewhere.
     """
     module, _, attribute = name.rpartition(":")
+    claim_recipe(name)
     if not module.endswith(".py"):
         return module, attribute
     path = Path(module).resolve()

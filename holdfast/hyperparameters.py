@@ -24,6 +24,7 @@ OF_A_PROCESS = re.compile(
 )
 SECRET = re.compile(r"(?i)secret|token|passw|credential|(api|access)_?key")
 LEFT_OUT = object()
+BEGAN_S = time.monotonic()
 # Attributes that torch and accelerate set on modules and schedulers; they are no hyperparameters.
 SKIPPED = {"training", "forward", "optimizer", "call_super_init", "dump_patches"}
 # Private attributes in which torch keeps the parts of a scheduler.
@@ -57,6 +58,10 @@ def _is_of_a_process(value: Any) -> bool:
         return OF_A_PROCESS.match(value) is not None
     if isinstance(value, bool) or value is None or abs(value) > LATEST:
         return False
+    # A reading of `time.monotonic` or `time.perf_counter` since this process began has more digits than a constant.
+    readings = (value / clock for clock in (1, 1e9))
+    if any(BEGAN_S - 1 <= each <= time.monotonic() and each != round(each, 6) for each in readings):
+        return True
     return any(abs(value / clock - time.time()) < A_DAY_S for clock in CLOCKS)
 
 

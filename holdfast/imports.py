@@ -1,23 +1,14 @@
 """The search for the user's own modules in a process, and for their files, without importing anything."""
 
 import ast
-import functools
-import os
 import sys
-import sysconfig
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import cast
 
-import holdfast
+from holdfast.ownership import claim, is_own_file
 
-SITE_FOLDERS = {"site-packages", "dist-packages"}
-STDLIB = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")})
-ENGINE = str(Path(holdfast.__file__).resolve().parent)
-INSTALLED = (ENGINE, *STDLIB)
-# The package of the recipes that come with Holdfast, and of what they share.
-RECIPES = "holdfast.recipes"
 # Modules that a debugger or the site's Python adds to a process. They don't depend on the recipe.
 INJECTED = ("pydev", "_pydev", "sitecustomize", "usercustomize")
 
@@ -72,6 +63,12 @@ def read_module(name: str) -> bytes | None:
         return None
 
 
+def claim_recipe(name: str) -> None:
+    """Count the package of a recipe, ``module:attribute`` or ``file.py:attribute``, as the user's; see `claim`."""
+    module = name.rpartition(":")[0]
+    claim(str(Path(module).absolute()) if module.endswith(".py") else find_file(module))
+
+
 def find_code(roots: Collection[str], before: Collection[str]) -> list[str]:
     """Return the names of the user's loaded modules: those that the recipe imports or loads in another way.
 
@@ -79,10 +76,11 @@ def find_code(roots: Collection[str], before: Collection[str]) -> list[str]:
         roots: the recipe's modules. They and the rest of their packages count as the user's even if installed.
         before: the modules that were loaded before the recipe; they count only if the recipe's code imports them.
     """
-    own = {_find_package(root) for root in roots} - {"holdfast"}
+    for root in roots:
+        claim(find_file(root))
     # Skip names that no import finds: torch.compile loads its generated code under such names.
-    new = [name for name in list(sys.modules) if name not in before and is_users(name, own) and _is_found(name)]
-    parents = [each for root in roots for each in _prefixes(root)[:-1] if is_users(each, own)]
+    new = [name for name in list(sys.modules) if name not in before and is_users(name) and _is_found(name)]
+    parents = [each for root in roots for each in _prefixes(root)[:-1] if is_users(each)]
     waiting = [*(root for root in roots if find_file(root)), *parents, *new]
     found: set[str] = set()
     while waiting:
@@ -90,56 +88,17 @@ def find_code(roots: Collection[str], before: Collection[str]) -> list[str]:
         if name not in found:
             found.add(name)
             imported = (each for each in list_imports(name) if each in sys.modules)
-            waiting += [each for each in imported if each not in found and is_users(each, own)]
+            waiting += [each for each in imported if each not in found and is_users(each)]
     return sorted(found)
 
 
-def _find_package(root: str) -> str:
-    """Return the package of a recipe's module: the top-level one, or that of all recipes which come with Holdfast."""
-    return RECIPES if root.startswith(f"{RECIPES}.") else root.partition(".")[0]
-
-
-def is_users(name: str, own: Collection[str] = ()) -> bool:
-    """Return whether a module is the user's code: not the standard library's, not installed, not Holdfast's.
-
-    Args:
-        own: packages that are the user's even if installed.
-    """
+def is_users(name: str) -> bool:
+    """Return whether a module's code is the user's, by its file and its package's."""
     top = name.partition(".")[0]
     file = find_file(name)
     if not file or name == "__main__" or top.startswith(INJECTED):
         return False
-    is_own = any(f"{name}.".startswith(f"{each}.") for each in own)
-    return is_own or not any(_is_installed(each) for each in {file, find_file(top)} if each)
-
-
-@functools.cache
-def _is_installed(file: str) -> bool:
-    if is_below(file, INSTALLED):
-        return True
-    path = Path(file).resolve()
-    if is_below(str(path), INSTALLED):
-        return True
-    # pip install --target, pex and Bazel use other folders, but put a RECORD that names the file beside the package.
-    return any(path.is_relative_to(folder) and _is_recorded(path, folder) for folder in map(Path, sys.path))
-
-
-def is_below(file: str, folders: Iterable[str]) -> bool:
-    """Return whether a file lies in one of the folders, or in a folder for installed packages."""
-    # Compared as text: making thousands of Path objects takes 0.2 s.
-    if any(f"{os.sep}{name}{os.sep}" in file for name in SITE_FOLDERS):
-        return True
-    return any(file.startswith(f"{folder}{os.sep}") for folder in folders)
-
-
-def _is_recorded(path: Path, folder: Path) -> bool:
-    line = f"{path.relative_to(folder).as_posix()},"
-    return any(line in _read_text(record) for record in folder.glob("*.dist-info/RECORD"))
-
-
-@functools.cache
-def _read_text(path: Path) -> str:
-    return path.read_text("utf-8", errors="replace")
+    return is_own_file(file) and (top == "holdfast" or is_own_file(find_file(top) or file))
 
 
 def _is_found(name: str) -> bool:

@@ -2,16 +2,12 @@
 
 import re
 import sys
-import sysconfig
 import traceback
 import types
 from collections.abc import Callable
-from pathlib import Path
 
-_HERE = Path(__file__).parent
-# Holdfast's own recipes count as the user's code, since they are what is trained.
-_RECIPES = _HERE / "recipes"
-_INSTALLED = tuple(Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+from holdfast.ownership import is_own_file
+
 _LINE = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
 MAX_LETTERS = 400
 # torch puts a loader worker's traceback into the message of the error, after this line.
@@ -33,16 +29,6 @@ def find_hint(error: BaseException) -> str:
     return next((hint for text, hint in HINTS.items() if text in str(error)), "")
 
 
-def is_own_code(filename: str) -> bool:
-    """Return whether a file is the user's: not Holdfast's, the standard library's or an installed package's."""
-    path = Path(filename)
-    if filename.startswith("<") or {"site-packages", "dist-packages"} & set(path.parts):
-        return False
-    if path.is_relative_to(_HERE):
-        return path.is_relative_to(_RECIPES)
-    return not any(path.is_relative_to(folder) for folder in _INSTALLED)
-
-
 def describe_error(error: BaseException) -> str:
     """Return one line for an error: file and line of the user's own code that led to it, its type and its message.
 
@@ -56,18 +42,24 @@ def describe_error(error: BaseException) -> str:
     if _WORKER in text:
         frames += [(name, int(line)) for name, line in _LINE.findall(text)]
         kind, text = "", text.strip().splitlines()[-1] + ", in a loader worker"
-    own = [frame for frame in frames if is_own_code(frame[0])]
+    own = [frame for frame in frames if is_own_file(frame[0])]
     where = "{}:{}: ".format(*(own or frames)[-1]) if frames else ""
     text = " ".join(text.split())  # some of torch's messages have a hundred lines; the traceback is in the log
     return f"{where}{kind}{text if len(text) <= MAX_LETTERS else text[:MAX_LETTERS] + '...'}"
 
 
-def find_frames(function: Callable[..., object]) -> list[types.FrameType]:
-    """Return the frames of the user's own code on the stack up to this function's, innermost first."""
-    frames = []
+def find_frames(function: Callable[..., object], outside: types.CodeType | None = None) -> list[types.FrameType]:
+    """Return the frames of the user's own code on the stack up to this function's, innermost first.
+
+    Args:
+        outside: leave out the frames that this code has called.
+    """
+    frames: list[types.FrameType] = []
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        if is_own_code(frame.f_code.co_filename):
+        if frame.f_code is outside:
+            frames.clear()
+        elif is_own_file(frame.f_code.co_filename):
             frames.append(frame)
         if frame.f_code is getattr(function, "__code__", None):
             break
@@ -78,6 +70,6 @@ def find_frames(function: Callable[..., object]) -> list[types.FrameType]:
 def find_place() -> str:
     """Return the file and line of the user's code that called, with a colon; empty if there is none."""
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and not is_own_code(frame.f_code.co_filename):
+    while frame is not None and not is_own_file(frame.f_code.co_filename):
         frame = frame.f_back
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}: "

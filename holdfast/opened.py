@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from holdfast.imports import INSTALLED, is_below
+from holdfast.ownership import is_claimed, is_own_file
 
 WHOLE_BYTES = 64 * 2**20
 TOTAL_BYTES = 256 * 2**20
@@ -92,8 +92,9 @@ def describe_files(opened: Opened, own: Collection[str], home: Path, ours: Itera
     """
     folders = [os.path.abspath(folder) for folder in ours]  # noqa: PTH100
     bases = (home, Path.cwd())
-    left_out = (*INSTALLED, *SYSTEM, *folders)
-    found = [Path(path) for path in sorted(opened.read - opened.written - {*own}) if not is_below(path, left_out)]
+    left_out = tuple(f"{folder}{os.sep}" for folder in (*SYSTEM, *folders))
+    read = sorted(opened.read - opened.written - {*own})
+    found = [Path(path) for path in read if is_claimed(path) or (not path.startswith(left_out) and is_own_file(path))]
     names = _name([path for path in found if _is_data(path, bases)], bases)
     left = TOTAL_BYTES
     entries: dict[str, Entry] = {}

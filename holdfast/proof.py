@@ -7,10 +7,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from holdfast.audit import describe_difference
-from holdfast.rank.messages import CARRIED, Found
+from holdfast.found import Found
 
-CHANGED = "changed in these steps"
-COPY = "has the shape of the model, like an average or a target network that changes now and then"
+SHOWN = 5
 
 
 class Proof(BaseModel):
@@ -29,9 +28,10 @@ class Proof(BaseModel):
         first_step, first_differs_in, first_tensors: the first difference between the trails; see
             `holdfast.trail.Difference`. If the gate refused, trails are compared up to there.
         different: names of the values that differ at the end, or that the gate names.
-        lost: unregistered state that changed or looks like a copy of the model, a line each.
-        unchanged: unregistered state that didn't change, a line each.
-        carried: variables that a loop carries from step to step and doesn't keep, each after its file and line.
+        lost: state that a resumed process hadn't as the one before had it, because no checkpoint has it; a line each.
+            It explains a failed proof. If the bytes are equal, nothing in these steps depended on it.
+        unchanged: objects with a state that no checkpoint has, and that didn't change in these steps; a line each.
+        looked_at: how many of the user's functions, classes and objects the search for such state has entered.
         not_reached: what this proof didn't try, a line each.
         environment: the machine and the versions of both runs.
     """
@@ -57,27 +57,32 @@ class Proof(BaseModel):
     different: list[str] = []
     lost: list[str] = []
     unchanged: list[str] = []
-    carried: list[str] = []
+    looked_at: int = 1
     not_reached: list[str] = []
     environment: dict[str, Any]
 
     @property
     def is_proved(self) -> bool:
-        return self.straight == self.resumed and not self.lost
+        return self.straight == self.resumed
 
     @property
     def _differs_from_itself(self) -> bool:
         return self.first_step is not None and self.first_step <= min(self.resumed_from)
 
     def __str__(self) -> str:
-        lines = [*self._describe_verdict(), *(f"  {line}" for line in self.lost)]
+        lines = self._describe_verdict()
         if self._differs_from_itself:
             lines.append("  that is before anything was resumed: the recipe differs from itself")
+        elif not self.is_proved:
+            lines += [f"  no checkpoint has {line}" for line in _cut(self.lost)]
         rows = [("content id", self.straight), ("settings", self.config_fingerprint), ("ran on", self._machine())]
         rows += [("ranks", self._describe_ranks())] if len({*self.ranks}) > 1 else []
-        rows += [("not reached", line) for line in self.not_reached] if self.is_proved else []
-        rows += [("but", line) for line in self.unchanged]
-        rows += [("but", f"{name} {CARRIED}") for name in self.carried]
+        if self.is_proved:
+            rows += [("not reached", line) for line in self.not_reached]
+            rows += [("not kept", f"{line}; no byte depended on it in these steps") for line in _cut(self.lost)]
+        rows += [("not kept", f"{line}; it did not change in these steps") for line in _cut(self.unchanged)]
+        if not self.looked_at:
+            rows += [("unsearched", "the recipe has no function or class of yours: forgotten state has no name here")]
         ranks = f" --ranks {','.join(map(str, self.ranks))}" if len({*self.ranks}) > 1 else ""
         rows += [("again with", f"--seed {self.seed} --steps {self.steps} --kills {len(self.kills)}{ranks}")]
         return "\n".join([*lines, *(f"  {name:12}{value}" for name, value in rows)])
@@ -86,11 +91,8 @@ class Proof(BaseModel):
         what = f"{self.steps} steps of {self.recipe}"
         killed = f"SIGKILL in step{'' if len(self.kills) == 1 else 's'} {', '.join(map(str, self.kills))}"
         if self.is_proved:
-            but = ", but not all state is registered" if self.unchanged else ""
             chunks = f"in {len(self.chunks)} chunks"
-            return [f"proved: {what} end on the same bytes, straight and with {killed}, {chunks}{but}"]
-        if self.straight == self.resumed:
-            return [f"not proved: {what} end on the same bytes with {killed}, but state is lost that no checkpoint has"]
+            return [f"proved: {what} end on the same bytes, straight and with {killed}, {chunks}"]
         if self.gate:
             lines = [f"not proved: {what}, with {killed}: the gate refuses to resume", f"  {self.gate}"]
             return lines + describe_difference(self.first_step, self.first_differs_in, self.first_tensors, [])
@@ -109,30 +111,27 @@ class Proof(BaseModel):
         return f"torch {known['torch']}, {gpus or known['cpu']}, {known['system']}, threads: {known['threads']}"
 
 
-def judge_unregistered(
-    built: Sequence[Found], straight: Sequence[Found], resumed: Sequence[Found]
-) -> dict[str, list[str]]:
-    """Return the lines ``lost`` and ``unchanged`` of a `Proof`.
+def describe_found(found: Found) -> str:
+    """Return the line of a proof for state that no checkpoint has."""
+    return f"{found}: {found.remedy}"
 
-    A generator that ends in the same state in both runs is not lost: its state follows from the step.
+
+def list_unchanged(built: Sequence[Found], straight: Sequence[Found], lost: Sequence[Found]) -> list[Found]:
+    """Return the objects with a state of their own that no checkpoint has and that a proof could not judge.
 
     Args:
-        built: the unregistered objects before the first step.
-        straight, resumed: the unregistered objects at the end of the two runs.
+        built: found before the first step.
+        straight: found at the end of the straight run.
+        lost: what a resume is known to lose.
     """
-    before, after = ({found.key: found for found in each} for each in (built, resumed))
-    lost, unchanged = [], []
-    for found in straight:
-        was, other = before.get(found.key), after.get(found.key)
-        if was is None or was.sha256 != found.sha256:
-            if not (found.is_generator and other is not None and other.sha256 == found.sha256):
-                lost.append(f"{found} and {CHANGED}: add {found.remedy}")
-        elif was.is_copy:
-            lost.append(f"{found} and {COPY}: add {found.remedy}")
-        else:
-            state = "did not change in these steps" if found.sha256 else "has state that can't be read"
-            unchanged.append(f"{found} and {state}; if it ever changes, add {found.remedy}")
-    return {"lost": lost, "unchanged": unchanged}
+    before, known = {found.key: found.sha256 for found in built}, {found.key for found in lost}
+    own = (found for found in straight if not found.is_plain and found.key not in known)
+    return [found for found in own if before.get(found.key) == found.sha256]
+
+
+def _cut(lines: Sequence[str]) -> list[str]:
+    more = [f"{len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return [*lines[:SHOWN], *more]
 
 
 def list_not_reached(

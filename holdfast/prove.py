@@ -17,12 +17,13 @@ from holdfast.attempt.refusing import explain_refusal
 from holdfast.checkpoint import Saved
 from holdfast.config import Log, RunConfig
 from holdfast.errors import ConfigError, GateTripped, HoldfastError, WrongUse
+from holdfast.found import Found, find_suspects
 from holdfast.gpus import check_gpus, gather_nodes, settle_ranks
 from holdfast.journal import Commit, Journal
 from holdfast.probe import Gate
-from holdfast.proof import Proof, judge_unregistered, list_not_reached
+from holdfast.proof import Proof, describe_found, list_not_reached, list_unchanged
 from holdfast.rank.launching import Ranks
-from holdfast.rank.messages import Examined, Found, Problem, Progress, Ready, Tripped
+from holdfast.rank.messages import Examined, Problem, Progress, Ready, Tripped
 from holdfast.replay import find_difference, read_run_trail
 from holdfast.store import open_store
 
@@ -70,8 +71,23 @@ def prove(config: RunConfig, steps: int, kills: int, seed: int | None = None, ra
         return Proof(
             recipe=config.recipe, seed=seed, steps=steps, kills=kill_steps, chunks=chunks, ranks=list(ranks),
             resumed_from=resumed.resumed_from, straight=straight.content_id, **straight.describe(max(ranks)),
-            **judge_unregistered(straight.built, straight.found, resumed.found), **compared,
+            **search(straight, resumed, is_equal=straight.content_id == compared.get("resumed")), **compared,
         )  # fmt: skip
+
+
+def search(straight: "_Run", resumed: "_Run", *, is_equal: bool) -> dict[str, list[str]]:
+    """Return the fields ``lost`` and ``unchanged`` of a `Proof`.
+
+    Args:
+        is_equal: whether the runs end on the same bytes. If they don't, values at their ends differ that only follow
+            from others, so that those which a resume lost come first, and others only if there are none.
+    """
+    lost = dict(resumed.lost)
+    if is_equal or not lost:
+        ends = find_suspects(straight.found, resumed.found if resumed.is_complete else [])
+        lost |= {found.key: found for found in ends if found.key not in lost}
+    unchanged = list_unchanged(straight.built, straight.found, [*lost.values()])
+    return {"lost": [*map(describe_found, lost.values())], "unchanged": [*map(describe_found, unchanged)]}
 
 
 def check_ranks(config: RunConfig, ranks: Sequence[int], kills: int) -> None:
@@ -131,8 +147,10 @@ class _Run:
         self._present: Present | None = None
         self.steps_per_epoch = 0
         self.resumed_from: list[int] = []
+        self.is_complete = False
+        self.lost: dict[tuple[str, str], Found] = {}  # what the resumes are known to have lost, by key
         self._examined: list[Examined] = []
-        self._carried: list[str] = []
+        self._at_commit: list[Found] = []  # found when the newest commit was made
 
     @property
     def content_id(self) -> str:
@@ -140,12 +158,12 @@ class _Run:
 
     @property
     def built(self) -> list[Found]:
-        """Return the unregistered objects that were found before the first step."""
+        """Return what was found before the first step."""
         return self._find(0)
 
     @property
     def found(self) -> list[Found]:
-        """Return the unregistered objects that were found after the last step."""
+        """Return what was found after the last step."""
         return self._find(-1)
 
     def _find(self, index: int) -> list[Found]:
@@ -161,7 +179,7 @@ class _Run:
         examined, compute, environment = self._examined[0], self._config.compute, self._present.environment
         epoch, own_epoch = self.steps_per_epoch, examined.own_steps_per_epoch
         return {
-            "carried": self._carried,
+            "looked_at": examined.looked_at,
             "config_fingerprint": self._present.fingerprint, "environment": environment,
             "steps_per_epoch": epoch, "own_steps_per_epoch": own_epoch,
             "not_reached": list_not_reached(
@@ -196,13 +214,16 @@ class _Run:
                     if saved is None:
                         return
                     line.commit(saved, "chunk")
+                    if stop < self._chunks[-1]:
+                        self._at_commit = started.examine().unregistered
                     log.info("%s: trained to step %d of %d", self._journal.run, stop, self._chunks[-1])
             self._examined.append(started.examine())
+            self.is_complete = True
 
     def _resume(self, ranks: Ranks) -> Line:
         built = ranks.expect(Ready)
         self._present = present = describe_present(self._config, built, None)
-        self.steps_per_epoch, self._carried = built.steps_per_epoch, built.carried
+        self.steps_per_epoch = built.steps_per_epoch
         self._journal.begin(self._config.recipe)
         number = self._journal.attempts() + 1
         self._journal.claim_attempt(number, "prove", "", os.getpid(), present.environment)
@@ -214,6 +235,9 @@ class _Run:
     def _restore(self, ranks: Ranks, commit: Commit) -> HoldfastError | None:
         self.resumed_from.append(commit.step)
         event = ranks.restore(commit, Gate("exact"))
+        if not isinstance(event, Problem) or isinstance(event, Tripped):
+            suspects = find_suspects(self._at_commit, ranks.examine().unregistered)
+            self.lost |= {found.key: found for found in suspects}
         if isinstance(event, Tripped):
             raise explain_refusal(event, commit, ranks)  # a run falls back if it is unhealthy; a proof has failed
         if isinstance(event, Problem):

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.changes import Change, is_same
-from holdfast.contract import PARTS
+from holdfast.contract import PARTS, list_changed
 from holdfast.fingerprint import ABSENT
 from holdfast.opened import is_same_file
 
 # If one of these versions differs, a library may describe the same object by other names.
 VERSIONS = ("python", "torch", "numpy", "accelerate", "torchdata", "holdfast")
+# The names of a loop's variables begin with this; see `holdfast.built`.
+VARIABLES = "loop.variables."
 
 
 def compare_records(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Change]:
@@ -23,7 +25,10 @@ def compare_records(saved: Mapping[str, Any], current: Mapping[str, Any]) -> lis
         saved: a checkpoint's ``environment``.
         current: the current environment, with the same records.
     """
-    packages = compare_packages(saved.get("packages") or {}, current.get("packages") or {})
+    packages = [
+        Change(name=f"packages.{name}", kind="package", saved=was, current=now or ABSENT)
+        for name, was, now in list_changed(saved, {"packages": {}, **current})
+    ]
     is_upgraded = bool(packages) or any(_version(saved, name) != _version(current, name) for name in VERSIONS)
     changes = []
     if saved.get("sources"):
@@ -73,11 +78,13 @@ def compare_built(saved: Mapping[str, Any], current: Mapping[str, Any], *, is_up
     Args:
         is_upgraded: whether versions differ. Then a name that only one record has is no change, since another version
             of a library or of Holdfast may describe the same object by other names.
+
+    A loop's variable that only one record has is never a change: older records have none.
     """
     return [
         Change(name=f"built.{name}", kind="built", saved=saved.get(name, ABSENT), current=current.get(name, ABSENT))
         for name in sorted(saved.keys() | current.keys())
-        if not (is_upgraded and (name not in saved or name not in current))
+        if not ((is_upgraded or name.startswith(VARIABLES)) and (name not in saved or name not in current))
         and not _is_close(saved.get(name, ABSENT), current.get(name, ABSENT))
     ]
 
@@ -87,12 +94,3 @@ def _is_close(saved: Any, current: Any) -> bool:
     if isinstance(saved, float) and isinstance(current, float):
         return math.isclose(saved, current, rel_tol=1e-12)
     return is_same(saved, current)
-
-
-def compare_packages(saved: Mapping[str, str], current: Mapping[str, str]) -> list[Change]:
-    """Return the recorded packages that have another version now or are missing, as ``packages.<name>``."""
-    return [
-        Change(name=f"packages.{name}", kind="package", saved=version, current=current.get(name, ABSENT))
-        for name, version in sorted(saved.items())
-        if current.get(name, ABSENT) != version
-    ]

@@ -3,8 +3,7 @@
 Lightning's own checkpoints leave out the numbers that are logged, metrics in mid-epoch and the state of hooks.
 """
 
-import hashlib
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,11 +20,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from holdfast.checkpoint import serialize
-from holdfast.errors import StateError
-from holdfast.state import to_payload
+from holdfast.training.digests import is_plain
 from holdfast.training.run import Run
-from holdfast.training.unregistered import Attribute
 
 # The attributes of a metric, and of a collection of metrics, that hold state besides what `add_state` declares.
 METRIC = ("_update_count", "_computed", "_forward_cache")
@@ -237,22 +233,15 @@ def _put_back(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 class Attributes:
-    """The plain attributes of the module and the callbacks that change, for the search for unregistered state."""
+    """The attributes of the module and the callbacks that no checkpoint has, for the search for forgotten state."""
 
     def __init__(self, run: Run, trainer: pl.Trainer) -> None:
         self._run, self._trainer = run, trainer
-        self._before: dict[str, str] | None = None
 
     def list_variables(self) -> list[tuple[str, Any]]:
-        """Return what can be reached from callbacks and data module, and the attributes that have changed.
-
-        The first call notes the attributes, and finds none that has changed.
-        """
-        found = {name: each for owner, each in self._list_plain() for name, each in _list_public(owner, each)}
-        digests = {name: _digest(each) for name, each in found.items() if not self._run.is_kept(each)}
-        before, self._before = self._before, self._before or digests
-        changed = [name for name, each in digests.items() if before is not None and each and each != before.get(name)]
-        return [*self._list_reached(), *((name, Attribute(found[name])) for name in changed)]
+        """Return what can be reached from callbacks and data module, and the plain attributes."""
+        found = [pair for owner, each in self._list_plain() for pair in _list_public(owner, each)]
+        return [*self._list_reached(), *((name, each) for name, each in found if is_plain(each))]
 
     def _list_open(self) -> Iterator[tuple[str, Any]]:
         """Yield the objects of the user's that save no state of their own, after their names."""
@@ -282,12 +271,3 @@ def _list_public(owner: str, value: Any) -> Iterator[tuple[str, Any]]:
     for name, each in vars(value).items():
         if not name.startswith("_") and name not in kept:
             yield f"{owner}.{name}", each
-
-
-def _digest(value: Any) -> str:
-    """Return the SHA-256 of a plain value; empty for another one."""
-    value = list(value) if isinstance(value, deque) else value
-    try:
-        return hashlib.sha256(b"".join(map(bytes, serialize(to_payload(value))))).hexdigest()
-    except (StateError, TypeError, ValueError, RuntimeError):
-        return ""

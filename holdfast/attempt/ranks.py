@@ -32,7 +32,7 @@ from holdfast.processes import find_free_memory, measure_memory
 from holdfast.rank import launching
 from holdfast.rank.launching import Ranks
 from holdfast.rank.lived import name_lived
-from holdfast.rank.messages import CARRIED, Problem, Ready, Restored
+from holdfast.rank.messages import Problem, Ready, Restored
 from holdfast.rank.rendezvous import describe_wait, find_node
 from holdfast.sources import hash_sources
 from holdfast.store import open_store
@@ -135,8 +135,6 @@ class AttemptRanks:
             raise
         if gpus and self.built.device == "cpu":
             log.warning("nvidia-smi lists %s, but torch sees none: training runs on the CPU", counted(gpus, "GPU"))
-        for name in self.built.carried:
-            log.warning("%s %s", name, CARRIED)
         for warning in self.built.warnings:
             log.warning("%s", warning)
         for note in self.built.notes if self._number == 1 else ():

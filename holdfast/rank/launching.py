@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, RankDied, RankHung, RunStopped
 from holdfast.heartbeats import HEARTBEATS_VARIABLE, Beat, Heartbeats
+from holdfast.imports import claim_recipe
 from holdfast.journal import Commit
 from holdfast.probe import Gate
 from holdfast.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, find_processes, is_running, leads_session
@@ -39,7 +40,6 @@ from holdfast.rank.messages import (
     Examined,
     Failed,
     Finished,
-    Noticed,
     Order,
     Problem,
     Proceed,
@@ -106,6 +106,7 @@ class Ranks:
         """
         self.began = time.monotonic()
         self._compute = config.compute
+        claim_recipe(config.recipe)  # for the line of a rank that hangs
         self._is_built = False  # whether the ranks have met and built the recipe
         self._mark = uuid.uuid4().hex
         self._log = RankLog(log_path)
@@ -159,8 +160,7 @@ class Ranks:
             RankHung: a rank made no progress any more; all ranks have been killed.
             OutOfMemory: the kernel has killed a rank because memory ran out.
         """
-        while isinstance(event := self._await_event(within_s), Noticed):
-            log.warning("%s", event.text)
+        event = self._await_event(within_s)
         if event is None:
             raise self._describe_end()
         if isinstance(event, Failed):
@@ -314,7 +314,7 @@ class Ranks:
         return self.expect(Evaluated)
 
     def examine(self) -> Examined:
-        """Return the recipe's unregistered state, and the step of each event such as the end of an anneal."""
+        """Return the state that no checkpoint has, and the step of each event such as the end of an anneal."""
         self.send(Examine())
         return self.expect(Examined)
 

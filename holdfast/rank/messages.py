@@ -15,15 +15,11 @@ from pydantic import BaseModel, ConfigDict
 from holdfast import errors
 from holdfast.checkpoint import Saved
 from holdfast.errors import HoldfastError, RunStopped
+from holdfast.found import Found
 from holdfast.journal import Commit
 from holdfast.probe import Gate, Probe
 
 SHOWN_LETTERS = 80
-# What is said of each name in `Ready.carried`.
-CARRIED = (
-    "is carried from step to step and not kept; if a step depends on it, keep it: a number in a dict, and for an "
-    "iterator the loader behind it"
-)
 
 
 class Message(BaseModel):
@@ -114,7 +110,7 @@ class Evaluate(Message):
 
 
 class Examine(Message):
-    """List unregistered state, and the steps at which schedules and anneals end. Answered by `Examined`."""
+    """List state that no checkpoint has, and the steps at which schedules and anneals end. Answered by `Examined`."""
 
 
 class End(Message):
@@ -136,7 +132,6 @@ class Ready(Message):
         unit: the name of the unit, such as tokens.
         device: torch's name of the model's device.
         environment: the machine and the record of code, packages, files and built values; see `holdfast.rank.record`.
-        carried: the variables that a loop carries from step to step and doesn't keep, each after its file and line.
         warnings: what else a person should know of the training: a schedule that ends with a learning rate of 0 before
             the run does, or a loader whose workers are not used.
         notes: what a person should know once, when the run begins: which seed counts.
@@ -152,7 +147,6 @@ class Ready(Message):
     model_params: int
     device: str
     environment: dict[str, Any]
-    carried: list[str] = []
     warnings: list[str] = []
     notes: list[str] = []
 
@@ -171,12 +165,6 @@ class Skipped(Message):
 
     done: int
     total: int
-
-
-class Noticed(Message):
-    """A line to warn a person with, such as a value that the program changes and no checkpoint has."""
-
-    text: str
 
 
 class Begun(Message):
@@ -228,37 +216,18 @@ class Evaluated(Message):
     probe: Probe
 
 
-class Found(BaseModel):
-    """An object with state that nobody registered; see `holdfast.training.Unregistered`."""
-
-    model_config = ConfigDict(frozen=True)
-
-    name: str
-    kind: str
-    reached_by: str
-    remedy: str
-    sha256: str
-    is_generator: bool
-    is_copy: bool
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.reached_by, self.name
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.kind}, reached by {self.reached_by}) is not registered"
-
-
 class Examined(Message):
     """The facts about a recipe that `holdfast prove` reports.
 
     Attributes:
-        unregistered: state that no checkpoint has.
+        unregistered: the values that the recipe or the loop reaches and that no checkpoint has.
+        looked_at: how many of the user's functions, classes and objects the search has entered.
         events: the step of each event by name; see `holdfast.training.list_events`.
         own_steps_per_epoch: the recipe's own length of an epoch, which a proof may cut.
     """
 
     unregistered: list[Found]
+    looked_at: int = 0
     events: dict[str, float]
     own_steps_per_epoch: int
 
@@ -314,7 +283,6 @@ Event = (
     Ready
     | Restored
     | Skipped
-    | Noticed
     | Begun
     | Progress
     | Rehearsed

@@ -11,7 +11,7 @@ from holdfast.errors import ConfigDrift
 from holdfast.function import split_recipe
 from holdfast.imports import find_code, find_file, read_module
 from holdfast.opened import Opened, describe_files
-from holdfast.packages import describe_holdfast, find_packages, find_versions
+from holdfast.packages import describe_holdfast, find_contents, find_packages, find_versions
 from holdfast.sources import find_listed, hash_source, read_source
 from holdfast.training import Training
 
@@ -56,6 +56,7 @@ class Record:
             "sources": dict(sorted(self._sources.items())),
             "source_bytes": dict(sorted(self._bytes.items())),
             "packages": dict(sorted(self._packages.items())),
+            "package_files": self._find_contents(),
             "holdfast": describe_holdfast(),
             "files": self._files,
             "built": self._built,
@@ -73,6 +74,10 @@ class Record:
             sources = {name: self._sources[name] for name in sorted({*environment["sources"], *self._loaded})}
             environment |= {"sources": sources, "source_bytes": dict(self._bytes)}
             environment["packages"] = {**environment["packages"], **self._packages}
+            environment["package_files"] = self._find_contents()
+
+    def _find_contents(self) -> dict[str, Any]:
+        return find_contents(sorted(self._packages), self._recorded.get("package_files", {}))
 
     def _note_files(self) -> None:
         for name, path in self._listed.items():

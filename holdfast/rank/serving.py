@@ -3,7 +3,6 @@
 # Over 300 lines: one function an order, so that all that a rank is told to do stands in one place.
 
 import contextlib
-import dataclasses
 import faulthandler
 import functools
 import gc
@@ -49,8 +48,6 @@ from holdfast.rank.messages import (
     Examined,
     Failed,
     Finished,
-    Found,
-    Noticed,
     Proceed,
     Progress,
     Ready,
@@ -76,9 +73,9 @@ from holdfast.training import (
     count_params,
     evaluate,
     exchange_of,
+    find_forgotten,
     find_idle,
     find_shares,
-    find_unregistered,
     list_events,
     measure,
     read_shares,
@@ -212,8 +209,6 @@ def train_and_save(
             orders.begin_save(functools.partial(save, train_s=train_s), is_urgent=is_stopping)
             if not order.into:
                 survivor.lived.note_save(training.progress.step)
-            for line in training.unkept.take():
-                events.send(Noticed(text=line))
         if is_stopping:
             return True
     return False
@@ -264,11 +259,12 @@ def report_evaluation(training: Training, events: Events) -> None:
 
 
 def report_examination(training: Training, events: Events) -> None:
-    """Report unregistered state, and the step of each event such as the end of an anneal."""
-    found = find_unregistered(training.recipe)
+    """Report state that no checkpoint has, and the step of each event such as the end of an anneal."""
+    searched = find_forgotten(training.recipe)
     events.send(
         Examined(
-            unregistered=[Found(**dataclasses.asdict(each), remedy=each.remedy) for each in found],
+            unregistered=searched.found,
+            looked_at=searched.looked_at,
             events=list_events(training),
             own_steps_per_epoch=training.own_steps_per_epoch,
         )
@@ -356,7 +352,6 @@ def describe(training: Training, record: Record | None) -> Ready:
         model_params=count_params(training),
         device=str(training.accelerator.device),
         environment=(record.describe() if record else {}) | describe_environment(training.accelerator.device.type),
-        carried=[str(each) for each in training.kept.carried] if training.kept else [],
         warnings=[*find_idle(training), *find_unused_workers(training)],
         notes=training.notes,
     )

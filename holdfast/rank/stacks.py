@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from holdfast.heartbeats import STACKS_SIGNAL
-from holdfast.location import is_own_code
+from holdfast.ownership import is_own_file
 from holdfast.processes import STOPPED, read_process
 
 ANSWERS_WITHIN_S = 3.0
@@ -54,7 +54,7 @@ def find_line(lines: Sequence[str]) -> str:
     current = [thread for thread in threads[1:] if thread[0].startswith("Current")]
     for thread in (*current, *reversed(threads)):
         for frame in filter(None, map(_FRAME.match, thread)):
-            if is_own_code(frame[1]):
+            if is_own_file(frame[1]):
                 return f"{frame[1]}:{frame[2]}"
     return ""
 

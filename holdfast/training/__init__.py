@@ -4,6 +4,7 @@ from holdfast.probe import Gate
 from holdfast.training.beginning import begin_from
 from holdfast.training.build import Training
 from holdfast.training.exchange import Exchange, exchange_of
+from holdfast.training.forgotten import Searched, find_forgotten
 from holdfast.training.horizon import find_idle, list_events
 from holdfast.training.loop import Report, evaluate, steps, train
 from holdfast.training.probing import measure
@@ -13,7 +14,6 @@ from holdfast.training.resuming import Resumed, resume
 from holdfast.training.saving import begin_save, count_params, describe_state
 from holdfast.training.shares import find_shares, read_shares
 from holdfast.training.surviving import go_back, save_alone
-from holdfast.training.unregistered import Unregistered, find_unregistered
 
 __all__ = [
     "Exchange",
@@ -22,16 +22,16 @@ __all__ = [
     "Report",
     "Resumed",
     "Training",
-    "Unregistered",
+    "Searched",
     "begin_from",
     "begin_save",
     "count_params",
     "describe_state",
     "evaluate",
     "exchange_of",
+    "find_forgotten",
     "find_idle",
     "find_shares",
-    "find_unregistered",
     "go_back",
     "list_events",
     "measure",

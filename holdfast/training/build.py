@@ -52,7 +52,6 @@ from holdfast.training.schedulers import Schedulers
 from holdfast.training.sharding import check_sharding, place_model
 from holdfast.training.structure import Structure, has_own_loading
 from holdfast.training.synchronizing import Synchronized
-from holdfast.training.unkept import Unkept
 from holdfast.training.virtual import VirtualRanks, make_virtual
 
 
@@ -114,7 +113,6 @@ class Training:
         drawn_from: a digest of the generators at the beginning of the step, if `is_detailed`.
         begun: the last saves, which this rank leaves to the main rank.
         stage: whether the state is that after the last completed step.
-        unkept: the search for plain values that the program changes and that no checkpoint has.
         notes: lines for a person about how it was built.
         is_alone: whether this rank goes on without the others, because one of them is lost; see `surviving`.
 
@@ -187,7 +185,6 @@ class Training:
         self.stage = Stage.SETTLED
         self._checksum_every = choose_every(self)
         self.generators = state.Generators()
-        self.unkept = Unkept(self.recipe)
         self.notes: list[str] = []
 
     def _prepare(self) -> None:

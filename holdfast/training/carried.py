@@ -1,270 +1,149 @@
-"""The variables that a loop carries from one step to the next, found in its source: local ones, and attributes.
+"""The variables that a function carries from one pass of its loop to the next, found in its bytecode.
 
-A checkpoint restores objects, not variables: a variable that is read in a step before that step assigns it, and that
-the step assigns later, has another value after a resume unless its object is kept. So has an iterator from which a step
-takes the next item.
+A checkpoint restores objects, not variables: a variable that a pass reads before it assigns it has another value after
+a resume, unless its object is kept. The function stands inside the loop while it is asked, so that the loop is known.
 """
 
-import ast
-import builtins
+import bisect
+import dis
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import types
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-# The names that are assigned after code that can't be reached: all.
-EVERYTHING = None
-Assigned = set[str] | None
-# The methods of a `Run` that a loop iterates over.
-METHODS = {"steps", "epochs", "batches"}
+JUMPS = {"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE"}
+ENDS = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"}
+LOCAL = ("FAST", "DEREF", "CLOSURE")
 
 
-@dataclass(frozen=True)
-class Carried:
-    """A variable that is carried from step to step.
+@dataclass
+class Place:
+    """One instruction of a function.
 
     Attributes:
-        line: the line of the source that reads it first.
+        line: its line in the source.
+        nexts: the offsets of the instructions that may follow it.
+        reads, stores: the variables that it reads and assigns, and attributes of variables: ``self.best``.
     """
 
-    name: str
-    file: str
     line: int
+    nexts: list[int] = field(default_factory=list)
+    reads: set[str] = field(default_factory=set)
+    stores: set[str] = field(default_factory=set)
 
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.name}"
 
+def find_carried(frame: types.FrameType) -> dict[str, int] | None:
+    """Return the variables, and attributes of variables, that the loop of a running function carries.
 
-def find_carried(file: str, functions: Iterable[str]) -> list[Carried]:
-    """Return the variables that a run's loops carry from one pass to the next.
-
-    A run's loops are those over ``run.steps(...)``, ``run.epochs(...)`` and ``run.batches(...)``.
-
-    Args:
-        file: the source file.
-        functions: names of functions in it; the functions of the file that these call are searched, too.
-
-    Returns: nothing if the source can't be read.
+    They include the constants that the loop reads. The value of each is the line that reads it first. None if the
+    function stands in no loop.
     """
-    found: dict[str, int] = {}
-    for loop in _find_loops(file, functions):
-        targets = _names_stored([loop.target])
-        reads = _Reads()
-        reads.visit_all(loop.body, targets)
-        stored = (_names_stored(loop.body) | _names_advanced(loop.body)) - targets
-        for name, line in reads.first.items():
-            if name in stored and not hasattr(builtins, name):
-                found[name] = min(line, found.get(name, line))
-    return [Carried(name, file, line) for name, line in sorted(found.items(), key=lambda item: (item[1], item[0]))]
+    places, at, loop = _find_loop(frame)
+    return {name: _first_line(places, loop, name) for name in _find_live(places, loop)[at]} if loop else None
 
 
-def find_stored(file: str, functions: Iterable[str]) -> set[str]:
-    """Return the variables that a run's loops assign, or fill anew before they read them.
-
-    See `find_carried` for the arguments.
-    """
-    loops = _find_loops(file, functions)
-    stored = {name for loop in loops for name in _names_stored([loop.target, *loop.body]) if "." not in name}
-    return stored.union(*map(_names_refilled, loops))
+def find_constants(frame: types.FrameType) -> set[str]:
+    """Return the variables that the loop of a running function reads and never assigns."""
+    places, at, loop = _find_loop(frame)
+    stored = set[str]().union(*(places[each].stores for each in loop))
+    return {name for name in _find_live(places, loop)[at] if "." not in name} - stored if loop else set()
 
 
-def _names_refilled(loop: ast.For) -> set[str]:
-    """Return the arrays that an inner loop fills item by item, as ``values[i] = ...``, before they are read."""
-    reads, filled, others = _Reads(), dict[str, int](), set[str]()
-    reads.visit_all(loop.body, _names_stored([loop.target]))
-    places = {
-        id(each): inner.target.id
-        for inner in ast.walk(loop)
-        if isinstance(inner, ast.For) and inner is not loop and isinstance(inner.target, ast.Name)
-        for each in ast.walk(inner)
-    }
-    for each in ast.walk(loop):
-        match each:
-            case ast.Subscript(value=ast.Name(id=name), slice=ast.Name(id=place), ctx=ast.Store()):
-                if places.get(id(each)) == place:
-                    filled[name] = min(each.lineno, filled.get(name, each.lineno))
-                    continue
-                others.add(name)
-            case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store()):
-                others.add(name)
-    return {name for name, line in filled.items() if name not in others and reads.first.get(name) == line}
+def find_outputs(codes: Iterable[types.CodeType]) -> set[str]:
+    """Return the attributes that a class's methods assign and never read before that: results, kept to be looked at."""
+    stored, read = set[str](), set[str]()
+    for code in codes:
+        own = f"{code.co_varnames[0]}." if code.co_argcount else "."
+        places = _read_places(code)
+        live = _find_live(places, {*places})[min(places)]
+        stored |= {name.removeprefix(own) for each in places.values() for name in each.stores if name.startswith(own)}
+        read |= {name.removeprefix(own) for name in live if name.startswith(own)}
+    return stored - read
 
 
-def find_change(file: str, functions: Iterable[str], name: str) -> int:
-    """Return the first line that may change a variable or an attribute of this name; 0 if none does.
+def _find_loop(frame: types.FrameType) -> tuple[dict[int, Place], int, set[int]]:
+    """Return a function's instructions, the one where it stands, and the loop around that; no loop if there is none."""
+    places = _read_places(frame.f_code)
+    offsets = sorted(places)
+    at = offsets[max(0, bisect.bisect_right(offsets, frame.f_lasti) - 1)]
+    befores: dict[int, list[int]] = {}
+    for offset, place in places.items():
+        for each in place.nexts:
+            befores.setdefault(each, []).append(offset)
+    after = _reach(at, {offset: place.nexts for offset, place in places.items()})
+    return places, at, after & _reach(at, befores)
 
-    A run's loops come first, then the functions that they call. See `find_carried` for the arguments.
-    """
-    loops = (each for loop in _find_loops(file, functions) for each in ast.walk(loop))
-    for nodes in (loops, _walk_functions(_parse(file), functions)):
-        changed = (target for node in nodes if (target := _find_changed(node)) is not None)
-        if lines := [each.lineno for each in changed if name in (getattr(each, "attr", ""), getattr(each, "id", ""))]:
-            return min(lines)
-    return 0
+
+def _reach(start: int, nexts: dict[int, list[int]]) -> set[int]:
+    """Return the instructions that can be reached from one, itself only if it lies on a circle."""
+    found: set[int] = set()
+    waiting = [*nexts.get(start, ())]
+    while waiting:
+        if (each := waiting.pop()) not in found:
+            found.add(each)
+            waiting += nexts.get(each, ())
+    return found
 
 
-def _find_changed(node: ast.AST) -> ast.expr | None:
-    """Return the variable or attribute that a node may change: by a method, by an item, or as an attribute."""
-    match node:
-        case ast.Call(func=ast.Attribute(value=target)) | ast.Subscript(value=target, ctx=ast.Store()):
-            return target
-        case ast.AugAssign(target=ast.Name() as target) | (ast.Attribute(ctx=ast.Store()) as target):
-            return target
-    return None
+def _find_live(places: dict[int, Place], among: set[int]) -> dict[int, set[str]]:
+    """Return, for each of some instructions, the names that are read at it or later before they are assigned."""
+    live: dict[int, set[str]] = {each: set() for each in among}
+    is_changed = True
+    while is_changed:
+        is_changed = False
+        for offset in sorted(among, reverse=True):
+            later = set[str]().union(*(live[each] for each in places[offset].nexts if each in among))
+            now = places[offset].reads | (later - places[offset].stores)
+            is_changed |= now != live[offset]
+            live[offset] = now
+    return live
+
+
+def _first_line(places: dict[int, Place], loop: set[int], name: str) -> int:
+    return next((places[each].line for each in sorted(loop) if name in places[each].reads), 0)
 
 
 @functools.cache
-def find_carried_attributes(file: str, kind: str) -> frozenset[str]:
-    """Return the attributes that a class's own methods read before they assign them, and assign: ``h``, say.
-
-    Args:
-        file: the source file of the class.
-        kind: the name of the class.
-    """
-    found: set[str] = set()
-    for node in ast.walk(_parse(file)):
-        if isinstance(node, ast.ClassDef) and node.name == kind:
-            for method in (each for each in node.body if isinstance(each, ast.FunctionDef) and each.args.args):
-                reads, own = _Reads(), f"{method.args.args[0].arg}."
-                reads.visit_all(method.body, set())
-                names = reads.first.keys() & _names_stored(method.body)
-                found |= {name.removeprefix(own) for name in names if name.startswith(own)}
-    return frozenset(found)
-
-
-def _parse(file: str) -> ast.AST:
-    try:
-        return ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return ast.Module([], [])
-
-
-def _find_loops(file: str, functions: Iterable[str]) -> list[ast.For]:
-    """Return a run's loops in some functions of a file, and in those that they call."""
-    nodes = _walk_functions(_parse(file), functions)
-    return [each for each in nodes if isinstance(each, ast.For) and _is_of_a_run(each.iter)]
+def _read_places(code: types.CodeType) -> dict[int, Place]:
+    """Return a function's instructions by offset."""
+    instructions = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
+    offsets = [each.offset for each in instructions]
+    ends = {each.offset: each.argval for each in instructions if each.opname == "FOR_ITER"}
+    exits = {offset: offsets[bisect.bisect_left(offsets, end)] for offset, end in ends.items()}
+    places: dict[int, Place] = {}
+    line = code.co_firstlineno
+    for index, each in enumerate(instructions):
+        line = (each.positions.lineno if each.positions else None) or line
+        place = places[each.offset] = Place(line)
+        _note_names(place, instructions, index)
+        if each.opname not in ENDS | JUMPS and index + 1 < len(instructions):
+            place.nexts.append(instructions[index + 1].offset)
+        if each.opcode in (*dis.hasjrel, *dis.hasjabs) and each.offset not in exits:
+            place.nexts.append(offsets[bisect.bisect_left(offsets, each.argval)])
+        # An inner loop almost always has a pass, so that what it assigns isn't carried: it ends after a pass only.
+        place.nexts += [exits[later] for later in place.nexts if later in exits and later < each.offset]
+    for entry in dis.Bytecode(code).exception_entries:  # type: ignore[attr-defined]
+        handler = [each.opname for each in instructions if each.offset >= entry.target][:2]
+        if "WITH_EXCEPT_START" not in handler:  # few context managers go on after an error
+            for offset in (each for each in places if entry.start <= each < entry.end):
+                places[offset].nexts.append(offsets[bisect.bisect_left(offsets, entry.target)])
+    return places
 
 
-def _names_advanced(nodes: Iterable[ast.AST]) -> set[str]:
-    """Return the names of the iterators from which ``next`` takes."""
-    calls = (each for node in nodes for each in ast.walk(node) if isinstance(each, ast.Call))
-    return {
-        name
-        for each in calls
-        if isinstance(each.func, ast.Name) and each.func.id == "next" and each.args
-        if (name := _name_of(each.args[0]))
-    }
-
-
-def _walk_functions(tree: ast.AST, functions: Iterable[str]) -> Iterator[ast.AST]:
-    """Yield the nodes of these functions, and of all functions in the tree that they name."""
-    known = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    waiting = [name for name in functions if name in known]
-    for name in waiting:
-        for node in ast.walk(known[name]):
-            yield node
-            named = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-            if named in known and named not in waiting:
-                waiting.append(named)
-
-
-def _is_of_a_run(iterator: ast.expr) -> bool:
-    calls = (each.func for each in ast.walk(iterator) if isinstance(each, ast.Call))
-    return any(isinstance(each, ast.Attribute) and each.attr in METHODS for each in calls)
-
-
-def _names_stored(nodes: Iterable[ast.AST]) -> set[str]:
-    return {
-        name
-        for node in nodes
-        for each in ast.walk(node)
-        if (name := _name_of(each)) and isinstance(getattr(each, "ctx", None), ast.Store)
-    }
-
-
-def _name_of(node: ast.AST) -> str:
-    """Return the name of a variable, or of an attribute of one, such as ``self.best``; empty for other nodes."""
-    if isinstance(node, ast.Name):
-        return node.id
-    is_attribute = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-    return f"{node.value.id}.{node.attr}" if is_attribute else ""  # type: ignore[attr-defined]
-
-
-class _Reads:
-    """A walk over statements that notes each name which may be read before the statements have assigned it.
-
-    Attributes:
-        first: the line of each such name's first read.
-    """
-
-    def __init__(self) -> None:
-        self.first: dict[str, int] = {}
-
-    def visit_all(self, body: Sequence[ast.stmt], assigned: Assigned) -> Assigned:
-        """Visit statements one after the other. Return the names that are assigned after them on every path."""
-        for statement in body:
-            if assigned is EVERYTHING:
-                break
-            assigned = self._visit(statement, set(assigned))
-        return assigned
-
-    def _visit(self, statement: ast.stmt, assigned: set[str]) -> Assigned:
-        match statement:
-            case ast.If(test=test, body=body, orelse=orelse):
-                self._read(test, assigned)
-                return _both(self.visit_all(body, assigned), self.visit_all(orelse, assigned))
-            case ast.For(target=target, iter=iterator, body=body, orelse=orelse):
-                self._read(iterator, assigned)
-                # An inner loop almost always has a pass. If it had none, the names that it assigns would be carried.
-                after = self.visit_all(body, assigned | _names_stored([target]))
-                return self.visit_all(orelse, _names_stored(body) | assigned if after is EVERYTHING else after)
-            case ast.While(test=test, body=body, orelse=orelse):
-                self._read(test, assigned)
-                self.visit_all(body, assigned)
-                self.visit_all(orelse, assigned)
-                return assigned
-            case ast.With(items=items, body=body):
-                for item in items:
-                    self._read(item.context_expr, assigned)
-                    assigned |= _names_stored([item.optional_vars] if item.optional_vars else [])
-                return self.visit_all(body, assigned)
-            case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody):
-                after = self.visit_all([*body, *orelse], assigned)
-                for handler in handlers:
-                    after = _both(after, self.visit_all(handler.body, assigned | {handler.name or ""}))
-                return self.visit_all(finalbody, after)
-            case ast.AugAssign(target=target, value=value):
-                self._read(value, assigned)
-                self._read(target, assigned, is_update=True)
-                return assigned | _names_stored([target])
-            case ast.Continue() | ast.Break() | ast.Return() | ast.Raise():
-                self._read(statement, assigned)
-                return EVERYTHING
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                self._read(statement, assigned | _names_stored([statement]))
-                return assigned | {name}
-            case _:
-                self._read(statement, assigned)
-                return assigned | _names_stored([statement])
-
-    def _read(self, node: ast.AST, assigned: set[str], *, is_update: bool = False) -> None:
-        """Note the names that an expression reads, apart from those that are assigned or the expression's own."""
-        own = {
-            name
-            for each in ast.walk(node)
-            if isinstance(each, ast.comprehension)
-            for name in _names_stored([each.target])
-        }
-        own |= {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
-        for each in ast.walk(node):
-            name = _name_of(each)
-            if not name or name in assigned or name.partition(".")[0] in own:
-                continue
-            if isinstance(each.ctx, ast.Load) or is_update:  # type: ignore[attr-defined]
-                self.first.setdefault(name, each.lineno)  # type: ignore[attr-defined]
-
-
-def _both(one: Assigned, other: Assigned) -> Assigned:
-    if one is EVERYTHING:
-        return other
-    return one if other is EVERYTHING else one & other
+def _note_names(place: Place, instructions: list[dis.Instruction], index: int) -> None:
+    each = instructions[index]
+    kinds = [part for part in each.opname.split("_") if part in ("LOAD", "STORE", "DELETE")]
+    names = each.argval if isinstance(each.argval, tuple) else (each.argval,) * len(kinds)
+    if any(part in each.opname for part in LOCAL):
+        for kind, name in zip(kinds, names, strict=False):
+            if kind != "LOAD":
+                place.stores.add(name)
+            elif name not in place.stores:  # one instruction may store and then load
+                place.reads.add(name)
+    elif each.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR") and index:
+        before = instructions[index - 1]
+        # `self.best += 1` copies `self` between the two.
+        before = instructions[index - 2] if before.opname in ("COPY", "DUP_TOP") and index > 1 else before
+        if before.opname.startswith("LOAD_") and any(part in before.opname for part in LOCAL):
+            owner = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
+            (place.stores if each.opname == "STORE_ATTR" else place.reads).add(f"{owner}.{each.argval}")

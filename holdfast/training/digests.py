@@ -1,89 +1,137 @@
-"""Cheap digests of plain values, which show whether a value was changed."""
+"""Digests of plain values, equal in all processes that have an equal value."""
 
-import zlib
-from collections.abc import Callable
+import contextlib
+import enum
+import functools
+import hashlib
+import queue
+import types
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from holdfast.state import is_generator, is_sharded, read_generator
-from holdfast.training.unregistered import LEAVES, SEQUENCES, has_state
 
-# Limits: items of a container that are read one by one, and at all; containers in each other; bytes of a tensor or an
-# array that are read, of a larger one so many elements. Training waits meanwhile: for 30 ms at most a container.
-MAX_ITEMS = 256
-MAX_LISTED = 100_000
-DEEPEST = 4
-MAX_BYTES = 2**22
+# Limits: items of a container, containers in each other, and bytes of a tensor or an array; of a larger one so many
+# elements are read.
+MAX_ITEMS = 512
+DEEPEST = 8
+MAX_BYTES = 2**24
 SAMPLED = 4096
 
+SCALARS = (str, bytes, bytearray, int, float, complex, bool, type(None), np.generic, torch.dtype, enum.Enum)
+SEQUENCES = (list, tuple, set, frozenset, deque)
 CONTAINERS = (dict, *SEQUENCES)
-# Whether a checkpoint has a value: its changes don't count.
+CACHES = type(functools.lru_cache(lambda: None))
+# An iterator's type says where it is made: of these, `__reduce__` has the position, and doesn't move it.
+ITERATORS = ("builtins", "itertools")
 IsKnown = Callable[[Any], bool]
 
 
-class Reader:
-    """Makes digests of values. It remembers those of tensors, whose versions show whether they were changed."""
-
-    def __init__(self) -> None:
-        self._tensors: WeakIdKeyDictionary = WeakIdKeyDictionary()
-
-    def digest(self, value: Any, known: IsKnown, depth: int = 0) -> object:
-        """Return what stands for a value; None for an object that is neither plain nor has a state."""
-        if isinstance(value, Tensor):
-            # A tensor with a graph is an output of this step: its backward pass can't run again in the next one.
-            return None if value.grad_fn is not None else self._digest_tensor(value)
-        if isinstance(value, np.ndarray):
-            return _digest_array(value)
-        if isinstance(value, CONTAINERS):
-            return self._digest_items(value, known, depth)
-        if isinstance(value, LEAVES):
-            return type(value).__name__, repr(value) if isinstance(value, float | complex) else value
-        if is_generator(value):
-            return repr(read_generator(value))
-        return self._digest_state(value, known, depth) if has_state(value) and depth < DEEPEST else None
-
-    def _digest_items(self, value: Any, known: IsKnown, depth: int) -> object:
-        items = list(value.items() if isinstance(value, dict) else value) if len(value) <= MAX_LISTED else []
-        found: list[object] = [len(value)]
-        if len(items) > MAX_ITEMS:
-            found.append(hash(tuple(each if isinstance(each, int | float | str) else id(each) for each in items)))
-        for each in items[:MAX_ITEMS] if depth < DEEPEST else ():
-            pair = each if isinstance(value, dict) else ("", each)
-            is_known = known(pair[1])
-            name = pair[0] if isinstance(pair[0], str | int | float) else id(pair[0])
-            found.append((name, is_known or self.digest(pair[1], known, depth + 1)))
-        return hash(repr(sorted(map(repr, found)) if isinstance(value, set | frozenset) else found))
-
-    def _digest_state(self, value: Any, known: IsKnown, depth: int) -> object:
-        try:
-            return self._digest_items(value.state_dict(), known, depth)
-        except Exception:
-            return None
-
-    def _digest_tensor(self, value: Tensor) -> object:
-        version = 0 if value.is_inference() else value._version
-        digest = self._tensors.get(value)  # type: ignore[no-untyped-call]
-        if digest is None or digest[0] != version or value.is_inference():
-            digest = self._tensors[value] = version, _digest_array(_sample(value))
-        return str(value.dtype), tuple(value.shape), digest
+def is_plain(value: Any) -> bool:
+    """Return whether a value has a digest; False for functions, modules and other objects with attributes."""
+    return (
+        isinstance(value, (*SCALARS, Tensor, np.ndarray, *CONTAINERS, queue.Queue, types.GeneratorType, CACHES))
+        or is_iterator(value)
+        or is_generator(value)
+    )
 
 
-def _sample(value: Tensor) -> np.ndarray[Any, Any]:
-    """Return the bytes of a tensor's elements: of all, or of some if they are many. Empty if they can't be read."""
-    if is_sharded(value) or value.layout is not torch.strided or value.is_meta or not value.is_contiguous():
-        return np.zeros(0, np.uint8)
-    flat = value.detach().view(-1)
-    some = flat[:: max(1, len(flat) // SAMPLED)] if value.nbytes > MAX_BYTES else flat
-    return some.resolve_conj().resolve_neg().contiguous().view(torch.uint8).cpu().numpy()
+def is_iterator(value: Any) -> bool:
+    """Return whether a value is an iterator of Python's own, such as ``enumerate`` or ``itertools.count``."""
+    return type(value).__module__ in ITERATORS and hasattr(type(value), "__next__") and not is_running(value)
 
 
-def _digest_array(value: np.ndarray[Any, Any]) -> object:
-    if value.dtype == object:
-        return value.shape, repr(value.reshape(-1)[:MAX_ITEMS])
-    flat = value.reshape(-1) if value.flags.c_contiguous else value.flat[:SAMPLED]
-    some = flat[:: max(1, flat.size // SAMPLED)] if flat.nbytes > MAX_BYTES else flat
-    return str(value.dtype), value.shape, zlib.crc32(np.ascontiguousarray(some).tobytes())
+def is_running(value: Any) -> bool:
+    return isinstance(value, types.GeneratorType)
+
+
+def reduce_iterator(value: Any) -> tuple[Any, ...]:
+    """Return what an iterator of Python's own consists of: its position, and the iterators inside."""
+    with warnings.catch_warnings(), contextlib.suppress(TypeError):
+        warnings.simplefilter("ignore", DeprecationWarning)
+        found = value.__reduce__()
+        return tuple(found[1:]) if isinstance(found, tuple) else ()
+    return ()
+
+
+def digest(value: Any, is_known: IsKnown = lambda _: False) -> str:
+    """Return the SHA-256 of a plain value; empty if it can't be read, or is an output of this step, with a graph.
+
+    Args:
+        is_known: whether a checkpoint has a value; what is known inside a container doesn't count.
+    """
+    if isinstance(value, Tensor) and value.grad_fn is not None:
+        return ""
+    sha256 = hashlib.sha256()
+    try:
+        for part in _spell(value, is_known, 0):
+            sha256.update(part)
+    except Exception:  # of the user's own methods
+        return ""
+    return sha256.hexdigest()
+
+
+def _spell(value: Any, is_known: IsKnown, depth: int) -> Iterator[bytes]:
+    """Yield the bytes that stand for a value; of an object that is not plain only its class's name."""
+    yield f"{type(value).__qualname__}:".encode()
+    if depth and not isinstance(value, SCALARS) and is_known(value):
+        return
+    if isinstance(value, Tensor | np.ndarray):
+        yield from _spell_array(value)
+    elif isinstance(value, SCALARS):
+        yield repr(value).encode(errors="backslashreplace")
+    elif is_generator(value):
+        yield from _spell(read_generator(value), is_known, depth + 1)
+    elif isinstance(value, CACHES):
+        yield repr(value.cache_info()).encode()
+    elif depth < DEEPEST:
+        yield from _spell_items(value, is_known, depth + 1)
+
+
+def _spell_items(value: Any, is_known: IsKnown, depth: int) -> Iterator[bytes]:
+    items: Any = ()
+    if isinstance(value, Mapping):
+        items = _cut(value.items())
+        yield str(len(value)).encode()
+    elif isinstance(value, set | frozenset):
+        yield from sorted(b"".join(_spell(each, is_known, depth)) for each in value)
+    elif isinstance(value, SEQUENCES):
+        items = _cut(value)
+        yield str(len(value)).encode()
+    elif isinstance(value, queue.Queue):
+        items = [_cut(value.queue), value.qsize()]
+    elif is_running(value):
+        frame = value.gi_frame
+        items = [frame.f_lasti, dict(frame.f_locals)] if frame else ["over"]
+    elif is_iterator(value):
+        items = reduce_iterator(value)
+    for each in items:
+        yield from _spell(each, is_known, depth)
+
+
+def _cut(items: Any) -> list[Any]:
+    """Return the items of a container; of a long one the first and the last."""
+    found = list(items)
+    return found if len(found) <= MAX_ITEMS else found[: MAX_ITEMS // 2] + found[-MAX_ITEMS // 2 :]
+
+
+def _spell_array(value: Any) -> Iterator[bytes]:
+    yield f"{value.dtype}{tuple(value.shape)}".encode()
+    if isinstance(value, Tensor):
+        value = value.to_local() if is_sharded(value) else value  # type: ignore[attr-defined]
+        if value.is_meta or value.layout is not torch.strided:
+            return
+        flat = value.detach().reshape(-1) if value.is_contiguous() else value.detach().flatten()
+        some = flat[:: max(1, len(flat) // SAMPLED)] if value.nbytes > MAX_BYTES else flat
+        yield some.resolve_conj().resolve_neg().contiguous().view(torch.uint8).cpu().numpy().tobytes()
+    elif value.dtype == object:
+        yield repr(value.reshape(-1)[:MAX_ITEMS]).encode()
+    else:
+        some_items = value.flat[:: max(1, value.size // SAMPLED)] if value.nbytes > MAX_BYTES else value
+        yield np.ascontiguousarray(some_items).tobytes()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -15,7 +15,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from holdfast.data import refuse_inexact
 from holdfast.recipe import Recipe, Stateful
 from holdfast.state import Ties, as_stateful
-from holdfast.training.carried import Carried
 from holdfast.training.gradients import Gradients
 from holdfast.training.modes import Modes
 from holdfast.training.optimizers import Optimizers, lay_out_state, list_stepped
@@ -27,6 +26,19 @@ OWN_EXTRAS = MODES, GRADIENTS, ACCUMULATION, INNER, PRUNED = (
 )  # fmt: skip
 
 
+# The roots of variables: a loop of the user's own, and what an adapter lists of its framework's objects.
+LOOP, FRAMEWORK = "loop", "framework"
+
+
+class Variable(NamedTuple):
+    """A variable of a loop, with the file and line that reads it first; see `holdfast.found.Found`."""
+
+    name: str
+    value: Any
+    place: str = ""
+    root: str = LOOP
+
+
 @dataclass(kw_only=True)
 class Kept(Recipe):
     """The objects that a loop keeps, as a recipe without a loss: the loop trains the steps itself.
@@ -34,10 +46,9 @@ class Kept(Recipe):
     Args:
         function: the user's function.
         originals: the objects as the loop passed them, which may be wrappers of the objects in the other fields.
-        own: Holdfast's and accelerate's objects, which `find_unregistered` doesn't enter.
-        list_variables: returns the variables of the loop's functions, after their names, for `find_unregistered`.
-        functions: the names of the loop's functions, by source file; empty for a framework's loop.
-        carried: the variables that the loop carries from step to step and doesn't keep.
+        own: Holdfast's and accelerate's objects, which `find_forgotten` doesn't enter.
+        list_variables: returns the variables that the loop's functions carry, for `find_forgotten`.
+        constants: the plain values that the loop reads and never assigns, by name.
         schedulers: the schedulers, which the loop steps itself.
         modules: the modules by name: the model, or its parts.
 
@@ -51,9 +62,8 @@ class Kept(Recipe):
     function: Callable[..., object]
     originals: list[Any]
     own: list[Any]
-    list_variables: Callable[[], list[tuple[str, Any]]]
-    functions: Mapping[str, list[str]] = field(default_factory=dict)
-    carried: list[Carried] = field(default_factory=list)
+    list_variables: Callable[[], list[Variable]]
+    constants: Mapping[str, Any] = field(default_factory=dict)
     schedulers: list[Any] = field(default_factory=list)
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
 

@@ -26,9 +26,9 @@ from holdfast.probe import Limits
 from holdfast.shown import Shown, describe
 from holdfast.state import as_stateful
 from holdfast.training.build import Program, Training
-from holdfast.training.carried import Carried, find_carried
+from holdfast.training.carried import find_carried, find_constants
 from holdfast.training.gradients import Gradients
-from holdfast.training.kept import GRADIENTS, OWN_EXTRAS, Kept, list_checkpointed, sort_kept
+from holdfast.training.kept import FRAMEWORK, GRADIENTS, OWN_EXTRAS, Kept, Variable, list_checkpointed, sort_kept
 from holdfast.training.loop import clip_to_norm
 from holdfast.training.progress import Unread, read_number
 from holdfast.training.taking import Taking
@@ -116,7 +116,7 @@ class Run:
         self._objects: dict[str, Any] = {}
         self._wrapping = Wrapping(config, accelerator)
         self._fields: dict[str, Any] = {"anneals": {}}
-        self._adopted: list[Any] = []  # a framework's objects, which the search for unregistered state doesn't enter
+        self._adopted: list[Any] = []  # a framework's objects, which the search for forgotten state doesn't enter
         self._list_adopted: Callable[[], list[tuple[str, Any]]] = list
         self._loader: Any = None  # as the loop passed it
         self._source: Any = None  # the loader inside, once it is known
@@ -124,9 +124,8 @@ class Run:
         self._training: Training | None = None
         self._taking: Taking | None = None
         self._served: Generator[None, None, None] | None = None
-        self._frames: list[types.FrameType] = []
         self._step: Step | None = None
-        self._watched: list[tuple[Carried, types.FrameType, Any]] = []  # variables that held kept objects at the start
+        self._watched: list[tuple[Variable, types.FrameType]] = []  # variables that held kept objects at the start
         self._numbers: dict[str, Tensor] = {}
         self._names: list[str] = []  # of the batches that this step has taken
         self._shown: list[Shown] = []  # of this step
@@ -235,7 +234,7 @@ class Run:
     # ---- for adapters
 
     def adopt(self, objects: Iterable[Any], list_variables: Callable[[], list[tuple[str, Any]]]) -> None:
-        """Keep the search for unregistered state out of a framework's objects.
+        """Keep the search for forgotten state out of a framework's objects.
 
         Args:
             list_variables: returns what the search enters instead, after its names.
@@ -248,7 +247,8 @@ class Run:
 
     def find_name(self, value: Any) -> str:
         """Return the name of the variable that holds a value in the loop's functions; its class's if none does."""
-        return next((name for name, each in self._list_variables() if each is value), type(value).__name__)
+        variables = (pair for frame in find_frames(self._function) for pair in frame.f_locals.items())
+        return next((name for name, each in variables if each is value), type(value).__name__)
 
     def end_pass(self) -> None:
         """Begin a new pass over the loader with the next batch."""
@@ -492,10 +492,7 @@ class Run:
             )
         if self._per_epoch is None and "data" not in self._fields:
             self.refuse("an epoch has no length", hint="run.steps(per_epoch=1000)")
-        self._frames = find_frames(self._function)
-        functions: dict[str, list[str]] = {}
-        for frame in self._frames:
-            functions.setdefault(frame.f_code.co_filename, []).append(frame.f_code.co_name)
+        frames = find_frames(self._function)
         with self.located():
             self._wrapping.check_kept(self._objects)
             sources = [self._loader, self._source] if self._source is not None else []
@@ -512,11 +509,11 @@ class Run:
                     *(sources if is_loader else []),
                     *(sorted_objects["extras"][name] for name in OWN_EXTRAS if name in sorted_objects["extras"]),
                 ],
-                list_variables=lambda: [*self._list_variables(), *self._list_adopted()],
+                list_variables=self._list_variables,
                 steps_per_epoch=self._per_epoch,
-                functions={} if self._adopted else functions,
-                carried=self._find_carried(functions),
+                constants={name: each.f_locals[name] for each in frames for name in self._find_constants(each)},
             )
+            self._watch(frames)
             self._wrapping.check_trained(kept.trained)
             gradients = kept.extras[GRADIENTS]
             assert isinstance(gradients, Gradients)
@@ -598,45 +595,52 @@ class Run:
         """Return whether the loop has asked for its first step."""
         return self._training is not None
 
-    def _list_variables(self) -> list[tuple[str, Any]]:
-        """Return the variables of the loop's functions, and a loader's data and function, after their names."""
-        found = [pair for frame in self._frames for pair in frame.f_locals.items()]
-        parts = ("dataset", "collate_fn") if isinstance(self._source, torch.utils.data.DataLoader) else ()
-        return found + [(f"loader.{name}", getattr(self._source, name)) for name in parts]
+    def _list_variables(self) -> list[Variable]:
+        """Return the variables that the loop carries, all of the functions around it, and a loader's data and function.
 
-    def _find_carried(self, functions: Mapping[str, list[str]]) -> list[Carried]:
-        """Return the variables that the loop carries. Those that hold a kept object are watched instead.
-
-        Args:
-            functions: the names of the loop's functions, by source file.
+        The functions are those in which the loop stands now.
         """
+        found = []
+        for frame in find_frames(self._function, outside=Run._next.__code__):
+            carried = find_carried(frame)
+            for name, value in frame.f_locals.items():
+                if carried is None or name in carried:
+                    found.append(Variable(name, value, _describe_place(frame, carried[name]) if carried else ""))
+        parts = ("dataset", "collate_fn") if isinstance(self._source, torch.utils.data.DataLoader) else ()
+        found += [Variable(f"loader.{name}", getattr(self._source, name)) for name in parts]
+        return found + [Variable(name, value, root=FRAMEWORK) for name, value in self._list_adopted()]
+
+    def _find_constants(self, frame: types.FrameType) -> list[str]:
+        return [name for name in sorted(find_constants(frame)) if name in frame.f_locals]
+
+    def _watch(self, frames: list[types.FrameType]) -> None:
+        """Watch the variables and attributes that hold a kept object, and that the loop carries."""
         known = {id(each) for each in (self, self.accelerator, *self._objects.values())}
-        found = [each for file, names in functions.items() for each in find_carried(file, names)]
-        restored = set()
-        for each in found:
-            variable, _, attribute = each.name.partition(".")
-            for frame in self._frames:
-                if variable not in frame.f_locals:
-                    continue
-                owner = frame.f_locals[variable]
-                value = getattr(owner, attribute, None) if attribute else owner
-                if getattr(value, "gi_code", None) is Run._all_batches.__code__:
-                    restored.add(each.name)
-                if id(value) in known:
-                    self._watched.append((each, frame, value))
-                if id(value) in known or (attribute and id(getattr(owner, "__dict__", None)) in known):
-                    restored.add(each.name)
-        return [each for each in found if each.name not in restored]
+        for frame in frames:
+            for name, line in (find_carried(frame) or {}).items():
+                variable = Variable(name, _read(frame, name), _describe_place(frame, line))
+                if id(variable.value) in known:
+                    self._watched.append((variable, frame))
 
     def _check_watched(self, step: Step) -> None:
         """Raise RecipeError if a variable that held a kept object has another one now, which no checkpoint has."""
-        for each, frame, value in self._watched:
-            variable, _, attribute = each.name.partition(".")
-            now = frame.f_locals.get(variable)
-            if (getattr(now, attribute, None) if attribute else now) is not value:
+        for variable, frame in self._watched:
+            if _read(frame, variable.name) is not variable.value:
+                name = variable.name
                 raise RecipeError(
-                    f"{each} is kept, and step {step.number + 1} has put another object in its place, which no "
-                    "checkpoint would have",
-                    hint=f"change it in place, for example {each.name}[:] = ... or {each.name}.copy_(...); or keep a "
+                    f"{variable.place}{name} is kept, and step {step.number + 1} has put another object in its place, "
+                    "which no checkpoint would have",
+                    hint=f"change it in place, for example {name}[:] = ... or {name}.copy_(...); or keep a "
                     "dict that holds it",
                 )
+
+
+def _read(frame: types.FrameType, name: str) -> Any:
+    """Return a running function's variable, or an attribute of one, such as ``self.best``; None if there is none."""
+    variable, _, attribute = name.partition(".")
+    value = frame.f_locals.get(variable)
+    return vars(value).get(attribute) if attribute and hasattr(value, "__dict__") else None if attribute else value
+
+
+def _describe_place(frame: types.FrameType, line: int) -> str:
+    return f"{frame.f_code.co_filename}:{line}: "

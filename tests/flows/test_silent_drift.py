@@ -1,5 +1,7 @@
 """Tests of changes that no setting shows: refused by name, accepted by name. Harmless changes pass."""
 
+import base64
+import hashlib
 import os
 import re
 import shutil
@@ -200,6 +202,21 @@ def test_another_version_of_an_imported_package_is_not_promised(project: Project
     lineage = project.engine.journal().read_attempt(2).lineage
     assert lineage["environment"]["promise"] == "not promised"
     assert lineage["drift"]["packages.silent-installed"]["kind"] == "package"
+
+
+def test_an_imported_package_that_was_edited_in_place_is_not_promised(project: Project) -> None:
+    """Its RECORD has the hash of each file."""
+    folder = project.folder / "site-packages"
+    sha256 = base64.urlsafe_b64encode(hashlib.sha256(b"").digest()).decode().rstrip("=")
+    record = folder / "silent_installed-1.0.dist-info" / "RECORD"
+    record.write_text(f"silent_installed/__init__.py,sha256={sha256},0\n")
+    assert project.train(1).returncode == 0
+    (folder / "silent_installed" / "__init__.py").write_text("x = 1\n")
+    done = project.train(2)
+    assert done.returncode == 0, done.stderr
+    assert "warning: drift: packages.silent-installed: saved '1.0, installed files" in done.stderr
+    assert "edited since: silent_installed/__init__.py" in done.stderr
+    assert project.engine.journal().read_attempt(2).lineage["environment"]["promise"] == "not promised"
 
 
 def move(project: Project) -> None:

@@ -1,5 +1,7 @@
 """The user's modules are distinguished from Python's, from installed ones, and from those loaded before the recipe."""
 
+import base64
+import hashlib
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.imports import find_code, find_file, find_spec, is_users, list_imports
-from holdfast.packages import describe_holdfast, find_owner, find_packages, find_versions
+from holdfast.packages import _read_hashes, describe_holdfast, find_contents, find_owner, find_packages, find_versions
 
 Write = Callable[[str, str], None]
 
@@ -94,8 +96,10 @@ def test_the_recipes_own_package_counts_even_if_installed(
     write("site-packages/shipped/recipe.py", "import shipped.layers\n")
     write("site-packages/shipped/layers.py", "")
     monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
-    assert load("shipped.recipe") == ["shipped", "shipped.layers", "shipped.recipe"]
     assert not is_users("shipped.layers")
+    assert load("shipped.recipe") == ["shipped", "shipped.layers", "shipped.recipe"]
+    assert is_users("shipped.layers")
+    assert not is_users("shipped_beside")
 
 
 def test_a_recipe_of_holdfasts_own_counts_with_what_it_imports_from_its_package() -> None:
@@ -137,6 +141,32 @@ def test_every_kind_of_import_statement_is_found(write: Write) -> None:
 
 
 # ---- packages
+
+
+def install(write: Write, text: str) -> None:
+    """Install a package of one module, whose RECORD has the module's hash."""
+    sha256 = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+    write("target_j/core.py", text)
+    write("target_j-2.0.dist-info/RECORD", f"target_j/core.py,sha256={sha256},{len(text)}\nother.py,sha256=x,1\n")
+    write("target_j-2.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: target-j\nVersion: 2.0\n")
+
+
+def test_a_package_that_was_edited_or_installed_again_has_other_contents(write: Write, tmp_path: Path) -> None:
+    install(write, "x = 1\n")
+    importlib.import_module("target_j.core")
+    first = find_contents(["target-j"], {})
+    assert first.keys() == {"target-j"}
+    assert first["target-j"].keys() == {"record"}
+    write("target_j/core.py", "x = 2\n")
+    edited = find_contents(["target-j"], {})
+    assert edited["target-j"]["edited"].keys() == {"target_j/core.py"}
+    del sys.modules["target_j.core"]
+    assert find_contents(["target-j"], {}) == edited, "it is newer than the RECORD"
+    assert find_contents(["target-j"], edited) == edited, "it is looked at although it isn't loaded"
+    _read_hashes.cache_clear()
+    install(write, "x = 3\n")
+    assert find_contents(["target-j"], {})["target-j"]["record"] != first["target-j"]["record"]
+    assert find_contents(["pydantic", "no-such-package"], {}).keys() == {"pydantic"}
 
 
 def test_the_owner_of_a_file_is_found() -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.location import describe_error, is_own_code
+from holdfast.location import describe_error
+from holdfast.ownership import is_own_file
 from holdfast.recipes import language
 
 
@@ -26,7 +27,7 @@ from holdfast.recipes import language
     ],
 )
 def test_own_code_is_distinguished_from_installed_code(filename: str, is_own: bool) -> None:
-    assert is_own_code(filename) is is_own
+    assert is_own_file(filename) is is_own
 
 
 def test_the_line_is_the_last_one_of_the_users_code() -> None:

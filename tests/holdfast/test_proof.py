@@ -1,16 +1,17 @@
-"""The choice of a proof's kills, its verdict on unregistered state, and the list of what it didn't reach."""
+"""The choice of a proof's kills, its verdict, its text on forgotten state, and the list of what it didn't reach."""
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast import RunConfig
 from holdfast.config import Compute, Determinism
 from holdfast.errors import WrongUse
-from holdfast.proof import judge_unregistered, list_not_reached
+from holdfast.found import Found, find_suspects
+from holdfast.proof import Proof, describe_found, list_not_reached, list_unchanged
 from holdfast.prove import check_ranks, choose_kills
-from holdfast.rank.messages import Found
 from holdfast.testing import assert_resumes
 
 
@@ -55,24 +56,53 @@ def test_one_number_of_ranks_is_proved_without_virtual_ranks() -> None:
     check_ranks(RunConfig(recipe="m:f", run="r"), [2], kills=1)
 
 
-def found(name: str, sha256: str, **flags: bool) -> Found:
-    kinds = {"is_generator": False, "is_copy": False} | flags
-    return Found(name=name, kind="Linear", reached_by="loss", remedy="a line", sha256=sha256, **kinds)
+def found(name: str, sha256: str, *, is_plain: bool = True, place: str = "") -> Found:
+    return Found(
+        name=name, kind="float", reached_by="loop", place=place, remedy="keep it", sha256=sha256, is_plain=is_plain
+    )
 
 
-def test_unregistered_state_that_changed_or_looks_like_a_copy_is_lost() -> None:
-    built = [found("average", "a"), found("target", "a", is_copy=True), found("teacher", "a"), found("noise", "a")]
-    straight = [found("average", "b"), found("target", "a"), found("teacher", "a"), found("late", "a")]
-    judged = judge_unregistered(built, straight, straight)
-    assert [line.partition(" ")[0] for line in judged["lost"]] == ["average", "target", "late"]
-    assert [line.partition(" ")[0] for line in judged["unchanged"]] == ["teacher"]
-    assert judged["lost"][0].endswith("changed in these steps: add a line")
+def test_a_suspect_differs_between_a_process_that_lived_and_one_that_resumed() -> None:
+    lived = [found("best", "a"), found("same", "a"), found("unreadable", ""), found("inner", "a"), found("x.late", "a")]
+    restored = [found("best", "b"), found("same", "a"), found("unreadable", "b"), found("x.early", "a")]
+    assert [each.name for each in find_suspects(lived, restored)] == ["best", "x.late"]
 
 
-def test_a_generator_whose_state_follows_from_the_step_is_not_lost() -> None:
-    built, straight = [found("noise", "a", is_generator=True)], [found("noise", "b", is_generator=True)]
-    assert judge_unregistered(built, straight, straight) == {"lost": [], "unchanged": []}
-    assert len(judge_unregistered(built, straight, built)["lost"]) == 1
+def test_objects_with_a_state_that_did_not_change_are_listed_apart() -> None:
+    built = [found("teacher", "a", is_plain=False), found("average", "a", is_plain=False), found("rate", "a")]
+    straight = [found("teacher", "a", is_plain=False), found("average", "b", is_plain=False), found("rate", "a")]
+    assert [each.name for each in list_unchanged(built, straight, [])] == ["teacher"]
+    assert list_unchanged(built, straight, [built[0]]) == []
+
+
+def make_proof(straight: str, resumed: str, **fields: Any) -> Proof:
+    machine = {"torch": "2", "cpu": "c", "system": "s", "threads": 1}
+    return Proof(
+        recipe="m:f", config_fingerprint="f", seed=1, steps=4, kills=[2], chunks=[1, 4], resumed_from=[1],
+        steps_per_epoch=2, own_steps_per_epoch=2, straight=straight, resumed=resumed, environment=machine, **fields,
+    )  # fmt: skip
+
+
+def test_equal_bytes_are_proved_whatever_the_search_has_found() -> None:
+    line = describe_found(found("meter.total", "a", place="m.py:3: "))
+    proof = make_proof("a", "a", lost=[line], unchanged=["teacher (Net, reached by loss): keep it"])
+    assert proof.is_proved
+    assert "m.py:3: meter.total (float, reached by loop): keep it; no byte depended on it in these steps" in str(proof)
+    assert "teacher (Net, reached by loss): keep it; it did not change in these steps" in str(proof)
+    assert str(proof).startswith("proved: ")
+
+
+def test_other_bytes_are_explained_by_what_a_resume_has_lost() -> None:
+    proof = make_proof("a", "b", lost=[describe_found(found(f"v{number}", "a")) for number in range(7)])
+    assert not proof.is_proved
+    rows = [line for line in str(proof).splitlines() if line.startswith("  no checkpoint has ")]
+    assert rows[0] == "  no checkpoint has v0 (float, reached by loop): keep it"
+    assert rows[-1] == "  no checkpoint has 2 more"
+
+
+def test_a_search_that_looked_at_nothing_says_so() -> None:
+    assert "unsearched" in str(make_proof("a", "a", looked_at=0))
+    assert "unsearched" not in str(make_proof("a", "a", looked_at=3))
 
 
 def test_a_proof_lists_what_it_did_not_reach() -> None:
@@ -89,7 +119,7 @@ def test_a_proof_lists_what_it_did_not_reach() -> None:
 @pytest.mark.slow
 def test_assert_resumes_names_what_is_lost(tmp_path: Path) -> None:
     config = RunConfig(recipe="tests.support.loops:forgets", run="r", store=str(tmp_path))
-    with pytest.raises(AssertionError, match=r"not proved(.|\n)*average \(Sequential(.|\n)*best is carried"):
+    with pytest.raises(AssertionError, match=r"not proved(.|\n)*average \(Sequential(.|\n)*: best \(float"):
         assert_resumes(config, kills=1, steps=6)
 
 

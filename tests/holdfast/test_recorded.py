@@ -14,6 +14,7 @@ from holdfast.recorded import compare_records
 SAVED: dict[str, Any] = {
     "sources": {"recipe": "a" * 64, "helper": "b" * 64},
     "packages": {"transformers": "4.1", "einops": "0.8"},
+    "package_files": {"einops": {"record": "abc"}},
     "holdfast": "0.1.0 (abc)",
     "files": {"data.npy": {"size_bytes": 3, "sha256": "c" * 64}},
     "built": {"clip_norm": 1.0, "model.1.momentum": 0.1},
@@ -69,6 +70,11 @@ def test_a_change_stops_a_run_unless_its_name_is_accepted(values: dict[str, Any]
     [
         ({"packages": {"transformers": "4.2", "einops": "0.8"}}, "packages.transformers: saved '4.1', now '4.2'"),
         ({"packages": {"einops": "0.8"}}, f"packages.transformers: saved '4.1', now {ABSENT!r}"),
+        (
+            {"package_files": {"einops": {"record": "def", "edited": {"einops/e.py": "012"}}}},
+            "packages.einops: saved '0.8, installed files abc', "
+            "now '0.8, installed files def, edited since: einops/e.py (012)'",
+        ),
         ({"holdfast": "0.2.0 (def)"}, "holdfast: saved '0.1.0 (abc)', now '0.2.0 (def)'"),
         ({"sources": SAVED["sources"] | {"lazy": "d" * 64}}, "sources.lazy: not among the sources before"),
         ({"files": {}}, "files.data.npy: no longer among the files that are read"),
@@ -84,6 +90,18 @@ def test_harmless_changes_are_reported_and_do_not_stop_a_run(values: dict[str, A
 
 def test_a_package_imported_only_now_is_no_change() -> None:
     assert change(packages=SAVED["packages"] | {"debugpy": "1.0"}) == []
+
+
+def test_files_of_a_package_are_compared_only_if_both_records_have_them() -> None:
+    assert change(package_files={}) == []
+    assert compare_records({name: SAVED[name] for name in SAVED if name != "package_files"}, SAVED) == []
+
+
+def test_a_loops_variable_that_only_one_record_has_is_no_change() -> None:
+    assert change(built=SAVED["built"] | {"loop.variables.clip": 0.1}) == []
+    saved = SAVED | {"built": {"loop.variables.clip": 0.1}}
+    (found,) = compare_records(saved, SAVED | {"built": {"loop.variables.clip": 0.2}})
+    assert str(found) == "built.loop.variables.clip: saved 0.1, now 0.2"
 
 
 def test_built_values_are_accepted_with_the_change_beside_them() -> None:

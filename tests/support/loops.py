@@ -235,6 +235,19 @@ def forgets(run: Run) -> None:
         step.log(loss=loss, best=best)
 
 
+def reads_constants(run: Run, level: float = 0.1) -> None:
+    """A bound, a warm-up and a switch that are computed before the loop, and values of this process."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    clip, warmup, kind, began, folder = 0.5 * level, int(100 * level), "cosine", time.perf_counter(), "runs/one"
+    best, changed = 0.0, 1
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(per_epoch=PER_EPOCH):
+        loss = learn(model, optimizer, *draw())
+        changed += warmup
+        step.log(loss=loss, clip=clip, changed=changed, s=time.perf_counter() - began, kind=len(kind + folder), b=best)
+
+
 def ends(run: Run, after: int) -> None:
     """A loop that can't train more steps than these, as a trainer of a library that counts them itself.
 

@@ -18,9 +18,9 @@ class Mutation:
 
     Args:
         name: the mutation's name in the table of RESUME.md.
-        caught_by: ``gate``: the gate refuses to resume; ``prove``: the proof ends on other bytes; ``search``: on equal
-            bytes, but the proof finds unregistered state; ``audit``: the replay ends on other bytes; ``start``: the
-            recipe isn't built.
+        caught_by: ``gate``: the gate refuses to resume; ``prove``: the proof ends on other bytes; ``search``: the
+            bytes are equal and it is proved, and the proof names the state that no checkpoint has; ``audit``: the
+            replay ends on other bytes; ``start``: the recipe isn't built.
         named: a part of the message, which names the state that is wrong.
         apply: puts the fault into the rank's code.
         recipe, settings: the recipe to train, and its settings.

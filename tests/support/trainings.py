@@ -1,5 +1,6 @@
 """Trainings in the tests' own process, which lacks a rank's environment."""
 
+import contextlib
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 from holdfast import RunConfig, checkpoint
 from holdfast.checkpoint import Metadata, Payload
 from holdfast.config import DEFAULT_SEED, Determinism
+from holdfast.errors import GateTripped
+from holdfast.found import Found, find_suspects
 from holdfast.store.local import LocalStore
-from holdfast.training import Gate, Training, begin_save, resume, run_program, steps, train
+from holdfast.training import Gate, Training, begin_save, find_forgotten, resume, run_program, steps, train
 
 Saved = tuple[Payload, Metadata]
 
@@ -53,6 +56,27 @@ def live(config: RunConfig, stop: int, saved: Saved | None = None) -> tuple[Save
 
     run_program(config, serve)
     return found[0]
+
+
+def find_lost(config: RunConfig, at: int = 3) -> list[Found]:
+    """Return what a program loses if it is resumed after so many steps, as the search of two processes finds it."""
+    saved: list[Saved] = []
+    found: list[list[Found]] = []
+
+    def lived(training: Training) -> Generator[None, None, None]:
+        yield from steps(training, at, lambda: False)
+        found.append(find_forgotten(training.recipe).found)
+        saved.append(save_state(training, Path(config.store)))
+
+    def restored(training: Training) -> Generator[None, None, None]:
+        with contextlib.suppress(GateTripped):
+            resume(training, *saved[0], Gate("exact"), lambda *skipped: None)
+        found.append(find_forgotten(training.recipe).found)
+        yield from steps(training, at + 1, lambda: False)
+
+    run_program(config, lived)
+    run_program(config, restored)
+    return find_suspects(*found)
 
 
 def live_in_chunks(config: RunConfig, stop: int, steps: int) -> str:

@@ -24,9 +24,9 @@ from holdfast.adapters import lightning_state
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import RecipeError
 from holdfast.processes import LONGEST_EPOCH_VARIABLE
-from holdfast.training import Gate, Training, find_unregistered, resume, run_program, steps
+from holdfast.training import Gate, Training, resume, run_program, steps
 from tests.support import lit, lit_wrong
-from tests.support.trainings import Saved, save_state
+from tests.support.trainings import Saved, find_lost, save_state
 
 # Lightning warns of few workers, of a missing logger and the like.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.extras]
@@ -118,31 +118,16 @@ def test_numbers_that_are_logged_are_in_the_trail(tmp_path: Path) -> None:
     assert "val_loss" not in first["logged"]
 
 
-def find_lost(config: RunConfig) -> dict[str, str]:
-    """Return what a search after two steps finds, each with the line to add."""
-    found: list[Any] = []
-
-    def serve(training: Training) -> Generator[None, None, None]:
-        before = {each.name: each.sha256 for each in find_unregistered(training.recipe)}
-        yield from steps(training, 2, lambda: False)
-        found.extend(each for each in find_unregistered(training.recipe) if before.get(each.name) != each.sha256)
-
-    run_program(config, serve)
-    return {f"{each.name} ({each.kind}": each.remedy for each in found}
-
-
 def test_what_a_module_and_a_callback_forget_is_found(tmp_path: Path) -> None:
-    lost = find_lost(make_config(tmp_path, "lit_wrong:forgets"))
-    assert lost.keys() == {
-        "module.scale (Attribute", "module.seen (Attribute", "Averages.steps (Attribute",
-        "Averages.average (AveragedModel",
-    }  # fmt: skip
-    assert "register_buffer" in lost["module.scale (Attribute"]
+    lost = {each.name: each for each in find_lost(make_config(tmp_path, "lit_wrong:forgets"), at=2)}
+    assert lost.keys() == {"module.scale", "module.seen", "Averages.steps", "Averages.average"}
+    assert lost["Averages.average"].kind == "AveragedModel"
+    assert "register_buffer" in lost["module.scale"].remedy
 
 
 @pytest.mark.parametrize(("program", "how"), [("automatic", ""), ("automatic", "averages"), ("manual", "")])
 def test_a_program_that_keeps_all_has_nothing_unregistered(tmp_path: Path, program: str, how: str) -> None:
-    assert not find_lost(make_config(tmp_path, f"lit:{program}", **make_settings(tmp_path, program, how)))
+    assert not find_lost(make_config(tmp_path, f"lit:{program}", **make_settings(tmp_path, program, how)), at=2)
 
 
 @pytest.mark.parametrize(

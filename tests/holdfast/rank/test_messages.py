@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.checkpoint import Saved
 from holdfast.errors import CheckpointDamaged, GateTripped, RankDied, RunStopped
+from holdfast.found import Found
 from holdfast.probe import Gate, Probe
 from holdfast.rank.messages import (
     Begin,
@@ -23,8 +24,6 @@ from holdfast.rank.messages import (
     Examined,
     Failed,
     Finished,
-    Found,
-    Noticed,
     Order,
     Proceed,
     Progress,
@@ -67,7 +66,7 @@ def orders(saved: Saved) -> list[Order]:
 
 @pytest.fixture(scope="module")
 def events(saved: Saved) -> list[Event]:
-    found = Found(name="a.b", kind="C", reached_by="loss", remedy="x", sha256="", is_generator=False, is_copy=True)
+    found = Found(name="a.b", kind="C", reached_by="loss", place="m.py:3: ", remedy="x", sha256="", is_plain=True)
     return [
         Ready(
             settings={"lr": 0.1, "nested": {"a": [1, None, True]}}, defaults={"lr": math.inf}, data={"sha256": LONG},
@@ -75,14 +74,13 @@ def events(saved: Saved) -> list[Event]:
             environment={"sources": {"m": "0" * 64}},
         ),
         Restored(step=4, summary="lr 0.1", taken_over=["lr"], note=LONG), Skipped(done=1, total=2),
-        Noticed(text=LONG),
         Begun(anneal_offset=7), Progress(step=1, loss=-0.0, steps_per_s=1e300), saved,
         Rehearsed(lines=[{"step": 41, "loss": "nan", "state": {"model": "0" * 16}}]),
         Evaluated(
             metrics={"loss": math.inf}, measured=["seconds"], anneals={"beta": 5e-324},
             probe=Probe(sha256="0" * 64, values={"loss_window": None}, sample=[1.5, None]),
         ),
-        Examined(unregistered=[found], events={"the end of anneal 'beta'": 100.0}, own_steps_per_epoch=5),
+        Examined(unregistered=[found], events={"the end of anneal 'beta'": 100.0}, own_steps_per_epoch=5, looked_at=9),
         Damaged.of(CheckpointDamaged(LONG, hint="verify")), Tripped.of(GateTripped("differs", different=["model.w"])),
         Failed.of(RankDied("lost", is_effect=True)), Finished(), Woken(),
     ]  # fmt: skip

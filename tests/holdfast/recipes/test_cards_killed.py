@@ -46,7 +46,7 @@ def test_killed_five_times_it_ends_on_the_same_bytes(ready: Lives, tmp_path: Pat
     proof = prove(ready, make_config(tmp_path), 24, 5)
     assert proof.is_proved, str(proof)
     assert len(proof.kills) == 5
-    assert not proof.carried
+    assert not proof.unchanged
 
 
 def test_two_ranks_play_games_of_their_own_and_are_proved(ready: Lives, tmp_path: Path) -> None:

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from holdfast.built import describe_built
 from holdfast.config import Determinism, RunConfig
 from holdfast.errors import RecipeError
+from holdfast.recorded import compare_built
 from holdfast.store.local import LocalStore
-from holdfast.training import Training, find_unregistered, run_program, steps
+from holdfast.training import Training, run_program, steps
 from tests.support import loops
 from tests.support.loops import LOOPS, PER_EPOCH
-from tests.support.trainings import content_id, live, save_step
+from tests.support.trainings import content_id, find_lost, live, save_step
 
 EPOCHS = 3
 TOTAL = EPOCHS * PER_EPOCH
@@ -77,20 +79,33 @@ def test_settings_are_the_functions_other_parameters(tmp_path: Path) -> None:
         live(make_config(tmp_path, "plain", lrr=0.5), 1)
 
 
-def test_what_a_loop_forgets_is_found(tmp_path: Path) -> None:
-    _, training = live(make_config(tmp_path, "forgets"), 2)
-    assert training.kept is not None
+def test_what_a_loop_forgets_is_found_with_its_line(tmp_path: Path) -> None:
     lines, first = inspect.getsourcelines(loops.forgets)
-    best = next(number for number, line in enumerate(lines, first) if "best = min(best" in line)
-    learn = next(number for number, line in enumerate(lines, first) if "learn(" in line)
-    found = [(each.name, each.line) for each in training.kept.carried]
-    assert found == [("x", learn), ("best", best)]
+    number = {
+        text: n for n, line in enumerate(lines, first) for text in ("best = min(best", "loss = learn(") if text in line
+    }
+    found = {each.name: each for each in find_lost(make_config(tmp_path, "forgets"), at=2)}
+    assert found.keys() == {"average", "stream", "best", "x"}
+    assert (found["average"].kind, found["stream"].kind) == ("Sequential", "Generator")
+    assert found["best"].place == f"{loops.__file__}:{number['best = min(best']}: "
+    assert found["x"].place == f"{loops.__file__}:{number['loss = learn(']}: "
+    assert (found["x"].remedy, found["average"].remedy) == ("run.keep(x=x)", "run.keep(average=average)")
 
 
 def test_attributes_that_a_loop_carries_are_found_unless_their_object_is_kept(tmp_path: Path) -> None:
-    _, training = live(make_config(tmp_path, "forgets_attributes"), 2)
-    assert training.kept is not None
-    assert [each.name for each in training.kept.carried] == ["self.hidden"]
+    assert [each.name for each in find_lost(make_config(tmp_path, "forgets_attributes"), at=2)] == ["self.hidden"]
+
+
+def test_the_constants_of_a_loop_are_on_record(tmp_path: Path) -> None:
+    built = []
+    for level in (0.1, 0.2):
+        _, training = live(make_config(tmp_path, "reads_constants", level=level), 1)
+        found = describe_built(training)
+        built.append({name: value for name, value in found.items() if name.startswith("loop.variables.")})
+    names = {f"loop.variables.{name}" for name in ("clip", "warmup", "kind", "best")}
+    assert built[0].keys() == built[1].keys() == names, "neither what a step changes, nor what a process decides"
+    changed = [each.name for each in compare_built(*built, is_upgraded=False)]
+    assert changed == ["built.loop.variables.clip", "built.loop.variables.warmup"]
 
 
 def test_another_object_in_the_place_of_a_kept_one_is_refused(tmp_path: Path) -> None:
@@ -100,30 +115,9 @@ def test_another_object_in_the_place_of_a_kept_one_is_refused(tmp_path: Path) ->
         live(make_config(tmp_path, "replaces"), 2)
 
 
-def test_unregistered_state_of_a_loop_is_found(tmp_path: Path) -> None:
-    found = []
-
-    def serve(training: Training) -> Generator[None, None, None]:
-        yield from steps(training, 2, lambda: False)
-        found.extend(find_unregistered(training.recipe))
-
-    run_program(make_config(tmp_path, "forgets"), serve)
-    assert sorted((each.name, each.kind) for each in found) == [("average", "Sequential"), ("stream", "Generator")]
-
-
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_loop_that_keeps_all_has_nothing_unregistered(tmp_path: Path, loop: str) -> None:
-    found, carried = [], []
-
-    def serve(training: Training) -> Generator[None, None, None]:
-        assert training.kept is not None
-        yield from steps(training, 2, lambda: False)
-        found.extend(find_unregistered(training.recipe))
-        carried.extend(training.kept.carried)
-
-    run_program(make_config(tmp_path, loop), serve)
-    assert not found
-    assert not carried
+def test_a_loop_that_keeps_all_loses_nothing(tmp_path: Path, loop: str) -> None:
+    assert not find_lost(make_config(tmp_path, loop), at=2)
 
 
 def line_of(text: str) -> str:

@@ -1,0 +1,57 @@
+"""State that a program reaches and that no checkpoint has, as one process finds it, and the comparison of two."""
+
+from collections.abc import Iterable
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Found(BaseModel):
+    """A value that a program reaches beside its saved state.
+
+    Attributes:
+        name: its name in the user's code, from a variable on: ``learner.target``.
+        kind: the name of its class.
+        reached_by: where the search found it: a field of the recipe, such as ``loss`` or ``data``, or ``loop``.
+        place: file and line of the user's code that changes it, with a colon and a space; empty if no line is known.
+        remedy: the line for the user's code that would register it.
+        sha256: a digest of its value, equal in all processes; empty if the value can't be read.
+        is_plain: whether it is a value, such as a number, a list or a tensor; else an object with a state of its own.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    kind: str
+    reached_by: str
+    place: str = ""
+    remedy: str
+    sha256: str
+    is_plain: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.reached_by, self.name
+
+    def __str__(self) -> str:
+        return f"{self.place}{self.name} ({self.kind}, reached by {self.reached_by})"
+
+
+def find_suspects(lived: Iterable[Found], restored: Iterable[Found]) -> list[Found]:
+    """Return what a checkpoint lost: the values that differ between two processes at the same step.
+
+    A value that only one of them has counts if an object with its other attributes is in both. The others are left
+    out: the two processes may stand in different functions of a loop.
+
+    Args:
+        lived: found in the process that has trained all steps.
+        restored: found in the process that resumed from a checkpoint.
+    """
+    known = {found.key: found.sha256 for found in restored}
+    owners = {(root, name.rpartition(".")[0]) for root, name in known}
+
+    def is_suspect(found: Found) -> bool:
+        owner = found.name.rpartition(".")[0]
+        missing = "missing" if owner and (found.reached_by, owner) in owners else found.sha256
+        return bool(found.sha256) and known.get(found.key, missing) != found.sha256
+
+    return [*filter(is_suspect, lived)]

@@ -1,0 +1,90 @@
+"""The one predicate for the user's own code: for the record of code, the lines in errors, and the search for state.
+
+Code is the user's unless it belongs to Python or Holdfast, or is installed: it lies in ``site-packages`` or
+``dist-packages``, or beside the ``.dist-info`` folder that lists it. The recipe's package is the user's wherever it is
+installed: `claim` says which that is.
+"""
+
+import functools
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import holdfast
+
+SITE_FOLDERS = {"site-packages", "dist-packages"}
+STDLIB = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")})
+ENGINE = str(Path(holdfast.__file__).resolve().parent)
+# The recipes that come with Holdfast, and what they share, are what is trained: they count as the user's.
+RECIPES = f"{ENGINE}{os.sep}recipes"
+
+# Packages that are the user's although they are installed: their folders, or their only file.
+_claimed: set[str] = set()
+
+
+def claim(file: str) -> None:
+    """Count the installed package of a recipe's file as the user's, in this process from now on."""
+    path = Path(file)
+    for each in {path, path.resolve()}:
+        base = _find_base(str(each))
+        is_pythons = _is_below(str(each), *STDLIB) and Path(base).name not in SITE_FOLDERS
+        if base and not is_pythons and not _is_below(str(each), ENGINE):
+            _claimed.add(str(Path(base, each.relative_to(base).parts[0])))
+
+
+def is_own_file(file: str) -> bool:
+    """Return whether the code in a file is the user's. A name such as ``<string>`` is no file."""
+    if not file or file.startswith("<"):
+        return False
+    if _is_below(file, ENGINE):
+        return _is_below(file, RECIPES)
+    return not _find_base(file) or is_claimed(file)
+
+
+def is_claimed(file: str) -> bool:
+    """Return whether a file belongs to an installed package that is the user's."""
+    return _is_below(file, *_claimed)
+
+
+def is_own(thing: Any) -> bool:
+    """Return whether a function, a code or a class is the user's.
+
+    The module counts for code that was made from a text, such as the methods of a dataclass, and for every class.
+    """
+    code = getattr(thing, "__code__", thing)
+    file = getattr(code, "co_filename", "<")
+    if file.startswith("<"):
+        module = sys.modules.get(str(getattr(thing, "__module__", "")))
+        file = getattr(module, "__file__", None) or ""
+    return is_own_file(file)
+
+
+def _is_below(file: str, *folders: str) -> bool:
+    # Compared as text: making thousands of Path objects takes 0.2 s.
+    return any(file == folder or file.startswith(f"{folder}{os.sep}") for folder in folders)
+
+
+@functools.cache
+def _find_base(file: str) -> str:
+    """Return the folder into which a file was installed; for a file of Python's its folder, and empty for others."""
+    path = Path(file)
+    for each in dict.fromkeys((path, path.resolve())):
+        sites = [str(parent) for parent in each.parents if parent.name in SITE_FOLDERS]
+        if sites or _is_below(str(each), *STDLIB, ENGINE):
+            return sites[0] if sites else str(each.parent)
+    # pip install --target, pex and Bazel use other folders, but put a RECORD that names the file beside the package.
+    resolved = path.resolve()
+    folders = (folder for folder in map(Path, sys.path) if resolved.is_relative_to(folder))
+    return next((str(folder) for folder in folders if _is_recorded(resolved, folder)), "")
+
+
+def _is_recorded(path: Path, folder: Path) -> bool:
+    line = f"{path.relative_to(folder).as_posix()},"
+    return any(line in _read_text(record) for record in folder.glob("*.dist-info/RECORD"))
+
+
+@functools.cache
+def _read_text(path: Path) -> str:
+    return path.read_text("utf-8", errors="replace")

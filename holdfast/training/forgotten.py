@@ -1,0 +1,289 @@
+"""The search for forgotten state: values that a program reaches and that no checkpoint has, each with a digest.
+
+The search begins at the recipe's functions, its data, its model and its optimizer; of a loop, at the variables that the
+loop carries. It follows everything that a Python function can name: closures, defaults, globals, bound objects,
+attributes, containers, hooks and iterators. It leaves out what a checkpoint has.
+
+A value that is found is no fault: most are constants, caches and logs. If a run didn't continue exactly, the values
+that differ between a process that lived and one that resumed explain it; see `holdfast.found.find_suspects`.
+"""
+
+import dis
+import functools
+import hashlib
+import re
+import types
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from holdfast import state
+from holdfast.checkpoint import serialize
+from holdfast.found import Found
+from holdfast.hyperparameters import is_hyperparameter
+from holdfast.ownership import is_own
+from holdfast.recipe import Recipe
+from holdfast.training.carried import find_outputs
+from holdfast.training.digests import CONTAINERS, SCALARS, digest, is_iterator, is_plain
+from holdfast.training.kept import FRAMEWORK, LOOP, Kept
+from holdfast.training.optimizers import parts_of
+from holdfast.training.reaching import Part, is_entered, is_holdfasts, is_transparent, list_codes, list_parts
+from holdfast.training.registered import Registered, has_state, own_ids
+
+# Limits of one search: objects in all, values that are reported, and objects of libraries inside each other.
+MAX_OBJECTS = 20_000
+MAX_FOUND = 10_000
+MAX_FOREIGN = 2
+
+FUNCTIONS = ("loss", "step", "after_step", "evaluate", "probe", "collate")
+MODULES = (nn.Module, torch.optim.Optimizer)
+
+
+@dataclass
+class At:
+    """A value that the search has reached.
+
+    Attributes:
+        root: the recipe's field where the search began, or `LOOP`.
+        owner: the object that has the value; None for a variable.
+        depth: how many objects of libraries lie around the value, in a row.
+        place: see `Found.place`; empty for the first line of the code that was entered which changes the value.
+        is_noted: whether the value is reported if it is plain.
+    """
+
+    root: str
+    name: str
+    value: Any
+    owner: Any = None
+    depth: int = 0
+    place: str = ""
+    is_noted: bool = True
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The result of a search.
+
+    Attributes:
+        looked_at: the user's functions, classes and objects that were entered.
+    """
+
+    found: list[Found]
+    looked_at: int
+
+
+def find_forgotten(recipe: Recipe) -> Searched:
+    """Search for the values that a recipe or a loop reaches and that no checkpoint has."""
+    search = _Search(recipe)
+    search.run()
+    return Searched(search.describe(), search.looked_at)
+
+
+def _list_roots(recipe: Recipe) -> Iterator[At]:
+    own = own_ids(recipe)
+    if isinstance(recipe, Kept):
+        yield At(LOOP, "", recipe.function)
+        variables = (each for each in recipe.list_variables() if id(each.value) not in own)
+        yield from (At(each.root, each.name, each.value, place=each.place) for each in variables)
+        yield from (At("schedule", "", getattr(each, "lr_lambdas", None), is_noted=False) for each in recipe.schedulers)
+    for field in (*FUNCTIONS, "schedule", "data"):
+        if (value := getattr(recipe, field)) is not None:
+            yield At(field, "" if isinstance(value, types.FunctionType) else field, value)
+    modules = recipe.modules if isinstance(recipe, Kept) else {"model": recipe.model}
+    for prefix, module in modules.items():
+        yield from (At("model", name, each) for name, each in module.named_modules(prefix=prefix))
+        for name, parameter in module.named_parameters(prefix=prefix):
+            for key in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                yield At("model", name, getattr(parameter, key, None), is_noted=False)
+            yield from (At("model", f"{name}.{key}", each, parameter) for key, each in vars(parameter).items())
+    yield from (At("optimizer", "optimizer", each) for each in parts_of(recipe.optimizer))
+    for name, extra in recipe.extras.items():
+        if id(extra) not in own:
+            yield At("extras", name, extra)
+    everywhere = vars(torch.nn.modules.module).items()
+    yield from (At("model", key, each, is_noted=False) for key, each in everywhere if key.startswith("_global_"))
+
+
+class _Search:
+    """One search.
+
+    Attributes:
+        looked_at: see `Searched`.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._registered = Registered(recipe)
+        self._waiting: deque[At] = deque()
+        self._seen: dict[int, Any] = {}  # the objects, too, since an id holds while its object lives
+        self._codes: dict[types.CodeType, None] = {}
+        self._plain: dict[tuple[str, str], tuple[At, str]] = {}  # by root and name, with the digest
+        self._stateful: dict[int, At] = {}
+        self.looked_at = 0
+
+    def run(self) -> None:
+        """Reach all values."""
+        for at in _list_roots(self._recipe):
+            is_registered = self._registered.has(at.value)
+            # A module, an optimizer or an extra may have more attributes than it saves.
+            if is_registered and (isinstance(at.value, MODULES) or (at.root == "extras" and is_own(type(at.value)))):
+                self._enter(at)
+            else:
+                self._meet(at)
+        while self._waiting and len(self._seen) < MAX_OBJECTS:
+            self._look_into(self._waiting.popleft())
+
+    def describe(self) -> list[Found]:
+        """Return what was found: objects with a state first."""
+        inner = {id(part) for at in self._stateful.values() for part in _list_inner(at.value)}
+        outer = [at for key, at in self._stateful.items() if key not in inner]
+        rows = [(at, _digest_state(at.value), False) for at in outer]
+        rows += [(at, sha256, True) for at, sha256 in self._plain.values()]
+        return [
+            Found(
+                name=at.name, kind=type(at.value).__qualname__, reached_by=at.root, is_plain=is_plain, sha256=sha256,
+                place=at.place or (self._find_place(at.name) if is_plain else ""), remedy=self._find_remedy(at),
+            )
+            for at, sha256, is_plain in rows[:MAX_FOUND]
+        ]  # fmt: skip
+
+    def _enter(self, at: At) -> None:
+        if id(at.value) not in self._seen:
+            self._seen[id(at.value)] = at.value
+            self._waiting.append(at)
+
+    def _meet(self, at: At) -> None:
+        """Note a value, or look into it later, unless a checkpoint has it."""
+        value = at.value
+        if is_holdfasts(value) or (not isinstance(value, SCALARS) and self._registered.has(value)):
+            return
+        if has_state(value) and not (isinstance(value, nn.Module) and self._registered.has_tensors(value)):
+            known = self._stateful.get(id(value))
+            # A variable's name replaces the name "self" from a method that was found before.
+            if known is None or (known.name == "self" and at.name != "self"):
+                self._stateful[id(value)] = at
+            return
+        if at.is_noted and is_plain(value) and (sha256 := digest(value, self._registered.has)):
+            self._note(at, sha256)
+        if is_entered(value):
+            self._enter(at)
+
+    def _note(self, at: At, sha256: str) -> None:
+        """Note a plain value. Of two values of one name the second gets a number."""
+        key, number = (at.root, at.name), 1
+        while key in self._plain and self._plain[key][1] != sha256:
+            number += 1
+            key = at.root, f"{at.name} #{number}"
+        self._plain.setdefault(key, (replace(at, name=key[1]), sha256))
+
+    def _look_into(self, at: At) -> None:
+        value, thing = at.value, at.value if isinstance(at.value, type | types.FunctionType) else type(at.value)
+        is_users, codes = is_own(thing), list_codes(thing)
+        self.looked_at += is_users
+        self._codes |= dict.fromkeys(codes)
+        depth = 0 if is_users else at.depth + (not is_transparent(value))
+        left_out = find_outputs(codes) if is_users and not isinstance(value, types.FunctionType) else set()
+        if at.root == "extras" and self._registered.has(value):
+            left_out |= _list_saved_names(value)
+        labels = []
+        for part in self._list_parts(at):
+            is_private = part.label.startswith("_") and not is_users
+            is_noted = part.is_noted and not is_private and depth < MAX_FOREIGN
+            if is_noted and (part.label in left_out or self._is_restored(value, part)):
+                continue
+            labels += [part.label] if is_noted else []
+            self._meet(At(at.root, part.name, part.value, value, depth, is_noted=is_noted))
+        if is_users and at.name and hasattr(value, "__dict__") and not isinstance(value, type | types.FunctionType):
+            self._note(at, digest(sorted(labels)))  # the first attribute of a name differs from none
+
+    def _list_parts(self, at: At) -> list[Part]:
+        try:
+            return list(list_parts(at.name, at.value))
+        except Exception:  # of the user's own methods: a search may not end a run
+            return []
+
+    def _is_restored(self, owner: Any, part: Part) -> bool:
+        """Return whether a checkpoint of a loop has an attribute: a public plain one of a module or an optimizer."""
+        is_kept = isinstance(self._recipe, Kept) and isinstance(owner, MODULES) and self._registered.has(owner)
+        return is_kept and part.value is not None and is_hyperparameter(part.label, part.value)
+
+    # ---- what is said
+
+    def _find_place(self, name: str) -> str:
+        """Return the first line of the user's code that changes a variable or an attribute, or else reads it."""
+        key = _last_part(name)
+        codes = [each for each in self._codes if each.co_name != "__init__" and key not in each.co_cellvars]
+        for kind in ("STORE", "LOAD"):
+            for code in codes:
+                if line := _index_lines(code).get((kind, key)):
+                    return f"{code.co_filename}:{line}: "
+        return ""
+
+    def _find_remedy(self, at: At) -> str:
+        key, owner = _last_part(at.name), at.owner
+        if not isinstance(self._recipe, Kept):
+            if at.root == "model" and isinstance(at.value, nn.Module):
+                return "nn.ModuleList or nn.ModuleDict in place of a plain list or dict"
+            is_object = has_state(at.value) and not state.is_generator(at.value)
+            what = at.name if is_object else f"..., an object whose state_dict has {at.name}"
+            return f'extras={{"{key}": {what}}}'
+        if at.root == FRAMEWORK:
+            return f"run.keep({key}={at.name}) if it is a container, or register_buffer, or on_save_checkpoint"
+        if isinstance(owner, nn.Module) and not isinstance(at.value, CONTAINERS):
+            return f'register_buffer("{key}", ...) in its module'
+        if has_state(at.value) or isinstance(at.value, (*CONTAINERS, Tensor, np.ndarray)):
+            return f"run.keep({key}={at.name})"
+        if isinstance(at.value, types.GeneratorType) or is_iterator(at.value):
+            return "keep the loader or the data behind it"
+        attributes = getattr(owner, "__dict__", {})
+        if attributes and at.name.count(".") == 1 and all(map(state.is_plain, attributes.values())):
+            return f"run.keep({_last_part(at.name.rpartition('.')[0])}=vars({at.name.rpartition('.')[0]}))"
+        return f'in a dict, state = {{"{key}": ...}}, and run.keep(state=state)'
+
+
+def _last_part(name: str) -> str:
+    """Return the last identifier in a name: ``heads`` for ``model.heads[0]``."""
+    found = re.findall(r"[^\W\d]\w*", re.sub(r"\[.*?\]| #\d+", "", name))
+    return str(found[-1]) if found else "value"
+
+
+@functools.cache
+def _index_lines(code: types.CodeType) -> dict[tuple[str, str], int]:
+    """Return the first line of a function that stores, and that loads, each attribute and each outer variable."""
+    found: dict[tuple[str, str], int] = {}
+    for each in dis.get_instructions(code):
+        kind, _, where = each.opname.partition("_")
+        if where in ("ATTR", "METHOD", "DEREF", "GLOBAL") and each.positions and each.positions.lineno:
+            found.setdefault((kind, str(each.argval)), each.positions.lineno)
+    return found
+
+
+def _list_inner(value: Any) -> list[nn.Module]:
+    return list(value.modules())[1:] if isinstance(value, nn.Module) else []
+
+
+def _list_saved_names(value: Any) -> set[str]:
+    """Return the names in an object's ``state_dict``, with and without a leading underscore."""
+    try:
+        names = {str(each) for each in value.state_dict()}
+    except Exception:
+        names = set()
+    return names | {f"_{each}" for each in names}
+
+
+def _digest_state(value: Any) -> str:
+    """Return the SHA-256 of an object's state; empty if reading it raises any error."""
+    try:
+        if state.is_generator(value):
+            read = state.read_generator(value)
+        else:
+            read = value if isinstance(value, Tensor) else value.state_dict()
+        payload = state.to_payload(read)
+        return hashlib.sha256(b"".join(map(bytes, serialize(payload)))).hexdigest()
+    except Exception:
+        return ""
