@@ -47,7 +47,7 @@ def explain_refusal(event: Tripped, commit: Commit, ranks: Ranks) -> GateTripped
     """Return the error for a checkpoint that is whole and that the gate refuses, with suspects from the ranks."""
     error = _refusal_of(event)
     suspects: list[str] = [f"{each} changes when the model is called" for each in error.data.get("suspects", [])]
-    if error.data["check"] == "results":
+    if error.data["check"] == "results" and not suspects:
         with contextlib.suppress(HoldfastError):  # the search may fail in the user's own code
             suspects += [f"{each}: {each.remedy}" for each in ranks.examine().unregistered]
     message = f"the gate refuses commit {commit.number} ({commit.path}, step {commit.step}): {error.message}"

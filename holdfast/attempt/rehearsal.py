@@ -26,6 +26,7 @@ from holdfast.errors import (
     StateError,
     StoreError,
 )
+from holdfast.found import find_suspects
 from holdfast.journal import Journal, RehearsalRecord, now, record_name
 from holdfast.rank.lived import delete_lived, find_lived
 from holdfast.rank.messages import Examined
@@ -298,7 +299,6 @@ def describe(difference: Difference) -> str:
 
 
 def _list_suspects(known: Examined, found: Examined) -> list[str]:
-    """Return a line for each object that no checkpoint has, and that differs between two sets of ranks."""
-    digests = {each.key: each.sha256 for each in known.unregistered}
-    different = [each for each in found.unregistered if digests.get(each.key, "") != each.sha256]
-    return [f"{each}: {each.remedy}" for each in different[:SHOWN_SUSPECTS]]
+    """Return a line for each value that no checkpoint has, and that differs between two sets of ranks."""
+    suspects = find_suspects(known.unregistered, found.unregistered)
+    return [f"{each}: {each.remedy}" for each in suspects[:SHOWN_SUSPECTS]]

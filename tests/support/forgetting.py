@@ -58,6 +58,19 @@ def counting(acts_after: int = 12) -> Recipe:
     return recipe
 
 
+def of_one_rank() -> Recipe:
+    """Count steps in the second of several ranks, and scale its loss by the count."""
+    recipe, seen = exact(), [0]
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        if model.training and torch.is_grad_enabled() and os.environ["RANK"] == "1":
+            seen[0] += 1
+        return fit(model, batch) * (1 + 0.01 * seen[0])
+
+    recipe.loss = loss
+    return recipe
+
+
 def crashing(folder: str) -> Recipe:
     """Crash in the first step of each process but the first."""
     recipe, claim = exact(), _Claim(folder)

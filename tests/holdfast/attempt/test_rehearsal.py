@@ -219,3 +219,26 @@ def test_a_signal_in_a_rehearsal_loses_no_step(
     live(plain)
     assert content_ids(config)[-1] == content_ids(plain)[-1]
     assert verify_run(Journal(open_store(config.store), "run")).problems == []
+
+
+@WAYS
+@pytest.mark.parametrize(
+    "compute",
+    [{"ranks": 2}, {"ranks": 2, "parallel": "fsdp"}, {"ranks": 2, "virtual_ranks": 4}],
+    ids=["ddp", "fsdp", "virtual"],
+)
+def test_several_ranks_rehearse_together(tmp_path: Path, way: dict[str, object], compute: dict[str, object]) -> None:
+    plain = make_config(tmp_path / "plain", "exact", {"rehearse": "off"}, compute=compute, epochs=3)
+    live(plain)
+    rehearsed = make_config(tmp_path / "rehearsed", "exact", way, compute=compute, epochs=3)
+    live(rehearsed)
+    assert content_ids(rehearsed) == content_ids(plain)
+    assert commits_of(rehearsed)[-1].rehearsed == [8, 16]
+
+
+@WAYS
+def test_state_that_only_the_second_rank_has_stops_the_run(tmp_path: Path, way: dict[str, object]) -> None:
+    config = make_config(tmp_path, "of_one_rank", way, compute={"ranks": 2})
+    with pytest.raises(Inexact, match="would not continue exactly: first in step 9"):
+        live(config)
+    assert [commit.step for commit in commits_of(config)] == [8]
