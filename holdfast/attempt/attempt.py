@@ -378,8 +378,8 @@ class Attempt:
                 if is_rehearsed and event.step >= stop:
                     is_rehearsed = False
                     self._rehearse_or_order(stop, time.monotonic() - began, event.steps_per_s)
-                elif is_rehearsed and self.rehearsals.is_near(event.step, stop, event.steps_per_s):
-                    self.rehearsals.start_ahead()
+                elif is_rehearsed:
+                    self.rehearsals.start_ahead(event.step, (stop, self.total_steps), event.steps_per_s)
 
     def _rehearse_or_order(self, stop: int, trained_s: float, steps_per_s: float) -> None:
         """Order what follows a chunk whose last step is trained: a rehearsal if one is due, or the next chunk."""

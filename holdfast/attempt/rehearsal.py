@@ -7,6 +7,8 @@ equal, the run continues exactly from that commit. Otherwise it stops, before a 
 Ranks that have died are a witness, too: the steps that they had trained are on the disk; see `holdfast.rank.lived`.
 """
 
+# Over 300 lines: one rehearsal from its date to its verdict, and the same comparison after a death.
+
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 SHORT_S = 60.0
 # The new ranks start so long before the commit that they have imported torch by then.
 AHEAD_S = 15.0
+# An attempt whose new ranks were lost so often, as for want of memory, rehearses no more.
+MOST_LOST = 2
 SHOWN_NAMES = 3
 SHOWN_SUSPECTS = 4
 GO_ON = "--set proof.rehearse=record trains on all the same, and says so in every later commit"
@@ -74,7 +78,7 @@ class Rehearsals:
         self._journal, self._number, self._ranks = journal, number, ranks
         self._pending: Rehearsal | None = None
         self._lived: Trail | None = None  # the steps of the living ranks
-        self._cost_s = 0.0
+        self._cost_s, self._lost = 0.0, 0
         self._has_warned = False
         self.is_changed = False
 
@@ -94,7 +98,7 @@ class Rehearsals:
         rehearse, verdict = self._settings.rehearse, line.verdict
         if rehearse == "off":
             line.note_unrehearsed('proof.rehearse = "off"')
-        if rehearse == "off" or verdict.inexact:
+        if rehearse == "off" or verdict.inexact or self._lost >= MOST_LOST:
             return False
         if not verdict.rehearsed or self.is_changed:
             return True
@@ -102,13 +106,19 @@ class Rehearsals:
         share = self._settings.share
         return rehearse != "first" and (share == 1 or (verdict.unrehearsed_s + next_s) * share > cost_s > 0)
 
-    def is_near(self, step: int, stop: int, steps_per_s: float) -> bool:
-        """Return whether the ranks come to the end of a chunk as soon as new ranks can have started."""
-        return not self.is_pending and (stop - step) < AHEAD_S * steps_per_s
+    def start_ahead(self, step: int, stops: tuple[int, int], steps_per_s: float) -> None:
+        """Start the new ranks, which import torch and wait, if the living ones are about to rehearse.
 
-    def start_ahead(self) -> None:
-        """Start the new ranks; they import torch and wait."""
-        self._ranks.start_ahead()
+        Args:
+            step: the step that was trained last.
+            stops: the ends of the chunk and of the run.
+        """
+        if stops[0] - step < AHEAD_S * steps_per_s and not self._is_short(stops[1] - stops[0], steps_per_s):
+            self._ranks.start_ahead()
+
+    def _is_short(self, steps: int, steps_per_s: float) -> bool:
+        """Return whether a run with so many steps left isn't rehearsed, because nobody asks for it."""
+        return self._settings.rehearse is None and steps < SHORT_S * steps_per_s
 
     def begin(self, line: Line, step: int, stops: tuple[int, int], trained_s: float, steps_per_s: float) -> bool:
         """Order the living ranks to begin a rehearsal at the end of a chunk, if one is due; return whether it is.
@@ -120,23 +130,27 @@ class Rehearsals:
             steps_per_s: the speed of the ranks; 0 if it is unknown.
         """
         stop = min(step + REHEARSED_STEPS, stops[0], stops[1] - 1)  # after the last step a loop's function would go on
-        is_short = self._settings.rehearse is None and stops[1] - step < SHORT_S * steps_per_s
-        if stop <= step or is_short or not self.may_follow(line, trained_s) or not self._has_same_code():
-            line.note_unrehearsed("the run was to be over within a minute" if is_short else "its code had changed")
-            self._ranks.end_ahead()
-            return False
-        self.start_ahead()
+        if self._is_short(stops[1] - step, steps_per_s):
+            line.note_unrehearsed("the run was to be over within a minute")
+        elif stop > step and self.may_follow(line, trained_s) and self._has_same_code(line):
+            self._order(step, stop)
+            return True
+        self._ranks.end_ahead()
+        return False
+
+    def _order(self, step: int, stop: int) -> None:
+        self._ranks.start_ahead()
         is_beside = self._settings.beside and self._ranks.has_room()
         self._ranks.own.rehearse(stop, self._ranks.present.fingerprint, is_kept=is_beside)
         self._pending, self._lived = Rehearsal(step, stop, is_beside, time.monotonic()), None
-        return True
 
-    def _has_same_code(self) -> bool:
+    def _has_same_code(self, line: Line) -> bool:
         """Return whether new ranks would import the code that the living ones have imported; warn once if not."""
         changed = self._ranks.find_changed_code()
         if changed and not self._has_warned:
             log.warning("not rehearsed: %s changed since the ranks imported it; a resume would be refused", changed)
             self._has_warned = True
+            line.note_unrehearsed(f"{changed} had changed")
         return not changed
 
     def note_lived(self, lines: Trail) -> None:
@@ -204,6 +218,7 @@ class Rehearsals:
             return self._train(line, rehearsal, renew, is_kept=False)
         except (RankDied, OutOfMemory) as error:
             log.warning("not rehearsed: %s", error)
+            self._lost += 1
             self._ranks.put_back()
         except (StateError, RecipeFailed):
             self._ranks.end()
