@@ -58,6 +58,7 @@ def find_outputs(codes: Iterable[types.CodeType]) -> set[str]:
         live = _find_live(places, {*places})[min(places)]
         stored |= {name.removeprefix(own) for each in places.values() for name in each.stores if name.startswith(own)}
         read |= {name.removeprefix(own) for name in live if name.startswith(own)}
+        read |= {each for each in code.co_consts if isinstance(each, str)}  # as in `getattr(self, "count", 0)`
     return stored - read
 
 

@@ -182,23 +182,29 @@ class _Search:
         self._plain.setdefault(key, (replace(at, name=key[1]), sha256))
 
     def _look_into(self, at: At) -> None:
-        value, thing = at.value, at.value if isinstance(at.value, type | types.FunctionType) else type(at.value)
-        is_users, codes = is_own(thing), list_codes(thing)
+        value = at.value
+        is_object = not isinstance(value, type | types.FunctionType)
+        kinds = type(value).__mro__ if is_object else (value,)
+        codes = [code for each in kinds if is_own(each) for code in list_codes(each)]
+        is_users = is_own(kinds[0])
         self.looked_at += is_users
         self._codes |= dict.fromkeys(codes)
         depth = 0 if is_users else at.depth + (not is_transparent(value))
-        left_out = find_outputs(codes) if is_users and not isinstance(value, types.FunctionType) else set()
+        left_out = set() if isinstance(value, types.FunctionType) else find_outputs(codes)
         if at.root == "extras" and self._registered.has(value):
             left_out |= _list_saved_names(value)
+        # Private attributes are a library's, also in the user's object, unless the user's code names them.
+        named = {name for code in codes for name in code.co_names}
+        is_alone = is_users and all(is_own(each) for each in kinds if each is not object)
         labels = []
         for part in self._list_parts(at):
-            is_private = part.label.startswith("_") and not is_users
+            is_private = part.label.startswith("_") and not is_alone and part.label not in named
             is_noted = part.is_noted and not is_private and depth < MAX_FOREIGN
             if is_noted and (part.label in left_out or self._is_restored(value, part)):
                 continue
             labels += [part.label] if is_noted else []
             self._meet(At(at.root, part.name, part.value, value, depth, is_noted=is_noted))
-        if is_users and at.name and hasattr(value, "__dict__") and not isinstance(value, type | types.FunctionType):
+        if is_users and is_object and at.name and hasattr(value, "__dict__"):
             self._note(at, digest(sorted(labels)))  # the first attribute of a name differs from none
 
     def _list_parts(self, at: At) -> list[Part]:

@@ -290,6 +290,24 @@ def test_attributes_of_modules_and_optimizers_are_suspects_and_outputs_are_not()
     assert all(each.place.startswith(f"{__file__}:") for each in suspects if each.name != "optimizer.calls")
 
 
+class Layered(Noting):
+    """Inherits the count of another class of the user's, and has private attributes, one of them a library's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._own = getattr(self, "_own", 0) + 1
+        return super().forward(x)
+
+
+def test_a_private_attribute_is_a_suspect_if_the_users_code_names_it() -> None:
+    model = Layered()
+    model._own = model._cache = 0
+    recipe = make(model, fit)
+    before = find_forgotten(recipe).found
+    model._own, model._cache, model.seen = 1, 1, torch.ones(())
+    names = [each.name for each in find_suspects(find_forgotten(recipe).found, before)]
+    assert names == ["model._own"]
+
+
 def test_what_a_checkpoint_has_is_no_suspect() -> None:
     model, replay = net(), varied.Replay()
     parameters = [*model.parameters()]
