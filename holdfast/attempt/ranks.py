@@ -43,8 +43,7 @@ log = logging.getLogger(__name__)
 # By this factor a rank may take longer after each hang: a step that takes long once, such as one that compiles again,
 # isn't killed for ever.
 PATIENCE = 4.0
-# New ranks may need more memory than those that wait: their restore reads a checkpoint.
-ROOM = 1.5
+ROOM = 1.5  # New ranks may need more memory than those that wait: their restore reads a checkpoint.
 SHOWN_MODULES = 3
 
 

@@ -59,7 +59,7 @@ def _is_in_foreign_area(address: int) -> bool:
 def _list_areas() -> list[_Area]:
     """Return the areas of this process's memory, by address; none where there is no list."""
     try:
-        lines = MAPS.read_text(errors="replace").splitlines()
+        lines = MAPS.read_text("utf-8", "replace").splitlines()
     except OSError:
         return []
     found = []

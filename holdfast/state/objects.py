@@ -3,7 +3,7 @@
 import enum
 import functools
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,10 @@ from holdfast.errors import RecipeError
 from holdfast.state.attributes import Attributes, is_plain
 from holdfast.state.generators import is_generator
 
-# Objects that are no state: code, and descriptions of types.
+# Objects that are no state, or a value in one piece: code, descriptions of types, and subclasses of numbers and texts.
 LEFT_ALONE = (
     type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, np.dtype, torch.dtype,
-    torch.device, enum.Enum,
+    torch.device, enum.Enum, str, bytes, int, float, complex,
 )  # fmt: skip
 MOST_OBJECTS = 2_000
 
@@ -89,12 +89,18 @@ def has_objects(value: Mapping[Any, Any]) -> bool:
     return any(hasattr(each, "__dict__") and not _has_methods(each) for each in _inside(value))
 
 
-def _inside(value: Any) -> Iterator[Any]:
-    """Yield the items of a container that are not plain, and the items of those that are containers."""
+def _inside(value: Any, within: Collection[int] = ()) -> Iterator[Any]:
+    """Yield the items of a container that are not plain, and the items of those that are containers.
+
+    Args:
+        within: the ids of the containers around it; a container that contains itself is not entered again.
+    """
     for each in value.values() if isinstance(value, Mapping) else value:
-        if isinstance(each, dict | list | tuple) and not is_plain(each):
-            yield from _inside(each)
-        elif not is_plain(each) and not isinstance(each, LEFT_ALONE):
+        if is_plain(each) or isinstance(each, LEFT_ALONE) or id(each) in within:
+            continue
+        if isinstance(each, dict | list | tuple):
+            yield from _inside(each, {*within, id(value)})
+        else:
             yield each
 
 

@@ -164,7 +164,8 @@ def test_verify_names_each_checkpoint_and_counts(run: str, capsys: pytest.Captur
     damage(run, "epoch-0002/checkpoint.safetensors")
     Path(run, "latest.json").unlink()
     assert run_app(app, ["verify", run]) == 2
-    *rows, note, problem, summary = capsys.readouterr().out.splitlines()
+    *rows, note, problem, resume, summary = capsys.readouterr().out.splitlines()
+    assert resume == "resume: not rehearsed"
     assert [(row.split()[0], row.split()[2]) for row in rows] == [
         ("good", "epoch-0005"), ("good", "epoch-0004"), ("good", "epoch-0003"), ("damaged", "epoch-0002"),
         ("good", "epoch-0001"),

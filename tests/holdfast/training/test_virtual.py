@@ -98,6 +98,7 @@ def test_a_step_whose_loss_has_changed_a_parameter_is_not_undone(tmp_path: Path)
 
 def test_a_step_of_a_model_with_further_state_is_not_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Counted, "get_extra_state", lambda self: {"calls": 1})
+    monkeypatch.setattr(Counted, "set_extra_state", lambda self, state: None)
     training = Training(make_config(tmp_path))
     fail_in_a_step(training)
     assert not go_back(training)
