@@ -194,17 +194,6 @@ def exchange_moments() -> None:
     _restoring(restore)
 
 
-def exchange_groups() -> None:
-    """Exchange the groups of two parameters, as a recipe may that iterates over a set."""
-
-    def restore(training: Any, saved: dict[str, Any], right: Callable[..., None]) -> None:
-        first, second = (group["params"] for group in training.optimizer.param_groups)
-        first[0], second[0] = second[0], first[0]
-        right(training, saved)
-
-    _restoring(restore)
-
-
 def after_the_gate(change: Callable[[Any, Any], object]) -> Callable[[], None]:
     """Return a fault that calls ``change(training, model)`` between the gate and the first resumed step."""
 
@@ -257,7 +246,6 @@ MUTATIONS = [
     Mutation("forget the epochs before", "gate", "progress.history", forget("progress", "history", [])),
     Mutation("forget the batch norm's statistics", "gate", "model.1.", forget_a_buffer),
     Mutation("exchange the moments of two tensors", "gate", "optimizer.state.1.", exchange_moments),
-    Mutation("exchange two parameters' groups", "gate", "optimizer.param_groups.", exchange_groups),
     Mutation(
         "a bit of a weight, flipped after the gate",
         "prove",
@@ -326,7 +314,7 @@ MUTATIONS = [
     careless("a torch.Generator in the loss", "gate", "generator (Generator", "torch_generator"),
     careless("a NumPy generator in collate", "gate", "noise (Generator", "numpy_generator"),
     careless("a random.Random in the data", "gate", "data.random (Random", "python_generator"),
-    careless("modules in a plain list of the model", "gate", "model.heads[0] (Linear", "heads"),
+    careless("modules in a plain list of the model", "start", "and no saved object has this parameter", "heads"),
     careless("an optimizer of the loss's own", "gate", "self.critic_optimizer (Adam", "critic"),
     careless("a scheduler that after_step steps", "prove", "warmup (LinearLR", "scheduler"),
     careless("a normaliser bound by functools.partial", "gate", "normaliser (Normaliser", "normaliser"),
