@@ -317,7 +317,7 @@ class Attempt:
                     self._renew()
                 if self.step >= chunk.stop:
                     return None
-                if self._is_fresh:
+                if self._is_fresh and self.notice is None:
                     self.rehearsals.compare_with_dead(self.line, chunk.stop)
                 saved = self._await_saved(chunk.stop)
         except (RankDied, RecipeFailed, Unhealthy, OutOfMemory) as error:
