@@ -107,7 +107,7 @@ def _explain(problem: Problem, journal: Journal, at: Commit, settings: Commit, r
     """Return the error for a commit that can't be restored; retention may have pruned it meanwhile."""
     if journal.is_pruned(at.number):
         return make_pruned_error(journal, at, settings)
-    return explain_refusal(problem, at, ranks) if isinstance(problem, Tripped) else problem.error
+    return explain_refusal(problem, at) if isinstance(problem, Tripped) else problem.error
 
 
 def make_pruned_error(journal: Journal, start: Commit, commit: Commit) -> WrongUse:

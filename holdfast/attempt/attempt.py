@@ -310,6 +310,8 @@ class Attempt:
         """
         try:
             with self.journal.fenced(self.number):
+                if self.notice is not None:
+                    self.rehearsals.forget()  # the living ranks go on as they are
                 if self.rehearsals.is_pending:
                     self.rehearsals.finish(self.line, self._renew)
                     self._is_fresh = False

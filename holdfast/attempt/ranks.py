@@ -171,7 +171,7 @@ class AttemptRanks:
             self.build_again(commit)
             event = self._look(commit, past)
             if is_unexplained(event):
-                return explain_refusal(event, commit, self.own)
+                return explain_refusal(event, commit)
             log.warning(CHANCE, commit.path)
         if isinstance(event, Problem):
             return event.error

@@ -1,11 +1,9 @@
 """The gate's refusal of a checkpoint whose bytes verify, for a person: the meaning, the suspects, the next step."""
 
-import contextlib
 from typing import TypeGuard
 
-from holdfast.errors import GateTripped, HoldfastError
+from holdfast.errors import GateTripped
 from holdfast.journal import Commit
-from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Problem, Restored, Tripped
 
 # The most suspects that a message names.
@@ -43,13 +41,10 @@ def _refusal_of(event: Tripped) -> GateTripped:
     return error
 
 
-def explain_refusal(event: Tripped, commit: Commit, ranks: Ranks) -> GateTripped:
-    """Return the error for a checkpoint that is whole and that the gate refuses, with suspects from the ranks."""
+def explain_refusal(event: Tripped, commit: Commit) -> GateTripped:
+    """Return the error for a checkpoint that is whole and that the gate refuses, with the values that its probe changed."""
     error = _refusal_of(event)
     suspects: list[str] = [f"{each} changes when the model is called" for each in error.data.get("suspects", [])]
-    if error.data["check"] == "results" and not suspects:
-        with contextlib.suppress(HoldfastError):  # the search may fail in the user's own code
-            suspects += [f"{each}: {each.remedy}" for each in ranks.examine().unregistered]
     message = f"the gate refuses commit {commit.number} ({commit.path}, step {commit.step}): {error.message}"
     data = error.data | {"suspects": suspects, "step": commit.step}
     lines = _list_suspects(suspects) if error.data["check"] == "results" else []
