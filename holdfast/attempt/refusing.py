@@ -42,7 +42,7 @@ def _refusal_of(event: Tripped) -> GateTripped:
 
 
 def explain_refusal(event: Tripped, commit: Commit) -> GateTripped:
-    """Return the error for a checkpoint that is whole and that the gate refuses, with the values that its probe changed."""
+    """Return the error for a whole checkpoint that the gate refuses, with the values that its probe changes."""
     error = _refusal_of(event)
     suspects: list[str] = [f"{each} changes when the model is called" for each in error.data.get("suspects", [])]
     message = f"the gate refuses commit {commit.number} ({commit.path}, step {commit.step}): {error.message}"
