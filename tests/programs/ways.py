@@ -39,7 +39,7 @@ GROUPS = {
     GATE: """
         closures: composed_closures
         module_level: replaced_library_function global_numpy_generator
-        modules: modules_in_a_list forward_hook average_in_a_dict dropout_rate
+        modules: forward_hook average_in_a_dict dropout_rate
         optimizers: running_loss
         data: numpy_generator_in_collate python_generator_in_the_data curriculum_of_a_recipe
         surroundings: entropy_of_the_system
@@ -61,12 +61,12 @@ GROUPS = {
         data: sampler_of_hard_samples
         encodings: strides_of_moments array_without_dimensions array_in_fortrans_order view_of_the_data
         encodings: constant_that_comes_back memory_map_that_is_kept group_that_is_added
-        encodings: number_and_tensor_beside_it shared_views
+        encodings: number_and_tensor_beside_it shared_views expanded_buffer
     """,
     REFUSED: """
-        modules: layer_that_is_added
+        modules: layer_that_is_added modules_in_a_list
         surroundings: default_dtype denormal_numbers deterministic_algorithms measured_time
-        encodings: masked_array expanded_buffer
+        encodings: masked_array
     """,
     ("gate, step 8", "rehearsal, step 16", "rehearsal, step 24"): "data: growing_mixup",
     ("gate, step 8", "rehearsal, step 24", "rehearsal, step 24"): "data: bandit",
