@@ -46,7 +46,7 @@ ARRAYS: dict[type, str] = {np.matrix: "matrix", np.memmap: "memmap"}
 
 
 class _Seen:
-    """What was encoded so far.
+    """The values that were encoded so far.
 
     Attributes:
         places: by place, the names of the tensors in the payload. The values stay alive: no place is used again.

@@ -40,7 +40,7 @@ class Progress:
     # One entry per completed epoch: avg_loss, lrs (of its last step, one per parameter group), metrics, and the anneals
     # of the step after it.
     history: list[dict[str, Any]] = field(default_factory=list)
-    # Whether a loop's code at its last epoch's end has run. It is saved if it has: a longer run may go on from there.
+    # True once a loop's code at its last epoch's end has run. Only then is it saved: a longer run may go on from there.
     has_ended_epoch: bool = False
 
     def state_dict(self) -> dict[str, Any]:
