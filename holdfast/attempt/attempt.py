@@ -529,8 +529,9 @@ class Attempt:
             self._finish()
         finally:  # a signal may end the wait
             self.close()
-            if self._is_claimed:
-                self.rehearsals.end(is_complete=ending.reason == "completed")
+            is_complete = ending.reason == "completed"
+            if self._is_claimed and (is_complete or (self.head is not None and self.head.attempt == self.number)):
+                self.rehearsals.end(is_complete=is_complete)
             self._record_ending(ending)
             self._observers.tell("ended", self)
 
