@@ -108,8 +108,9 @@ def describe_files(opened: Opened, own: Collection[str], home: Path, ours: Itera
 
 def _is_data(path: Path, bases: Iterable[Path]) -> bool:
     inner = next((path.relative_to(base) for base in bases if path.is_relative_to(base)), path)
-    # Hidden folders hold caches and the settings of other tools, which differ between machines.
-    if path.suffix in COMPILED or any(part.startswith(".") for part in inner.parts[:-1]):
+    # Hidden folders hold caches and the settings of other tools, which differ between machines; a package's own records
+    # are read by whoever asks what is installed, and `holdfast.packages` has what they say.
+    if path.suffix in COMPILED or any(part.startswith(".") or part.endswith(".dist-info") for part in inner.parts[:-1]):
         return False
     try:
         return stat.S_ISREG(path.stat().st_mode)
