@@ -529,9 +529,8 @@ class Attempt:
             self._finish()
         finally:  # a signal may end the wait
             self.close()
-            is_complete = ending.reason == "completed"
-            if self._is_claimed and (is_complete or (self.head is not None and self.head.attempt == self.number)):
-                self.rehearsals.end(is_complete=is_complete)
+            if self._is_claimed and self.head is not None:
+                self.rehearsals.end(self.head)
             self._record_ending(ending)
             self._observers.tell("ended", self)
 

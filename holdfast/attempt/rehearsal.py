@@ -29,7 +29,7 @@ from holdfast.errors import (
     StoreError,
 )
 from holdfast.found import find_suspects
-from holdfast.journal import Journal, RehearsalRecord, now, record_name
+from holdfast.journal import Commit, Journal, RehearsalRecord, now, record_name
 from holdfast.rank.lived import delete_lived, find_lived
 from holdfast.rank.messages import Examined
 from holdfast.trail import REHEARSED_STEPS, Difference, find_departure
@@ -302,9 +302,9 @@ class Rehearsals:
             hint=f"a step depends on what no checkpoint has: keep it, or let it follow from the step; {GO_ON}",
         )
 
-    def end(self, *, is_complete: bool) -> None:
-        """Delete the files of steps that a commit has now."""
-        delete_lived(self._folder, None if is_complete else self._number)
+    def end(self, head: Commit) -> None:
+        """Delete the files of steps that the newest commit has made needless."""
+        delete_lived(self._folder, head.attempt, head.step)
 
 
 def describe(difference: Difference) -> str:

@@ -82,7 +82,7 @@ def find_lived(folder: Path, first: int, step: int) -> list[Line]:
         first: the number of the attempt that committed the step: files of earlier attempts can't have more.
     """
     for path in sorted(folder.glob(f"attempt-*{SUFFIX}")):
-        if int(path.name.removeprefix("attempt-").removesuffix(SUFFIX)) < first:
+        if _number_of(path) < first:
             continue
         for after, lines in _read_sections(path):
             found = [line for line in lines if line["step"] > step]
@@ -91,16 +91,21 @@ def find_lived(folder: Path, first: int, step: int) -> list[Line]:
     return []
 
 
-def delete_lived(folder: Path, before: int | None = None) -> None:
-    """Delete the files of all attempts, or of those before an attempt."""
+def delete_lived(folder: Path, first: int, step: int) -> None:
+    """Delete the files of the attempts before ``first``, and of all attempts that trained nothing after ``step``."""
     for path in folder.glob(f"attempt-*{SUFFIX}"):
-        if before is None or int(path.name.removeprefix("attempt-").removesuffix(SUFFIX)) < before:
+        newest = max((lines[-1]["step"] for _, lines in _read_sections(path)), default=0)
+        if _number_of(path) < first or newest <= step:
             path.unlink(missing_ok=True)
 
 
 def name_lived(folder: Path, attempt: int) -> Path:
     """Return the path of an attempt's file."""
     return folder / f"attempt-{attempt:08d}{SUFFIX}"
+
+
+def _number_of(path: Path) -> int:
+    return int(path.name.removeprefix("attempt-").removesuffix(SUFFIX))
 
 
 def _read_sections(path: Path) -> Iterator[tuple[int, list[Line]]]:
