@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from holdfast.errors import StateError
+from holdfast.state.sharded import is_sharded
 
 # The bytes between the elements of a value that are allocated, though nothing is kept in them, when it comes back.
 LARGEST_GAPS_BYTES = 2**30
@@ -85,6 +86,15 @@ def lay_as(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if value.shape == like.shape and value.itemsize == like.itemsize and strides_of(value) == strides_of(like):
         return value.as_strided(value.shape, like.stride())
     return value
+
+
+def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy elements into a tensor that ``expand`` may have made: torch itself writes no element twice."""
+    once = ()
+    if not is_sharded(target):
+        once = tuple(slice(None) if stride else slice(1) for stride in target.stride())
+    with torch.no_grad():
+        target.detach()[once].copy_(source.detach()[once])
 
 
 def move(value: torch.Tensor, device: torch.device) -> torch.Tensor:

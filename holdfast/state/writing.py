@@ -29,7 +29,7 @@ from holdfast.state.items import (
     remake,
     sort_keys,
 )
-from holdfast.state.layout import move
+from holdfast.state.layout import copy_into, move
 from holdfast.state.mapped import is_foreign
 from holdfast.state.originals import Originals, Path, is_container, is_stateful, is_tuple, name_path
 from holdfast.state.sharded import is_sharded, place_of
@@ -155,8 +155,7 @@ class Writer:
                 hint="keep a copy of it: .clone() of a tensor, .copy() of an array",
             )
         if isinstance(own, Tensor):
-            with torch.no_grad():
-                own.copy_(saved)
+            copy_into(own, saved)
         else:
             own[...] = saved
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from holdfast.errors import RecipeError
 from holdfast.recipe import Recipe
+from holdfast.state.layout import copy_into
 from holdfast.training.optimizers import list_stepped, parts_of
 
 
@@ -74,4 +75,7 @@ class Synchronized:
 def share_buffers(module: nn.Module) -> None:
     """Give all ranks the main rank's buffers, as DDP does before each step. A checkpoint has the main rank's, too."""
     for buffer in module.buffers():
-        torch.distributed.broadcast(buffer, 0)
+        dense = buffer.detach().contiguous()
+        torch.distributed.broadcast(dense, 0)
+        if dense.data_ptr() != buffer.data_ptr():
+            copy_into(buffer, dense)

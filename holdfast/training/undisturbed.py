@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from holdfast.errors import RecipeError
 from holdfast.state import has_same_bits, is_sharded, local_of, restore_rng
 from holdfast.state.checksum import checksum
+from holdfast.state.layout import copy_into
 from holdfast.training.capturing import capture_extras
 from holdfast.training.checksums import describe_components
 from holdfast.training.optimizers import list_stepped
@@ -102,7 +103,7 @@ class Kept:
             for key, (value, copied) in self._tensors.items():
                 # A plain attribute may be a view of a file that can't be written.
                 if key in self._own or not has_same_bits(value, copied):
-                    value.detach().copy_(copied)
+                    copy_into(value, copied)
                     self._versions[key] = _version_of(value)
         for _, parameter, grad, requires_grad, _ in self._parameters:
             parameter.requires_grad_(requires_grad)

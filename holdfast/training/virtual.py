@@ -19,10 +19,12 @@ from holdfast.errors import ConfigError, RecipeError
 from holdfast.recipe import Recipe
 from holdfast.state import capture_rng, digest_rng
 from holdfast.state.checksum import checksum_together
+from holdfast.state.layout import copy_into
 from holdfast.training.blocks import ShardSums
 from holdfast.training.buckets import Turn
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.sharding import is_cut
+from holdfast.training.synchronizing import share_buffers
 from holdfast.training.tree import sum_columns
 from holdfast.training.whole import WholeSums
 
@@ -144,8 +146,7 @@ class VirtualRanks:
         self.sums.finish()
         self._put_buffers(self._after)
         if self._ranks > 1:
-            for buffer in model.buffers():
-                distributed.broadcast(buffer, 0)
+            share_buffers(model)
         self._reseed("end")
         self.is_first_step = False
 
@@ -239,9 +240,8 @@ class VirtualRanks:
         determinism.reseed(determinism.derive_seed(self._seed, self._step, name))
 
     def _put_buffers(self, values: Sequence[Tensor]) -> None:
-        with torch.no_grad():
-            for buffer, value in zip(self._model.buffers(), values, strict=True):
-                buffer.copy_(value)
+        for buffer, value in zip(self._model.buffers(), values, strict=True):
+            copy_into(buffer, value)
 
 
 def check_ranks(shares: int, ranks: int) -> None:
