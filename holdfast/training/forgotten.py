@@ -84,6 +84,13 @@ def find_forgotten(recipe: Recipe) -> Searched:
     return Searched(search.describe(), search.looked_at)
 
 
+def find_holder(recipe: Recipe, parameter: Tensor) -> Found | None:
+    """Search for a module that has a parameter and that no checkpoint has; None if there is none."""
+    search = _Search(recipe)
+    search.run()
+    return search.find_holder(parameter)
+
+
 def _list_roots(recipe: Recipe) -> Iterator[At]:
     own = own_ids(recipe)
     if isinstance(recipe, Kept):
@@ -138,19 +145,28 @@ class _Search:
         while self._waiting and len(self._seen) < MAX_OBJECTS:
             self._look_into(self._waiting.popleft())
 
+    def find_holder(self, parameter: Tensor) -> Found | None:
+        """Return the outermost module that has a parameter."""
+        modules = [at for at in self._list_outer() if isinstance(at.value, nn.Module)]
+        holders = [at for at in modules if any(each is parameter for each in at.value.parameters())]
+        return self._describe(holders[0], "", is_plain=False) if holders else None
+
+    def _list_outer(self) -> list[At]:
+        inner = {id(part) for at in self._stateful.values() for part in _list_inner(at.value)}
+        return [at for key, at in self._stateful.items() if key not in inner]
+
     def describe(self) -> list[Found]:
         """Return what was found: objects with a state first."""
-        inner = {id(part) for at in self._stateful.values() for part in _list_inner(at.value)}
-        outer = [at for key, at in self._stateful.items() if key not in inner]
+        outer = self._list_outer()
         rows = [(at, _digest_state(at.value), False) for at in outer]
         rows += [(at, sha256, True) for at, sha256 in self._plain.values()]
-        return [
-            Found(
-                name=at.name, kind=type(at.value).__qualname__, reached_by=at.root, is_plain=is_plain, sha256=sha256,
-                place=at.place or (self._find_place(at.name) if is_plain else ""), remedy=self._find_remedy(at),
-            )
-            for at, sha256, is_plain in rows[:MAX_FOUND]
-        ]  # fmt: skip
+        return [self._describe(at, sha256, is_plain=is_plain) for at, sha256, is_plain in rows[:MAX_FOUND]]
+
+    def _describe(self, at: At, sha256: str, *, is_plain: bool) -> Found:
+        return Found(
+            name=at.name, kind=type(at.value).__qualname__, reached_by=at.root, is_plain=is_plain, sha256=sha256,
+            place=at.place or (self._find_place(at.name) if is_plain else ""), remedy=self._find_remedy(at),
+        )  # fmt: skip
 
     def _enter(self, at: At) -> None:
         if id(at.value) not in self._seen:

@@ -16,6 +16,7 @@ from holdfast.errors import RecipeError, StateError
 from holdfast.location import find_place
 from holdfast.state.sharded import is_sharded, place_of
 from holdfast.training.capturing import capture_own, fitted
+from holdfast.training.forgotten import find_holder
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.structure import has_own_loading
@@ -99,10 +100,17 @@ def _check_stepped(training: "Training", payload: Payload, names: set[str]) -> N
         if each.numel() and name not in names and place_of(each) not in places:
             raise RecipeError(
                 f"an optimizer steps {name}, of shape {tuple(each.shape)}, and no saved object has this parameter",
-                hint="keep the module that has it: run.keep(model=model, ...)"
-                if training.kept is not None
-                else "make it a part of the model, or of a module in extras; a hook of state_dict may have left it out",
+                hint=_find_hint(training, each),
             )
+
+
+def _find_hint(training: "Training", parameter: Tensor) -> str:
+    holder = find_holder(training.recipe, parameter)
+    if holder is not None:
+        return f"{holder} has it: {holder.remedy}"
+    if training.kept is not None:
+        return "keep the module that has it: run.keep(model=model, ...)"
+    return "make it a part of the model, or of a module in extras; a hook of state_dict may have left it out"
 
 
 def _try_to_load(model: nn.Module, captured: dict[str, Any]) -> None:

@@ -240,7 +240,7 @@ def prove_mutated(mutation: str, settings: dict[str, Any], steps: int, kills: in
     try:
         print(prove(RunConfig.model_validate(settings), steps, kills, seed).model_dump_json())
     except HoldfastError as error:
-        print(errors.to_json(error)["class"], error)
+        print(errors.to_json(error)["class"], error, f"({error.hint})")
         return error.exit_code
     return 0
 
