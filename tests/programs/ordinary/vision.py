@@ -85,17 +85,17 @@ def transfers(run: Run) -> None:
         each.requires_grad_(False)
     trained = [each for each in model.parameters() if each.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.9)
-    best: dict[str, Any] = {"accuracy": 0.0, "weights": copy.deepcopy(model.state_dict())}
-    run.keep(model=model, optimizer=optimizer, best=best)
+    best: dict[str, Any] = {"right": 0, "weights": copy.deepcopy(model.state_dict())}
+    epoch = {"right": 0}  # kept, since a run may resume inside an epoch
+    run.keep(model=model, optimizer=optimizer, best=best, epoch=epoch)
     for _ in run.epochs(DataLoader(pictures(), BATCH_SIZE, shuffle=True)):
-        right = 0
         for x, y in run.batches():
             out = model(x)
-            right += int(out.argmax(1).eq(y).sum())
+            epoch["right"] += int(out.argmax(1).eq(y).sum())
             run.log(loss=learn(F.nll_loss(out, y), optimizer))
-        if right / 80 > best["accuracy"]:
-            best["accuracy"] = right / 80
-            best["weights"] = copy.deepcopy(model.state_dict())
+        if epoch["right"] > best["right"]:
+            best |= {"right": epoch["right"], "weights": copy.deepcopy(model.state_dict())}
+        epoch["right"] = 0
 
 
 def mixes() -> Recipe:
