@@ -51,7 +51,7 @@ def test_it_is_stopped_by_its_first_rehearsal_or_ends_on_the_same_bytes(
 def test_killed_before_its_state_acts_it_is_stopped_later(nursery: Lives, tmp_path: Path, way: Way) -> None:
     """No rehearsal has seen the state act; the first one does after it acts in the processes that went on."""
     program = make_program(nursery, tmp_path, way, LATE)
-    assert program.kill_at(1)
+    assert program.kill_at(1) or way.unseen == "refused"
     outcome = finish(program, way.unseen)
     assert str(outcome) == way.unseen, outcome.said
 
