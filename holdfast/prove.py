@@ -5,8 +5,11 @@ import logging
 import os
 import random
 import signal
+import statistics
 import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +33,40 @@ from holdfast.store import open_store
 log = logging.getLogger(__name__)
 
 
-def prove(config: RunConfig, steps: int, kills: int, seed: int | None = None, ranks: Sequence[int] = ()) -> Proof:
-    """Train ``steps`` steps twice, each time in a temporary folder: straight, and in chunks with SIGKILLs of the ranks.
+# The steps of a proof whose steps take long, and the most of one whose steps take no time.
+FEWEST_STEPS = 20
+MOST_STEPS = 1000
+# The steps that are measured to choose the number of steps, in at most this share of the time for a proof.
+MEASURED_STEPS = 12
+MEASURED_SHARE = 0.15
+
+
+def prove(
+    config: RunConfig,
+    steps: int | None,
+    kills: int,
+    seed: int | None = None,
+    ranks: Sequence[int] = (),
+    within_s: float = 120.0,
+) -> Proof:
+    """Train some steps twice, each time in a temporary folder: straight, and in chunks with SIGKILLs of the ranks.
 
     Both runs cut an epoch to at most half of the steps, so that they cross the end of one.
 
     Args:
+        steps: the number of steps; None for as many as are done within the time, at least `FEWEST_STEPS`, and at most
+            `MOST_STEPS` or the run's own.
         kills: the number of SIGKILLs; fewer if there are too few steps.
         seed: the seed that chooses chunks and kills; None for a random seed.
         ranks: the numbers of ranks of the killed run's lives, one after the other and then again from the first, which
             the straight run has; empty for the configuration's.
+        within_s: the time for the whole proof in seconds, about, from which the number of steps follows.
 
     Raises:
         WrongUse: the numbers of ranks aren't promised to give equal bytes, or there are too few kills for them.
         HoldfastError: the recipe can't be built, or fails.
     """
-    if steps < 2 or kills < 1:
+    if (steps is not None and steps < 2) or kills < 1:
         raise ConfigError(f"--steps {steps} --kills {kills}: expected at least 2 steps and 1 kill")
     config = gather_nodes(settle_ranks(config))
     ranks = ranks or [config.compute.rank_count]
@@ -53,6 +74,10 @@ def prove(config: RunConfig, steps: int, kills: int, seed: int | None = None, ra
     check_gpus(config.with_ranks(max(ranks)).compute)
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+        if steps is None:
+            measured = _Run(config, folder, "measured", [MEASURED_STEPS])
+            steps = measured.measure(ranks[0], within_s * MEASURED_SHARE).choose_steps(within_s, kills)
+            log.info("measured: %d steps are going to be trained twice", steps)
         straight = _Run(config, folder, "straight", [steps])
         straight.live(ranks[0], 0)
         kill_steps, chunks = choose_kills(steps, kills, straight.steps_per_epoch, random.Random(seed))
@@ -132,6 +157,38 @@ def choose_kills(steps: int, kills: int, epoch: int, choice: random.Random) -> t
     return kill_steps, sorted({*places, steps} | ({first} if first < places[0] else set()))
 
 
+@dataclass(frozen=True)
+class Speed:
+    """The measured speed of a run, in seconds, from which the steps of a proof follow.
+
+    Attributes:
+        spent_s: what the measurement took.
+        start_s: a start of ranks until they can train.
+        step_s: a step.
+        epoch_s: what the end of an epoch takes beside its steps: an evaluation.
+        own_epoch, own_steps: the steps of an epoch of the run, and of all its epochs.
+    """
+
+    spent_s: float
+    start_s: float
+    step_s: float
+    epoch_s: float
+    own_epoch: int
+    own_steps: int
+
+    def choose_steps(self, within_s: float, kills: int) -> int:
+        """Return how many steps can be trained twice in the time that is left, beside the starts of all lives."""
+        left_s = within_s - self.spent_s - (kills + 2) * self.start_s
+
+        def fits(steps: int) -> bool:
+            ends = steps // min(self.own_epoch, steps // 2)
+            return 2 * (steps * self.step_s + ends * self.epoch_s) <= left_s
+
+        most = min(MOST_STEPS, self.own_steps)
+        fewest = min(FEWEST_STEPS, max(most, 2))
+        return next(filter(fits, range(most, fewest, -1)), fewest)
+
+
 class _Run:
     """One of the two runs of a proof, with its journal."""
 
@@ -139,6 +196,7 @@ class _Run:
         log = Log(every=1, folder=f"{folder}/logs")
         # Enough epochs for all steps: an epoch has at least one.
         epochs = max(config.epochs, chunks[-1])
+        self._own_epochs = config.epochs
         changed = {"store": folder, "run": name, "log": log, "epochs": epochs, "signing_key": None}
         self._config = config.model_copy(update=changed)
         self._log = Path(folder) / "logs" / f"{name}.log"
@@ -219,6 +277,29 @@ class _Run:
                     log.info("%s: trained to step %d of %d", self._journal.run, stop, self._chunks[-1])
             self._examined.append(started.examine())
             self.is_complete = True
+
+    def measure(self, ranks: int, within_s: float) -> Speed:
+        """Start ranks and train until the last step, or for some time; return how long what took."""
+        began = time.monotonic()
+        self._config = self._config.with_ranks(ranks)
+        with Ranks(self._config, self._log, longest_epoch=self._chunks[-1] // 2) as started:
+            self._resume(started)
+            own_epoch = started.examine().own_steps_per_epoch
+            assert self._present is not None
+            started.train(self._chunks[-1], self._present.fingerprint, is_detailed=True)
+            at = [(0, time.monotonic())]
+            while at[-1][0] < self._chunks[-1] and (at[-1][0] < 2 or time.monotonic() - at[0][1] < within_s):
+                if isinstance(event := started.next_event(), Progress):
+                    at.append((event.step, time.monotonic()))
+                elif isinstance(event, Saved):
+                    break
+        start_s, ended = at[0][1] - began, time.monotonic()
+        # The first step compiles and allocates.
+        took = [(now - then) / (step - last) for (last, then), (step, now) in itertools.pairwise(at[1:]) if step > last]
+        step_s = statistics.median(took)
+        ends = max(at[-1][0] // self.steps_per_epoch, 1)
+        epoch_s = max(at[-1][1] - at[1][1] - step_s * (at[-1][0] - at[1][0]), 0) / ends
+        return Speed(ended - began, start_s, step_s, epoch_s, own_epoch, own_epoch * self._own_epochs)
 
     def _resume(self, ranks: Ranks) -> Line:
         built = ranks.expect(Ready)

@@ -1,5 +1,6 @@
 """Commands that test by training: prove a recipe, audit a run's chunks, evaluate a checkpoint."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -21,20 +22,22 @@ def prove(
     config: Path,
     /,
     *,
-    steps: int = 20,
+    steps: int | None = None,
+    within: timedelta = timedelta(minutes=2),
     kills: int = 3,
     seed: int | None = None,
     ranks: str = "",
     set_: Set = None,
     json: Json = False,
 ) -> int:
-    """Train a recipe's first steps twice, straight and killed, and compare the bytes. Keep neither run.
+    """Train a run's first steps twice, straight and killed, and compare the bytes. Keep neither run.
 
     The exit code is 0 if the bytes are equal, and 2 if they differ.
 
     Args:
         config: The run's configuration, a TOML file.
-        steps: The number of steps.
+        steps: The number of steps; by default as many as are done in time, at least 20, and at most all.
+        within: The time for that, about: 90s, 2m, 1h.
         kills: How often SIGKILL ends the ranks.
         seed: The seed of the random chunks and kills; by default another one each time.
         ranks: The numbers of ranks that train it in turn, as 1,2,4; by default the configuration's. More than one
@@ -43,7 +46,8 @@ def prove(
         json: Print JSON.
     """
     log_plain_lines()
-    proof = prove_recipe(load_config(config, set_ or []), steps, kills, seed, _read_numbers(ranks))
+    numbers, within_s = _read_numbers(ranks), within.total_seconds()
+    proof = prove_recipe(load_config(config, set_ or []), steps, kills, seed, numbers, within_s)
     if json:
         print_json(proof.model_dump() | {"is_proved": proof.is_proved})
     else:

@@ -11,7 +11,7 @@ from holdfast.config import Compute, Determinism
 from holdfast.errors import WrongUse
 from holdfast.found import Found, find_suspects
 from holdfast.proof import Proof, describe_found, list_not_reached, list_unchanged
-from holdfast.prove import check_ranks, choose_kills
+from holdfast.prove import FEWEST_STEPS, MOST_STEPS, Speed, check_ranks, choose_kills
 from holdfast.testing import assert_resumes
 
 
@@ -35,6 +35,28 @@ def test_kills_and_saves_surround_an_epochs_end(steps: int, kills: int) -> None:
                 assert any(start % epoch for start in resumed), "a resume is inside of an epoch"
             if kills >= 3 and steps > 3:
                 assert not all(start % epoch for start in resumed), "a resume is at the end of an epoch"
+
+
+def choose_steps(within_s: float, **speed: Any) -> int:
+    usual: dict[str, Any] = {
+        "spent_s": 5.0, "start_s": 3.0, "step_s": 0.5, "epoch_s": 0.0, "own_epoch": 100, "own_steps": 10**6
+    }  # fmt: skip
+    return Speed(**usual | speed).choose_steps(within_s, kills=3)
+
+
+def test_a_proof_has_as_many_steps_as_are_trained_twice_in_its_time() -> None:
+    assert choose_steps(120.0) == 100  # five starts and the measurement leave 100 s, for 200 steps of 0.5 s
+    assert choose_steps(240.0) == 220
+    assert choose_steps(120.0, epoch_s=5.0) == 80  # with two epochs' ends of 5 s in each run
+
+
+def test_a_proof_has_enough_steps_however_slow_and_no_more_than_the_run() -> None:
+    assert choose_steps(120.0, step_s=60.0) == FEWEST_STEPS
+    assert choose_steps(1.0) == FEWEST_STEPS
+    assert choose_steps(120.0, step_s=0.0) == MOST_STEPS
+    assert choose_steps(120.0, step_s=0.001, own_steps=90) == 90
+    assert choose_steps(120.0, own_steps=6, own_epoch=3) == 6
+    assert choose_steps(120.0, own_steps=1, own_epoch=1) == 2
 
 
 @pytest.mark.parametrize(
