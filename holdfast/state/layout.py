@@ -90,9 +90,7 @@ def lay_as(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy elements into a tensor that ``expand`` may have made: torch itself writes no element twice."""
-    once = ()
-    if not is_sharded(target):
-        once = tuple(slice(None) if stride else slice(1) for stride in target.stride())
+    once = () if is_sharded(target) else tuple(slice(None) if stride else slice(1) for stride in target.stride())
     with torch.no_grad():
         target.detach()[once].copy_(source.detach()[once])
 

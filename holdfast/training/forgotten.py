@@ -11,14 +11,12 @@ that differ between a process that lived and one that resumed explain it; see `h
 import dis
 import functools
 import hashlib
-import re
 import types
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,11 +27,12 @@ from holdfast.hyperparameters import is_hyperparameter
 from holdfast.ownership import is_own
 from holdfast.recipe import Recipe
 from holdfast.training.carried import find_outputs
-from holdfast.training.digests import CONTAINERS, SCALARS, digest, is_iterator, is_plain
-from holdfast.training.kept import FRAMEWORK, LOOP, Kept
+from holdfast.training.digests import SCALARS, digest, is_plain
+from holdfast.training.kept import LOOP, Kept
 from holdfast.training.optimizers import parts_of
 from holdfast.training.reaching import Part, is_entered, is_holdfasts, is_transparent, list_codes, list_parts
 from holdfast.training.registered import Registered, has_state, own_ids
+from holdfast.training.remedies import At, find_remedy, last_part
 
 # Limits of one search: objects in all, values that are reported, and objects of libraries inside each other.
 MAX_OBJECTS = 20_000
@@ -42,27 +41,6 @@ MAX_FOREIGN = 2
 
 FUNCTIONS = ("loss", "step", "after_step", "evaluate", "probe", "collate")
 MODULES = (nn.Module, torch.optim.Optimizer)
-
-
-@dataclass
-class At:
-    """A value that the search has reached.
-
-    Attributes:
-        root: the recipe's field where the search began, or `LOOP`.
-        owner: the object that has the value; None for a variable.
-        depth: how many objects of libraries lie around the value, in a row.
-        place: see `Found.place`; empty for the first line of the code that was entered which changes the value.
-        is_noted: whether the value is reported if it is plain.
-    """
-
-    root: str
-    name: str
-    value: Any
-    owner: Any = None
-    depth: int = 0
-    place: str = ""
-    is_noted: bool = True
 
 
 @dataclass(frozen=True)
@@ -163,10 +141,12 @@ class _Search:
         return [self._describe(at, sha256, is_plain=is_plain) for at, sha256, is_plain in rows[:MAX_FOUND]]
 
     def _describe(self, at: At, sha256: str, *, is_plain: bool) -> Found:
+        place = at.place or (self._find_place(at.name) if is_plain else "")
+        remedy = find_remedy(at, is_loop=isinstance(self._recipe, Kept))
+        kind = type(at.value).__qualname__
         return Found(
-            name=at.name, kind=type(at.value).__qualname__, reached_by=at.root, is_plain=is_plain, sha256=sha256,
-            place=at.place or (self._find_place(at.name) if is_plain else ""), remedy=self._find_remedy(at),
-        )  # fmt: skip
+            name=at.name, kind=kind, reached_by=at.root, is_plain=is_plain, sha256=sha256, place=place, remedy=remedy
+        )
 
     def _enter(self, at: At) -> None:
         if id(at.value) not in self._seen:
@@ -238,40 +218,13 @@ class _Search:
 
     def _find_place(self, name: str) -> str:
         """Return the first line of the user's code that changes a variable or an attribute, or else reads it."""
-        key = _last_part(name)
+        key = last_part(name)
         codes = [each for each in self._codes if each.co_name != "__init__" and key not in each.co_cellvars]
         for kind in ("STORE", "LOAD"):
             for code in codes:
                 if line := _index_lines(code).get((kind, key)):
                     return f"{code.co_filename}:{line}: "
         return ""
-
-    def _find_remedy(self, at: At) -> str:
-        key, owner = _last_part(at.name), at.owner
-        if not isinstance(self._recipe, Kept):
-            if at.root == "model" and isinstance(at.value, nn.Module):
-                return "nn.ModuleList or nn.ModuleDict in place of a plain list or dict"
-            is_object = has_state(at.value) and not state.is_generator(at.value)
-            what = at.name if is_object else f"..., an object whose state_dict has {at.name}"
-            return f'extras={{"{key}": {what}}}'
-        if at.root == FRAMEWORK:
-            return f"run.keep({key}={at.name}) if it is a container, or register_buffer, or on_save_checkpoint"
-        if isinstance(owner, nn.Module) and not isinstance(at.value, CONTAINERS):
-            return f'register_buffer("{key}", ...) in its module'
-        if has_state(at.value) or isinstance(at.value, (*CONTAINERS, Tensor, np.ndarray)):
-            return f"run.keep({key}={at.name})"
-        if isinstance(at.value, types.GeneratorType) or is_iterator(at.value):
-            return "keep the loader or the data behind it"
-        attributes = getattr(owner, "__dict__", {})
-        if attributes and at.name.count(".") == 1 and all(map(state.is_plain, attributes.values())):
-            return f"run.keep({_last_part(at.name.rpartition('.')[0])}=vars({at.name.rpartition('.')[0]}))"
-        return f'in a dict, state = {{"{key}": ...}}, and run.keep(state=state)'
-
-
-def _last_part(name: str) -> str:
-    """Return the last identifier in a name: ``heads`` for ``model.heads[0]``."""
-    found = re.findall(r"[^\W\d]\w*", re.sub(r"\[.*?\]| #\d+", "", name))
-    return str(found[-1]) if found else "value"
 
 
 @functools.cache
