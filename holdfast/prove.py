@@ -9,7 +9,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from holdfast.gpus import check_gpus, gather_nodes, settle_ranks
 from holdfast.journal import Commit, Journal
 from holdfast.probe import Gate
 from holdfast.proof import Proof, describe_found, list_not_reached, list_unchanged
+from holdfast.proof_steps import Speed, choose_kills
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Examined, Problem, Progress, Ready, Tripped
 from holdfast.replay import find_difference, read_run_trail
@@ -33,9 +33,6 @@ from holdfast.store import open_store
 log = logging.getLogger(__name__)
 
 
-# The steps of a proof whose steps take long, and the most of one whose steps take no time.
-FEWEST_STEPS = 20
-MOST_STEPS = 1000
 # The steps that are measured to choose the number of steps, in at most this share of the time for a proof.
 MEASURED_STEPS = 12
 MEASURED_SHARE = 0.15
@@ -54,8 +51,8 @@ def prove(
     Both runs cut an epoch to at most half of the steps, so that they cross the end of one.
 
     Args:
-        steps: the number of steps; None for as many as are done within the time, at least `FEWEST_STEPS`, and at most
-            `MOST_STEPS` or the run's own.
+        steps: the number of steps; None for as many as are done within the time, at least 20, and at most 1000
+            or the run's own.
         kills: the number of SIGKILLs; fewer if there are too few steps.
         seed: the seed that chooses chunks and kills; None for a random seed.
         ranks: the numbers of ranks of the killed run's lives, one after the other and then again from the first, which
@@ -134,59 +131,6 @@ def check_ranks(config: RunConfig, ranks: Sequence[int], kills: int) -> None:
             f"{option}: a run that is killed {kills} times has {kills + 1} lives, too few for {len(ranks)} numbers",
             hint=f"--kills {len(ranks) - 1}",
         )
-
-
-def choose_kills(steps: int, kills: int, epoch: int, choice: random.Random) -> tuple[list[int], list[int]]:
-    """Return the steps in which to kill the ranks, and the steps at which a chunk ends.
-
-    A chunk ends before each kill, and the run resumes from it. The chunk of the first kill ends inside an epoch, that
-    of the second inside the epoch before, that of the third between the two epochs, and the others anywhere. So the
-    run crosses the end of an epoch with a save on each side and a kill after it, and then the next end after a resume.
-
-    Args:
-        epoch: the steps of an epoch, at most half of ``steps``.
-    """
-    end = epoch * choice.randint(1, steps // epoch - 1)
-    before, after = range(end - epoch + 1, end), range(end + 1, end + epoch)
-    places = [choice.choice(each) for each in (after, before, [end]) if each]
-    first = places[1] if len(places) > 2 else end
-    others = [step for step in range(1, steps) if step not in places]
-    places = places[:kills] + choice.sample(others, min(max(kills - len(places), 0), len(others)))
-    places.sort()
-    kill_steps = [choice.randint(place + 1, stop) for place, stop in itertools.pairwise([*places, steps])]
-    return kill_steps, sorted({*places, steps} | ({first} if first < places[0] else set()))
-
-
-@dataclass(frozen=True)
-class Speed:
-    """The measured speed of a run, in seconds, from which the steps of a proof follow.
-
-    Attributes:
-        spent_s: what the measurement took.
-        start_s: a start of ranks until they can train.
-        step_s: a step.
-        epoch_s: what the end of an epoch takes beside its steps: an evaluation.
-        own_epoch, own_steps: the steps of an epoch of the run, and of all its epochs.
-    """
-
-    spent_s: float
-    start_s: float
-    step_s: float
-    epoch_s: float
-    own_epoch: int
-    own_steps: int
-
-    def choose_steps(self, within_s: float, kills: int) -> int:
-        """Return how many steps can be trained twice in the time that is left, beside the starts of all lives."""
-        left_s = within_s - self.spent_s - (kills + 2) * self.start_s
-
-        def fits(steps: int) -> bool:
-            ends = steps // min(self.own_epoch, steps // 2)
-            return 2 * (steps * self.step_s + ends * self.epoch_s) <= left_s
-
-        most = min(MOST_STEPS, self.own_steps)
-        fewest = min(FEWEST_STEPS, max(most, 2))
-        return next(filter(fits, range(most, fewest, -1)), fewest)
 
 
 class _Run:

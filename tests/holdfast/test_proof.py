@@ -11,7 +11,8 @@ from holdfast.config import Compute, Determinism
 from holdfast.errors import WrongUse
 from holdfast.found import Found, find_suspects
 from holdfast.proof import Proof, describe_found, list_not_reached, list_unchanged
-from holdfast.prove import FEWEST_STEPS, MOST_STEPS, Speed, check_ranks, choose_kills
+from holdfast.proof_steps import FEWEST_STEPS, MOST_STEPS, Speed, choose_kills
+from holdfast.prove import check_ranks
 from holdfast.testing import assert_resumes
 
 

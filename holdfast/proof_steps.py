@@ -1,0 +1,62 @@
+"""The steps of a proof: how many, in which chunks, and where the ranks are killed."""
+
+import itertools
+import random
+from dataclasses import dataclass
+
+# The steps of a proof whose steps take long, and the most of one whose steps take no time.
+FEWEST_STEPS = 20
+MOST_STEPS = 1000
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The measured speed of a run, in seconds, from which the steps of a proof follow.
+
+    Attributes:
+        spent_s: what the measurement took.
+        start_s: a start of ranks until they can train.
+        step_s: a step.
+        epoch_s: what the end of an epoch takes beside its steps: an evaluation.
+        own_epoch, own_steps: the steps of an epoch of the run, and of all its epochs.
+    """
+
+    spent_s: float
+    start_s: float
+    step_s: float
+    epoch_s: float
+    own_epoch: int
+    own_steps: int
+
+    def choose_steps(self, within_s: float, kills: int) -> int:
+        """Return how many steps can be trained twice in the time that is left, beside the starts of all lives."""
+        left_s = within_s - self.spent_s - (kills + 2) * self.start_s
+
+        def fits(steps: int) -> bool:
+            ends = steps // min(self.own_epoch, steps // 2)
+            return 2 * (steps * self.step_s + ends * self.epoch_s) <= left_s
+
+        most = min(MOST_STEPS, self.own_steps)
+        fewest = min(FEWEST_STEPS, max(most, 2))
+        return next(filter(fits, range(most, fewest, -1)), fewest)
+
+
+def choose_kills(steps: int, kills: int, epoch: int, choice: random.Random) -> tuple[list[int], list[int]]:
+    """Return the steps in which to kill the ranks, and the steps at which a chunk ends.
+
+    A chunk ends before each kill, and the run resumes from it. The chunk of the first kill ends inside an epoch, that
+    of the second inside the epoch before, that of the third between the two epochs, and the others anywhere. So the
+    run crosses the end of an epoch with a save on each side and a kill after it, and then the next end after a resume.
+
+    Args:
+        epoch: the steps of an epoch, at most half of ``steps``.
+    """
+    end = epoch * choice.randint(1, steps // epoch - 1)
+    before, after = range(end - epoch + 1, end), range(end + 1, end + epoch)
+    places = [choice.choice(each) for each in (after, before, [end]) if each]
+    first = places[1] if len(places) > 2 else end
+    others = [step for step in range(1, steps) if step not in places]
+    places = places[:kills] + choice.sample(others, min(max(kills - len(places), 0), len(others)))
+    places.sort()
+    kill_steps = [choice.randint(place + 1, stop) for place, stop in itertools.pairwise([*places, steps])]
+    return kill_steps, sorted({*places, steps} | ({first} if first < places[0] else set()))
