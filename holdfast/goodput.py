@@ -7,6 +7,7 @@ bucket          seconds
 ``lost``        in steps that died with their attempt, or that a quarantine took back, until the loss was noticed
 ``stall``       that saves took from training, which stood still and then ran more slowly beside them
 ``restart``     from the start of an attempt's ranks, or of ranks that replace dead ones, until they trained
+``rehearsal``   in which training waited for ranks that had to train its next steps, too
 ``save``        in which ranks waited for a save or a commit beside no training, such as the last one of a run
 ``drain``       from the last step until the end of an attempt that was told to end and has saved
 ``waiting``     between two attempts: for a machine, for its supervisor, for the start of its process
@@ -35,7 +36,7 @@ from holdfast.errors import RecordDamaged, WrongUse
 from holdfast.journal import Journal
 from holdfast.timeline import Life, Trained, Usual, make_lives, read_records
 
-BUCKETS = ("productive", "lost", "stall", "restart", "save", "drain", "waiting")
+BUCKETS = ("productive", "lost", "stall", "restart", "rehearsal", "save", "drain", "waiting")
 # An attempt without an ending may be alive this many chunks after its last commit: a chunk may be slower than usual.
 LIVE_CHUNKS = 2.0
 # Ranks that were not replaced begin to train within seconds of their order.
@@ -221,6 +222,8 @@ class _Account:
         """Add the time from the start of the ranks until the last recorded save let training continue."""
         restart_s = 0.0  # of the ranks that live
         for number, each in enumerate(self._life.trained):
+            if number > 0:
+                self._spend(min(each.began, self.at + each.rehearse_s), "rehearsal")
             if number == 0:
                 self._add_start(each)
             elif begins_anew := self._find_restart(each, restart_s):

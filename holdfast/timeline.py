@@ -32,6 +32,7 @@ class Trained:
         stall_s: seconds after `ended` until training could continue.
         save_s: seconds from the copy of its state until it was durable; 0 if unknown.
         restart_s: seconds until its ranks began to train; 0 if unknown.
+        rehearse_s: seconds that a rehearsal took before its steps, or in the first of them.
         steps: the number of its steps; 0 if unknown.
         reason: ``chunk``, ``preempted`` or ``adopted``.
         is_kept: whether the run still stands on these steps: False if the commit is quarantined.
@@ -45,6 +46,7 @@ class Trained:
     stall_s: float
     save_s: float
     restart_s: float
+    rehearse_s: float
     steps: int
     reason: str
     is_kept: bool
@@ -207,6 +209,7 @@ def _place(commit: Commit, records: Records) -> Trained:
         stall_s=commit.stall_s,
         save_s=commit.save_s,
         restart_s=commit.restart_s,
+        rehearse_s=commit.rehearse_s,
         steps=max(steps, 0),
         reason=commit.why,
         is_kept=commit.number not in records.quarantined,

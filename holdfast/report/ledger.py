@@ -12,6 +12,7 @@ MEANINGS = {
     "lost": "steps that died with their attempt or were taken back",
     "stall": "training stood still for a save",
     "restart": "from the start of ranks until they trained",
+    "rehearsal": "training waited for ranks that trained its next steps, too",
     "save": "ranks waited for a save or a commit",
     "drain": "from the last step until the end of an attempt that was told to end",
     "waiting": "between two attempts",
