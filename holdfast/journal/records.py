@@ -224,7 +224,9 @@ class Commit(Record):
     )
     not_rehearsed: str = Field("", description="why its line was not rehearsed; empty if it was, or is going to be")
     unrehearsed_s: Seconds = Field(0.0, description="seconds in the steps since that rehearsal")
-    rehearse_s: Seconds = Field(0.0, description="seconds that a rehearsal took before its steps, or in the first of them")
+    rehearse_s: Seconds = Field(
+        0.0, description="seconds that a rehearsal took before its steps, or in the first of them"
+    )
     inexact: str = Field("", description="how a rehearsal of its line differed, where the run went on all the same")
 
     @property

@@ -1,0 +1,85 @@
+"""How long training waits for a rehearsal, and how much of a run that is.
+
+A run of a few chunks is rehearsed at each of them: once beside the ranks that wait, and once in new ranks alone. Each
+figure is what the goodput ledger has. The shares of longer runs follow from it, by the rule of `proof.share`.
+"""
+
+import functools
+import statistics
+from pathlib import Path
+
+from holdfast.attempt.rehearsal import SHORT_S
+from holdfast.checkpoint import count_cores
+from holdfast.config import ProofSettings
+from holdfast.goodput import make_ledger
+from holdfast.journal import Journal
+from holdfast.store import open_store
+from tests.bench.flow import command, write_config
+from tests.bench.frame import Benchmark, Row, compare, scratch
+
+SIZES = ("100 MB",)
+FULL_SIZES = (*SIZES, "1,000 small", "1 GB")
+CHUNK, CHUNKS, FULL_CHUNKS = 8, 4, 12
+LENGTHS = (1_000, 100_000)
+WITHIN_S = 1800.0
+
+
+def run(full: bool) -> list[Row]:
+    """Rows of each size."""
+    return [row for size in (FULL_SIZES if full else SIZES) for row in _measure(size, FULL_CHUNKS if full else CHUNKS)]
+
+
+def _measure(size: str, chunks: int) -> list[Row]:
+    beside_s, restart_s, step_s = _train(size, chunks, is_beside=True)
+    alone_s, *_ = _train(size, chunks, is_beside=False)
+    share = ProofSettings().share
+    row = functools.partial(compare, size)
+    return [
+        row("a rehearsal, beside the ranks", beside_s, "a restart", restart_s),
+        row("likewise, in new ranks alone", alone_s, "a restart", restart_s),
+        *(
+            row(
+                f"rehearsals of {steps:,} steps",
+                _share(steps * step_s, beside_s, share),
+                "proof.share",
+                share,
+                unit="share",
+            )
+            for steps in LENGTHS
+        ),
+    ]
+
+
+def _train(size: str, chunks: int, *, is_beside: bool) -> tuple[float, float, float]:
+    """Return the seconds that training waits for a rehearsal, that ranks need to begin, and of a step."""
+    with scratch() as name:
+        folder = Path(name)
+        config = write_config(folder, size, CHUNK, chunks, count_cores(), rehearse="on")
+        with config.open("a") as file:
+            file.write(f"share = 1\nbeside = {str(is_beside).lower()}\n")
+        with command("tests.bench.life", config) as process:
+            if process.wait(WITHIN_S):
+                raise RuntimeError((folder / "output").read_text()[-2000:])
+        journal = Journal(open_store(f"{folder}/runs"), "bench")
+        ledger = make_ledger(journal)
+        commits = [journal.read_commit(number) for number in journal.numbers("commits")]
+    rehearsed = sum(commit.rehearse_s > 0 for commit in commits)
+    step_s = statistics.median(commit.train_s / CHUNK for commit in commits)
+    return ledger.buckets["rehearsal"] / rehearsed, commits[0].restart_s, step_s
+
+
+def _share(train_s: float, rehearsal_s: float, share: float) -> float:
+    """Return the share of a run's time that its rehearsals take: the first, and as many as its time pays for."""
+    count = int(train_s * share / rehearsal_s) + 1 if train_s > SHORT_S else 0
+    return count * rehearsal_s / (train_s + count * rehearsal_s)
+
+
+BENCHMARK = Benchmark(
+    name="rehearsal",
+    about=(
+        "Seconds that training waits for a rehearsal, over those that new ranks need until they train; the share of a "
+        "run's time, from that and the time of a step, for the default of proof.share: the first rehearsal is always "
+        "made, and a run of less than a minute has none."
+    ),
+    run=run,
+)
