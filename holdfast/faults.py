@@ -1,6 +1,6 @@
 """Named points at which a test may kill this process; a real run passes them.
 
-``HOLDFAST_FAULT="commit-recorded:2:both:/tmp/struck"`` asks for a kill. The parts are: a point of `POINTS`; the pass at
+``HOLDFAST_FAULT="commit-recorded:2:both:/tmp/struck"`` asks for a kill. The parts are: a point below; the pass at
 which to kill (counted from 1 in each process); the processes to kill with SIGKILL (``self``, ``other`` for a rank's
 attempt or an attempt's ranks, or ``both``); and a file that the fault creates. While that file exists the fault does
 nothing, so it kills once, however many processes inherit the variable.
@@ -19,6 +19,13 @@ POINTS = (
     "chunk-reported",  # in the attempt: it knows of the checkpoint and has not committed it
     "commit-recorded",  # in the attempt: the commit counts, but latest.json is stale
     "latest-replaced",  # in the attempt: the commit is done
+)
+# The points of a rehearsal, all in the attempt; a run that isn't rehearsed doesn't pass them.
+REHEARSAL_POINTS = (
+    "rehearsal-lived",  # the living ranks have trained the steps
+    "rehearsal-restored",  # the new ranks hold the checkpoint
+    "rehearsal-trained",  # the new ranks have trained the steps, and nothing is compared yet
+    "rehearsal-noted",  # the trails are equal, and the ranks that don't go on have ended
 )
 
 _passes: collections.Counter[str] = collections.Counter()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast import faults
 from holdfast.attempt.line import Line
 from holdfast.attempt.ranks import AttemptRanks
 from holdfast.checkpoint import shorten
@@ -179,6 +180,7 @@ class Rehearsals:
         lived = self._lived or self._ranks.own.await_rehearsed()
         if not lived or lived[-1]["step"] < rehearsal.stop:
             return  # they were told to stop meanwhile
+        faults.reach("rehearsal-lived")
         known = self._ranks.own.examine()
         lines = self._rehearse_beside(line, rehearsal, renew) if rehearsal.is_beside else None
         if lines is None:
@@ -189,6 +191,7 @@ class Rehearsals:
             log.warning("not rehearsed: the checkpoint of step %d is damaged", rehearsal.start)
             self._ranks.end_aside()
             return
+        faults.reach("rehearsal-trained")
         difference = find_departure(lived, lines, self._ranks.tolerance or 0.0)
         if difference is None:
             self._note_equal(line, rehearsal)
@@ -205,6 +208,7 @@ class Rehearsals:
         self._cost_s = time.monotonic() - rehearsal.began
         self.is_changed = False
         line.note_rehearsal(rehearsal.start, self._cost_s)
+        faults.reach("rehearsal-noted")
         first, last, commit = rehearsal.start + 1, rehearsal.stop, line.head.number
         log.info("rehearsed: new ranks trained steps %d-%d from commit %d as these did", first, last, commit)
 
@@ -244,6 +248,7 @@ class Rehearsals:
             self._ranks.is_quiet = False
         if line.head is None or line.head.step != rehearsal.start:
             return []
+        faults.reach("rehearsal-restored")
         self._ranks.own.rehearse(rehearsal.stop, self._ranks.present.fingerprint, is_kept=is_kept)
         return self._ranks.own.await_rehearsed()
 
