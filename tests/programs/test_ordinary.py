@@ -1,5 +1,6 @@
 """Ordinary programs, rehearsed at each of their first commits: no warning, no refusal, the same bytes."""
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -28,9 +29,9 @@ def test_rehearsals_change_no_byte_and_say_nothing(nursery: Lives, tmp_path: Pat
     done = program.train(*REHEARSED)
     assert done.returncode == 0, done.stderr
     assert not [line for line in done.stderr.splitlines() if line.startswith("warning")], done.stderr
-    steps = [program.journal.read_commit(number).step for number in program.journal.numbers("commits")]
-    *_, newest = (program.journal.read_commit(number) for number in program.journal.numbers("commits"))
-    assert newest.rehearsed[:REHEARSALS] == steps[: min(REHEARSALS, len(steps) - 1)], done.stderr
+    commits = [program.journal.read_commit(number) for number in program.journal.numbers("commits")]
+    for before, after in itertools.pairwise(commits[: REHEARSALS + 1]):
+        assert after.rehearsed[-1:] == [before.step], done.stderr
     assert program.find_content() == find_straight(nursery, tmp_path / "straight", program)
 
 
