@@ -210,7 +210,8 @@ class Rehearsals:
         line.note_rehearsal(rehearsal.start, self._cost_s)
         faults.reach("rehearsal-noted")
         first, last, commit = rehearsal.start + 1, rehearsal.stop, line.head.number
-        log.info("rehearsed: new ranks trained steps %d-%d from commit %d as these did", first, last, commit)
+        steps = f"steps {first}-{last}" if first < last else f"step {first}"
+        log.info("rehearsed: new ranks trained %s from commit %d as these did", steps, commit)
 
     def _rehearse_beside(self, line: Line, rehearsal: Rehearsal, renew: Callable[[], None]) -> Trail | None:
         """Return the steps of new ranks, trained while the living ones wait; None if they were lost, or failed.

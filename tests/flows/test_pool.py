@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 import signal
 import sys
 import time
@@ -85,6 +86,28 @@ def test_a_run_started_from_the_form_completes(run: PoolRun, reference: Referenc
     committed = [4, 8, 10, 14, 18, 20, 24, 28, 30]
     events = run.pool.await_events(len(committed), "holdfast.commit", f"{run.store}/{run.name}")
     assert sorted(event["payload"]["step"] for event in events) == committed
+
+
+def test_a_rehearsed_run_says_so_in_a_line(run: PoolRun, reference: Reference) -> None:
+    run.hurry()
+    train = run.pool.await_end(run.start(proof={"rehearse": "on", "share": 1}))
+    assert train["state"]["name"] == "Completed", train["state"]
+    assert_right_bytes(run, reference)
+    (summary,) = run.pool.artifacts(train["id"])
+    assert "continues exactly: rehearsed at steps " in summary["data"]
+    (attempt,) = run.attempts()
+    last = "rehearsed: new ranks trained step 29 from commit 8 as these did"
+    await_true(lambda: last in run.pool.logs(attempt["id"]), f"the attempt did not log: {last}", ENDS_WITHIN_S)
+    assert not re.search(r"died|killed|new ranks go on", run.pool.logs(attempt["id"]))
+
+
+def test_a_run_that_would_not_continue_exactly_is_not_tried_again(run: PoolRun) -> None:
+    settings = {"proof": {"rehearse": "on", "share": 1}, "chunk": {"epochs": 1}, "settings": {"acts_after": 3}}
+    train = run.pool.await_end(run.start(recipe="tests.support.forgetting:counting", **settings))
+    assert train["state"]["name"] == "Failed"
+    assert "this run would not continue exactly: first in step 9: model" in train["state"]["message"]
+    assert [attempt["state"]["name"] for attempt in run.attempts()] == ["Inexact"]
+    assert run.reasons() == [("inexact", 8)]
 
 
 @pytest.mark.parametrize(("victim", "number"), DEATHS, ids=lambda value: getattr(value, "name", value))
