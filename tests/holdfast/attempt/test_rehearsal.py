@@ -5,12 +5,14 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
-from holdfast.attempt import Acts, Attempt, Observer, live, rehearsal
+from holdfast.attempt import Acts, Attempt, Observer, live, ranks, rehearsal
 from holdfast.config import RunConfig
 from holdfast.errors import GateTripped, Inexact
 from holdfast.journal import Commit, Journal
+from holdfast.rank import launching
 from holdfast.store import open_store
 from holdfast.verification import verify_run
 
@@ -131,6 +133,28 @@ def test_ranks_that_are_killed_in_a_rehearsal_cost_nothing_but_time(tmp_path: Pa
     plain = make_config(tmp_path / "plain", "exact", {"rehearse": "off"})
     live(plain)
     assert content_ids(config) == content_ids(plain)
+
+
+@WAYS
+def test_ranks_that_do_not_end_are_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, object]
+) -> None:
+    """Of those that ended alone, the run needs the memory; of those aside, nothing may be left."""
+    monkeypatch.setattr(launching.Ranks.end, "__defaults__", (0.2,))
+    ending, pids = ranks.AttemptRanks.end_running, set[int]()
+
+    def end_frozen(self: ranks.AttemptRanks) -> None:
+        if self.running is not None:
+            pids.update(self.running.list_pids())
+            self.running.signal(signal.SIGSTOP)
+        ending(self)
+
+    monkeypatch.setattr(ranks.AttemptRanks, "end_running", end_frozen)
+    config = make_config(tmp_path, "exact", way, epochs=2)
+    live(config)
+    assert [commit.rehearsed for commit in commits_of(config)] == [[], [8]]
+    assert pids
+    assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
 
 class Kill(Observer):
