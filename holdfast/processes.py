@@ -77,20 +77,22 @@ def _read_stat(pid: int) -> list[str]:
 
 def measure_memory(pids: Iterable[int]) -> int:
     """Return the bytes of memory that some processes have in use; 0 for those that can't be read."""
-    return sum(_read_kilobytes(Path(f"/proc/{pid}/status"), "VmRSS:") for pid in pids) * 1024
+    return sum(_read_number(Path(f"/proc/{pid}/status"), "VmRSS:") for pid in pids) * 1024
 
 
 def find_free_memory() -> int:
     """Return the bytes of memory that a new process can have on this machine, or in this container; 0 if unknown."""
-    free = [_read_kilobytes(Path("/proc/meminfo"), "MemAvailable:") * 1024]
+    free = [_read_number(Path("/proc/meminfo"), "MemAvailable:") * 1024]
     for limit, used in CGROUP_MEMORY:
         with contextlib.suppress(OSError, ValueError):  # "max" is no limit
-            free.append(int(Path(limit).read_text("utf-8")) - int(Path(used).read_text("utf-8")))
+            cached = Path(used).with_name("memory.stat")
+            left = int(Path(limit).read_text("utf-8")) - int(Path(used).read_text("utf-8"))
+            free.append(left + _read_number(cached, "inactive_file "))  # the kernel takes that back at once
     return max(0, min(free))
 
 
-def _read_kilobytes(path: Path, name: str) -> int:
-    """Return a number of the kernel's, such as ``VmRSS:  5120 kB``; 0 if it isn't there."""
+def _read_number(path: Path, name: str) -> int:
+    """Return the number after a name of the kernel's, such as the 5120 of ``VmRSS:  5120 kB``; 0 if it isn't there."""
     with contextlib.suppress(OSError, ValueError):
         for line in path.read_text("utf-8", "replace").splitlines():
             if line.startswith(name):
