@@ -12,7 +12,7 @@ from tests.support.rehearsed import REHEARSED, Outcome, Program, find_straight
 pytestmark = pytest.mark.slow
 
 # Of all rows, those that each run of the suite tries; make soak tries all.
-TRIED = WAYS if IS_SOAK else WAYS[::4]
+TRIED = WAYS if IS_SOAK else WAYS[::5]
 
 
 def make_program(nursery: Lives, folder: Path, way: Way, after: int) -> Program:
@@ -51,7 +51,8 @@ def test_it_is_stopped_by_its_first_rehearsal_or_ends_on_the_same_bytes(
 def test_killed_before_its_state_acts_it_is_stopped_later(nursery: Lives, tmp_path: Path, way: Way) -> None:
     """No rehearsal has seen the state act; the first one does after it acts in the processes that went on."""
     program = make_program(nursery, tmp_path, way, LATE)
-    assert program.kill_at(1) or way.unseen == "refused"
+    # The ranks die as they complete that checkpoint. On a slow machine they may have the next one before the commit.
+    assert program.kill_at(1, point="metadata-durable") or way.unseen == "refused"
     outcome = finish(program, way.unseen)
     assert str(outcome) == way.unseen, outcome.said
 

@@ -84,14 +84,15 @@ class Program:
         variables = {"PROGRAM_FILES": str(self.folder), "OUTPUT": str(self.folder / "output")} | environment
         return self.nursery.call("tests.support.forked:train", str(self._config), settings, **variables)
 
-    def kill_at(self, commit: int, *settings: str) -> bool:
+    def kill_at(self, commit: int, *settings: str, point: str = "commit-recorded") -> bool:
         """Train until a commit, and kill the command and its ranks with SIGKILL there; return whether that happened.
 
         Args:
             commit: counted from the first one of this command.
+            point: see `holdfast.faults.POINTS`.
         """
         struck = self.folder / f"struck-{self.journal.attempts()}"
-        self.train(*settings, **fault("commit-recorded", commit, "both", struck))
+        self.train(*settings, **fault(point, commit, "both", struck))
         return struck.exists()
 
     def find_step(self) -> int:
