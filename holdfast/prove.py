@@ -238,11 +238,11 @@ class _Run:
                 elif isinstance(event, Saved):
                     break
         start_s, ended = at[0][1] - began, time.monotonic()
-        # The first step compiles and allocates.
-        took = [(now - then) / (step - last) for (last, then), (step, now) in itertools.pairwise(at[1:]) if step > last]
-        step_s = statistics.median(took)
-        ends = max(at[-1][0] // self.steps_per_epoch, 1)
-        epoch_s = max(at[-1][1] - at[1][1] - step_s * (at[-1][0] - at[1][0]), 0) / ends
+        known = at[1:] if len(at) > 2 else at  # without the first step, which compiles and allocates
+        took = [(now - then) / (step - last) for (last, then), (step, now) in itertools.pairwise(known) if step > last]
+        step_s = statistics.median(took or [0.0])
+        ends = max(known[-1][0] // self.steps_per_epoch, 1)
+        epoch_s = max(known[-1][1] - known[0][1] - step_s * (known[-1][0] - known[0][0]), 0) / ends
         return Speed(ended - began, start_s, step_s, epoch_s, own_epoch, own_epoch * self._own_epochs)
 
     def _resume(self, ranks: Ranks) -> Line:
