@@ -222,8 +222,7 @@ class _Account:
         """Add the time from the start of the ranks until the last recorded save let training continue."""
         restart_s = 0.0  # of the ranks that live
         for number, each in enumerate(self._life.trained):
-            if number > 0:
-                self._spend(min(each.began, self.at + each.rehearse_s), "rehearsal")
+            self._spend(min(each.began, self.at + each.rehearse_s), "rehearsal")
             if number == 0:
                 self._add_start(each)
             elif begins_anew := self._find_restart(each, restart_s):
@@ -291,13 +290,8 @@ class _Account:
     def to_ledger(self) -> AttemptLedger:
         """Return the attempt's part of the ledger."""
         life = self._life
+        began, ended = (datetime.fromtimestamp(each, UTC) for each in (life.began, max(self._ended, life.began)))
         return AttemptLedger(
-            number=life.number,
-            host=life.host,
-            began=datetime.fromtimestamp(life.began, UTC),
-            ended=datetime.fromtimestamp(max(self._ended, life.began), UTC),
-            reason=self._reason,
-            buckets=self._buckets,
-            lost_steps=round(self._lost_steps),
-            is_end_known=self._is_end_known,
-        )
+            number=life.number, host=life.host, began=began, ended=ended, reason=self._reason, buckets=self._buckets,
+            lost_steps=round(self._lost_steps), is_end_known=self._is_end_known,
+        )  # fmt: skip
