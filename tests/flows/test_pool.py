@@ -597,7 +597,7 @@ def test_a_drill(run: PoolRun) -> None:
     assert drill["state"]["name"] == "Completed", drill["state"]
     (verdict,) = run.pool.artifacts(drill["id"])
     assert "passed: 10 steps end on the same bytes" in verdict["data"]
-    assert "ended at step 6: preempted" in verdict["data"] or "ended at step 7: preempted" in verdict["data"]
+    assert re.search(r"ended at step [6-9]: preempted", verdict["data"]), verdict["data"]  # as soon as it notices
     assert not list((run.folder / "runs").glob("*drill*"))
 
 
