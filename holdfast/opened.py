@@ -24,6 +24,8 @@ SAMPLES = 16
 # If a folder has more files than this, they become one entry.
 LISTED_FILES = 16
 
+# A package's own records are read by whoever asks what is installed; `holdfast.packages` has what they say.
+RECORDS = (".dist-info", ".egg-info")
 COMPILED = (".pyc", ".pyo", ".so", ".pyd", ".pth")
 SYSTEM = (
     "/proc", "/sys", "/dev", "/etc", "/lib", "/lib64", "/bin", "/sbin", "/run", "/boot",
@@ -108,9 +110,8 @@ def describe_files(opened: Opened, own: Collection[str], home: Path, ours: Itera
 
 def _is_data(path: Path, bases: Iterable[Path]) -> bool:
     inner = next((path.relative_to(base) for base in bases if path.is_relative_to(base)), path)
-    # Hidden folders hold caches and the settings of other tools, which differ between machines; a package's own records
-    # are read by whoever asks what is installed, and `holdfast.packages` has what they say.
-    if path.suffix in COMPILED or any(part.startswith(".") or part.endswith(".dist-info") for part in inner.parts[:-1]):
+    # Hidden folders hold caches and the settings of other tools, which differ between machines.
+    if path.suffix in COMPILED or any(part.startswith(".") or part.endswith(RECORDS) for part in inner.parts[:-1]):
         return False
     try:
         return stat.S_ISREG(path.stat().st_mode)

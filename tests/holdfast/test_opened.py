@@ -66,7 +66,9 @@ def test_files_that_are_written_or_read_outside_the_block_are_left_out(tmp_path:
 
 
 def test_files_of_the_system_and_of_holdfast_are_left_out(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in (".cache/x", "runs/x", "lib/site-packages/x", "own.py", "made.pyc", "x")]
+    records = ("mine-1.0.dist-info/RECORD", "mine.egg-info/PKG-INFO")
+    left_out = (".cache/x", "runs/x", "lib/site-packages/x", "own.py", "made.pyc", *records)
+    paths = [tmp_path / name for name in (*left_out, "x")]
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
