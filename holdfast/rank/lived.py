@@ -94,8 +94,7 @@ def find_lived(folder: Path, first: int, step: int) -> list[Line]:
 def delete_lived(folder: Path, first: int, step: int) -> None:
     """Delete the files of the attempts before ``first``, and of all attempts that trained nothing after ``step``."""
     for path in folder.glob(f"attempt-*{SUFFIX}"):
-        newest = max((lines[-1]["step"] for _, lines in _read_sections(path)), default=0)
-        if _number_of(path) < first or newest <= step:
+        if _number_of(path) < first or all(lines[-1]["step"] <= step for _, lines in _read_sections(path)):
             path.unlink(missing_ok=True)
 
 
