@@ -90,9 +90,25 @@ def lay_as(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy elements into a tensor that ``expand`` may have made: torch itself writes no element twice."""
-    once = () if is_sharded(target) else tuple(slice(None) if stride else slice(1) for stride in target.stride())
     with torch.no_grad():
-        target.detach()[once].copy_(source.detach()[once])
+        if is_expanded(target):
+            once = index_once(target.stride())
+            target, source = target[once], source[once]
+        target.copy_(source)  # not detached: of a sparse tensor that is another one
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Return whether elements of a tensor share memory, because ``expand`` has made it."""
+    return (
+        not is_sharded(tensor)
+        and tensor.layout is torch.strided
+        and any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    )
+
+
+def index_once(strides: Sequence[int]) -> tuple[slice, ...]:
+    """Return the index of each element of an expanded tensor once."""
+    return tuple(slice(None) if stride else slice(1) for stride in strides)
 
 
 def move(value: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from holdfast.checkpoint import Payload
 from holdfast.errors import RecipeError, StateError
 from holdfast.state import from_payload, has_shards, is_sharded, lies_by_rows, strides_of, to_payload
+from holdfast.state.layout import index_once, is_expanded
 from holdfast.training.elastic import digest_state, restore_generators, take_extras
 from holdfast.training.naming import name_parameters, numbered_state, optimizer_state
 from holdfast.training.optimizers import lay_out_state, list_stepped, parts_of
@@ -158,20 +159,14 @@ def fitted(model: nn.Module, saved: Mapping[str, Any], *, have_strides: bool = F
                 device = buffer.device if buffer is not None else next(iter(devices), value.device)
                 module._buffers[name] = torch.empty_like(value, device=device)
     tensors = (each for each in (*model.parameters(), *model.buffers()) if not is_lazy(each))
-    expanded = [(each, each.stride()) for each in tensors if _is_expanded(each)]
+    expanded = [(each, each.stride()) for each in tensors if is_expanded(each)]
     for each, _ in expanded:
         each.data = each.detach().contiguous()
     yield
     for each, strides in expanded:
-        once = each.detach()[tuple(slice(None) if stride else slice(1) for stride in strides)]
+        once = each.detach()[index_once(strides)]
         if torch.equal(once.expand_as(each), each.detach()):
             each.data = once.clone().expand(each.shape)
-
-
-def _is_expanded(tensor: Tensor) -> bool:
-    return not is_sharded(tensor) and any(
-        size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
 
 
 def only_copies(model: nn.Module) -> bool:

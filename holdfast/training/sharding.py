@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import distributed, nn
+from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from holdfast.config import RunConfig
@@ -14,6 +14,7 @@ from holdfast.recipe import Recipe
 from holdfast.state import is_sharded
 from holdfast.training.materializing import materialize
 from holdfast.training.optimizers import parts_of
+from holdfast.training.synchronizing import share_tensor
 
 SETTING = 'compute.parallel = "fsdp"'
 
@@ -78,7 +79,7 @@ def _cut_block(block: nn.Module, accelerator: Accelerator) -> None:
     for tensor in (*block.parameters(), *block.buffers()):
         if not is_sharded(tensor):
             tensor.data = tensor.data.to(accelerator.device)
-            distributed.broadcast(tensor.detach(), 0)  # as DDP does it: a recipe may build other weights in a rank
+            share_tensor(tensor)  # as DDP does it: a recipe may build other weights in a rank
     # Shares are what optimizers and checkpoints find in the model, also between a forward pass and a step.
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     fully_shard(block, mesh=mesh, reshard_after_forward=True)

@@ -75,7 +75,12 @@ class Synchronized:
 def share_buffers(module: nn.Module) -> None:
     """Give all ranks the main rank's buffers, as DDP does before each step. A checkpoint has the main rank's, too."""
     for buffer in module.buffers():
-        dense = buffer.detach().contiguous()
-        torch.distributed.broadcast(dense, 0)
-        if dense.data_ptr() != buffer.data_ptr():
-            copy_into(buffer, dense)
+        share_tensor(buffer)
+
+
+def share_tensor(tensor: torch.Tensor) -> None:
+    """Give all ranks the main rank's elements of a tensor, however they lie in memory."""
+    dense = tensor.detach().contiguous()
+    torch.distributed.broadcast(dense, 0)
+    if dense.data_ptr() != tensor.data_ptr():
+        copy_into(tensor, dense)

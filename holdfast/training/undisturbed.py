@@ -145,7 +145,8 @@ def _version_of(tensor: torch.Tensor) -> object:
     """Return what differs if a tensor was written to, or was given other memory."""
     if is_lazy(tensor) or tensor.is_inference():
         return 0
-    return tensor._version, local_of(tensor).data_ptr() if is_sharded(tensor) else tensor.data_ptr()
+    own = local_of(tensor) if is_sharded(tensor) else tensor
+    return tensor._version, own.data_ptr() if own.layout is torch.strided else 0  # a sparse tensor has no one address
 
 
 def _sum_up(parameters: Sequence[torch.Tensor]) -> list[int]:

@@ -274,6 +274,8 @@ def _unsaved(how: str, model: nn.Sequential) -> nn.Sequential:
     """Return a model with a value that can't be saved, or that can't be loaded again."""
     if how == "sparse":
         model.register_buffer("graph", torch.eye(4).to_sparse())
+    elif how == "sparse, built anew":
+        model.register_buffer("graph", torch.eye(4).to_sparse(), persistent=False)
     elif how == "quantised":
         with warnings.catch_warnings(action="ignore"):
             model.register_buffer("small", torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8))

@@ -100,6 +100,11 @@ def test_what_cannot_be_saved_or_restored_is_refused_before_the_first_step(
     assert "step" not in capfd.readouterr().out
 
 
+def test_a_sparse_buffer_that_is_built_anew_ends_on_the_same_bytes(tmp_path: Path) -> None:
+    """The hint for one that can't be saved advises it."""
+    assert_same_wherever_it_is_cut(make_config(tmp_path, "cannot_be_saved", how="sparse, built anew"))
+
+
 def test_what_appears_in_the_first_step_is_refused_after_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RecipeError, match=r"after the first step: optimizer\.state\.0\.weight\.seen is a "):
         live(make_config(tmp_path, "cannot_be_saved", how="late"), TOTAL)
