@@ -1,6 +1,5 @@
 """Tests of prove: a recipe that survives kills is proved; for another, the first differing step is named."""
 
-import contextlib
 import json
 import subprocess
 import time
@@ -17,6 +16,7 @@ from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Event
 from tests.conftest import Engine, Reference
 from tests.support.lives import is_rank
+from tests.support.processes import log_of
 
 pytestmark = pytest.mark.slow
 
@@ -67,16 +67,9 @@ def prove(engine: Engine, *options: str) -> "subprocess.CompletedProcess[str]":
     assert not [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")]  # torch's own cache
     assert not Path(engine.store).exists()
     assert not (engine.folder / "logs").exists()
-    assert not [rank for rank in psutil.process_iter() if is_rank(rank) and str(temporary) in _log_of(rank)]
+    assert not [rank for rank in psutil.process_iter() if is_rank(rank) and str(temporary) in log_of(rank.pid)]
     assert all(line.startswith(("straight: ", "resumed: ")) for line in done.stderr.splitlines()), done.stderr
     return done
-
-
-def _log_of(rank: psutil.Process) -> str:
-    """Return the file of a rank's standard error. A forked rank has no environment by which to know it."""
-    with contextlib.suppress(OSError):
-        return str(Path(f"/proc/{rank.pid}/fd/2").readlink())
-    return ""
 
 
 def read_proof(done: "subprocess.CompletedProcess[str]") -> tuple[Proof, Any]:

@@ -8,6 +8,7 @@ psutil raises for a zombie and for another user's process. No other file of the 
 import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import psutil
@@ -25,6 +26,13 @@ def command_of(process: psutil.Process) -> list[str]:
 def variables_of(process: psutil.Process) -> dict[str, str]:
     """Return the environment that a process was started with; empty if it can't be read."""
     return _read_begun(process, process.environ, {})
+
+
+def log_of(pid: int) -> str:
+    """Return the file of a rank's standard error. A forked rank has no environment by which to know it."""
+    with contextlib.suppress(OSError):
+        return str(Path(f"/proc/{pid}/fd/2").readlink())
+    return ""
 
 
 def _read_begun(process: psutil.Process, read: Callable[[], Read], missing: Read) -> Read:
