@@ -138,17 +138,20 @@ def train(chunk: int, chunks: int, threads: int) -> tuple[list[float], list[floa
         return read_steps(folder / "steps"), [json.loads(commit.read_text())["stall_s"] for commit in commits]
 
 
-def write_config(folder: Path, size: str, chunk: int, chunks: int, threads: int, rehearse: str = "off") -> Path:
-    """The configuration of a run that has everything it writes in the folder; its last section is [proof].
+def write_config(
+    folder: Path, size: str, chunk: int, chunks: int, threads: int, proof: str = 'rehearse = "off"'
+) -> Path:
+    """The configuration of a run that has everything it writes in the folder.
 
-    Rehearsals have a benchmark of their own.
+    Args:
+        proof: the section of that name. Rehearsals have a benchmark of their own.
     """
     assert size in SIZES
     path = folder / "bench.toml"
     path.write_text(
         f'recipe = "tests.bench.recipe:stack"\nrun = "bench"\nstore = "{folder}/runs"\n'
         f'[chunk]\nsteps = {chunk}\n[determinism]\nthreads = {threads}\n[log]\nfolder = "{folder}/logs"\n'
-        f'[settings]\nsize = "{size}"\nsteps = {chunk * chunks}\n[proof]\nrehearse = "{rehearse}"\n'
+        f'[settings]\nsize = "{size}"\nsteps = {chunk * chunks}\n[proof]\n{proof}\n'
     )
     return path
 

@@ -54,9 +54,8 @@ def _train(size: str, chunks: int, *, is_beside: bool) -> tuple[float, float, fl
     """Return the seconds that training waits for a rehearsal, that ranks need to begin, and of a step."""
     with scratch() as name:
         folder = Path(name)
-        config = write_config(folder, size, CHUNK, chunks, count_cores(), rehearse="on")
-        with config.open("a") as file:
-            file.write(f"share = 1\nbeside = {str(is_beside).lower()}\n")
+        proof = f'rehearse = "on"\nshare = 1\nbeside = {str(is_beside).lower()}'
+        config = write_config(folder, size, CHUNK, chunks, count_cores(), proof)
         with command("tests.bench.life", config) as process:
             if process.wait(WITHIN_S):
                 raise RuntimeError((folder / "output").read_text()[-2000:])
