@@ -15,6 +15,7 @@ from holdfast.journal import Commit, Journal
 from holdfast.rank import launching
 from holdfast.store import open_store
 from holdfast.verification import verify_run
+from tests.conftest import IS_SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
 
@@ -245,16 +246,21 @@ def test_a_signal_in_a_rehearsal_loses_no_step(
     assert verify_run(Journal(open_store(config.store), "run")).problems == []
 
 
-@pytest.mark.parametrize(
-    ("compute", "way"),
-    [
-        ({"ranks": 2}, ALONE),
-        ({"ranks": 2, "parallel": "fsdp"}, BESIDE),
-        ({"ranks": 2, "parallel": "fsdp", "virtual_ranks": 4}, ALONE),
-        ({"ranks": 2, "virtual_ranks": 4}, BESIDE),
-    ],
-    ids=["ddp", "fsdp", "virtual-fsdp", "virtual"],
-)
+# Each in one way; in both ways in make soak.
+COMPUTES = {
+    "ddp": ({"ranks": 2}, ALONE),
+    "fsdp": ({"ranks": 2, "parallel": "fsdp"}, BESIDE),
+    "virtual-fsdp": ({"ranks": 2, "parallel": "fsdp", "virtual_ranks": 4}, ALONE),
+    "virtual": ({"ranks": 2, "virtual_ranks": 4}, BESIDE),
+}
+TOGETHER = [
+    pytest.param(compute, way, id=f"{name}-{'beside' if way is BESIDE else 'alone'}")
+    for name, (compute, own) in COMPUTES.items()
+    for way in ((BESIDE, ALONE) if IS_SOAK else (own,))
+]
+
+
+@pytest.mark.parametrize(("compute", "way"), TOGETHER)
 def test_several_ranks_rehearse_together(tmp_path: Path, way: dict[str, object], compute: dict[str, object]) -> None:
     plain = make_config(tmp_path / "plain", "exact", {"rehearse": "off"}, compute=compute, epochs=2)
     live(plain)
@@ -264,8 +270,9 @@ def test_several_ranks_rehearse_together(tmp_path: Path, way: dict[str, object],
     assert commits_of(rehearsed)[-1].rehearsed == [8]
 
 
-def test_state_that_only_the_second_rank_has_stops_the_run(tmp_path: Path) -> None:
-    config = make_config(tmp_path, "of_one_rank", BESIDE, compute={"ranks": 2})
+@pytest.mark.parametrize("way", [BESIDE, ALONE] if IS_SOAK else [BESIDE])
+def test_state_that_only_the_second_rank_has_stops_the_run(tmp_path: Path, way: dict[str, object]) -> None:
+    config = make_config(tmp_path, "of_one_rank", way, compute={"ranks": 2})
     with pytest.raises(GateTripped, match=r"rank 1: .* reads state that no checkpoint has"):
         live(config)
     assert [commit.step for commit in commits_of(config)] == [8]
