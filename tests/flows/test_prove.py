@@ -131,6 +131,15 @@ def test_ranks_are_killed_inside_their_chunk_even_by_a_slow_watcher(
     assert (proof.kills, proof.chunks, proof.resumed_from) == ([2, 4], [1, 3, 5], [1, 3])
 
 
+@pytest.mark.usefixtures("forked_ranks")
+def test_with_time_enough_a_proof_has_all_steps_of_the_run(engine: Engine, reference: Reference) -> None:
+    proof = prove_recipe(load_config(engine.config), None, 1, seed=7, within_s=3600)
+    assert proof.is_proved
+    assert (proof.steps, proof.chunks[-1]) == (30, 30)
+    assert proof.straight == reference.standing.checkpoint_sha256
+    assert proof.steps_per_epoch == proof.own_steps_per_epoch
+
+
 def test_a_recipe_that_does_not_repeat_itself_is_reported(own: Engine) -> None:
     done = prove(own, "--set", "recipe=unproved:restless", "--steps", "8", "--kills", "1", "--seed", "5")
     assert done.returncode == 2, done.stdout
