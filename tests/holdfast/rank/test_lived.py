@@ -41,6 +41,8 @@ def test_a_line_that_is_cut_short_ends_the_steps(tmp_path: Path) -> None:
 def test_only_files_with_steps_beyond_the_newest_commit_stay(tmp_path: Path) -> None:
     train(tmp_path, 1, after=0, stop=9)
     train(tmp_path, 2, after=4, stop=8)
-    train(tmp_path, 3, after=8, stop=9)
+    restarted = train(tmp_path, 3, after=4, stop=8)
+    restarted.restart(8)
+    restarted.add([{"step": 9, "loss": 0.0}])
     delete_lived(tmp_path, first=2, step=8)
     assert [path.name for path in tmp_path.iterdir()] == [name_lived(tmp_path, 3).name]
