@@ -20,6 +20,8 @@ FILE = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 FOLDER = r"^epoch-[0-9]{4,9}(-step-[0-9]{8,12})?(\.[0-9]{1,6})?$"
 # Holdfast writes no longer record, so a longer one is not read into memory.
 MAX_RECORD_BYTES = 64 * 2**20
+# Nor one of more values. In memory an empty list takes thirty times its two bytes in the file.
+MOST_VALUES = 500_000
 SEAL = "record_sha256"
 # The page for a browser that is made from the records.
 REPORT = "report.html"
@@ -64,6 +66,8 @@ class Record(BaseModel):
         Raises:
             RecordDamaged: the bytes were changed.
         """
+        if sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:  # an upper bound, without parsing it
+            raise RecordDamaged(f"{name} can't be read: it has more than {MOST_VALUES} values")
         try:
             fields = json.loads(data, parse_constant=_refuse_constant)
             if b"\\ud" in data.lower():  # perhaps half of a surrogate pair, which UTF-8 can't encode

@@ -8,25 +8,30 @@ import json
 import shutil
 import sys
 import traceback
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unicodedata import bidirectional
 
 import pytest
 
+from holdfast.attempt import Line
 from holdfast.cli import app, run_app
 from holdfast.config import Retention, parse_config
 from holdfast.endings import Ending
 from holdfast.errors import ConfigError, RecordDamaged
 from holdfast.goodput import make_ledger
 from holdfast.history import read_losses
-from holdfast.journal import Journal
+from holdfast.journal import AttemptRecord, Journal
+from holdfast.journal.records import MOST_VALUES
 from holdfast.report import Gatherer, make_page
 from holdfast.retention import prune
 from holdfast.store.local import LocalStore
 from holdfast.terminal import printable
 from holdfast.watching import RunReader
 from tests.support.makers import STEPS_PER_EPOCH, head_step, make_line, train
+from tests.support.verified import check
 
 VALUES: list[Any] = [
     "", "\x1b]0;owned\x07", "a\0\ud800\u202e", "../../etc", "9999-99-99T99:99:99Z", "x" * 10_000, -1, 0, 10**30, 1e308,
@@ -166,6 +171,16 @@ def test_terminal_control_characters_are_escaped() -> None:
     assert printable("grün 漢字 🙂") == "grün 漢字 🙂"
 
 
+def test_every_character_that_sets_the_writing_direction_is_escaped() -> None:
+    # The marks themselves have the direction of a letter, so the class doesn't tell.
+    classes = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+    marks = {"\u200e", "\u200f", "\u061c"} | {
+        each for each in map(chr, range(0x3000)) if bidirectional(each) in classes
+    }
+    assert len(marks) == 12
+    assert not marks & set(printable("".join(marks)))
+
+
 def run_commands(store: Path, commands: Sequence[tuple[str, ...]], case: str) -> None:
     for command in commands:
         out = store.parent / "out.tar"
@@ -206,3 +221,19 @@ def seal(fields: dict[str, Any]) -> bytes:
     """Return a record with these fields and the matching hash."""
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return json.dumps(fields | {"record_sha256": hashlib.sha256(text.encode()).hexdigest()}).encode()
+
+
+def test_a_record_of_many_values_is_damaged_and_takes_no_memory(line: Line) -> None:
+    """A megabyte of empty lists would take 30 MB, and several threads read records at once."""
+    name = "attempts/00000001.json"
+    lists: list[Any] = [[] for _ in range(MOST_VALUES)]
+    data = line.journal.read_attempt(1).model_copy(update={"environment": {"sources": lists}}).to_bytes()
+    tracemalloc.start()
+    try:
+        with pytest.raises(RecordDamaged, match="it has more than 500000 values"):
+            AttemptRecord.from_bytes(data, name)
+        assert tracemalloc.get_traced_memory()[1] < len(data) / 10
+    finally:
+        tracemalloc.stop()
+    line.journal.store.replace(name, data)
+    assert check(line).problems == [f"{name} can't be read: it has more than 500000 values"]
