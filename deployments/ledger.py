@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from holdfast.errors import ConfigError, RunStopped
-from tasks.credentials import STARTED, open_state, read_started
+from tasks.credentials import STARTED, open_state, private, read_started
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_WITHIN_S = 300.0
@@ -57,7 +57,8 @@ class Ledger:
     def _write(self) -> None:
         path = self.folder / STARTED
         temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(self.known, indent=2) + "\n", "utf-8")
+        with open(temporary, "w", encoding="utf-8", opener=private) as writer:
+            writer.write(json.dumps(self.known, indent=2) + "\n")
         temporary.replace(path)
 
 
@@ -180,16 +181,18 @@ def start(
     command: Sequence[str],
     environment: Mapping[str, str],
     user: Mapping[str, Any] | None = None,
+    umask: int = -1,
     **facts: Any,
 ) -> None:
     """Start a process in a session of its own, so that it outlives this one. Write its output to ``<name>.log``.
 
     Args:
         environment: variables to add to this process's environment, or to replace in it.
+        umask: the rights that its files don't have; by default as in this process.
         user: arguments of `subprocess.Popen` that run it as another user.
         facts: further facts for its record.
     """
-    with (ledger.folder / f"{name}.log").open("ab") as log:
+    with open(ledger.folder / f"{name}.log", "ab", opener=private) as log:
         process = subprocess.Popen(
             command,
             env=os.environ | environment,
@@ -198,6 +201,7 @@ def start(
             stdout=log,
             stderr=log,
             start_new_session=True,
+            umask=umask,
             preexec_fn=_reset_signals,
             **(user or {}),
         )

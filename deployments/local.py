@@ -50,7 +50,7 @@ def start_server(ledger: Ledger, database_url: str, port: int = 0) -> str:
         "PREFECT_API_DATABASE_CONNECTION_URL": database_url or sqlite_url(ledger.folder / "prefect.db"),
     }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    start(ledger, "server", command, environment, url=url, port=port, postgres=bool(database_url))
+    start(ledger, "server", command, environment, umask=0o077, url=url, port=port, postgres=bool(database_url))
     print(f"server      {url.removesuffix('/api')}   starts", flush=True)
     await_ready("Prefect's server", lambda: is_healthy(url), ledger, "server")
     seal_pages(ledger.folder / "ui", url)

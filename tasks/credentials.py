@@ -23,7 +23,7 @@ def new_auth() -> str:
 
 
 def open_state(folder: Path, what: str = "state folder", hint: str = CHOOSE) -> None:
-    """Make the state folder, or check that it is yours. Let nobody else enter it (mode 0700).
+    """Make the state folder, or check that it is yours. Let nobody else enter it (mode 0700) or read its files (0600).
 
     Args:
         what: the folder's name in errors, if it is another one.
@@ -41,6 +41,14 @@ def open_state(folder: Path, what: str = "state folder", hint: str = CHOOSE) -> 
         raise ConfigError(f"the {what} {folder} belongs to user {found.st_uid}, not to you", hint=hint)
     if stat.S_IMODE(found.st_mode) != 0o700:
         folder.chmod(0o700)
+    for path in folder.iterdir():  # an earlier version wrote some with the usual rights
+        if path.is_file() and not path.is_symlink() and path.stat().st_mode & 0o077:
+            path.chmod(path.stat().st_mode & 0o700)
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file that is made with mode 0600: an opener for `open`."""
+    return os.open(path, flags, 0o600)
 
 
 def make_secret(path: Path, value: str) -> str:

@@ -127,3 +127,19 @@ def test_commands_find_the_secret_only_of_the_server_of_make_up(tmp_path: Path) 
             cwd=ROOT, capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert done.stdout.strip() == found
+
+
+def test_nobody_else_may_read_a_file_in_the_state_folder(tmp_path: Path) -> None:
+    open_state(tmp_path)
+    (tmp_path / "prefect.db").touch(0o644)
+    (tmp_path / "program").touch(0o755)
+    open_state(tmp_path)
+    book = Ledger(tmp_path)
+    book.add("this", os.getpid())
+    writes = [sys.executable, "-c", "import pathlib; print(1); pathlib.Path('made').touch(); pathlib.Path('in').mkdir()"]
+    ledger.start(book, "server", ["sh", "-c", f'cd {tmp_path} && exec "$@"', "sh", *writes], {}, umask=0o077)
+    assert book.processes[0].wait() == 0
+    rights = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert rights.pop("in") == rights.pop("program") == 0o700
+    assert set(rights) == {"prefect.db", "started.json", "server.log", "made"}
+    assert set(rights.values()) == {0o600}
