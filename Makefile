@@ -5,6 +5,7 @@
 # make test-kernels   tests that train, with the kernels of another CPU      make test-kernels TRAINING=tests    the suite
 # make up      a server, work pools and workers on this machine      make down    end them      make up POSTGRES=1
 #              make up GPUS=2, or GPUS=all: a worker for each GPU, so that two runs never share one
+#              make up RECIPES=my_models,/srv/code/: recipes that flow runs may train beside those of this repository
 # make setup   only prepare .venv                            make clean   remove it
 # make docs    generate pages from the code: docs/configuration.md and docs/map.md
 # make image   build the container images with docker or podman      make up-compose    run everything in containers
@@ -52,7 +53,8 @@ train: .venv/ready
 	@$(BIN)/python -m flows.train $(CONFIG) $(ARGS)
 
 up: .venv/ready
-	@$(BIN)/python -m deployments.local up $(if $(POSTGRES),--postgres) $(if $(GPUS),--gpus $(GPUS))
+	@$(BIN)/python -m deployments.local up $(if $(POSTGRES),--postgres) $(if $(GPUS),--gpus $(GPUS)) \
+		$(if $(RECIPES),--recipes '$(RECIPES)')
 
 down: .venv/ready
 	@$(BIN)/python -m deployments.local down

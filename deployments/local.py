@@ -4,6 +4,7 @@ Their database, secret and output are in one folder outside of the repository, w
 or ~/.local/state/holdfast. The server requires the secret in the folder's file `auth`.
 """
 
+import os
 import re
 import shlex
 import sys
@@ -18,12 +19,13 @@ from cyclopts import App
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from deployments.gpus import Plan, describe_gpu, end_others, find_holder, plan_workers
-from deployments.ledger import Ledger, await_ready, check_current, check_owner, end, locked, own_temporary, start
+from deployments.ledger import ROOT, Ledger, await_ready, check_current, check_owner, end, locked, own_temporary, start
 from deployments.pools import Kind
 from deployments.postgres import start_postgres
 from deployments.setup import set_up
 from holdfast.command import run_app
 from holdfast.errors import ConfigError
+from holdfast.permission import RECIPES
 from tasks.credentials import AUTH, STATE, make_secret, new_auth, open_state
 from tasks.server import bypass_proxy, choose_port, describe_server, is_healthy
 
@@ -100,7 +102,9 @@ def start_worker(
     print(f"worker      {name}")
 
 
-def start_gpu_worker(ledger: Ledger, name: str, gpu: str, url: str) -> None:
+def start_gpu_worker(
+    ledger: Ledger, name: str, gpu: str, url: str, environment: Mapping[str, str] | None = None
+) -> None:
     """Start a worker of the pool `gpu` that sees one GPU and runs one flow run at a time, unless it runs already.
 
     Don't start it while a process that an earlier worker has left behind uses the GPU.
@@ -111,11 +115,11 @@ def start_gpu_worker(ledger: Ledger, name: str, gpu: str, url: str) -> None:
         print(f"left out    {name}   process {holder} still uses its GPU; make up again when that has ended")
         return
     command = [*_describe_worker("gpu", name), "--limit", "1"]
-    start(ledger, name, command, _environment(ledger, url) | describe_gpu(gpu), gpu=gpu)
+    start(ledger, name, command, _environment(ledger, url) | describe_gpu(gpu) | dict(environment or {}), gpu=gpu)
     print(f"worker      {name}   {gpu}")
 
 
-def start_gpu_workers(ledger: Ledger, plan: Plan, url: str) -> None:
+def start_gpu_workers(ledger: Ledger, plan: Plan, url: str, environment: Mapping[str, str] | None = None) -> None:
     """Start the workers of the pool `gpu` that the plan has and that don't run yet; end those that it doesn't have."""
     for name in end_others(ledger, plan):
         print(f"ended       {name}")
@@ -123,13 +127,25 @@ def start_gpu_workers(ledger: Ledger, plan: Plan, url: str) -> None:
         print(f"note        {note}")
     for name, gpu in plan.gpus.items():
         if gpu:
-            start_gpu_worker(ledger, name, gpu, url)
+            start_gpu_worker(ledger, name, gpu, url, environment)
         else:
-            start_worker(ledger, "gpu", url)
+            start_worker(ledger, "gpu", url, environment)
 
 
 def _describe_worker(pool: str, name: str, kind: Kind = "process") -> list[str]:
     return [sys.executable, "-m", "prefect", "worker", "start", "--type", kind, "--pool", pool, "--name", name]
+
+
+def allow_recipes(named: str = "") -> dict[str, str]:
+    """Return the variable that lets flow runs train the recipes of Holdfast and of this repository.
+
+    Args:
+        named: further entries, separated by commas.
+
+    A variable that is set already stays as it is, with these entries.
+    """
+    usual = os.environ.get(RECIPES, f"holdfast.recipes, {ROOT}/")
+    return {RECIPES: ", ".join(filter(None, (usual, named)))}
 
 
 def _environment(ledger: Ledger, url: str) -> dict[str, str]:
@@ -146,12 +162,13 @@ app = App(name="python -m deployments.local", help=__doc__.partition("\n")[0], v
 
 
 @app.command
-def up(*, postgres: bool = False, gpus: str = "") -> None:
+def up(*, postgres: bool = False, gpus: str = "", recipes: str = "") -> None:
     """Start a server, work pools, workers, deployments and automations. Leave running processes alone.
 
     Args:
         postgres: use a Postgres database instead of a file.
         gpus: start a worker for each of this number of GPUs, or for all of them, instead of one for the machine.
+        recipes: recipes that flow runs may train, beside those of this repository, as in HOLDFAST_ALLOWED_RECIPES.
     """
     bypass_proxy()
     open_state(STATE)
@@ -166,8 +183,9 @@ def up(*, postgres: bool = False, gpus: str = "") -> None:
         url = start_server(ledger, start_postgres(ledger) if postgres else "")
         with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: own_auth(ledger)}):
             set_up("process")
-        start_worker(ledger, "stable", url)
-        start_gpu_workers(ledger, plan, url)
+        allowed = allow_recipes(recipes)
+        start_worker(ledger, "stable", url, allowed)
+        start_gpu_workers(ledger, plan, url, allowed)
     print(f"UI          {url.removesuffix('/api')}   asks for a password: the whole line in {STATE / AUTH}")
     print(f"output      {STATE}")
     print(f"your shell  export PREFECT_API_URL={url}")

@@ -12,6 +12,7 @@ from holdfast.attempt.lineage import Past, Present, changes_since, promise_for
 from holdfast.checkpoint import Saved
 from holdfast.errors import GateTripped, WrongUse
 from holdfast.journal import Commit, Journal
+from holdfast.permission import BY_DEFAULT, Trust
 from holdfast.replay import find_difference, make_pruned_error, read_committed_trail, read_trail, replayed
 from holdfast.store import Store
 from holdfast.terminal import counted
@@ -107,7 +108,9 @@ def describe_difference(step: int | None, fields: list[str], tensors: list[str],
     return lines
 
 
-def audit_commit(journal: Journal, commit: Commit, start: int | None = None, ranks: int | None = None) -> Audit:
+def audit_commit(
+    journal: Journal, commit: Commit, start: int | None = None, ranks: int | None = None, trust: Trust = BY_DEFAULT
+) -> Audit:
     """Replay the steps up to a commit in fresh processes; compare the content id, and if it differs, the trails.
 
     Args:
@@ -115,10 +118,11 @@ def audit_commit(journal: Journal, commit: Commit, start: int | None = None, ran
             the run may have been resumed from the parent, it is the parent's parent, because a replay from the parent
             would repeat that resume with its faults.
         ranks: the number of ranks of the replay; None for the run's.
+        trust: what to take from the run's records.
 
     Raises:
         WrongUse: the start isn't an ancestor of the commit, or its checkpoint was pruned; or equal bytes aren't
-            promised on this number of ranks.
+            promised on this number of ranks, or the recipe is not trusted.
         CheckpointDamaged: the start, or the commit itself, is damaged.
         RunStopped: the replay ended early.
     """
@@ -131,7 +135,7 @@ def audit_commit(journal: Journal, commit: Commit, start: int | None = None, ran
         "verdict": commit.verdict if commit.rehearsed or commit.inexact else "",
     }  # fmt: skip
     try:
-        with replayed(journal, begin, commit, ranks) as (saved, folder, present):
+        with replayed(journal, begin, commit, trust, ranks) as (saved, folder, present):
             notes = list(dict.fromkeys(note for each in span.commits for note in list_notes(journal, each, present)))
             found = saved.metadata.checkpoint_sha256
             if found == commit.checkpoint_sha256:

@@ -7,6 +7,7 @@ from holdfast.canonical import finite_or_none
 from holdfast.columns import align
 from holdfast.fingerprint import ABSENT
 from holdfast.journal import Commit, Journal
+from holdfast.permission import BY_DEFAULT, Trust
 from holdfast.probe import Probe
 from holdfast.replay import ranks_at
 
@@ -52,16 +53,19 @@ class Evaluation(BaseModel):
         return "\n".join(lines)
 
 
-def evaluate_commit(journal: Journal, commit: Commit) -> Evaluation:
+def evaluate_commit(journal: Journal, commit: Commit, trust: Trust = BY_DEFAULT) -> Evaluation:
     """Restore a commit's checkpoint through the gate in fresh processes, and evaluate it.
+
+    Args:
+        trust: what to take from the run's records.
 
     Raises:
         CheckpointDamaged, GateTripped: the checkpoint can't be restored. Nothing is quarantined.
-        WrongUse: the commit's settings were lost.
+        WrongUse: the commit's settings were lost, or their recipe is not trusted.
         RunStopped: the ranks ended early.
     """
     metadata = checkpoint.read_metadata(journal.store, commit.path)
-    with ranks_at(journal, commit, commit) as (ranks, _):
+    with ranks_at(journal, commit, commit, trust) as (ranks, _):
         found = ranks.evaluate()
     return Evaluation(
         run=journal.run,

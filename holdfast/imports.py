@@ -26,7 +26,7 @@ def find_spec(name: str) -> ModuleSpec | None:
     """Return the spec of the module that an import would load. Unlike importlib, don't import the module's parents."""
     spec: ModuleSpec | None = None
     path: list[str] | None = None
-    for part in _prefixes(name):
+    for part in list_prefixes(name):
         try:
             spec = _ask_finders(part, path)
             path = None if spec is None else list(spec.submodule_search_locations or ())
@@ -80,7 +80,7 @@ def find_code(roots: Collection[str], before: Collection[str]) -> list[str]:
         claim(find_file(root))
     # Skip names that no import finds: torch.compile loads its generated code under such names.
     new = [name for name in list(sys.modules) if name not in before and is_users(name) and _is_found(name)]
-    parents = [each for root in roots for each in _prefixes(root)[:-1] if is_users(each)]
+    parents = [each for root in roots for each in list_prefixes(root)[:-1] if is_users(each)]
     waiting = [*(root for root in roots if find_file(root)), *parents, *new]
     found: set[str] = set()
     while waiting:
@@ -119,7 +119,7 @@ def list_imports(name: str) -> set[str]:
         return set()
     package = name if Path(file).name == "__init__.py" else name.rpartition(".")[0]
     nodes = ast.walk(tree) if tree else ()
-    return {part for node in nodes for target in _targets(node, package) for part in _prefixes(target)}
+    return {part for node in nodes for target in _targets(node, package) for part in list_prefixes(target)}
 
 
 def _targets(node: ast.AST, package: str) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _targets(node: ast.AST, package: str) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names if alias.name != "*")
 
 
-def _prefixes(name: str) -> list[str]:
+def list_prefixes(name: str) -> list[str]:
     """Return a dotted name and its parents: ``a``, ``a.b``, ``a.b.c`` for ``a.b.c``."""
     parts = name.split(".")
     return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]

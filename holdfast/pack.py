@@ -13,7 +13,6 @@ from typing import BinaryIO
 
 from holdfast.checkpoint import find_parts
 from holdfast.errors import CheckpointDamaged, Damage, NameMissing, NameTaken, WrongUse
-from holdfast.fingerprint import fingerprint
 from holdfast.journal import (
     MAX_RECORD_BYTES,
     Commit,
@@ -22,6 +21,7 @@ from holdfast.journal import (
     FolderRecord,
     Journal,
     RunRecord,
+    find_conflict,
     folder_record_name,
     now,
     record_name,
@@ -116,8 +116,10 @@ def _config_name(commit: Commit) -> str:
 
 def _check_config(commit: Commit, data: bytes) -> None:
     record = ConfigRecord.from_bytes(data, _config_name(commit))
-    if {record.fingerprint, fingerprint(record.identity)} != {commit.config_fingerprint}:
-        raise Damage(f"{_config_name(commit)}: its settings don't have this fingerprint")
+    if record.fingerprint != commit.config_fingerprint:
+        raise Damage(f"{_config_name(commit)} holds the settings of another name, {record.fingerprint}")
+    if conflict := find_conflict(record):
+        raise Damage(f"{_config_name(commit)}: {conflict}")
 
 
 # ---- unpacking

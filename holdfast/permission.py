@@ -1,23 +1,33 @@
-"""The recipes and stores that an operator allows runs to use, from two environment variables of the worker.
+"""The recipes and stores that runs may use: what an operator allows, and what a reader of a run's records trusts.
 
-``HOLDFAST_ALLOWED_RECIPES``: module paths or recipes, for example ``my_models, holdfast.recipes.language:language``.
+Two environment variables of the worker say what an operator allows.
+``HOLDFAST_ALLOWED_RECIPES``: module paths, recipes, or files and folders with code, for example ``my_models,
+holdfast.recipes.language:language, /srv/code/``.
 ``HOLDFAST_ALLOWED_STORES``: folders or URLs, for example ``/data/runs, s3://team/runs``.
 
-Entries are prefixes, separated by commas. A recipe's prefix ends at a dot, a colon or the end of the name, and a file's
-at a ``/``, too; a store's at a ``/`` or the end. An unset variable restricts nothing; an empty one allows nothing.
+Entries are prefixes, separated by commas. A recipe's prefix ends at a dot, a colon or the end of the name; a folder
+allows the code below it, but for files in a store; a store's prefix ends at a ``/`` or the end. An unset variable
+restricts nothing; an empty one allows nothing.
 """
 
+import contextlib
 import os
 import stat
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import ConfigError, RecipeError
+from holdfast.imports import find_spec, list_prefixes
+from holdfast.ownership import RECIPES as OWN_RECIPES
+from holdfast.ownership import is_own_file
 
 RECIPES = "HOLDFAST_ALLOWED_RECIPES"
 STORES = "HOLDFAST_ALLOWED_STORES"
 SCRATCH = "holdfast-"
+TAKE_OWN = "--recipe takes yours, as in a configuration"
 SAME_SCHEME = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "file": "", "local": ""}
 
 
@@ -26,13 +36,17 @@ def check_recipe(name: str) -> None:
     allowed = _entries(RECIPES)
     if allowed is None:
         return
-    module, _, attribute = name.rpartition(":")
-    ends: tuple[str, ...] = (".", ":")
-    if module.endswith(".py"):  # a file: without .. and links, as a store's folder
-        name, ends = f"{os.path.realpath(module)}:{attribute}", (":", "/")
-        allowed = [os.path.realpath(entry) if "/" in entry or entry.endswith(".py") else entry for entry in allowed]
-    if any(name == entry or name.startswith(tuple(entry + end for end in ends)) for entry in allowed):
-        return
+    files = _find_files(name)
+    attribute = name.rpartition(":")[2]
+    for entry in allowed:
+        if "/" not in entry and not entry.endswith(".py"):
+            if name == entry or name.startswith((f"{entry}.", f"{entry}:")):
+                return
+            continue
+        before, _, function = entry.partition(".py:")
+        path = os.path.realpath(f"{before}.py" if function else before)
+        if files and files[-1].is_relative_to(path) and function in ("", attribute) and not lies_in_store(files[-1]):
+            return
     raise RecipeError(f"recipe {name!r} is not allowed on this machine", hint=_hint(RECIPES, allowed))
 
 
@@ -50,6 +64,109 @@ def check_store(url: str) -> None:
         return
     if not _is_scratch(parts):
         raise ConfigError(f"store = {url!r} is not allowed on this machine", hint=_hint(STORES, allowed))
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What a command that trains steps of a run again takes from the run's records, which whoever wrote them chose.
+
+    By default that is a recipe whose code is the reader's own: it comes with Holdfast, or lies in the current folder or
+    on the module search path and is not installed. If the operator allows some recipes, it is these. A file in a store
+    is never the reader's own.
+
+    Args:
+        recipe: the recipe to train with, from the reader, in place of the one on record; empty for that one.
+        records: whether to take any recipe on record, but for a file in a store.
+    """
+
+    recipe: str = ""
+    records: bool = False
+
+    def choose_recipe(self, recorded: str, store: str) -> str:
+        """Return the recipe to train with. Nothing is imported.
+
+        Args:
+            recorded: the recipe's name on record.
+            store: the path or URL of the run's store.
+
+        Raises:
+            RecipeError: the reader has to name the recipe.
+        """
+        if self.recipe:
+            return self.recipe
+        name, root = f"the run's records name the recipe {recorded!r}", _find_root(store)
+        for file in (*_find_files(recorded), Path.cwd()):
+            if lies_in_store(file, root):
+                here = file == Path.cwd()
+                raise RecipeError(
+                    "the current folder lies in a store, where others may put code"
+                    if here
+                    else f"{name}, whose file lies in a store: {file}",
+                    hint="start the command in your project's folder" if here else TAKE_OWN,
+                )
+        if self.records:
+            return recorded
+        if _entries(RECIPES) is not None:
+            check_recipe(recorded)
+        elif not all(_is_readers(file, recorded) for file in _find_files(recorded)):
+            raise RecipeError(f"{name}, which is not code of this folder", hint=f"{TAKE_OWN}; or --trust-records")
+        return recorded
+
+
+# What is taken from records without a word from the reader.
+BY_DEFAULT = Trust()
+
+
+def lies_in_store(path: Path, root: Path | None = None) -> bool:
+    """Return whether a path, without links, lies in a folder of runs.
+
+    Args:
+        root: the folder of a store, if it is known.
+    """
+    project = Path.cwd()
+    folders = [path, *path.parents]
+    if root in folders or any((folder / "run.json").is_file() for folder in folders):
+        return True
+    inner = [folder for folder in folders if project in folder.parents and folder.is_dir()]
+    return any(next(folder.glob("*/run.json"), None) is not None for folder in inner)
+
+
+def _find_root(store: str) -> Path | None:
+    scheme, *parts = split_store(store) or ("?",)
+    return Path(*parts) if scheme == "" and parts else None
+
+
+def _find_files(recipe: str) -> list[Path]:
+    """Return the files that an import of a recipe's module would run, without links: the packages' that hold it, too.
+
+    A module that is nowhere to be found has no file.
+    """
+    module = recipe.rpartition(":")[0]
+    if module.endswith(".py"):
+        return [Path(os.path.realpath(module))]
+    with _searched_like_a_rank():
+        specs = [spec for each in list_prefixes(module) if (spec := find_spec(each))]
+    # A module without a file is a folder, of which nothing is run, or built into Python.
+    files = [spec.origin if spec.has_location else os.__file__ for spec in specs if spec.origin]
+    return [Path(os.path.realpath(file)) for file in files if file]
+
+
+@contextlib.contextmanager
+def _searched_like_a_rank() -> Iterator[None]:
+    """Put the current folder first on the module search path, where ``python -m`` has it."""
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(Path.cwd()))
+
+
+def _is_readers(file: Path, recipe: str) -> bool:
+    if file.is_relative_to(OWN_RECIPES):
+        return True
+    is_named_by_path = recipe.rpartition(":")[0].endswith(".py")
+    folders = [Path.cwd(), *(Path(entry).resolve() for entry in sys.path if entry)]
+    return is_own_file(str(file)) and (not is_named_by_path or any(map(file.is_relative_to, folders)))
 
 
 def split_store(url: str) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ from holdfast.checkpoint import Payload, Saved
 from holdfast.config import Log, RunConfig
 from holdfast.errors import HoldfastError, NameMissing, RecordDamaged, RunStopped, WrongUse
 from holdfast.gpus import check_gpus, gather_nodes
-from holdfast.journal import Commit, Journal, metrics_name
+from holdfast.journal import Commit, Journal, metrics_name, read_given
+from holdfast.permission import Trust
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Problem, Ready, Tripped
 from holdfast.store import Store, open_store
@@ -24,20 +25,25 @@ from holdfast.trail import find_first
 Trail = list[dict[str, Any]]
 
 
-def read_run_config(journal: Journal, commit: Commit, scratch: Path) -> RunConfig:
+def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trust) -> RunConfig:
     """Return the configuration that a commit was trained with, with the run's present store and name.
 
     Args:
         scratch: the folder for logs.
+        trust: what to take from the run's records.
 
     Raises:
-        WrongUse: the configuration was lost.
+        WrongUse: the configuration was lost, or its recipe is not trusted.
+        RecordDamaged: the configuration isn't the one that the commit's fingerprint is of.
     """
     record = journal.read_config(commit.config_fingerprint)
     if record is None:
         raise WrongUse(f"the settings of commit {commit.number} of run {journal.run!r} were lost")
-    config = RunConfig.model_validate(record.config)
+    if record.fingerprint != commit.config_fingerprint:
+        raise RecordDamaged(f"commit {commit.number} was not trained with the settings in its configs/ record")
+    config = read_given(record)
     moved: dict[str, Any] = {
+        "recipe": trust.choose_recipe(config.recipe, journal.store_url),
         "store": journal.store_url,
         "run": journal.run,
         "log": Log(every=config.log.every, folder=str(scratch)),
@@ -73,22 +79,23 @@ def _choose_ranks(config: RunConfig, number: int | None) -> RunConfig:
 
 @contextlib.contextmanager
 def ranks_at(
-    journal: Journal, at: Commit | None, settings: Commit, number: int | None = None
+    journal: Journal, at: Commit | None, settings: Commit, trust: Trust, number: int | None = None
 ) -> Iterator[tuple[Ranks, Present]]:
     """Start ranks for the block, and restore a commit's state into them through the gate.
 
     Args:
         at: the commit to restore; None for the state that the run began with.
         settings: the commit whose settings the ranks get.
+        trust: what to take from the run's records.
         number: the number of ranks; None for that of the settings.
 
     Raises:
-        WrongUse: equal bytes aren't promised on this number of ranks.
+        WrongUse: equal bytes aren't promised on this number of ranks, or the recipe is not trusted.
         CheckpointDamaged: the checkpoint is damaged.
         GateTripped: the gate refuses the restored state.
     """
     with tempfile.TemporaryDirectory(prefix="holdfast-") as scratch:
-        config = _choose_ranks(gather_nodes(read_run_config(journal, settings, Path(scratch))), number)
+        config = _choose_ranks(gather_nodes(read_run_config(journal, settings, Path(scratch), trust)), number)
         check_gpus(config.compute)
         with Ranks(config, Path(scratch) / "ranks.log", at.number if at else 0) as ranks:
             built = ranks.expect(Ready)
@@ -120,12 +127,13 @@ def make_pruned_error(journal: Journal, start: Commit, commit: Commit) -> WrongU
 
 @contextlib.contextmanager
 def replayed(
-    journal: Journal, start: Commit | None, commit: Commit, ranks: int | None = None
+    journal: Journal, start: Commit | None, commit: Commit, trust: Trust, ranks: int | None = None
 ) -> Iterator[tuple[Saved, Store, Present]]:
     """Train from one commit's checkpoint straight to another commit's step, and save into a temporary folder.
 
     Args:
         start: an earlier commit; None for the beginning of the run.
+        trust: what to take from the run's records.
         ranks: the number of ranks; None for the run's.
 
     Yields:
@@ -140,7 +148,7 @@ def replayed(
         raise make_pruned_error(journal, start, commit)
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-") as folder,
-        ranks_at(journal, start, commit, ranks) as (started, now),
+        ranks_at(journal, start, commit, trust, ranks) as (started, now),
     ):
         started.train(commit.step, now.fingerprint, into=folder, is_detailed=True)
         while not isinstance(saved := started.next_event(), Saved):

@@ -22,6 +22,7 @@ app = App(
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 Set = Annotated[list[str] | None, Parameter(name="--set", negative="", consume_multiple=False)]
+TrustRecords = Annotated[bool, Parameter(name="--trust-records", negative="", show_default=False)]
 Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
 
 

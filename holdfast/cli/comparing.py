@@ -2,11 +2,12 @@
 
 import sys
 
-from holdfast.cli.app import Flag, Json, app, print_json
+from holdfast.cli.app import Flag, Json, TrustRecords, app, print_json
 from holdfast.comparison import Ancestry, Comparison, compare_trainings, read_ancestry
 from holdfast.errors import Damage, StoreDenied, WrongUse
 from holdfast.journal import Journal, find_runs
 from holdfast.journal.finding import open_place
+from holdfast.permission import Trust
 from holdfast.store import Store
 from holdfast.terminal import counted
 
@@ -15,7 +16,16 @@ INPUTS = {"samples", "batch content", "lrs", "anneals"}
 
 
 @app.command(usage="Usage: holdfast compare RUN OTHER [--replay]")
-def compare(one: str, other: str, /, *, replay: Flag = False, json: Json = False) -> int:
+def compare(
+    one: str,
+    other: str,
+    /,
+    *,
+    replay: Flag = False,
+    recipe: str = "",
+    trust_records: TrustRecords = False,
+    json: Json = False,
+) -> int:
     """Tell whether two runs are the same training: the first difference, and what explains it best.
 
     Compare content ids at the steps at which both have a checkpoint, the trails at every step, and then the records of
@@ -27,12 +37,15 @@ def compare(one: str, other: str, /, *, replay: Flag = False, json: Json = False
         one: <store>/<run>, or <store>/<run>@<commit> for the training that led to that commit; or a store of runs.
         other: Likewise. A store beside a run means the run of the same name in it.
         replay: Train the steps of the first difference again, to name the first tensor that differs.
+        recipe: The recipe of both, as in a configuration, in place of those on record. Without it, those on record
+            are trained only if their code is this folder's or Holdfast's own.
+        trust_records: Train the recipe on record, also if its code is elsewhere, but never from a file in a store.
         json: Print JSON.
     """
-    places = _open(one), _open(other)
+    places, trust = (_open(one), _open(other)), Trust(recipe, trust_records)
     if isinstance(places[0], Store) and isinstance(places[1], Store):
-        return _compare_stores(places[0], places[1], is_replayed=replay, json=json)
-    found = compare_trainings(*_read_both(places, (one, other)), is_replayed=replay)
+        return _compare_stores(places[0], places[1], is_replayed=replay, trust=trust, json=json)
+    found = compare_trainings(*_read_both(places, (one, other)), is_replayed=replay, trust=trust)
     if json:
         print_json(found.model_dump(mode="json"))
     else:
@@ -86,7 +99,7 @@ def _label(place: tuple[Journal, str], label: str) -> tuple[Journal, str, str]:
 # ---- two stores
 
 
-def _compare_stores(one: Store, other: Store, *, is_replayed: bool, json: bool) -> int:
+def _compare_stores(one: Store, other: Store, *, is_replayed: bool, trust: Trust, json: bool) -> int:
     """Compare the runs of two stores by name; print a line for each, and return the exit code."""
     ones, others = ({journal.run: journal for journal in find_runs(store)} for store in (one, other))
     rows: dict[str, Comparison | str] = {}
@@ -96,7 +109,7 @@ def _compare_stores(one: Store, other: Store, *, is_replayed: bool, json: bool) 
             continue
         try:
             lines = read_ancestry(ones[run], f"{one.url}/{run}"), read_ancestry(others[run], f"{other.url}/{run}")
-            rows[run] = compare_trainings(*lines, is_replayed=is_replayed)
+            rows[run] = compare_trainings(*lines, is_replayed=is_replayed, trust=trust)
         except (Damage, StoreDenied, WrongUse) as error:  # one run that can't be read must not hide the others
             rows[run] = str(error)
     if json:

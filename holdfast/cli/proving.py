@@ -7,12 +7,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from holdfast.audit import audit_commit, choose_commits
-from holdfast.cli.app import Json, Set, app, print_json
+from holdfast.cli.app import Json, Set, TrustRecords, app, print_json
 from holdfast.config import load_config
 from holdfast.errors import WrongUse
 from holdfast.evaluation import evaluate_commit
 from holdfast.journal import Commit, Journal
 from holdfast.journal.finding import find_commit, open_journal
+from holdfast.permission import Trust
 from holdfast.progress import log_plain_lines
 from holdfast.prove import prove as prove_recipe
 
@@ -77,6 +78,8 @@ def audit(
     random: int | None = None,
     seed: int | None = None,
     ranks: int | None = None,
+    recipe: str = "",
+    trust_records: TrustRecords = False,
     json: Json = False,
 ) -> int:
     """Train chunks of a run again, and compare the bytes.
@@ -93,6 +96,9 @@ def audit(
         random: Audit this many commits, chosen at random, instead.
         seed: The seed of that choice; by default another one each time.
         ranks: The number of ranks that train again; by default those of the run. Another number needs virtual ranks.
+        recipe: The recipe, as in a configuration, in place of the one on record. Without it, the one on record is
+            trained only if its code is this folder's or Holdfast's own.
+        trust_records: Train the recipe on record, also if its code is elsewhere, but never from a file in a store.
         json: Print JSON.
     """
     journal = open_journal(run)
@@ -102,7 +108,7 @@ def audit(
     start = int(from_) if from_.isdecimal() else find_commit(journal, from_).number if from_ else None
     audits = []
     for each in _chosen(journal, commit, random, seed):
-        audits.append(audit_commit(journal, each, start, ranks))
+        audits.append(audit_commit(journal, each, start, ranks, Trust(recipe, trust_records)))
         if not json:
             print(audits[-1])
     if json:
@@ -127,17 +133,22 @@ def _chosen(journal: Journal, commit: str, random: int | None, seed: int | None)
 
 
 @app.command
-def evaluate(run: str, commit: str = "", /, *, json: Json = False) -> None:
+def evaluate(
+    run: str, commit: str = "", /, *, recipe: str = "", trust_records: TrustRecords = False, json: Json = False
+) -> None:
     """Restore a checkpoint as training does, through the gate, and evaluate it.
 
     Args:
         run: <store>/<run>.
         commit: The commit's number, or the name of its folder; by default the newest.
+        recipe: The recipe, as in a configuration, in place of the one on record. Without it, the one on record is
+            built only if its code is this folder's or Holdfast's own.
+        trust_records: Build the recipe on record, also if its code is elsewhere, but never from a file in a store.
         json: Print JSON.
     """
     journal = open_journal(run)
     journal.read_run()
-    found = evaluate_commit(journal, find_commit(journal, commit))
+    found = evaluate_commit(journal, find_commit(journal, commit), Trust(recipe, trust_records))
     if json:
         print_json(found.model_dump())
     else:

@@ -9,13 +9,16 @@ from holdfast.comparison.report import Comparison, Side
 from holdfast.comparison.suspects import Evidence, Suspect, find_evidence, list_changes, rank
 from holdfast.errors import HoldfastError, WrongUse
 from holdfast.journal import Commit, Journal
+from holdfast.permission import BY_DEFAULT, Trust
 from holdfast.replay import Trail
 from holdfast.trail import Difference, find_first, spreads
 
 Pair = tuple[Commit, Commit]
 
 
-def compare_trainings(one: Ancestry, other: Ancestry, *, is_replayed: bool = False) -> Comparison:
+def compare_trainings(
+    one: Ancestry, other: Ancestry, *, is_replayed: bool = False, trust: Trust = BY_DEFAULT
+) -> Comparison:
     """Compare two trainings: content ids at the steps at which both have a checkpoint, and trails at every step.
 
     Commits at other steps, because of other chunks or attempts, are compared by their trails alone.
@@ -23,6 +26,7 @@ def compare_trainings(one: Ancestry, other: Ancestry, *, is_replayed: bool = Fal
     Args:
         is_replayed: whether to train the steps of the first difference again, in fresh processes on this machine, to
             find its first tensor.
+        trust: what such a replay takes from the runs' records.
 
     Raises:
         WrongUse: no step of one is known of the other.
@@ -54,7 +58,7 @@ def compare_trainings(one: Ancestry, other: Ancestry, *, is_replayed: bool = Fal
     suspects = _rank(one, other, pair, find_evidence(first, _find_values(first, trail, others)))
     notes += [*_note_changed_settings(one, pair[0]), *_note_changed_settings(other, pair[1])]
     if is_replayed:
-        known["replays"], in_detail, more = replay_both(one, other, pair, after)
+        known["replays"], in_detail, more = replay_both(one, other, pair, after, trust)
         first, notes = in_detail or first, notes + more
     known |= _describe_first(first, _find_values(first, trail, others))
     return Comparison(**known, is_equal=False, suspects=suspects, notes=list(dict.fromkeys(notes)))

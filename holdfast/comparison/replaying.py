@@ -7,6 +7,7 @@ from holdfast.comparison.ancestry import Ancestry
 from holdfast.comparison.report import Replay
 from holdfast.errors import HoldfastError
 from holdfast.journal import Commit
+from holdfast.permission import Trust
 from holdfast.replay import Trail, read_trail, replayed
 from holdfast.trail import Difference, find_first
 
@@ -19,13 +20,14 @@ class _Replayed:
 
 
 def replay_both(
-    one: Ancestry, other: Ancestry, pair: tuple[Commit, Commit], after: int
+    one: Ancestry, other: Ancestry, pair: tuple[Commit, Commit], after: int, trust: Trust
 ) -> tuple[list[Replay], Difference | None, list[str]]:
     """Train the steps up to two commits again, each from the last checkpoint that both have in common if possible.
 
     Args:
         pair: the commits up to which to train: the first that reach the first difference.
         after: the last step at which both have one content id.
+        trust: what to take from the runs' records.
 
     Returns:
         The replays; the first difference between their trails, which name every tensor; and notes.
@@ -33,7 +35,7 @@ def replay_both(
     found: list[_Replayed] = []
     for line, commit in zip((one, other), pair, strict=True):
         try:
-            found.append(_replay(line, commit, after))
+            found.append(_replay(line, commit, after, trust))
         except HoldfastError as error:
             return [each.replay for each in found], None, [f"{line.label} wasn't trained again: {error}"]
     left, right = found
@@ -41,9 +43,9 @@ def replay_both(
     return [left.replay, right.replay], find_first(left.trail, right.trail), notes
 
 
-def _replay(line: Ancestry, commit: Commit, after: int) -> _Replayed:
+def _replay(line: Ancestry, commit: Commit, after: int, trust: Trust) -> _Replayed:
     start = _choose_start(line, commit, after)
-    with replayed(line.journal, start, commit) as (saved, folder, present):
+    with replayed(line.journal, start, commit, trust) as (saved, folder, present):
         replay = Replay(
             commit=commit.number, start=start.step if start else 0, stop=commit.step,
             expected=commit.checkpoint_sha256, found=saved.metadata.checkpoint_sha256,

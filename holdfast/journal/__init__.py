@@ -1,5 +1,6 @@
 """The journal of a run: the records that decide who may write the run and which checkpoints count."""
 
+from holdfast.journal.configs import find_conflict, read_given
 from holdfast.journal.journal import Journal, find_runs, list_runs
 from holdfast.journal.links import broken_links
 from holdfast.journal.records import (
@@ -54,12 +55,14 @@ __all__ = [
     "RehearsalRecord",
     "RunRecord",
     "broken_links",
+    "find_conflict",
     "find_runs",
     "folder_record_name",
     "format_time",
     "list_runs",
     "metrics_name",
     "now",
+    "read_given",
     "read_record",
     "record_name",
     "shown_name",

@@ -7,7 +7,6 @@ from typing import Any
 
 from holdfast import checkpoint
 from holdfast.errors import HoldfastError, NameMissing, RecordDamaged, Unreadable
-from holdfast.fingerprint import fingerprint
 from holdfast.journal import (
     AttemptRecord,
     Commit,
@@ -24,6 +23,7 @@ from holdfast.journal import (
     Record,
     RehearsalRecord,
     broken_links,
+    find_conflict,
     folder_record_name,
     read_record,
     record_name,
@@ -137,8 +137,8 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
         return f"{name} holds the record of another folder, {record.path}"
     if isinstance(record, ConfigRecord) and name not in ("config.snapshot.json", record.name, record.snapshot_name):
         return f"{name} holds the settings of another name, {record.fingerprint}"
-    if isinstance(record, ConfigRecord) and fingerprint(record.identity) != record.fingerprint:
-        return f"{name}: its settings don't have its fingerprint"
+    if isinstance(record, ConfigRecord) and (conflict := find_conflict(record)):
+        return f"{name}: {conflict}"
     return None
 
 

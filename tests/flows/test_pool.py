@@ -21,6 +21,7 @@ from holdfast.journal import REPORT, record_name
 from holdfast.testing.faults import fault
 from tasks.server import free_port
 from tests.conftest import IS_SOAK, Driver, MakeHome, Reference, await_ended, kill_tree
+from tests.support.forging import plant, rename_recipe
 from tests.support.pools import ENDS_WITHIN_S, Pool, PoolRun, await_true, pool_up, strike
 from tests.support.processes import variables_of
 
@@ -632,3 +633,17 @@ def find_first_commit_time(run: PoolRun, attempt: int) -> float:
     journal = run.journal()
     first = next(commit for commit in map(journal.read_commit, journal.numbers("commits")) if commit.attempt == attempt)
     return journal.store.modified(f"commits/{first.number:08d}.json").timestamp()
+
+
+def test_an_audit_of_a_store_executes_nothing_that_its_runs_name(run: PoolRun, tmp_path: Path) -> None:
+    run.hurry()
+    run.pool.await_end(run.start())
+    mark, folder = tmp_path / "executed", Path(run.store) / run.name
+    recipe = f"{plant(Path(run.store), mark)}:toy"
+    rename_recipe(folder, recipe)
+    said = f"the run's records name the recipe '{recipe}', whose file lies in a store"
+    for deployment, parameters in (("audit/audit", {}), ("evaluate/evaluate", {"run": run.name})):
+        started = run.pool.start(deployment, store=run.store, **parameters)
+        ended = run.pool.await_end(started)
+        assert (ended["state"]["name"], mark.exists()) == ("Failed", False)
+        await_true(lambda started=started: said in run.pool.logs(started), "it doesn't say why", ENDS_WITHIN_S)

@@ -7,7 +7,7 @@ from typing import Any
 from holdfast import checkpoint
 from holdfast.attempt import Line
 from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Payload, Saved, Tensor
-from holdfast.config import Retention
+from holdfast.config import RunConfig
 from holdfast.errors import CheckpointDamaged
 from holdfast.fingerprint import fingerprint
 from holdfast.journal import Commit, FileRecord, Journal, Latest, metrics_name, now
@@ -19,8 +19,9 @@ Keys = list[tuple[SigningKey, TrustedKey]]
 
 STEPS_PER_EPOCH = 10
 FILES = (PAYLOAD, METADATA, METRICS)  # the files of a small checkpoint
-IDENTITY = {"recipe": "m:f", "settings": {"lr": 0.1}}
+IDENTITY = {"recipe": "m:f", "seed": 1234, "settings": {"lr": 0.1}}
 SETTINGS = fingerprint(IDENTITY)
+CONFIG: dict[str, Any] = RunConfig(recipe="m:f", run="run", settings={"lr": 0.1}).model_dump(mode="json")
 # The metadata of a checkpoint, for tests that don't depend on it.
 METADATA_FIELDS: dict[str, Any] = {
     "epoch": 1, "created_at": "2026-01-01T00:00:00+00:00", "optimizer_steps_total": 10, "optimizer_steps_epoch": 0,
@@ -75,7 +76,7 @@ def make_line(store: Store, run: str = "run", epochs: int = 9, **options: Any) -
     journal.begin("m:f")
     attempt = journal.attempts() + 1
     claim(journal, attempt)
-    journal.record_config(SETTINGS, IDENTITY, {"epochs": epochs, "retention": Retention().model_dump(mode="json")})
+    journal.record_config(SETTINGS, IDENTITY, CONFIG | {"epochs": epochs})
     line = Line(journal, attempt, SETTINGS, STEPS_PER_EPOCH, **options)
     resume(line)
     return line

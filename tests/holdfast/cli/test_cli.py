@@ -17,7 +17,7 @@ from holdfast.journal import Journal, format_time
 from holdfast.shown import describe
 from holdfast.signature import load_signing_key
 from holdfast.store import open_store
-from tests.support.makers import head_step, load, make_line, save_next, train
+from tests.support.makers import IDENTITY, SETTINGS, STEPS_PER_EPOCH, head_step, load, make_line, save_next, train
 
 
 @pytest.fixture
@@ -434,7 +434,9 @@ def test_plan_shows_costs_losses_and_the_best_chunks(tmp_path: Path, capsys: pyt
     assert planned["mean_between_losses_s"] == pytest.approx(1800, abs=60)
     assert (planned["interval"]["steps"], planned["interval"]["bound"]) == (pytest.approx(170, abs=2), "least lost")
     assert planned["best"]["steps"] == planned["interval"]["steps"]
-    assert planned["current"] is None, "its settings are not whole"
+    assert planned["current"]["steps"] == STEPS_PER_EPOCH
+    line.journal.record_config(SETTINGS, IDENTITY, {"epochs": 9})
+    assert ask_json("plan", run, capsys=capsys)["current"] is None, "its settings are not whole"
     assert run_app(app, ["plan", run]) == 0
     shown = capsys.readouterr().out
     assert "a save stalls training for 2 s" in shown

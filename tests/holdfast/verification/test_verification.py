@@ -2,8 +2,10 @@
 
 import hashlib
 import io
+import math
 import shutil
 from collections.abc import Callable
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,16 @@ import pytest
 
 from holdfast.attempt import Line
 from holdfast.checkpoint import METRICS, PAYLOAD
-from holdfast.config import Retention
+from holdfast.config import Retention, RunConfig
 from holdfast.errors import RunUnknown
-from holdfast.journal import ConfigRecord, Journal
+from holdfast.fingerprint import fingerprint, to_plain
+from holdfast.journal import ConfigRecord, Journal, find_conflict, read_given
 from holdfast.pack import pack, unpack
 from holdfast.retention import prune
 from holdfast.store.local import LocalStore
 from holdfast.verification import verify_run
 from tests.support.makers import (
+    CONFIG,
     FILES,
     IDENTITY,
     SETTINGS,
@@ -157,14 +161,45 @@ def test_a_record_under_anothers_name_is_damage(line: Line, name: str) -> None:
 
 @pytest.mark.parametrize("says", [SETTINGS, "f" * 64])
 def test_settings_under_a_wrong_fingerprint_are_damage(line: Line, says: str) -> None:
-    record = ConfigRecord(fingerprint=says, identity=IDENTITY | {"seed": 1}, config={})
+    record = ConfigRecord(fingerprint=says, identity=IDENTITY | {"seed": 1}, config=CONFIG)
     name = f"configs/{says}.json"
     line.journal.store.replace(name, record.to_bytes())
     assert check(line).problems == [f"{name}: its settings don't have its fingerprint"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"recipe": "evil:f"}, "its configuration has recipe = 'evil:f', but its fingerprint is of 'm:f'"),
+        ({"seed": 2}, "its configuration has seed = 2, but its fingerprint is of 1234"),
+        ({"settings": {"lr": 0.2}}, "its configuration has settings.lr = 0.2, but its fingerprint is of 0.1"),
+        ({"settings": {"lr": 0.1, "do": "it"}}, "its configuration has settings.do = 'it', but its fingerprint is of"),
+        ({"epochs": "many"}, "config.epochs: Input should be a valid integer"),
+        ({"settings": {}, "epochs": 77, "later": {"version": 3}}, ""),  # a default, an operational setting, a newer one
+    ],
+)
+def test_a_configuration_has_to_be_that_of_its_fingerprint(line: Line, changes: dict[str, Any], said: str) -> None:
+    line.journal.store.delete(f"configs/{SETTINGS}.json")
+    line.journal.record_config(SETTINGS, IDENTITY, CONFIG | changes)
+    problems = check(line).problems
+    assert len(problems) == (2 if said else 0), problems  # in configs/, and in config.snapshot.json
+    assert all(said in problem for problem in problems)
+
+
+def test_settings_that_json_can_not_hold_are_read_as_they_were_given() -> None:
+    times = {"day": date(2026, 1, 2), "at": datetime(2026, 1, 2, tzinfo=UTC)}
+    given = RunConfig(recipe="m:f", run="run", settings={"most": math.inf, "list": [1.0, math.nan], **times})
+    identity = to_plain(given.identity)
+    record = ConfigRecord(fingerprint=fingerprint(identity), identity=identity, config=given.model_dump(mode="json"))
+    record = ConfigRecord.from_bytes(record.to_bytes(), "record")
+    assert find_conflict(record) == ""
+    settings = read_given(record).settings
+    assert settings["most"] == math.inf
+    assert math.isnan(settings["list"][1])
+
+
 def test_each_snapshot_of_the_settings_is_checked(line: Line) -> None:
-    line.journal.record_config(SETTINGS, IDENTITY, {"epochs": 5})
+    line.journal.record_config(SETTINGS, IDENTITY, CONFIG | {"epochs": 5})
     (name,) = (name for name in line.journal.store.list("configs") if name != f"{SETTINGS}.json")
     assert check(line).ok
     path = root(line) / "configs" / name

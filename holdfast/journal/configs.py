@@ -1,0 +1,96 @@
+"""The two halves of a record of settings: the configuration as given, and the identity that its fingerprint is of.
+
+What trains steps of a run again takes the configuration, so the two have to agree.
+"""
+
+import copy
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from holdfast.config import RunConfig
+from holdfast.errors import RecordDamaged, WrongUse
+from holdfast.fingerprint import ABSENT, diff, fingerprint
+from holdfast.journal.records import ConfigRecord
+
+NEEDED = ("recipe", "seed", "settings")
+
+
+def read_given(record: ConfigRecord) -> RunConfig:
+    """Return the configuration on record.
+
+    JSON has no infinity and no NaN, so a record has null in their place; the identity tells which one it was.
+
+    Raises:
+        WrongUse: a later version made it, with settings that this one doesn't know.
+        RecordDamaged: it isn't the configuration that its fingerprint is of.
+    """
+    config, unknown = _read(record)
+    if unknown:
+        raise WrongUse(f"{record.name}: this version knows no setting {unknown[0]!r}", hint="upgrade holdfast")
+    if conflict := _compare(record, config):
+        raise RecordDamaged(f"{record.name}: {conflict}", hint="holdfast verify checks all records of the run")
+    return config
+
+
+def find_conflict(record: ConfigRecord) -> str:
+    """Return how the configuration on record differs from the identity; empty if they agree.
+
+    The identity may have more: the recipe's defaults, the data, the commit that the run began with.
+    """
+    try:
+        return _compare(record, _read(record)[0])
+    except RecordDamaged as error:
+        return error.message
+
+
+def _read(record: ConfigRecord) -> tuple[RunConfig, list[str]]:
+    """Return the configuration without the settings that this version doesn't know, and their names."""
+    fields, unknown = copy.deepcopy(record.config), []
+    try:
+        config = RunConfig.model_validate(fields)
+    except ValidationError as error:
+        for each in error.errors(include_url=False):
+            *parents, name = each["loc"]
+            if each["type"] != "extra_forbidden":
+                raise RecordDamaged(f"config.{'.'.join(map(str, each['loc']))}: {each['msg']}") from None
+            unknown.append(".".join(map(str, each["loc"])))
+            holder: Any = fields
+            for parent in parents:
+                holder = holder[parent]
+            del holder[name]
+        config = RunConfig.model_validate(fields)
+    settings = _restore(config.settings, record.identity.get("settings"))
+    return config.model_copy(update={"settings": settings}), unknown
+
+
+def _compare(record: ConfigRecord, config: RunConfig) -> str:
+    if fingerprint(record.identity) != record.fingerprint:
+        return "its settings don't have its fingerprint"
+    if missing := [name for name in NEEDED if name not in record.identity]:
+        return f"its identity has no {missing[0]}"
+    for name, (identity, given) in diff(record.identity, config.identity).items():
+        is_later = identity == ABSENT and not name.startswith("settings.")  # an older version had no such setting
+        is_newest = name == "init_from.commit" and given is None
+        if not (given == ABSENT or is_later or is_newest or _is_same_time(identity, given)):
+            return f"its configuration has {name} = {given!r}, but its fingerprint is of {identity!r}"
+    return ""
+
+
+def _restore(value: Any, identity: Any) -> Any:
+    if value is None and isinstance(identity, dict) and identity.keys() == {"$float"}:
+        return float(identity["$float"])
+    if isinstance(value, dict) and isinstance(identity, dict):
+        return {name: _restore(each, identity.get(name)) for name, each in value.items()}
+    if isinstance(value, list) and isinstance(identity, list) and len(value) == len(identity):
+        return [_restore(each, its) for each, its in zip(value, identity, strict=True)]
+    return value
+
+
+def _is_same_time(one: object, other: object) -> bool:
+    """Return whether two texts are one time of TOML's, which records spell in two ways."""
+    try:
+        return datetime.fromisoformat(str(one)) == datetime.fromisoformat(str(other))
+    except (ValueError, TypeError):
+        return False
