@@ -128,7 +128,8 @@ dist: .venv/tools/ready
 soak: .venv/ready
 	HOLDFAST_EXAMPLES=100000 $(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 0 \
 		tests/holdfast/attempt/test_state_machine.py tests/holdfast/attempt/test_two_writers.py \
-		tests/holdfast/attempt/test_rehearsal.py \
+		tests/holdfast/attempt/test_rehearsal.py tests/holdfast/rank/test_sharded_ranks.py \
+		tests/holdfast/rank/test_wrapped_loops.py tests/holdfast/rank/test_surviving.py \
 		tests/holdfast/training/test_matrix.py tests/holdfast/test_false_alarms.py \
 		tests/holdfast/recipes/test_killed.py tests/programs \
 		tests/holdfast/verification/test_flips.py \

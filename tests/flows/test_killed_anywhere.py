@@ -36,12 +36,13 @@ CHUNK = 4
 
 VICTIMS = ("self", "other", "both")
 EVERYWHERE = list(itertools.product(POINTS, VICTIMS))
-# Cover every point and every victim. make soak covers every combination.
-THROUGH_THE_FLOW = EVERYWHERE if IS_SOAK else list(zip(POINTS, itertools.cycle(VICTIMS), strict=False))
+# Every point and every victim is among them, through the flow every victim. make soak has every combination.
+COVERING = list(zip(POINTS, itertools.cycle(VICTIMS), strict=False))
+THROUGH_THE_FLOW = EVERYWHERE if IS_SOAK else COVERING[::2]
 
 
 @pytest.mark.gpus(1)
-@pytest.mark.parametrize(("point", "victim"), EVERYWHERE)
+@pytest.mark.parametrize(("point", "victim"), EVERYWHERE if IS_SOAK else COVERING)
 def test_a_run_survives_a_kill_at_a_named_point(engine: Engine, reference: Reference, point: str, victim: str) -> None:
     kill_at(engine, engine, reference, point, victim)
 
@@ -96,7 +97,7 @@ def kill_at(driver: Driver, engine: Driver, reference: Reference, point: str, vi
 
 
 @pytest.mark.parametrize("victim", ["self", "rank", "both"])
-@pytest.mark.parametrize("seed", range(40 if IS_SOAK else 4))
+@pytest.mark.parametrize("seed", range(40 if IS_SOAK else 2))
 def test_a_run_survives_kills_at_random_moments(engine: Engine, reference: Reference, victim: str, seed: int) -> None:
     moments = random.Random(f"{victim} {seed}")
     for _ in range(3):
@@ -106,7 +107,7 @@ def test_a_run_survives_kills_at_random_moments(engine: Engine, reference: Refer
     assert_same_bytes(engine, reference)
 
 
-@pytest.mark.parametrize("victim", ["flow", "rank", "both"])
+@pytest.mark.parametrize("victim", ["flow", "rank", "both"] if IS_SOAK else ["both"])
 @pytest.mark.parametrize("seed", range(20 if IS_SOAK else 1))
 def test_a_flow_survives_kills_at_random_moments(
     driver: Driver, engine: Engine, reference: Reference, victim: str, seed: int

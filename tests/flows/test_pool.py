@@ -34,9 +34,8 @@ AWAY_S = 15.0  # longer than the window of an automation
 VICTIMS = ("attempt", "ranks", "worker", "machine")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 # Each test takes half a minute. test_a_run_survives_deaths_during_a_save also kills a rank and an attempt by SIGKILL.
-# SIGTERM to a machine combines SIGTERM to its worker and to its attempt.
-ONLY_SOAK = {("attempt", signal.SIGKILL), ("ranks", signal.SIGKILL), ("machine", signal.SIGTERM)}
-DEATHS = [each for each in itertools.product(VICTIMS, SIGNALS) if IS_SOAK or each not in ONLY_SOAK]
+ALWAYS = {("worker", signal.SIGTERM), ("machine", signal.SIGKILL)}
+DEATHS = [each for each in itertools.product(VICTIMS, SIGNALS) if IS_SOAK or each in ALWAYS]
 names = itertools.count(1)
 
 

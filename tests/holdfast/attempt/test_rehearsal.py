@@ -257,6 +257,7 @@ TOGETHER = [
     pytest.param(compute, way, id=f"{name}-{'beside' if way is BESIDE else 'alone'}")
     for name, (compute, own) in COMPUTES.items()
     for way in ((BESIDE, ALONE) if IS_SOAK else (own,))
+    if IS_SOAK or name in ("ddp", "fsdp")
 ]
 
 

@@ -14,7 +14,7 @@ from tests.support import writer
 from tests.support.lives import Lives
 from tests.support.writer import WaitingWriter
 
-LOCAL_ROUNDS, HTTP_ROUNDS = (20, 20) if IS_SOAK else (10, 4)
+LOCAL_ROUNDS, HTTP_ROUNDS = (20, 20) if IS_SOAK else (6, 2)
 COMMITS = 6
 PAUSE_S = 0.05
 
