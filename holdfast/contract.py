@@ -40,6 +40,10 @@ class Term:
     free: str = ""
 
 
+# With three ranks or more, the order in which NCCL adds follows from these.
+TOPOLOGY = ("nodes", "gpus_per_node", "links")
+VIRTUAL = "only with compute.virtual_ranks would the bits be equal"
+
 BOTH: tuple[Device, ...] = ("cpu", "cuda")
 
 TERMS = (
@@ -86,6 +90,10 @@ TERMS = (
     ),
     Term("nccl", ("cuda",), "it adds up the gradients of several ranks"),
     Term("variables", ("cuda",), "they choose the GPU's kernels and workspaces", "those of the GPU", CUBLAS),
+    Term(
+        "topology", (), "NCCL adds along it; compared on GPUs, from three ranks on, without virtual ranks",
+        source="NVIDIA/nccl#23, #1461",
+    ),
     Term("driver", (), "kernels come compiled with torch and CUDA"),
     Term("cpu_flags", (), "a digest, to tell machines apart; many flags don't affect computation"),
 )  # fmt: skip
@@ -107,8 +115,8 @@ LIMITS = (
     Limit(BOTH, "code that is compiled where it runs, by torch.compile or by the recipe"),
     Limit(("cuda",), "kernels that the driver compiles, for a GPU that is newer than torch's build"),
     Limit(("cuda",), "what a recipe computes on the host: that is the same only on the same CPU"),
-    # Source: NVIDIA/nccl#23, #1461. With two ranks the order doesn't matter.
-    Limit(("cuda",), "three ranks or more, where the GPUs are connected otherwise: NCCL adds in an order of its own"),
+    Limit(("cuda",), "NCCL's own files, /etc/nccl.conf and ~/.nccl.conf, and plugins that choose its algorithms"),
+    Limit(("cuda",), "several nodes with the same GPUs and links, but another network or NVLink domain between them"),
 )
 
 
@@ -151,6 +159,7 @@ def judge(
         f"{name}: saved {was!r}, here {now or 'not installed'!r}" for name, was, now in list_changed(saved, current)
     ]
     reasons += _changed_ranks(*ranks)
+    reasons += _changed_topology(saved, current, *ranks)
     if not terms:
         reasons.append(f"device: nothing is promised on {device!r}" if device else "device: not recorded")
     return Verdict("not promised", tuple(reasons)) if reasons else Verdict("identical")
@@ -184,7 +193,21 @@ def _changed_ranks(saved: int | None, current: int | None) -> list[str]:
     """Return a line if another number of ranks sums gradients and draws random numbers."""
     if None in (saved, current) or saved == current:
         return []
-    return [f"ranks: saved {saved}, here {current}; only with compute.virtual_ranks would the bits be equal"]
+    return [f"ranks: saved {saved}, here {current}; {VIRTUAL}"]
+
+
+def _changed_topology(
+    saved: Mapping[str, Any], current: Mapping[str, Any], ranks_then: int | None, ranks: int | None
+) -> list[str]:
+    """Return a line if NCCL may add in another order. The sum of two ranks has only one order."""
+    if saved.get("device") != "cuda" or ranks is None or ranks != ranks_then or ranks < 3:
+        return []
+    old, new = (each.get("topology") or {} for each in (saved, current))
+    for where, found in (("not recorded", old), ("not known here", new)):
+        if not found.get("links"):
+            return [f"topology: {where}; {VIRTUAL}"]
+    names = [name for name in TOPOLOGY if old.get(name) != new.get(name)]
+    return [f"topology: {name} saved {old.get(name)!r}, here {new.get(name)!r}; {VIRTUAL}" for name in names]
 
 
 def terms_on(device: str | None) -> tuple[Term, ...]:

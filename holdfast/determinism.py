@@ -21,6 +21,16 @@ PREAMBLE = {
     "TORCHINDUCTOR_DETERMINISTIC": "1",
 }
 
+# NCCL otherwise chooses by measuring and by what the machines offer, so that equal jobs may add up in other orders. The
+# sums of NVLS and CollNet happen in switches, in an order of theirs. A variable that is set already stays, and is
+# compared. Sources: NVIDIA/nccl#1497, #2360; Megatron Core, Deterministic Training.
+COLLECTIVES = {
+    "NCCL_ALGO": "Ring",
+    "NCCL_PROTO": "Simple",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_COLLNET_ENABLE": "0",
+}
+
 SDP_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 
 # The place of NumPy's and Python's generators, a Mersenne Twister, when it was seeded and nothing was drawn.
@@ -42,6 +52,11 @@ def preamble(settings: Determinism) -> dict[str, str]:
     threads = str(settings.threads)
     inductor = {"TORCHINDUCTOR_DETERMINISTIC": "1" if settings.mode == "strict" else "0"}
     return PREAMBLE | inductor | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+
+
+def choose_collectives(settings: Determinism) -> dict[str, str]:
+    """Return the environment variables that let the order of NCCL's sums follow from the ranks and their links."""
+    return COLLECTIVES if settings.mode == "strict" else {}
 
 
 def apply(settings: Determinism, seed: int) -> None:

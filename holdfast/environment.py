@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from holdfast.gpus.report import read_links
+
 # Patterns of the variables that choose kernels or an order of summation. Those that are set are recorded. Variables for
 # logs, caches and timeouts are left out: they differ between machines and don't change bits.
 PROCESS_VARIABLES = ("PYTHONHASHSEED", "GLIBC_TUNABLES", "TORCHINDUCTOR_DETERMINISTIC", "TORCH_LINEAR_FLATTEN_3D")
@@ -24,7 +26,13 @@ CPU_VARIABLES = (
 )  # fmt: skip
 GPU_VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "CUBLAS_*EMULAT*", "NVIDIA_TF32_OVERRIDE",
-    "TORCH_ALLOW_TF32*", "TORCH_*PREFER*", "TORCH_CUDNN_*", "DISABLE_ADDMM_CUDA_LT", "NCCL_ALGO", "NCCL_PROTO",
+    "TORCH_ALLOW_TF32*", "TORCH_*PREFER*", "TORCH_CUDNN_*", "DISABLE_ADDMM_CUDA_LT",
+    # What NCCL adds in which order: the algorithm, and what its rings and channels are made of.
+    "NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_*", "NCCL_COLLNET_*", "NCCL_M*_NCHANNELS", "NCCL_M*_CTAS", "NCCL_NTHREADS",
+    "NCCL_BUFFSIZE", "NCCL_*_THRESHOLD", "NCCL_RINGS", "NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_CONF_FILE",
+    "NCCL_TUNER_*", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_CROSS_NIC", "NCCL_P2P_*", "NCCL_SHM_DISABLE",
+    "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NVB_DISABLE", "NCCL_PXN_DISABLE", "NCCL_MNNVL_*", "NCCL_RUNTIME_CONNECT",
+    "NCCL_NCHANNELS_PER_NET_PEER",
 )  # fmt: skip
 
 # Prefixes of x86's and Arm's vector extensions, so that future ones match too. (smep does not belong to sme.)
@@ -58,6 +66,7 @@ def describe_environment(device: str = "cpu", places: Places = LINUX) -> dict[st
         **_describe_cpu(places),
         **_describe_torch(),
         **_describe_gpus(places),
+        "topology": _describe_topology() if device == "cuda" else None,
         "variables": {name: os.environ[name] for name in sorted(os.environ) if chooses_kernels(name)},
     }
 
@@ -127,6 +136,13 @@ def _describe_gpus(places: Places) -> dict[str, Any]:
             {"name": gpu.name, "sm": [gpu.major, gpu.minor], "sm_count": gpu.multi_processor_count} for gpu in gpus
         ],
     }
+
+
+def _describe_topology() -> dict[str, Any]:
+    """Return how the ranks' GPUs are arranged: with three or more, that decides in which order NCCL adds."""
+    ranks, of_node = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    links = read_links() if ranks > 2 else None
+    return {"nodes": ranks // of_node, "gpus_per_node": of_node, "links": links}
 
 
 def _find(pattern: str, text: str) -> str | None:

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 from holdfast.terminal import counted
 
 PROGRAM = "nvidia-smi"
+GPU_NAME, STYLE = re.compile(r"GPU\d+"), re.compile(r"\x1b\[[0-9;]*m")
 # On a machine with eight GPUs and without NVIDIA's persistence daemon, nvidia-smi takes ten seconds.
 WITHIN_S = 60.0
 
@@ -111,6 +112,27 @@ def read_report(within_s: float = WITHIN_S) -> Report:
             return parse_report(shown[0])
     known = fault or next(iter(said), f"exit code {exit_code}")
     return Report(problem=f"{PROGRAM} failed: {known}", is_fault=bool(fault))
+
+
+def read_links(within_s: float = WITHIN_S) -> str | None:
+    """Return how the GPUs of this machine are connected, a row a GPU: ``X NV18, NV18 X``; None if it isn't known.
+
+    NVLinks, switches and sockets have the names of ``nvidia-smi topo -m``.
+
+    Args:
+        within_s: seconds in which nvidia-smi must answer.
+    """
+    program = shutil.which(PROGRAM)
+    if program is None:
+        return None
+    try:
+        exit_code, text = run_program([program, "topo", "-m"], within_s)
+    except (subprocess.TimeoutExpired, OSError):
+        return None
+    lines = [[cell.strip() for cell in STYLE.sub("", line).split("\t")] for line in text.splitlines()]
+    count = max((sum(bool(GPU_NAME.fullmatch(cell)) for cell in cells) for cells in lines), default=0)
+    rows = [" ".join(cells[1 : count + 1]) for cells in lines if GPU_NAME.fullmatch(cells[0])]
+    return ", ".join(rows) if exit_code == 0 and len(rows) == count > 0 else None
 
 
 def run_program(command: list[str], within_s: float) -> tuple[int, str]:

@@ -102,6 +102,7 @@ def make_environment(config: RunConfig, commit: int) -> dict[str, str]:
     paths = [str(Path(path).absolute()) for path in sys.path]
     kept = {name: value for name, value in os.environ.items() if not is_launchers(name)}
     return {
+        **determinism.choose_collectives(config.determinism),
         **kept,
         **determinism.preamble(config.determinism),
         **rendezvous.make_variables(config.compute),

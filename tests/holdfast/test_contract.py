@@ -29,12 +29,13 @@ EPYC: dict[str, Any] = {
     "cpu_vector": "avx avx2 f16c fma", "cpu_flags": "ab" * 32, "cpu_cache": "32K 32K 512K 32768K",
     "torch": "2.9.1+cpu", "numpy": "2.3.5", "accelerate": "1.15.0", "torchdata": "0.11.0", "cpu_capability": "AVX2",
     "mkl": "2024.2", "onednn": "3.9.1", "threads": 1, "deterministic": True,
-    "cuda": None, "cudnn": None, "nccl": "none", "driver": None, "gpus": [], "variables": PREAMBLE,
+    "cuda": None, "cudnn": None, "nccl": "none", "driver": None, "gpus": [], "topology": None, "variables": PREAMBLE,
 }  # fmt: skip
 H100_GPU = {"name": "NVIDIA H100 80GB HBM3", "sm": [9, 0], "sm_count": 132}
+EIGHT = {"nodes": 1, "gpus_per_node": 8, "links": "X NV18, NV18 X"}
 H100: dict[str, Any] = EPYC | {
     "device": "cuda", "torch": "2.9.1+cu128", "cuda": "12.8", "cudnn": 91002, "nccl": "2.27.5",
-    "driver": "570.124.06", "gpus": [H100_GPU] * 8,
+    "driver": "570.124.06", "gpus": [H100_GPU] * 8, "topology": EIGHT,
 }  # fmt: skip
 MACHINES = {"cpu": EPYC, "cuda": H100}
 
@@ -257,6 +258,33 @@ def test_the_terms_are_about_what_is_described() -> None:
     assert {device for limit in LIMITS for device in limit.on} == {"cpu", "cuda"}
 
 
+@pytest.mark.parametrize(
+    ("ranks", "saved", "here", "reasons"),
+    [
+        (8, EIGHT, EIGHT, []),
+        (
+            8,
+            EIGHT,
+            EIGHT | {"nodes": 2, "gpus_per_node": 4},
+            ["nodes saved 1, here 2", "gpus_per_node saved 8, here 4"],
+        ),
+        (8, EIGHT, EIGHT | {"links": "X SYS, SYS X"}, ["links saved 'X NV18, NV18 X', here 'X SYS, SYS X'"]),
+        (8, None, EIGHT, ["not recorded"]),
+        (8, EIGHT, EIGHT | {"links": None}, ["not known here"]),
+        (2, EIGHT, None, []),  # the sum of two has one order
+        (None, EIGHT, None, []),  # virtual ranks add in an order of their own
+    ],
+)
+def test_three_gpus_or_more_add_in_the_order_of_their_links(
+    ranks: int | None, saved: Any, here: Any, reasons: list[str]
+) -> None:
+    pair = [MACHINES["cuda"] | {"topology": topology} for topology in (saved, here)]
+    found = judge(pair[0], pair[1], (ranks, ranks))
+    assert [reason.partition(";")[0] for reason in found.reasons] == [f"topology: {reason}" for reason in reasons]
+    on_cpus = [MACHINES["cpu"] | {"topology": topology} for topology in (saved, here)]
+    assert judge(on_cpus[0], on_cpus[1], (ranks, ranks)).promise == "identical"
+
+
 # ---- the record
 
 
@@ -279,6 +307,7 @@ def test_the_recorded_device_is_the_training_device() -> None:
         ("MKL_NUM_THREADS", True), ("ATEN_CPU_CAPABILITY", True), ("MKL_CBWR", True), ("DNNL_MAX_CPU_ISA", True),
         ("ONEDNN_MAX_CPU_ISA", True), ("ONEDNN_DEFAULT_FPMATH_MODE", True), ("NVIDIA_TF32_OVERRIDE", True),
         ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", True), ("TORCH_BLAS_PREFER_CUBLASLT", True), ("NCCL_ALGO", True),
+        ("NCCL_NVLS_ENABLE", True), ("NCCL_MAX_NCHANNELS", True), ("NCCL_SOCKET_IFNAME", False),
         ("ONEDNN_VERBOSE", False), ("MKL_VERBOSE", False), ("NCCL_DEBUG", False), ("TORCH_HOME", False),
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", False), ("CUBLAS_LOGINFO_DBG", False), ("AWS_SECRET_ACCESS_KEY", False),
     ],

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.gpus import read_report
+from holdfast.gpus.report import read_links
 from tests.support.nvidia_smi import (
     AMPERE,
     GEFORCE,
@@ -134,3 +135,24 @@ def test_a_program_that_hangs_is_a_fault(machine: Machine) -> None:
     report = read_report(within_s=0.2)
     assert time.monotonic() - began < 60
     assert (report.problem, report.is_fault) == ("nvidia-smi did not answer within 0.2 s", True)
+
+
+# What a machine with two GPUs and a network card prints.
+LINKS = (
+    "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
+    "GPU0\t X \tNV18\tPXB\t0-63\t0\t\tN/A\n"
+    "GPU1\tNV18\t X \tSYS\t0-63\t0\t\tN/A\n"
+    "NIC0\tPXB\tSYS\t X \t\t\t\t\n\n"
+    "Legend:\n\n  X    = Self\n  NV#  = Connection traversing a bonded set of # NVLinks\n"
+)
+
+
+def test_the_links_are_those_of_the_gpus_alone(machine: Machine) -> None:
+    machine(text=LINKS)
+    assert read_links() == "X NV18, NV18 X"
+    machine(text=LINKS, exit_code=1)
+    assert read_links() is None
+    machine(text=NO_DEVICES)
+    assert read_links() is None
+    machine(text=LINKS, hangs=True)
+    assert read_links(0.1) is None

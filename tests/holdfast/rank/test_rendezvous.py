@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.config import Compute, RunConfig
+from holdfast.config import Compute, Determinism, RunConfig
+from holdfast.determinism import COLLECTIVES
 from holdfast.errors import ConfigError, NodesMissing
 from holdfast.gpus import gather_nodes
 from holdfast.rank.process import make_command, make_environment
@@ -91,6 +92,16 @@ def test_node_0_serves_the_rendezvous_at_an_address_that_others_reach(monkeypatc
     }
     environment = make_environment(config, 0)
     assert (environment["HOLDFAST_NODE"], environment["GLOO_SOCKET_IFNAME"]) == ("1", "lo")
+
+
+def test_in_strict_mode_nccl_adds_in_rings_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(ranks=4)
+    environment = make_environment(config, 0)
+    assert COLLECTIVES.items() <= environment.items()
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    assert make_environment(config, 0)["NCCL_ALGO"] == "Tree"
+    fast = config.model_copy(update={"determinism": Determinism(mode="fast")})
+    assert "NCCL_PROTO" not in make_environment(fast, 0)
 
 
 def test_the_address_of_another_name_is_refused() -> None:
