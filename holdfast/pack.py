@@ -53,12 +53,12 @@ def pack(journal: Journal, commit: Commit, out: Writer) -> str:
 
 
 def _tar_blocks(journal: Journal, commit: Commit) -> Iterator[bytes]:
-    run = journal.read_run().model_copy(update={"first_commit": commit.number})
+    run = journal.read_run().model_copy(update={"first_commit": commit.number, "packed": True})
     records = {"run.json": run.to_bytes()}
     config = _config_name(commit)
     for name in (
         record_name("commits", commit.number),
-        *filter(journal.store.exists, (config, signature_name(commit))),
+        *filter(journal.store.exists, (config, signature_name(commit.number, commit.attempt))),
     ):
         records[name] = journal.store.read(name, 0, MAX_RECORD_BYTES)
     if config in records:
@@ -192,7 +192,7 @@ def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) 
         find_parts(commit)
     except CheckpointDamaged as error:
         raise Damage(str(error)) from None
-    optional = {_config_name(commit), signature_name(commit)}
+    optional = {_config_name(commit), signature_name(commit.number, commit.attempt)}
     records: dict[str, bytes] = {}
     waiting = files.keys() | optional | {"run.json"}
     while not _is_at_end(header := _read_header(tar)):

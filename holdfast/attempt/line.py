@@ -24,7 +24,16 @@ from holdfast.errors import (
     NoVerifiedCheckpoint,
     RecordDamaged,
 )
-from holdfast.journal import Commit, FileRecord, Journal, Latest, now
+from holdfast.journal import (
+    Commit,
+    FileRecord,
+    Journal,
+    Latest,
+    folder_record_name,
+    now,
+    record_name,
+    signature_name,
+)
 from holdfast.journal.signing import check_signed, sign_commit
 from holdfast.signature import SigningKey, TrustedKey
 
@@ -236,7 +245,16 @@ class Line:
             unrehearsed_s=self.verdict.unrehearsed_s + saved.train_s,
             rehearse_s=self.verdict.cost_s,
             inexact=self.verdict.inexact,
+            records=self._list_records(saved),
         )
+
+    def _list_records(self, saved: Saved) -> dict[str, str]:
+        """Return the records that the next commit relies on, with the SHA-256 of its settings."""
+        settings = {f"configs/{saved.metadata.config_fingerprint}.json": ""} | self.journal.settings
+        names = [record_name("attempts", self.attempt), folder_record_name(saved.path)]
+        if self._signing_key:
+            names.append(signature_name(self.next_number, self.attempt))
+        return settings | dict.fromkeys(names, "")
 
     # ---- rehearsals
 

@@ -30,7 +30,7 @@ from holdfast.errors import (
     StoreError,
 )
 from holdfast.found import find_suspects
-from holdfast.journal import Commit, Journal, RehearsalRecord, now, record_name
+from holdfast.journal import Commit, Journal, RehearsalRecord, now
 from holdfast.rank.lived import delete_lived, find_lived
 from holdfast.rank.messages import Examined
 from holdfast.trail import REHEARSED_STEPS, Difference, find_departure
@@ -299,7 +299,7 @@ class Rehearsals:
             attempt=self._number, commit=line.head.number, lines=[*lived], difference=found, created_at=now()
         )
         try:
-            self._journal.store.create(record_name("rehearsals", self._number), record.to_bytes())
+            self._journal.record_rehearsal(record)
         except StoreError as error:
             log.warning("the steps that differ can't be recorded: %s", error)
         named = f"; {'; '.join(suspects)}" if suspects else ""

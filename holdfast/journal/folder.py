@@ -1,6 +1,7 @@
 """A run's folder on a store: its identity, its saved settings, and the numbers of its records."""
 
 import contextlib
+import hashlib
 import logging
 from typing import Any
 
@@ -25,6 +26,8 @@ class RunFolder:
         place: the same folder, but a write creates it if it is missing: to begin the run.
         store_url: the URL of the store that holds the folder.
         strays: a line for each stray name that was found among the records.
+        settings: the names of the records of the settings that this process trains with, and the SHA-256 of their
+            bytes, empty for one that an earlier process wrote.
     """
 
     def __init__(self, store: Store, run: str) -> None:
@@ -35,6 +38,7 @@ class RunFolder:
         self.strays: list[str] = []
         self._warned: set[str] = set()
         self._configs: dict[str, ConfigRecord] = {}  # a record never changes
+        self.settings: dict[str, str] = {}
 
     def exists(self) -> bool:
         """Return whether the run was ever begun: whether it has a ``run.json``."""
@@ -92,6 +96,7 @@ class RunFolder:
         """
         record = ConfigRecord(fingerprint=fingerprint, identity=to_plain(identity), config=config)
         data = record.to_bytes()
+        self.settings = {record.name: hashlib.sha256(data).hexdigest()}
         try:
             self.store.create(record.name, data)
         except NameTaken:
@@ -101,6 +106,7 @@ class RunFolder:
             elif first != record:
                 with contextlib.suppress(NameTaken):
                     self.store.create(record.snapshot_name, data)
+                self.settings = {record.snapshot_name: self.settings[record.name], record.name: ""}
         self.store.replace("config.snapshot.json", data)
 
     def read_config(self, fingerprint: str) -> ConfigRecord | None:

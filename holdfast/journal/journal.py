@@ -40,6 +40,7 @@ from holdfast.journal.records import (
     Commit,
     EndingRecord,
     FolderRecord,
+    IndexRecord,
     Latest,
     Pin,
     Quarantine,
@@ -136,7 +137,15 @@ class Journal(RunFolder):
         except NameTaken:
             known = self.read_ending(number)
             return known.ending if known else ending
+        self._enter(record_name("endings", number))
         return ending
+
+    def record_rehearsal(self, record: RehearsalRecord) -> None:
+        """Record a rehearsal that differed. A second call of an attempt keeps the first record."""
+        name = record_name("rehearsals", record.attempt)
+        with contextlib.suppress(NameTaken):
+            self.store.create(name, record.to_bytes())
+            self._enter(name)
 
     def find_rehearsal(self, commit: int) -> RehearsalRecord | None:
         """Return the newest record of a rehearsal from a commit that differed; None if there is none."""
@@ -323,7 +332,7 @@ class Journal(RunFolder):
                 f"its folder belongs to another commit, or is being deleted",
             )
         if envelope is not None:
-            self.store.replace(signature_name(commit), envelope)
+            self.store.replace(signature_name(commit.number, commit.attempt), envelope)
         try:
             self.store.create(record_name("commits", commit.number), commit.to_bytes())
         except NameTaken:
@@ -423,6 +432,7 @@ class Journal(RunFolder):
         record = Quarantine(commit=number, reason=reason, attempt=attempt, created_at=now())
         with contextlib.suppress(NameTaken):  # another attempt found it first
             self.store.create(record_name("quarantine", number), record.to_bytes())
+            self._enter(record_name("quarantine", number))
 
     def quarantine_reasons(self) -> list[str]:
         """Return the reason of each quarantined commit, in order of their numbers."""
@@ -448,6 +458,7 @@ class Journal(RunFolder):
             ) from None
         with contextlib.suppress(NameTaken):
             self.store.create(record_name("pins", number), Pin(commit=number, created_at=now()).to_bytes())
+            self._enter(record_name("pins", number))
         # Retention checks for a pin after it has written its pruned record. So of a pin and a prune that happen at the
         # same time, at least one sees the other's record.
         if self.is_pruned(number):
@@ -459,7 +470,21 @@ class Journal(RunFolder):
 
     def unpin(self, number: int) -> None:
         """Let retention delete a commit's checkpoint again."""
+        self._enter(record_name("pins", number), is_there=False)
         self.store.delete(record_name("pins", number))
+
+    def _enter(self, name: str, *, is_there: bool = True) -> None:
+        """Enter a record into the index, after it was written or before it is deleted.
+
+        A kill in between leaves a record without an entry, which is only not missed if it is lost.
+        """
+        number = max(self.numbers("index"), default=0)
+        while True:
+            number += 1
+            record = IndexRecord(number=number, name=name, is_there=is_there, created_at=now())
+            with contextlib.suppress(NameTaken):  # by another process
+                self.store.create(record_name("index", number), record.to_bytes())
+                return
 
 
 def find_runs(store: Store) -> Iterator[Journal]:

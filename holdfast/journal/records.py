@@ -133,6 +133,7 @@ class RunRecord(Record):
     run: str
     recipe: str
     first_commit: int = Field(1, ge=1, description="above 1 if the run was unpacked from a checkpoint")
+    packed: bool = Field(False, description="whether the run was unpacked, so that its first commit has no attempt")
     created_at: Time
 
 
@@ -232,6 +233,10 @@ class Commit(Record):
         0.0, description="seconds that a rehearsal took before its steps, or in the first of them"
     )
     inexact: str = Field("", description="how a rehearsal of its line differed, where the run went on all the same")
+    records: dict[str, str] = Field(
+        default_factory=dict,
+        description="the records that it relies on, by name, with the SHA-256 of its settings; older ones have none",
+    )
 
     @property
     def size_bytes(self) -> int:
@@ -258,6 +263,19 @@ class RehearsalRecord(Record):
     commit: int = Field(ge=1)
     lines: list[dict[str, Any]] = Field(description="the trail of these steps, a line for each")
     difference: str
+    created_at: Time
+
+
+class IndexRecord(Record):
+    """``index/00000005.json``: that a record which no commit names was written, or was deleted on purpose.
+
+    So ``verify`` notices if such a record, a pin or a quarantine, is lost. Of several entries for one name the last
+    counts.
+    """
+
+    number: int = Field(ge=1)
+    name: str
+    is_there: bool
     created_at: Time
 
 
@@ -367,6 +385,6 @@ def shown_name(number: int) -> str:
     return f"shown/{number:08d}.jsonl"
 
 
-def signature_name(commit: Commit) -> str:
+def signature_name(number: int, attempt: int) -> str:
     """Return the name of the signature that an attempt made for a commit: ``signatures/00000007-00000003.json``."""
-    return f"signatures/{commit.number:08d}-{commit.attempt:08d}.json"
+    return f"signatures/{number:08d}-{attempt:08d}.json"

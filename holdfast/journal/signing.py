@@ -22,7 +22,7 @@ def check_signed(journal: Journal, commit: Commit, keys: Sequence[TrustedKey]) -
     name = record_name("commits", commit.number)
     hint = "commits made with a signing_key are signed; without trusted_keys it is used unsigned"
     try:
-        envelope = journal.store.read(signature_name(commit), 0, MAX_ENVELOPE_BYTES + 1)
+        envelope = journal.store.read(signature_name(commit.number, commit.attempt), 0, MAX_ENVELOPE_BYTES + 1)
     except NameMissing:
         raise NotTrusted(f"commit {commit.number} of run {journal.run!r} is not signed", hint=hint) from None
     record = journal.store.read(name, 0, MAX_RECORD_BYTES)

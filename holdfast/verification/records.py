@@ -14,6 +14,7 @@ from holdfast.journal import (
     EndingRecord,
     FileRecord,
     FolderRecord,
+    IndexRecord,
     Journal,
     Latest,
     Pin,
@@ -38,7 +39,9 @@ NUMBERED: dict[str, tuple[type[Record], str]] = {
     "pins": (Pin, "commit"),
     "prunes": (PruneReport, "newest"),
     "rehearsals": (RehearsalRecord, "attempt"),
+    "index": (IndexRecord, "number"),
 }
+
 
 # The built-in map, or one that runs in several threads.
 Map = Callable[..., Iterable[Any]]
@@ -87,7 +90,10 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
     sha256 = dict(zip((commit.number for commit in commits), hashes, strict=True))
     problems += _check_numbers(first, {*there, *(number for number in quarantined if number >= first)}, named)
     problems += _check_links(found, sha256, quarantined)
+    problems += sorted(_find_lost(journal, first, commits))
     latest_problems, notes = _check_latest(journal, newest)
+    if commits and journal.attempts() and not journal.store.exists("config.snapshot.json"):
+        problems.append("config.snapshot.json is missing; the next attempt writes it again")
     notes += journal.strays
     problems += latest_problems
     counting = [commit for commit in commits if commit.number not in quarantined]
@@ -129,8 +135,9 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
         record = read_record(journal.store, cls, name)
     except (RecordDamaged, Unreadable) as error:
         return str(error)
-    except NameMissing:  # unpinned just now
-        return None
+    except NameMissing:  # unpinned just now, unless the name is still there
+        folder, _, file = name.rpartition("/")
+        return f"{name} is not a file" if file in journal.store.list(folder) else None
     if field and getattr(record, field) != expected:
         return f"{name} holds the record of another number, {getattr(record, field)}"
     if isinstance(record, FolderRecord) and name != folder_record_name(record.path):
@@ -140,6 +147,45 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
     if isinstance(record, ConfigRecord) and (conflict := find_conflict(record)):
         return f"{name}: {conflict}"
     return None
+
+
+def _find_lost(journal: Journal, first: int, commits: Iterable[Commit]) -> Iterator[str]:
+    """Yield a line for each lost record that a commit relies on, or that the index has.
+
+    Args:
+        first: the number of the run's first commit. In a run that was unpacked its attempt is elsewhere.
+    """
+    wanted: dict[str, str] = {}
+    for commit in commits:
+        if commit.number > first or not _is_unpacked(journal):
+            wanted |= commit.records | {record_name("attempts", commit.attempt): ""}
+        wanted |= {name: sha256 for name, sha256 in commit.records.items() if name.startswith("configs/")}
+        wanted.setdefault(f"configs/{commit.config_fingerprint}.json", "")
+    entries = journal.numbers("index")
+    gaps = set(range(1, max(entries, default=0))).difference(entries)
+    yield from (f"{record_name('index', number)} is missing" for number in gaps)
+    for number in entries:
+        with contextlib.suppress(NameMissing, RecordDamaged, Unreadable):  # reported with the other records
+            entry = read_record(journal.store, IndexRecord, record_name("index", number))
+            wanted[entry.name] = ""
+            if not entry.is_there:
+                del wanted[entry.name]
+    there = {folder: set(journal.store.list(folder)) for folder in {name.rpartition("/")[0] for name in wanted}}
+    for name, sha256 in wanted.items():
+        folder, _, file = name.rpartition("/")
+        if file not in there[folder]:
+            yield f"{name} is missing"
+            continue
+        with contextlib.suppress(NameMissing, Unreadable):  # a folder of this name: reported with the other records
+            if sha256 and (found := checkpoint.hash_file(journal.store, folder, file).sha256) != sha256:
+                yield f"{name} is {found} but was committed with {sha256}"
+
+
+def _is_unpacked(journal: Journal) -> bool:
+    with contextlib.suppress(RecordDamaged, Unreadable):
+        run = journal.read_run()
+        return run.packed or run.first_commit > 1
+    return not journal.attempts()
 
 
 def _list_named(journal: Journal) -> set[int]:

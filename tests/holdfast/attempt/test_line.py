@@ -389,7 +389,7 @@ def test_the_signature_is_over_the_record_as_it_lies_there(line: Line, keys: Key
     files = {f"{commit.path}/{file.name}": file.sha256 for file in commit.files}
     line.journal.store.replace("commits/00000002.json", record)
     envelope = signing.sign("run", "commits/00000002.json", record, files)
-    line.journal.store.replace(signature_name(commit), envelope)
+    line.journal.store.replace(signature_name(commit.number, commit.attempt), envelope)
     check_signed(line.journal, commit, [trusted])
     with pytest.raises(NotTrusted, match=r"commits/00000002.json changed while it was read"):
         check_signed(line.journal, commit.model_copy(update={"step": 21}), [trusted])
