@@ -16,13 +16,16 @@ from holdfast.terminal import printing
 
 EXIT_CODES = """\
 Exit codes: 0 good; 1 wrong use: a setting, a name or an option is wrong; 2 damage found; 3 the run stopped early, and \
-the same command continues it; 130 and 143 it was told to stop, by Ctrl-C or SIGTERM, and has saved."""
+the same command continues it; 130 and 143 it was told to stop, by Ctrl-C or SIGTERM (or SIGUSR1, SIGUSR2, SIGHUP), \
+and has saved."""
 
 
 def run_app(app: App, arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code. Print an error as one line, and its hint as another."""
     _escape_unknown_characters()
     interrupt.catch()
+    with contextlib.suppress(ValueError):  # not in the main thread
+        interrupt.take_like_sigterm()
     with printing():
         return _run_app(app, arguments)
 

@@ -1,14 +1,19 @@
-"""The handler of Ctrl-C during imports: it ends a command at once, with exit code 130 and no traceback.
+"""The signals that tell a command to end: Ctrl-C during imports, and those that schedulers send in place of SIGTERM.
 
-It raises no exception, because libraries wrap a KeyboardInterrupt from their code in errors of their own. `holdfast`
-imports this module first; `holdfast.command.run_app` calls `catch` after all imports.
+The handler of Ctrl-C during imports ends a command at once, with exit code 130 and no traceback. It raises no
+exception, because libraries wrap a KeyboardInterrupt from their code in errors of their own. `holdfast` imports this
+module first; `holdfast.command.run_app` calls `catch` after all imports.
 """
 
+import contextlib
 import os
 import signal
 import sys
 from pathlib import Path
 
+# Slurm's --signal, Grid Engine and LSF send the first two some time before they end a job; a terminal that closes sends
+# the third. By default each ends a process without a word.
+LIKE_SIGTERM = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 COMMANDS = ("flows.", "deployments.", "holdfast.cli.")
 
 
@@ -29,6 +34,19 @@ def catch() -> None:
     """Let Ctrl-C raise KeyboardInterrupt from now on, as Python does by default."""
     if signal.getsignal(signal.SIGINT) is end_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def take_like_sigterm() -> None:
+    """Let the other signals do what SIGTERM does from now on, and say so. One that is ignored or handled stays so."""
+    for each in LIKE_SIGTERM:
+        if signal.getsignal(each) is signal.SIG_DFL:
+            signal.signal(each, _pass_on)
+
+
+def _pass_on(number: int, frame: object) -> None:
+    with contextlib.suppress(OSError):  # the terminal is gone
+        os.write(2, f"told to end by {signal.Signals(number).name}\n".encode())
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 # A shell's background process ignores SIGINT. Leave it so.

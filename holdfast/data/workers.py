@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast.errors import RecipeError
+from holdfast.interrupt import LIKE_SIGTERM
 
 # Source: unix(7): a socket's path has at most 107 bytes. multiprocessing adds /pymp-12345678/listener-12345678 to it.
 SOCKET_FOLDER_BYTES = 107 - 32
@@ -107,8 +108,8 @@ def _return_unchanged(batch: Any) -> Any:
 
 def _begin_worker(begin: Callable[[int], object] | None, worker: int) -> None:
     # A signal to the process group is meant for the rank, which still needs its workers to finish the current step.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for each in (signal.SIGTERM, signal.SIGINT, *LIKE_SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
     if begin is not None:
         info: Any = get_worker_info()
         object.__setattr__(info, "dataset", info.dataset.data)  # the user's own; the information is read-only

@@ -106,6 +106,7 @@ def make_environment(config: RunConfig, commit: int) -> dict[str, str]:
         **kept,
         **determinism.preamble(config.determinism),
         **rendezvous.make_variables(config.compute),
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
         "PYTHONUTF8": "1",  # a recipe's open() reads the same text on every machine, whatever the locale
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         CONFIG_VARIABLE: config.model_dump_json(),

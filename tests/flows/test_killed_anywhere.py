@@ -198,7 +198,9 @@ def test_orphans_save_themselves_and_are_adopted(driver: Driver, engine: Engine,
 
 
 @pytest.mark.gpus(1)
-@pytest.mark.parametrize(("asked_by", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("asked_by", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 143)]
+)
 def test_a_stopped_run_saves_its_current_step(
     driver: Driver, engine: Engine, reference: Reference, asked_by: signal.Signals, exit_code: int
 ) -> None:
