@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.canonical import finite_or_none
+
 Line = Mapping[str, Any]
 
 # The steps of a rehearsal. Their lines have a checksum of each component, whose cost bounds their number.
@@ -49,6 +51,12 @@ def find_first(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
         if found is not None and (fields := tuple(_compare_lines(line, found))):
             return Difference(int(line["step"]), fields, tuple(_compare_tensors(line, found)))
     return None
+
+
+def mean_loss(lines: Sequence[Line]) -> float | None:
+    """Return the mean loss of the steps; None if it isn't finite, or if no step has logged one."""
+    losses = [line["loss"] for line in lines if isinstance(line.get("loss"), float)]
+    return finite_or_none(math.fsum(losses) / len(losses)) if losses and all(map(math.isfinite, losses)) else None
 
 
 def find_departure(lived: Sequence[Line], again: Sequence[Line], tolerance: float = 0.0) -> Difference | None:

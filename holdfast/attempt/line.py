@@ -239,6 +239,7 @@ class Line:
             why=reason,
             created_at=now(),
             trained_at=metadata.trained_at,
+            loss=metadata.loss,
             **saved.model_dump(include={"train_s", "slow_s", "stall_s", "save_s", "restart_s"}),
             rehearsed=list(self.verdict.rehearsed),
             not_rehearsed=self.verdict.reason,

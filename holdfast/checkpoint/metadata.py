@@ -38,8 +38,9 @@ class Metadata(Record):
         train_s: seconds that its steps took since the previous save.
         optimizer_steps_epoch: completed steps of the newest epoch; ``steps_per_epoch`` at its end. Earlier versions
             wrote 0 at an epoch's end, so use `is_at_epoch_end`.
-        learning_rate_history: for each completed epoch, the learning rates (one a parameter group) of its first step.
-            Earlier versions wrote the rates of its last step.
+        learning_rate_history: for each of the last 1,000 completed epochs, the learning rates (one a parameter group)
+            of its first step. Earlier versions wrote the rates of its last step.
+        learning_rate_history_len: the number of completed epochs.
         epoch_first_lrs: the learning rates of the first step of the epoch in progress; empty at an epoch's end; None
             if an earlier version wrote the checkpoint.
         anneals: the anneals' values for the next step, by name.
@@ -57,6 +58,9 @@ class Metadata(Record):
     steps_per_epoch: int
     grad_accum: int
     avg_loss: float | None
+    loss: float | None = Field(
+        None, description="mean of the steps since the checkpoint before; None if unknown, as in older checkpoints"
+    )
     scheduler_type: str
     current_lrs: list[float]
     learning_rate_history: list[list[float]]

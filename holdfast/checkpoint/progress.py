@@ -17,13 +17,16 @@ from holdfast.errors import NameMissing
 from holdfast.journal import FileRecord
 from holdfast.store import Store
 
+# How many completed epochs a state and its metadata tell of. A run may have many thousand.
+EPOCHS_KEPT = 1000
+
 
 @dataclass(frozen=True)
 class Sums:
     """The sums of losses in a state.
 
     Attributes:
-        epochs: the mean loss of each completed epoch.
+        epochs: the mean loss of each of the last EPOCHS_KEPT completed epochs.
         loss_sum: the sum of the losses of the epoch in progress.
         steps: the number of completed steps of the epoch in progress.
     """
@@ -41,7 +44,7 @@ class Sums:
             if step % steps_per_epoch == 0:
                 epochs.append(loss_sum / steps)
                 loss_sum, steps = 0.0, 0
-        return type(self)(step, tuple(epochs), loss_sum, steps)
+        return type(self)(step, tuple(epochs[-EPOCHS_KEPT:]), loss_sum, steps)
 
 
 def read_sums(folder: Store, path: str, parts: Sequence[FileRecord]) -> Sums | None:

@@ -218,6 +218,7 @@ class Commit(Record):
     config_fingerprint: str = Field(pattern=SHA256)
     why: str = Field(description="chunk, preempted or adopted")
     created_at: Time
+    loss: float | None = Field(None, description="mean of its steps; None if unknown, or not finite")
     trained_at: LaterTime = Field("", description="when its last step ended; empty, as in older records, if unknown")
     train_s: Seconds = Field(0.0, description="seconds in its steps; 0, as in the others, if unknown")
     slow_s: Seconds = Field(0.0, description="seconds of train_s by which the save before slowed the steps beside it")
@@ -241,6 +242,11 @@ class Commit(Record):
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def shown_loss(self) -> float | None:
+        """The mean loss of its steps; of an older commit that of its epoch so far. None if it isn't finite."""
+        return self.metrics.get("avg_loss") if self.loss is None else self.loss
 
     @property
     def verdict(self) -> str:

@@ -48,8 +48,8 @@ def _describe(history: History, commit: Commit, kept: str, verified: int) -> lis
 
 
 def _describe_loss(commit: Commit) -> float | str | None:
-    """Return a commit's mean loss; the text NaN if it isn't finite, and None if there is none."""
-    loss = commit.metrics.get("avg_loss")
+    """Return the mean loss of a commit's steps; the text NaN if it isn't finite, and None if there is none."""
+    loss = commit.shown_loss
     return "NaN" if loss is None and "avg_loss" in commit.metrics else loss
 
 

@@ -56,7 +56,7 @@ def _read_row(journal: Journal) -> Row:
     except HoldfastError as error:
         return Row(journal.run, problem=str(error), has_page=has_page)
     commits = _choose_commits(journal)
-    losses = tuple(commit.metrics.get("avg_loss") for commit in commits)
+    losses = tuple(commit.shown_loss for commit in commits)
     return Row(journal.run, standing, losses, commits[-1].created_at if commits else "", has_page=has_page)
 
 
@@ -64,7 +64,7 @@ def read_losses(journal: Journal) -> list[tuple[int, float | None]]:
     """Return step and mean loss of some of a run's commits that count, evenly chosen, in the order of their steps."""
     quarantined = set(journal.numbers("quarantine"))
     commits = [commit for commit in _choose_commits(journal) if commit.number not in quarantined]
-    return [(commit.step, commit.metrics.get("avg_loss")) for commit in sorted(commits, key=lambda each: each.step)]
+    return [(commit.step, commit.shown_loss) for commit in sorted(commits, key=lambda each: each.step)]
 
 
 def _choose_commits(journal: Journal) -> list[Commit]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 
 from holdfast import determinism, heartbeats
+from holdfast.checkpoint.progress import EPOCHS_KEPT
 from holdfast.errors import RecipeError
 from holdfast.heartbeats import Phase, Place
 from holdfast.shown import describe
@@ -196,7 +197,7 @@ def end_epoch(training: Training) -> None:
         if waits_for_plateau(scheduler):
             scheduler.step(progress.avg_loss)
     entry = {"avg_loss": progress.avg_loss, "lrs": last["lrs"], "metrics": metrics, "anneals": anneals}
-    progress.history.append(entry)
+    progress.history = [*progress.history[1 - EPOCHS_KEPT :], entry]
     progress.epoch_loss_sum, progress.epoch_loss_steps = 0.0, 0
 
 

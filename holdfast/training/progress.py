@@ -37,8 +37,8 @@ class Progress:
     recent_losses: list[float] = field(default_factory=list)
     # If the run began with another run's weights: the steps that anneals count as done before step 0.
     anneal_offset: int = 0
-    # One entry per completed epoch: avg_loss, lrs (of its last step, one per parameter group), metrics, and the anneals
-    # of the step after it.
+    # One entry for each of the last EPOCHS_KEPT completed epochs: avg_loss, lrs (of its last step, one per parameter
+    # group), metrics, and the anneals of the step after it.
     history: list[dict[str, Any]] = field(default_factory=list)
     # True once a loop's code at its last epoch's end has run. Only then is it saved: a longer run may go on from there.
     has_ended_epoch: bool = False

@@ -10,10 +10,12 @@ import torch
 
 from holdfast import checkpoint, state
 from holdfast.canonical import spell_floats
+from holdfast.checkpoint.progress import EPOCHS_KEPT
 from holdfast.errors import RecipeError, Unhealthy
 from holdfast.journal import format_time, now
 from holdfast.probe import Probe, check_health
 from holdfast.store import Store
+from holdfast.trail import mean_loss
 from holdfast.training.begun import Begun
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture
@@ -73,7 +75,7 @@ def begin_save(
 
         text = "".join(json.dumps(spell_floats(line), sort_keys=True) + "\n" for line in lines)
         described = describe_state(training, probe) | {
-            "trained_at": trained_at, "train_s": train_s, "rank_probes": rank_probes,
+            "trained_at": trained_at, "train_s": train_s, "loss": mean_loss(lines), "rank_probes": rank_probes,
             "previous_checkpoint_sha256": training.parent, "config_fingerprint": fingerprint,
             "environment": environment,
         }  # fmt: skip
@@ -127,7 +129,8 @@ def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
     """Return the fields of `checkpoint.Metadata` that describe the training."""
     progress = training.progress
     epoch, within = divmod(progress.step, training.steps_per_epoch)
-    rates, in_progress = training.first_lrs[:epoch], training.first_lrs[epoch:]
+    completed = len(training.first_lrs) - bool(within)
+    rates, in_progress = training.first_lrs[:completed][-EPOCHS_KEPT:], training.first_lrs[completed:]
     metrics = progress.history[-1]["metrics"] if progress.history else {}
     return {
         "epoch": epoch,
@@ -140,7 +143,7 @@ def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
         "scheduler_type": training.scheduler_type,
         "current_lrs": training.lrs,
         "learning_rate_history": rates,
-        "learning_rate_history_len": len(rates),
+        "learning_rate_history_len": epoch,
         "epoch_first_lrs": in_progress[0] if in_progress else [],
         "metrics": metrics | training.measured,
         "anneals": training.set_anneals(),

@@ -104,7 +104,7 @@ def _list_facts(seen: Seen, health: Health, age_s: float, is_plain: bool) -> Ite
     head = seen.head
     losses = find_losses(seen)
     if losses or (head and "avg_loss" in head.metrics):
-        sparks, newest = make_sparks(losses, SPARKS, is_plain=is_plain), head.metrics.get("avg_loss") if head else None
+        sparks, newest = make_sparks(losses, SPARKS, is_plain=is_plain), head.shown_loss if head else None
         yield "loss", f"{sparks} {NOT_FINITE if newest is None else f'{newest:.6g}'}".lstrip()
     values = seen.metadata.probe.values if seen.metadata else {}
     measured = dict(head.metrics) if head else {}
@@ -129,7 +129,7 @@ def _list_facts(seen: Seen, health: Health, age_s: float, is_plain: bool) -> Ite
 
 def find_losses(seen: Seen) -> list[float]:
     """Return the mean losses of the commits that count, as far as they were read and are finite; oldest first."""
-    losses = [commit.metrics.get("avg_loss") for commit in seen.commits if commit.number not in seen.quarantined]
+    losses = [commit.shown_loss for commit in seen.commits if commit.number not in seen.quarantined]
     return [loss for loss in losses if loss is not None and math.isfinite(loss)]
 
 
@@ -231,7 +231,7 @@ def _format_steps(seen: Seen) -> str:
 
 
 def _format_loss(commit: Commit | None) -> str:
-    loss = commit.metrics.get("avg_loss") if commit else None
+    loss = commit.shown_loss if commit else None
     if loss is None:
         return NOT_FINITE if commit and "avg_loss" in commit.metrics else ""
     return f"{loss:.4f}"

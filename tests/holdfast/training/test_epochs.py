@@ -72,6 +72,17 @@ def test_a_commit_at_an_epochs_end_has_the_epochs_metrics(tmp_path: Path) -> Non
     assert end.metrics["score"] == 2.0
 
 
+def test_a_state_tells_of_the_last_epochs_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("holdfast.training.loop", "holdfast.training.saving", "holdfast.checkpoint.progress"):
+        monkeypatch.setattr(f"{module}.EPOCHS_KEPT", 2)
+    straight = make(tmp_path)
+    train_to(straight, EPOCHS * STEPS_PER_EPOCH)
+    assert len(straight.progress.history) == 2
+    _, metadata = save_state(straight, tmp_path)
+    assert metadata.learning_rate_history == FIRST_RATES[-2:]
+    assert metadata.learning_rate_history_len == EPOCHS
+
+
 def test_the_history_has_the_rate_of_each_epochs_first_step(tmp_path: Path) -> None:
     training = make(tmp_path)
     train_to(training, EPOCHS * STEPS_PER_EPOCH)
