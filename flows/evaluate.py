@@ -1,11 +1,13 @@
 """Evaluation of a checkpoint: ``python -m flows.evaluate STORE/RUN``, or `evaluate` from Python or on a schedule."""
 
+import logging
 import sys
 from typing import Annotated
 
 import tasks.untracked  # noqa: F401
 
 from cyclopts import App, Parameter
+from prefect.artifacts import create_markdown_artifact
 
 from holdfast.command import EXIT_CODES, run_app
 from holdfast.evaluation import Evaluation, evaluate_commit
@@ -13,8 +15,12 @@ from holdfast.journal import Journal
 from holdfast.journal.finding import find_commit, open_journal
 from holdfast.progress import log_plain_lines
 from holdfast.store import open_store
+from tasks.own_run import own_flow_run
+from tasks.reporting import key_of
 from tasks.served import served_flow
 from tasks.server import server
+
+log = logging.getLogger("holdfast.evaluate")
 
 
 @served_flow(name="evaluate", flow_run_name="evaluate {run}", retries=0, persist_result=False)
@@ -28,7 +34,11 @@ def evaluate(store: str, run: str, commit: str = "") -> Evaluation:
     """
     journal = Journal(open_store(store), run)
     journal.read_run()
-    return evaluate_commit(journal, find_commit(journal, commit))
+    found = evaluate_commit(journal, find_commit(journal, commit))
+    if own_flow_run() is not None:  # a command prints it
+        log.info("%s", found)
+    create_markdown_artifact(f"```\n{found}\n```", f"{key_of(run)}-evaluation", f"evaluation of {run}")
+    return found
 
 
 app = App(

@@ -3,6 +3,7 @@
 from pydantic import BaseModel, ConfigDict
 
 from holdfast import checkpoint
+from holdfast.audit import list_notes
 from holdfast.canonical import finite_or_none
 from holdfast.columns import align
 from holdfast.fingerprint import ABSENT
@@ -21,6 +22,8 @@ class Evaluation(BaseModel):
         anneals: the value of each anneal at the checkpoint's step.
         probe: the probe of the restored model.
         recorded: the metrics that training recorded for the same state; empty inside an epoch.
+        notes: changes of settings, code, data and packages since the commit, and reasons why equal bits aren't promised
+            here.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -36,6 +39,7 @@ class Evaluation(BaseModel):
     anneals: dict[str, float]
     probe: Probe
     recorded: dict[str, float | None]
+    notes: list[str] = []
 
     def __str__(self) -> str:
         lines = [f"commit {self.commit} of run {self.run} ({self.path}), step {self.step}: {self.checkpoint_sha256}"]
@@ -50,6 +54,7 @@ class Evaluation(BaseModel):
         lines += align({name.replace("_", " "): value for name, value in rows.items()}, indent="  ")
         if self.recorded and not different:
             lines.append("  the metrics are those of training")
+        lines += [f"  not as in training: {note}" for note in self.notes]
         return "\n".join(lines)
 
 
@@ -65,7 +70,8 @@ def evaluate_commit(journal: Journal, commit: Commit, trust: Trust = BY_DEFAULT)
         RunStopped: the ranks ended early.
     """
     metadata = checkpoint.read_metadata(journal.store, commit.path)
-    with ranks_at(journal, commit, commit, trust) as (ranks, _):
+    with ranks_at(journal, commit, commit, trust) as (ranks, present):
+        notes = list_notes(journal, commit, present)
         found = ranks.evaluate()
     return Evaluation(
         run=journal.run,
@@ -79,4 +85,5 @@ def evaluate_commit(journal: Journal, commit: Commit, trust: Trust = BY_DEFAULT)
         anneals=found.anneals,
         probe=found.probe,
         recorded=metadata.metrics if metadata and metadata.is_at_epoch_end else {},
+        notes=notes,
     )
