@@ -15,7 +15,7 @@ FOREIGN: dict[str, str] = {
     "checkpoint.steps checkpoint.every_steps checkpoint_every checkpoint_interval checkpointing_steps "
     "every_n_train_steps",
     "chunk.epochs": "save_strategy save_epochs checkpoint.epochs checkpoint.every_epochs every_n_epochs",
-    "retention": "checkpoint.retention checkpoint.keep",
+    "retention": "checkpoint.retention checkpoint.keep retention_policy",
     "retention.keep_last": "save_total_limit keep_last checkpoint.keep_last max_to_keep checkpoint.max_to_keep "
     "retention.last retention.keep keep_last_n keep_n",
     "retention.keep_best": "save_top_k load_best_model_at_end metric_for_best_model keep_best checkpoint.keep_best "
@@ -25,7 +25,8 @@ FOREIGN: dict[str, str] = {
     "compute.loader_workers": "num_workers dataloader_num_workers workers",
     "compute.device": "device accelerator",
     "compute.mixed_precision": "mixed_precision precision dtype fp16 bf16 amp",
-    "determinism.mode": "deterministic full_determinism use_deterministic_algorithms benchmark",
+    "determinism.mode": "deterministic full_determinism use_deterministic_algorithms benchmark reproducibility "
+    "cudnn_deterministic cudnn_benchmark",
     "determinism.threads": "threads num_threads",
     "log.every": "logging_steps log_every log_interval log_every_n_steps logging.steps",
     "log.folder": "log_dir logging_dir logs",
@@ -66,7 +67,8 @@ def hint_for(name: str, value: Any) -> str:
     while isinstance(value, Mapping) and value:
         key, value = next(iter(value.items()))
         names.append(f"{names[-1]}.{str(key).lower().replace('-', '_')}")
-    for each in reversed(names):
+    # The whole name, then the key without its table, which other tools call otherwise, then the table alone.
+    for each in (*reversed(names[1:]), names[-1].rpartition(".")[2], names[0]):
         if each in RESUMES:
             return "leave it out: the same command continues the run from its last verified checkpoint"
         if each in MEANT:

@@ -54,6 +54,8 @@ from holdfast.training.structure import Structure, has_own_loading
 from holdfast.training.synchronizing import Synchronized
 from holdfast.training.virtual import VirtualRanks, make_virtual
 
+NO_BATCH = "more data, a smaller batch, or a loader without drop_last"
+
 
 @dataclass(frozen=True)
 class Program:
@@ -274,7 +276,12 @@ class Training:
     def _steps_per_epoch(self) -> int:
         steps = self.recipe.steps_per_epoch or (self.order.steps_per_pass if self.order else 0)
         if not steps and self.recipe.batch_size is None and isinstance(self.recipe.data, Sized):
-            steps = len(self.recipe.data) // self.recipe.grad_accum
+            batches = len(self.recipe.data)
+            steps = batches // self.recipe.grad_accum
+            if not steps:
+                raise RecipeError(
+                    f"the loader gives {batches} batches, but one step takes {self.recipe.grad_accum}", hint=NO_BATCH
+                )
         if not steps:
             raise RecipeError(
                 "the data is iterable, so that its length isn't known", hint="set Recipe(steps_per_epoch=...)"

@@ -25,7 +25,7 @@ from holdfast.location import find_frames, find_place
 from holdfast.probe import Limits
 from holdfast.shown import Shown, describe
 from holdfast.state import as_stateful
-from holdfast.training.build import Program, Training
+from holdfast.training.build import NO_BATCH, Program, Training
 from holdfast.training.carried import find_carried, find_constants
 from holdfast.training.gradients import Gradients
 from holdfast.training.kept import FRAMEWORK, GRADIENTS, OWN_EXTRAS, Kept, Variable, list_checkpointed, sort_kept
@@ -423,6 +423,8 @@ class Run:
                 self._loader, self._source = loader, take_apart(loader, "run.batches(dataset, batch_size=...)")
             if per_epoch is None and hasattr(loader, "__len__"):
                 self._per_epoch = len(loader)
+                if self._per_epoch == 0:
+                    self.refuse("the loader gives no batch", hint=NO_BATCH)
 
     def _all_steps(self) -> Iterator[Step]:
         self._open()
