@@ -32,6 +32,7 @@ from holdfast.limits import (
     find_infinite,
     is_http_address,
 )
+from holdfast.store.contract import TEMP_MARK
 from holdfast.store.failures import without_secrets
 from holdfast.store.opening import CREDENTIALS_REFUSED, holds_credentials
 
@@ -526,6 +527,13 @@ class RunConfig(Section):
     @classmethod
     def _default_seed(cls, seed: object) -> object:
         return DEFAULT_SEED if seed in (None, 0) else seed
+
+    @field_validator("run")
+    @classmethod
+    def _is_no_unfinished_write(cls, run: str) -> str:
+        if TEMP_MARK in run:
+            raise ValueError(f"a name with {TEMP_MARK} is that of an unfinished write, and no listing shows it")
+        return run
 
     @field_validator("store")
     @classmethod
