@@ -20,8 +20,6 @@ NEEDED = ("recipe", "seed", "settings")
 def read_given(record: ConfigRecord) -> RunConfig:
     """Return the configuration on record.
 
-    JSON has no infinity and no NaN, so a record has null in their place; the identity tells which one it was.
-
     Raises:
         WrongUse: a later version made it, with settings that this one doesn't know.
         RecordDamaged: it isn't the configuration that its fingerprint is of.
@@ -61,8 +59,7 @@ def _read(record: ConfigRecord) -> tuple[RunConfig, list[str]]:
                 holder = holder[parent]
             del holder[name]
         config = RunConfig.model_validate(fields)
-    settings = _restore(config.settings, record.identity.get("settings"))
-    return config.model_copy(update={"settings": settings}), unknown
+    return config, unknown
 
 
 def _compare(record: ConfigRecord, config: RunConfig) -> str:
@@ -76,16 +73,6 @@ def _compare(record: ConfigRecord, config: RunConfig) -> str:
         if not (given == ABSENT or is_later or is_newest or _is_same_time(identity, given)):
             return f"its configuration has {name} = {given!r}, but its fingerprint is of {identity!r}"
     return ""
-
-
-def _restore(value: Any, identity: Any) -> Any:
-    if value is None and isinstance(identity, dict) and identity.keys() == {"$float"}:
-        return float(identity["$float"])
-    if isinstance(value, dict) and isinstance(identity, dict):
-        return {name: _restore(each, identity.get(name)) for name, each in value.items()}
-    if isinstance(value, list) and isinstance(identity, list) and len(value) == len(identity):
-        return [_restore(each, its) for each, its in zip(value, identity, strict=True)]
-    return value
 
 
 def _is_same_time(one: object, other: object) -> bool:
