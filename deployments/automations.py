@@ -33,7 +33,7 @@ def describe_automations() -> list[AutomationCore]:
             description="Sets a train or an attempt to Crashed when its process or machine is gone. A false alarm does "
             "no harm: the next attempt fences the last one off.",
             trigger=_missing(EVENT, {EVENT, LAST_EVENT, ANY_STATE}, LOST_AFTER_S),
-            actions=[_crash("vanished", f"no heartbeat for {LOST_AFTER_S:.0f} s: its machine is gone")],
+            actions=[_crash("vanished", f"no heartbeat for {LOST_AFTER_S:.0f} s: its process or its machine is gone")],
         ),
         AutomationCore(
             name="holdfast: a cancel that nobody carries out",

@@ -14,7 +14,7 @@ from pydantic import PositiveInt
 from flows.train import train
 from holdfast.config import KeepBest, RunConfig
 from holdfast.errors import ConfigError, HoldfastError, RunStopped
-from holdfast.journal import Journal
+from holdfast.journal import Commit, Journal
 from holdfast.liveness import Watch
 from holdfast.report import Gatherer, make_comparison
 from holdfast.standing import read_standing
@@ -47,6 +47,8 @@ def sweep(
         raise ConfigError("pin_best needs a metric", hint='retention.keep_best = {"metric": "avg_loss"}')
     failed = _train_here(configs) if config.where == "here" else _train_on_pool(configs, at_once)
     rows = [describe_run(each, grid) for each in configs]
+    if pin_best and config.retention.keep_best is not None and not failed:
+        mark_pinned(rows, pin_best_commit(configs, config.retention.keep_best))
     create_table_artifact(rows, f"{key_of(config.run)}-sweep", f"sweep of {config.run}")
     write_report(config, configs)
     for row in rows:
@@ -54,8 +56,6 @@ def sweep(
     if failed:
         named = "; ".join(f"{run}: {reason}" for run, reason in failed.items())
         raise RunStopped(f"{len(failed)} of {len(configs)} runs are not complete: {named}")
-    if pin_best and config.retention.keep_best is not None:
-        pin_best_commit(configs, config.retention.keep_best)
     return rows
 
 
@@ -100,18 +100,26 @@ def write_report(config: RunConfig, configs: list[RunConfig]) -> None:
         log.info("report  %s/%s-sweep.html", store.url, config.run)
 
 
-def pin_best_commit(configs: list[RunConfig], rule: KeepBest) -> None:
-    """Pin the best checkpoint of all runs, so that no retention deletes it."""
+def pin_best_commit(configs: list[RunConfig], rule: KeepBest) -> tuple[str, Commit] | None:
+    """Pin the best checkpoint of all runs, so that no retention deletes it. Return its run and its commit."""
     store = open_store(configs[0].store)
     found = find_best([Journal(store, each.run) for each in configs], rule)
     if found is None:
         log.warning("no checkpoint has the metric %s, so none is pinned", rule.metric)
-        return
+        return None
     journal, commit = found
     journal.pin(commit.number)
     log.info(
         "best  %s  %s %.6g  commit %d is pinned", journal.run, rule.metric, commit.metrics[rule.metric], commit.number
     )
+    return journal.run, commit
+
+
+def mark_pinned(rows: list[dict[str, Any]], best: tuple[str, Commit] | None) -> None:
+    """Add to the sweep's table which checkpoint is the best one, and pinned."""
+    for row in rows:
+        is_best = best is not None and row["run"] == best[0]
+        row["pinned"] = f"commit {best[1].number} at step {best[1].step}, the best" if best and is_best else ""
 
 
 def describe_run(config: RunConfig, grid: dict[str, list[Any]]) -> dict[str, Any]:

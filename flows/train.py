@@ -23,6 +23,7 @@ from holdfast.command import EXIT_CODES, run_app
 from holdfast.config import RunConfig, load_config
 from holdfast.differences import gives_others
 from holdfast.endings import Ending
+from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
 from holdfast.liveness import is_cancel
 from holdfast.progress import log_plain_lines
@@ -62,6 +63,15 @@ def train(config: RunConfig) -> TrainResult | State[Any]:
 def train_run(config: RunConfig) -> TrainResult | State[Any]:
     """Train a run here or on a pool, as its configuration says. Show its state as an artifact."""
     journal = Journal(open_store(config.store), config.run)
+    try:
+        return _train_and_summarize(config, journal)
+    except HoldfastError:
+        if journal.exists():
+            summarize(journal)
+        raise
+
+
+def _train_and_summarize(config: RunConfig, journal: Journal) -> TrainResult | State[Any]:
     newest = journal.newest()
     pool.claim_train(config)
     if config.where == "here":
@@ -70,9 +80,12 @@ def train_run(config: RunConfig) -> TrainResult | State[Any]:
     else:
         ended = supervise(config, journal)
         if ended.reason != "completed":
+            summarize(journal)
             return Cancelled(message=f"{ended.message}; the run, started again, continues")
         report = prune_run(journal, dry_run=True)
         outcome = Outcome(complete=True, retention=report.model_dump(mode="json") if report else {})
+    if outcome.complete and newest is not None and newest.number == journal.newest_number():
+        log.info("run %s was complete already: nothing was trained", config.run)
     summarize(journal)
     return TrainResult.of(read_standing(journal), outcome, newest.epoch if newest else None)
 
@@ -115,6 +128,8 @@ def supervise(
         log.info("attempt %d at work: %s", flow_run.parameters["number"], url_for(flow_run) or flow_run.name)
         flow_run = await_attempt(flow_run, config.resume.stop_within_s)
         is_dead = flow_run.state is not None and flow_run.state.is_crashed()
+        if is_dead:
+            pool.end_tasks(flow_run)
         number = flow_run.parameters["number"]
         if refusal := describe_turned_away(flow_run.state):
             wait_s = min(TRY_AGAIN_AFTER_S * 2.0**turned_away, LONGEST_BACKOFF_S)

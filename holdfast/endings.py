@@ -44,7 +44,14 @@ _ROWS = (
     Reason(
         "preempted", "SIGTERM, a cloud's notice or a drain file told it to end; it saved", MACHINE, state="Completed"
     ),
-    Reason("vanished", "it gave no sign of life any more: its machine is gone", MACHINE, True, False, "Crashed"),
+    Reason(
+        "vanished",
+        "it gave no sign of life any more: its process or its machine is gone",
+        MACHINE,
+        True,
+        False,
+        "Crashed",
+    ),
     Reason("crashed", "its process died, and its worker saw that", FAILURE, True, False, "Crashed"),
     Reason("rank_crashed", "a rank died, and so did the ranks that replaced it", FAILURE, True),
     Reason("rank_hung", "a rank made no progress any more, nor did the ranks that replaced it", FAILURE, True),

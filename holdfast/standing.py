@@ -65,7 +65,7 @@ def read_standing(journal: Journal) -> Standing:
     """
     record = journal.read_run()
     known: dict[str, Any] = {
-        "run": record.run,
+        "run": journal.run,
         "recipe": record.recipe,
         "created_at": record.created_at,
         "complete": False,

@@ -85,16 +85,15 @@ def _renew_labels(flow_run: FlowRun, done: threading.Event) -> None:
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
         get_client(httpx_settings=timeout, sync_client=True) as client,
     ):
-        is_failing = False
+        has_told = False
         while not done.is_set():
             try:
                 renew_label(client, flow_run)
                 deny_that_it_vanished(client, flow_run)
-                is_failing = False
             except Exception as error:  # an error of the server or its client must not end the heartbeat
-                if not is_failing:
-                    log.info("a sign of life did not reach Prefect's server (%r); the next one may", error)
-                is_failing = True
+                if not has_told:  # a busy server refuses many, one now and then
+                    log.info("a sign of life did not reach Prefect's server (%r); others may, and all go on", error)
+                has_told = True
             done.wait(EVERY_S)
 
 

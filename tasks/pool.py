@@ -12,9 +12,19 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import httpx
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterTags
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterTags,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.context import FlowRunContext
 from prefect.deployments import run_deployment
@@ -245,6 +255,22 @@ def cancel(flow_run: FlowRun, within_s: float) -> None:
     watch, deadline = Watch(), time.monotonic() + within_s
     while not is_final(refresh(flow_run, watch)) and time.monotonic() < deadline:
         time.sleep(POLL_EVERY_S)
+
+
+def end_tasks(flow_run: FlowRun) -> None:
+    """Set the tasks of a flow run that is gone to Crashed: a chunk would stay Running for ever.
+
+    Do nothing if the server refuses it: nothing depends on it.
+    """
+
+    def end(client: SyncPrefectClient) -> None:
+        running = TaskRunFilterState(type=TaskRunFilterStateType(any_=[StateType.RUNNING]))
+        of_it = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id]))
+        for task in client.read_task_runs(flow_run_filter=of_it, task_run_filter=TaskRunFilter(state=running)):
+            client.set_task_run_state(task.id, Crashed(message=f"{flow_run.name} is gone"), force=True)
+
+    with contextlib.suppress(ObjectNotFound, httpx.HTTPStatusError):
+        ask_server(end)
 
 
 def add_tags(flow_run_id: Any, *tags: str) -> None:

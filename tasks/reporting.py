@@ -9,12 +9,11 @@ import functools
 import json
 import logging
 import re
+import shlex
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from prefect.artifacts import (
     create_markdown_artifact,
@@ -131,7 +130,7 @@ def key_of(run: str) -> str:
 def describe_chunk(journal: Journal, commit: Commit) -> dict[str, Any]:
     """Return a commit's row in the table of chunks."""
     start = journal.read_commit(commit.parent).step if commit.parent else 0
-    loss = commit.metrics.get("avg_loss")
+    loss = commit.shown_loss
     return {
         "chunk": commit.number,
         "steps": f"{start}-{commit.step}",
@@ -186,12 +185,13 @@ def _embed(name: str, media_type: str, data: bytes) -> str:
     return f"![{name}](data:{media_type};base64,{base64.b64encode(data).decode()})"
 
 
-def link_report(journal: Journal) -> str:
-    """Return a link to the run's report in Markdown. Its text is the URL, for those that a browser doesn't open."""
-    url = f"{journal.store.url}/{REPORT}"
-    target = url if "://" in url else Path(url).absolute().as_uri()
-    text = re.sub(r"([\\`*_\[\]<>|])", r"\\\1", url)
-    return f"[{text}]({quote(target, safe=':/%')})"
+def describe_report(journal: Journal) -> str:
+    """Return in Markdown where the run's report lies, and the command that opens it.
+
+    It is no link: from a page of a server a browser opens neither a file nor a bucket's URL.
+    """
+    place = f"{journal.store_url}/{journal.run}"
+    return f"`{place}/{REPORT}`: `holdfast report {shlex.quote(place)} --open` opens it"
 
 
 def _describe_newest(journal: Journal) -> list[str]:
@@ -211,7 +211,7 @@ def _describe_standing(journal: Journal, standing: Standing) -> list[str]:
         "resume": standing.verdict.replace("|", "/") or None,
         "lies in": f"`{journal.store_url}/{journal.run}/{standing.path}`",
         "settings": f"`{standing.config_fingerprint}`",
-        "report": link_report(journal) if journal.store.exists(REPORT) else None,
+        "report": describe_report(journal) if journal.store.exists(REPORT) else None,
     }
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in known.items() if value is not None)]
 

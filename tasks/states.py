@@ -54,7 +54,7 @@ def describe_wait(flow_run: FlowRun) -> str:
     if state is None or state.is_scheduled():
         return (
             f"{flow_run.name} waits for a worker of pool {pool}; unless the pool is paused or full, "
-            f"prefect worker start --pool {pool} starts one"
+            f"python -m deployments.worker {pool} starts one"
         )
     if state.name == PLACED_LATER:
         return f"{flow_run.name} waits for its cluster to find a machine and to pull the image; its own log says more"

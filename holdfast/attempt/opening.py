@@ -70,14 +70,20 @@ class Known:
         return "continued"
 
     def record_lost_attempts(self, journal: Journal, number: int) -> None:
-        """Record that the attempts before this one vanished, back to the last one whose ending is on record.
+        """Record how the attempts before this one ended, back to the last one whose ending is on record.
+
+        One whose process still runs here is superseded; all others have vanished.
 
         Args:
             number: this attempt's.
         """
         lost = Ending("vanished", f"it had not ended when attempt {number} began", self.step)
+        taken_over = Ending("superseded", f"its process still ran when attempt {number} began", self.step)
         number = self.attempts if self.ending is None else 0
-        while number and journal.has_attempt(number) and journal.end_attempt(number, lost) == lost:
+        while number and journal.has_attempt(number):
+            ending = taken_over if _runs_here(journal, number) else lost
+            if journal.end_attempt(number, ending) != ending:
+                break
             number -= 1
 
 

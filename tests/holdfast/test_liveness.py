@@ -171,7 +171,7 @@ def test_a_lost_flow_run_gets_a_final_state_that_fits(state: State[Any], name: s
 
 
 def test_the_description_of_a_wait_says_what_to_do() -> None:
-    assert "prefect worker start --pool gpu" in describe_wait(flow_run(Scheduled()))
+    assert "python -m deployments.worker gpu" in describe_wait(flow_run(Scheduled()))
     assert "than its concurrency limit allows" in describe_wait(flow_run(AwaitingConcurrencySlot()))
     assert "is being started by a worker" in describe_wait(flow_run(Pending()))
     assert "its cluster to find a machine" in describe_wait(flow_run(InfrastructurePending()))
