@@ -289,9 +289,9 @@ def test_two_starts_at_once(run: PoolRun, reference: Reference) -> None:
 
 
 def test_a_second_start_may_be_refused(run: PoolRun) -> None:
-    train = run.start(epochs=9)
+    train = run.start(epochs=99)
     run.await_commits(1)
-    second = run.pool.await_end(run.start(supervision={"if_running": "refuse"}))
+    second = run.pool.await_end(run.start(epochs=99, supervision={"if_running": "refuse"}))
     assert second["state"]["name"] == "Failed"
     assert "is being trained already, by flow run" in second["state"]["message"]
     run.pool.cancel(train)
