@@ -186,12 +186,12 @@ def _embed(name: str, media_type: str, data: bytes) -> str:
 
 
 def describe_report(journal: Journal) -> str:
-    """Return in Markdown where the run's report lies, and the command that opens it.
+    """Return in Markdown where the run's report lies, and the command that writes it into a folder.
 
     It is no link: from a page of a server a browser opens neither a file nor a bucket's URL.
     """
     place = f"{journal.store_url}/{journal.run}"
-    return f"`{place}/{REPORT}`: `holdfast report {shlex.quote(place)} --open` opens it"
+    return f"`{place}/{REPORT}`; `holdfast report {shlex.quote(place)}` writes it into the current folder"
 
 
 def _describe_newest(journal: Journal) -> list[str]:

@@ -51,8 +51,6 @@ def _check_content(journal: Journal, commit: Commit) -> Iterator[str]:
     if metadata is None:
         return
     yield from checkpoint.find_disagreements(commit, metadata)
-    if journal.read_config(commit.config_fingerprint) is None:
-        yield f"commit {commit.number}: configs/{commit.config_fingerprint}.json is lost"
 
 
 def check_uncommitted(journal: Journal, committed: set[str]) -> Iterator[CheckedCheckpoint]:

@@ -28,6 +28,7 @@ from holdfast.journal import (
     folder_record_name,
     read_record,
     record_name,
+    signature_name,
 )
 
 # For each folder: the class of its records, and the field that holds the number in a record's name.
@@ -90,13 +91,15 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
     sha256 = dict(zip((commit.number for commit in commits), hashes, strict=True))
     problems += _check_numbers(first, {*there, *(number for number in quarantined if number >= first)}, named)
     problems += _check_links(found, sha256, quarantined)
-    problems += sorted(_find_lost(journal, first, commits))
     latest_problems, notes = _check_latest(journal, newest)
-    if commits and journal.attempts() and not journal.store.exists("config.snapshot.json"):
+    if commits and journal.numbers("attempts") and not journal.store.exists("config.snapshot.json"):
         problems.append("config.snapshot.json is missing; the next attempt writes it again")
     notes += journal.strays
     problems += latest_problems
     counting = [commit for commit in commits if commit.number not in quarantined]
+    live = [commit for commit in counting if commit.number not in pruned]
+    damaged = {problem.partition(" ")[0].rstrip(":") for problem in problems}
+    problems += sorted(_find_lost(journal, first, counting, live, damaged))
     copies = [(commit, file) for commit in counting for file in commit.files if file.name in checkpoint.COPIES]
     problems += filter(None, map_(lambda copy: _check_copy(journal, copy[0], copy[1], newest), copies))
     return CheckedRecords(
@@ -104,7 +107,7 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
         notes=notes,
         count=1 + len(others) + len(there) + len(copies),
         commits=commits,
-        live=[commit for commit in counting if commit.number not in pruned],
+        live=live,
         quarantined=[commit for commit in commits if commit.number in quarantined - pruned],
     )
 
@@ -149,14 +152,19 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
     return None
 
 
-def _find_lost(journal: Journal, first: int, commits: Iterable[Commit]) -> Iterator[str]:
+def _find_lost(
+    journal: Journal, first: int, counting: Iterable[Commit], live: Collection[Commit], damaged: Collection[str]
+) -> Iterator[str]:
     """Yield a line for each lost record that a commit relies on, or that the index has.
 
     Args:
         first: the number of the run's first commit. In a run that was unpacked its attempt is elsewhere.
+        counting: the commits that aren't quarantined.
+        live: those among them that aren't pruned: their signatures count.
+        damaged: the names that have a line already.
     """
     wanted: dict[str, str] = {}
-    for commit in commits:
+    for commit in counting:
         if commit.number > first or not _is_unpacked(journal):
             wanted |= commit.records | {record_name("attempts", commit.attempt): ""}
         wanted |= {name: sha256 for name, sha256 in commit.records.items() if name.startswith("configs/")}
@@ -170,6 +178,8 @@ def _find_lost(journal: Journal, first: int, commits: Iterable[Commit]) -> Itera
             wanted[entry.name] = ""
             if not entry.is_there:
                 del wanted[entry.name]
+    unneeded = {signature_name(each.number, each.attempt) for each in counting if each not in live}
+    wanted = {name: sha256 for name, sha256 in wanted.items() if name not in unneeded | {*damaged}}
     there = {folder: set(journal.store.list(folder)) for folder in {name.rpartition("/")[0] for name in wanted}}
     for name, sha256 in wanted.items():
         folder, _, file = name.rpartition("/")

@@ -246,7 +246,7 @@ class PoolRun:
             "recipe": "tests.support.toy:toy", "run": self.name, "epochs": 3, "where": "gpu", "store": self.store,
             "chunk": {"steps": 4}, "log": {"every": 1, "folder": f"{self.folder}/logs"},
             "resume": {"training_probe": False},  # `count_trained` counts losses in training mode
-            "proof": {"rehearse": "off"},  # on a slow machine a run would take a minute, and train its first steps twice
+            "proof": {"rehearse": "off"},  # a slow machine's runs take a minute, and would rehearse
         }  # fmt: skip
         return known | changes
 

@@ -19,9 +19,13 @@ from tests.support.verified import check
 SHOWN = b'{"step": 1, "epoch": 0, "name": "a", "type": "text/plain", "text": "b"}\n'
 # Nothing that a later command does depends on them; see "What may be lost" in FORMAT.md. Commit 3 is quarantined, and
 # attempt 3 has neither committed nor ended, so that nothing names its own settings.
-OF_COMMIT_3 = ("commits/00000003", "epoch-0003/", "metrics/00000003", "shown/00000003")
+OF_COMMIT_3 = (
+    "commits/00000003", "epoch-0003/", "metrics/00000003", "shown/00000003", "folders/epoch-0003",
+    "signatures/00000003",
+)  # fmt: skip
+OF_PRUNED = ("signatures/00000001", "signatures/00000004")
 OF_ATTEMPT_3 = ("attempts/00000003", f"configs/{SETTINGS}-")
-HARMLESS = (*OF_COMMIT_3, *OF_ATTEMPT_3, "report.html", "sinks/", "prunes/", "index/00000007")
+HARMLESS = (*OF_COMMIT_3, *OF_PRUNED, *OF_ATTEMPT_3, "report.html", "sinks/", "prunes/", "index/00000007")
 NOTED = ("latest.json", "metrics/00000007")
 
 
