@@ -126,16 +126,7 @@ dist: .venv/tools/ready
 
 # The search is random, covers more cases than make test, and prints how to repeat each failure.
 soak: .venv/ready
-	HOLDFAST_EXAMPLES=100000 $(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 0 \
-		tests/holdfast/attempt/test_state_machine.py tests/holdfast/attempt/test_two_writers.py \
-		tests/holdfast/attempt/test_rehearsal.py tests/holdfast/rank/test_sharded_ranks.py \
-		tests/holdfast/rank/test_wrapped_loops.py tests/holdfast/rank/test_surviving.py \
-		tests/holdfast/training/test_matrix.py tests/holdfast/test_false_alarms.py \
-		tests/holdfast/recipes/test_killed.py tests/programs \
-		tests/holdfast/verification/test_flips.py \
-		tests/flows/test_killed_anywhere.py tests/flows/test_pool.py::test_a_run_survives_a_death \
-		tests/infra/test_docker_pool.py tests/flows/test_pool.py::test_make_up_after_a_death \
-		tests/flows/test_pool.py::test_a_recipe_without_enough_memory_spends_its_budget $(ARGS)
+	HOLDFAST_EXAMPLES=100000 $(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 0 tests $(ARGS)
 	$(MAKE) test-kernels TRAINING=tests
 
 docs: .venv/ready

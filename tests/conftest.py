@@ -45,6 +45,8 @@ MakeHome = Callable[[Path], Path]
 RunFlow = Callable[..., "subprocess.CompletedProcess[str]"]
 # make soak sets this variable, and so runs more cases than make test.
 IS_SOAK = "HOLDFAST_EXAMPLES" in os.environ
+# For a test, or a parameter of one, whose like is in the suite.
+IN_SOAK = pytest.mark.skipif(not IS_SOAK, reason="a combination that make soak has")
 # The timeout of a command. A command takes ten seconds alone, and two hundred beside eight others on a core.
 COMMAND_WITHIN_S = 600
 ON_A_GPU = f'compute.device = "{DEVICE}"\n' if ON_GPUS else ""  # for the configuration of a `Driver`

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import Driver, MakeHome, await_ended, kill_tree
+from tests.conftest import IN_SOAK, Driver, MakeHome, await_ended, kill_tree
 from tests.support.lives import ranks_of
 from tests.support.terminals import ENDS_WITHIN_S, Terminal
 
@@ -56,7 +56,7 @@ def is_trained(driver: Driver) -> bool:
     return (driver.run_folder / "attempts" / "00000001.json").exists() and driver.journal().newest_number() >= 1
 
 
-@pytest.mark.parametrize("presses", [1, 2])
+@pytest.mark.parametrize("presses", [pytest.param(1, marks=IN_SOAK), 2])
 def test_ctrl_c_saves_and_ends_soon(alone: Driver, presses: int) -> None:
     with opened(alone) as terminal:
         terminal.await_true(lambda: is_trained(alone))

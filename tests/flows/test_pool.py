@@ -20,7 +20,7 @@ from holdfast.errors import RunStopped
 from holdfast.journal import REPORT, record_name
 from holdfast.testing.faults import fault
 from tasks.server import free_port
-from tests.conftest import IS_SOAK, Driver, MakeHome, Reference, await_ended, kill_tree
+from tests.conftest import IN_SOAK, IS_SOAK, Driver, MakeHome, Reference, await_ended, kill_tree
 from tests.support.forging import plant, rename_recipe
 from tests.support.pools import ENDS_WITHIN_S, Pool, PoolRun, await_true, pool_up, strike
 from tests.support.processes import variables_of
@@ -342,6 +342,7 @@ def test_a_retried_attempt_is_refused_and_a_retried_train_continues_the_run(run:
     assert_right_bytes(run, reference)
 
 
+@IN_SOAK
 def test_a_train_that_watches_a_retried_attempt_continues_the_run(run: PoolRun, reference: Reference) -> None:
     """A person retries the attempt of a train that is dead. The next train finds it live, and must not give up."""
     train = run.start()
@@ -363,6 +364,7 @@ def test_a_train_that_watches_a_retried_attempt_continues_the_run(run: PoolRun, 
     assert_right_bytes(run, reference)
 
 
+@IN_SOAK
 def test_an_attempt_that_a_concurrency_limit_cancels_is_tried_again(run: PoolRun, reference: Reference) -> None:
     other = PoolRun(run.pool, run.folder, f"{run.name}-other")
     with run.pool.limited("attempt/gpu", "CANCEL_NEW"):
@@ -382,7 +384,7 @@ def test_an_attempt_that_a_concurrency_limit_cancels_is_tried_again(run: PoolRun
     assert_right_bytes(run, reference)
 
 
-@pytest.mark.parametrize("flow", ["train", "attempt"])
+@pytest.mark.parametrize("flow", [pytest.param("train", marks=IN_SOAK), "attempt"])
 def test_a_paused_run_resumes(run: PoolRun, reference: Reference, flow: str) -> None:
     train = run.start()
     run.await_commits(1)

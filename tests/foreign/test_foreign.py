@@ -22,7 +22,7 @@ from holdfast.config import ChunkLength, Compute, Log, RunConfig
 from holdfast.journal import Journal
 from holdfast.proof import Proof
 from holdfast.store import open_store
-from tests.conftest import COMMAND_WITHIN_S, ROOT
+from tests.conftest import COMMAND_WITHIN_S, IS_SOAK, ROOT
 from tests.support.lives import Command, Lives, ranks_of
 
 HERE = Path(__file__).parent
@@ -240,7 +240,7 @@ def prove(nursery: Lives, config: RunConfig, steps: int = 20) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", SCRIPTS if IS_SOAK else SCRIPTS[::2])
 def test_it_is_proved(tmp_path: Path, ready: Lives, name: str) -> None:
     proof = Proof.model_validate_json(prove(ready, make_config(tmp_path, name)))
     assert proof.is_proved, str(proof)
@@ -290,7 +290,11 @@ FORGOTTEN = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "row", [pytest.param(row, marks=mark(row.name), id=f"{row.name}-{row.argument}") for row in FORGOTTEN]
+    "row",
+    [
+        pytest.param(row, marks=mark(row.name), id=f"{row.name}-{row.argument}")
+        for row in (FORGOTTEN if IS_SOAK else FORGOTTEN[::2])
+    ],
 )
 def test_what_is_left_out_is_found(tmp_path: Path, ready: Lives, row: Forgotten) -> None:
     text = (HERE / "after" / f"{row.name}.py").read_text("utf-8")

@@ -9,6 +9,7 @@ import pytest
 from holdfast.audit import Audit
 from holdfast.config import ChunkLength, Compute, Log, Resume, RunConfig
 from holdfast.proof import Proof
+from tests.conftest import IS_SOAK
 from tests.support.lives import Lives
 from tests.support.mutants import MUTATIONS, Mutation
 
@@ -44,7 +45,7 @@ def test_a_recipe_without_a_mutation_is_proved(nursery: Lives, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutation", PROVED, ids=lambda row: row.name)
+@pytest.mark.parametrize("mutation", PROVED if IS_SOAK else PROVED[::2], ids=lambda row: row.name)
 def test_a_mutation_is_caught(nursery: Lives, tmp_path: Path, mutation: Mutation) -> None:
     found = prove(nursery, mutation, tmp_path)
     if mutation.caught_by == "start":

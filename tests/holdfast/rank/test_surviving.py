@@ -108,7 +108,7 @@ def check_same(run: Run, straight: Run) -> None:
     assert run.trail == straight.trail
 
 
-@pytest.mark.parametrize(("ranks", "killed"), [(2, 0), (2, 1), (4, 0), (4, 2)])
+@pytest.mark.parametrize(("ranks", "killed"), [(2, 0), (4, 2)] + [(2, 1), (4, 0)] * IS_SOAK)
 def test_a_rank_killed_in_mid_step_costs_no_step(
     nursery: Lives, tmp_path: Path, straight: Run, ranks: int, killed: int
 ) -> None:

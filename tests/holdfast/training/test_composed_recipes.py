@@ -20,6 +20,7 @@ from holdfast.store import open_store
 from holdfast.training import Gate, Training, find_forgotten, resume
 from holdfast.training.build import build_program
 from holdfast.training.capturing import decode
+from tests.conftest import IN_SOAK
 from tests.support import composed
 from tests.support.composed import PER_EPOCH, fit
 from tests.support.lives import Lives
@@ -75,9 +76,9 @@ def test_it_is_proved(tmp_path: Path, nursery: Lives, name: str) -> None:
     ("recipe", "settings"),
     [
         ("adversarial", {}),
-        ("criticized", {"synchronized": ["critic"]}),
+        pytest.param("criticized", {"synchronized": ["critic"]}, marks=IN_SOAK),
         ("criticized", {"synchronized": ["critic"], "has_own": True}),
-        ("batched", {}),
+        pytest.param("batched", {}, marks=IN_SOAK),
     ],
 )
 def test_two_ranks_are_proved(tmp_path: Path, nursery: Lives, recipe: str, settings: dict[str, Any]) -> None:
