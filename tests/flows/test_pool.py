@@ -135,8 +135,12 @@ def test_a_run_survives_a_death(run: PoolRun, reference: Reference, victim: str,
         ("machine", signal.SIGKILL): ["vanished", "completed"],
     }.get((victim, number), ["completed"])
     assert reasons == expected
-    tags = [tag for attempt in run.attempts() for tag in attempt["tags"]]
+    attempts = run.attempts()
+    tags = [tag for attempt in attempts for tag in attempt["tags"]]
     assert all(reason in tags for reason in reasons)
+    await_true(
+        lambda: not run.pool.list_running_tasks(attempts), "a dead attempt's chunk is still Running", ENDS_WITHIN_S
+    )
     at_most_redone = CHUNK if number == signal.SIGKILL and victim in ("ranks", "machine") else 0
     assert STEPS <= run.count_trained() <= STEPS + at_most_redone
     if len(reasons) == 2:
@@ -435,9 +439,13 @@ def test_a_run_survives_the_death_of_train(run: PoolRun, reference: Reference) -
 def test_a_recipe_that_fails_in_a_step_spends_its_budget(run: PoolRun) -> None:
     run.hurry()
     changes = {"settings": {"poison": 9}, "supervision": {"max_failures": 2, "backoff_s": 0.1}}
-    state = run.pool.await_end(run.start(**changes))["state"]
+    train = run.pool.await_end(run.start(**changes))
+    state = train["state"]
     assert state["name"] == "Failed"
     assert "NoProgress" in state["message"]
+    (summary,) = (each for each in run.pool.artifacts(train["id"]) if each["key"] == f"{run.name}-summary")
+    assert summary["data"].count("| recipe failed |") == 3
+    assert "as it was told to" in summary["data"]
     assert "ZeroDivisionError: as it was told to" in state["message"]
     assert {reason for reason, _ in run.reasons()} == {"recipe_failed"}
     assert {attempt["state"]["name"] for attempt in run.attempts()} == {"Recipe failed"}
@@ -585,7 +593,9 @@ def test_a_sweep(run: PoolRun) -> None:
     sweep = run.pool.start("sweep/sweep", config=config, grid={"settings.lr": [0.1, 0.01]}, at_once=2, pin_best=True)
     assert run.pool.await_end(sweep)["state"]["name"] == "Completed"
     (table,) = run.pool.artifacts(sweep)
-    assert "lr-0.1" in table["data"]
+    rows = json.loads(table["data"])
+    assert [row["settings.lr"] for row in rows] == [0.1, 0.01]
+    assert sorted(row["pinned"] for row in rows) == ["", "commit 3 at step 10, the best"]
     runs = [PoolRun(run.pool, run.folder, f"{run.name}-lr-{lr}") for lr in ("0.1", "0.01")]
     assert [each.standing().step for each in runs] == [10, 10]
     pins = [(each.standing().avg_loss, each.journal().numbers("pins")) for each in runs]

@@ -29,6 +29,11 @@ def test_overrides_are_toml_and_bare_words_are_strings(path: Path) -> None:
     assert config.settings == {"lr": 3e-4, "a": {"b": [1, 2]}}
 
 
+def test_a_name_that_no_listing_shows_is_refused(path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run = 'a\.tmp-1': a name with \.tmp- is that of an unfinished write"):
+        load_config(path, ["run=a.tmp-1"])
+
+
 @pytest.mark.parametrize("override", ["epochs", "=3", "a..b=1", "run.x=1"])
 def test_malformed_override_is_refused(path: Path, override: str) -> None:
     with pytest.raises(ConfigError, match="--set"):
@@ -233,6 +238,8 @@ def test_retention_is_checked() -> None:
         ("checkpoint.retention=3", "did you mean retention?"),
         ("save_total_limit=3", "did you mean retention.keep_last?"),
         ("save-steps=3", "did you mean chunk.steps?"),
+        ("retention_policy.keep_last=3", "did you mean retention.keep_last?"),
+        ("reproducibility.cudnn_deterministic=true", "did you mean determinism.mode?"),
         ("num_train_epochs=3", "did you mean epochs?"),
         ("devices=2", "did you mean compute.ranks?"),
         ("resume_from=x", "leave it out: the same command continues the run from its last verified checkpoint"),

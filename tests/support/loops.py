@@ -310,6 +310,8 @@ def wrong(run: Run, how: str) -> None:
         run.keep(model=model)
     if how == "plain iterator":
         run.steps([draw()])
+    if how == "no batch":
+        run.steps(DataLoader(samples()[:3], batch_size=4, drop_last=True))
     if how == "logs early":
         run.log(loss=1.0)
     batches = run.batches(samples(), batch_size=4) if how == "too many batches" else None

@@ -211,6 +211,12 @@ class Pool:
         body = {"artifacts": {"flow_run_id": {"any_": [flow_run]}}}
         return list(self.ask("POST", "/artifacts/filter", body))
 
+    def list_running_tasks(self, flow_runs: list[dict[str, Any]]) -> list[str]:
+        """Return the names of the tasks of these flow runs that the server shows as Running."""
+        state = {"state": {"type": {"any_": ["RUNNING"]}}}
+        body = {"flow_runs": {"id": {"any_": [each["id"] for each in flow_runs]}}, "task_runs": state}
+        return [task["name"] for task in self.ask("POST", "/task_runs/filter", body)]
+
     def await_events(self, number: int, name: str, run: str, within_s: float = 60.0) -> list[dict[str, Any]]:
         """Wait for a run's events of this name and return them. The server writes events in batches, seconds later."""
         body = {"filter": {"event": {"name": [name]}, "resource": {"id": [f"holdfast.run.{run}"]}}, "limit": 50}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.attempt import live, opening
-from holdfast.attempt.opening import await_completed
+from holdfast.attempt.opening import Known, await_completed
 from holdfast.config import ChunkLength, Log, Report, RunConfig
 from holdfast.endings import Ending
 from holdfast.errors import ConfigDrift, Unreadable
@@ -138,3 +138,20 @@ def test_a_second_command_claims_no_run_that_is_being_finished(
     monkeypatch.setattr(opening.time, "sleep", end)
     assert live(make_config(tmp_path, epochs=1)).complete
     assert journal.attempts() == 1
+
+
+def test_an_attempt_that_still_runs_here_is_superseded_and_all_others_have_vanished(
+    tmp_path: Path, process: "subprocess.Popen[bytes]"
+) -> None:
+    """A later attempt may begin beside it: a person starts the command twice. It is no lost machine."""
+    for host, pid, reason in (
+        (platform.node(), process.pid, "superseded"),
+        ("elsewhere", process.pid, "vanished"),
+        (platform.node(), 2**22, "vanished"),
+    ):
+        folder = tmp_path / f"{host}-{pid}"
+        journal = claim(folder, host, pid)
+        Known.read(journal).record_lost_attempts(journal, 2)
+        ending = journal_of(folder).read_ending(1)
+        assert ending
+        assert ending.reason == reason

@@ -211,6 +211,13 @@ def program_of(config: RunConfig, **changes: Any) -> Any:
     return dataclasses.replace(program, recipe=dataclasses.replace(program.recipe, **changes))
 
 
+def test_a_loader_without_a_batch_is_named(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "two_rates", {})
+    data = DataLoader(Points(noise=False), batch_size=10_000, drop_last=True)
+    with pytest.raises(RecipeError, match="the loader gives 0 batches, but one step takes 2"):
+        Training(config, program_of(config, data=data, batch_size=None, collate=None))
+
+
 def test_fp16_with_a_step_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(tmp_path, "adversarial", {})
     program = program_of(config)

@@ -137,6 +137,7 @@ def line_of(text: str) -> str:
         ("shared", "for step in run.steps", "the optimizers 'optimizer' and 'other' step the same parameter"),
         ("twice kept", "run.keep(model=model)", r"run\.keep\(model=\.\.\.\): the name is taken"),
         ("plain iterator", "run.steps([draw()])", "a list can't be put back to a position in its batches"),
+        ("no batch", "run.steps(DataLoader", "the loader gives no batch"),
         ("logs early", "run.log(loss=1.0)", r"run\.log\(\.\.\.\) was called outside the loop"),
         ("no length", "for step in run.steps", "an epoch has no length"),
         ("breaks", "def wrong", "the loop was left in step 3 of 18"),
