@@ -30,6 +30,8 @@ _PERMANENT_ERRNO = {errno.EINVAL, errno.ENAMETOOLONG, errno.EROFS, errno.ENOSPC}
 _CUT = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"}
 _CREDENTIALS = {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch", "TokenRefreshRequired"}
 _CLOCK = {"RequestTimeTooSkewed"}
+# The answer to a HEAD request has no body, and so none of these codes.
+_BARE = "400"
 # The value after "AccountKey=", "?sig=", "X-Amz-Security-Token: " and the like, and user:password before a URL's host.
 _SECRET = re.compile(
     r"(?i)((?:sig|signature|key|secret|token|password|credential)['\"]?\s*[=:]\s*['\"]?|bearer\s+)[^&;,\s'\"]+"
@@ -74,6 +76,9 @@ def translate_errors(where: str) -> Iterator[None]:
             raise NameMissing(f"can't {where}: it does not exist") from None
         if status == 401 or _is_about_credentials(error):
             raise StoreDenied(f"can't {where}: {text}", hint="set the cloud's usual credentials") from None
+        if _code_of(error) == _BARE:
+            hint = "set the cloud's usual credentials: a request refused without a reason often has expired ones"
+            raise StoreDenied(f"can't {where}: {text}", hint=hint) from None
         if _code_of(error) in _CLOCK:
             raise StoreDenied(f"can't {where}: {text}", hint="set this machine's clock") from None
         if isinstance(error, PermissionError) or status == 403:

@@ -115,6 +115,18 @@ def test_credentials_and_clocks_are_no_missing_right(
     assert sum(pauses) < 1
 
 
+def test_expired_credentials_are_a_hint_where_the_answer_has_no_reason(
+    monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    with faulty_s3(choose=lambda method, *_: "ExpiredToken" if method == "HEAD" else "") as proxy:
+        store = open_store(f"{use(proxy, monkeypatch)}/runs")
+        pauses.clear()
+        with pytest.raises(StoreDenied, match="Bad Request") as caught:
+            store.exists("a")
+        assert "often has expired ones" in caught.value.hint
+    assert sum(pauses) < 1
+
+
 def test_exists_raises_if_the_storage_cannot_be_reached(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     store = S3Store(f"{bucket}/runs", fresh_s3())
