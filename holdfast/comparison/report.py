@@ -13,7 +13,8 @@ SHOWN_SUSPECTS = 12
 HASHED = {"samples", "rng", "logged", "metrics"}
 TITLES: dict[Tier, str] = {"likely": "most likely", "possible": "possible", "unlikely": "no explanation"}
 NOTHING_RECORDED = (
-    "nothing on record explains it: a bit flipped, a file changed that is read while training, or a machine erred"
+    "nothing on record explains it: a resume that lost state (holdfast audit trains across it), a file that changed "
+    "while training read it, or an error of a machine"
 )
 
 

@@ -8,9 +8,11 @@ import pytest
 
 from holdfast.checkpoint import METRICS
 from holdfast.cli import app, run_app
-from holdfast.journal import record_name
+from holdfast.config import Retention
+from holdfast.journal import Journal, record_name
+from holdfast.retention import prune
 from holdfast.store import open_store
-from tests.support.makers import make_line, root, save_next, train
+from tests.support.makers import STEPS_PER_EPOCH, make_line, root, save_next, train
 
 Capture = pytest.CaptureFixture[str]
 
@@ -53,6 +55,16 @@ def test_the_first_commit_that_differs_is_named(folder: Path, capsys: Capture) -
     found = json.loads(ask(capsys, "a", "b", "--json", exit_code=2))
     assert (found["is_equal"], found["different_at"], found["equal_until"]) == (False, 40, 30)
     assert (found["one"]["first"], found["other"]["first"]) == (4, 4)
+
+
+def test_a_pruned_checkpoint_is_not_called_damaged(folder: Path, capsys: Capture) -> None:
+    train(make_line(open_store("runs"), "a"))
+    commit_other("runs", "b")
+    train(make_line(open_store("runs"), "b"))
+    prune(Journal(open_store("runs"), "b"), Retention(keep_last=1), STEPS_PER_EPOCH)
+    text = ask(capsys, "a", "b", exit_code=2)
+    assert "the tensors at step 40 weren't compared: those of b were pruned" in text
+    assert "damaged" not in text
 
 
 def test_a_commit_is_compared_as_the_training_that_led_to_it(folder: Path, capsys: Capture) -> None:
