@@ -207,10 +207,10 @@ def _describe_standing(journal: Journal, standing: Standing) -> list[str]:
         "epoch": f"{standing.epoch} of {standing.epochs}" if standing.epochs else standing.epoch,
         "loss": None if standing.avg_loss is None else f"{standing.avg_loss:.4f}",
         **{name.replace("_", " "): f"{value:.4f}" for name, value in standing.metrics.items() if value is not None},
-        "checkpoint": f"`{standing.checkpoint_sha256}`",
+        "checkpoint": f"`{standing.checkpoint_sha256}`" if standing.commit else None,
         "resume": standing.verdict.replace("|", "/") or None,
-        "lies in": f"`{journal.store_url}/{journal.run}/{standing.path}`",
-        "settings": f"`{standing.config_fingerprint}`",
+        "lies in": f"`{journal.store_url}/{journal.run}/{standing.path}`".replace("/`", "`"),
+        "settings": f"`{standing.config_fingerprint}`" if standing.commit else None,
         "report": describe_report(journal) if journal.store.exists(REPORT) else None,
     }
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in known.items() if value is not None)]

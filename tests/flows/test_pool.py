@@ -444,7 +444,7 @@ def test_a_recipe_that_fails_in_a_step_spends_its_budget(run: PoolRun) -> None:
     assert state["name"] == "Failed"
     assert "NoProgress" in state["message"]
     (summary,) = (each for each in run.pool.artifacts(train["id"]) if each["key"] == f"{run.name}-summary")
-    assert summary["data"].count("| recipe failed |") == 3
+    assert summary["data"].count("| recipe failed |") == len(run.attempts())
     assert "as it was told to" in summary["data"]
     assert "ZeroDivisionError: as it was told to" in state["message"]
     assert {reason for reason, _ in run.reasons()} == {"recipe_failed"}
