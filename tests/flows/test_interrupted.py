@@ -105,7 +105,9 @@ def test_a_dead_command_leaves_nothing_that_runs_or_prints(alone: Driver, death:
             terminal.close()
         else:
             terminal.process.send_signal(signal.SIGKILL)
-        assert terminal.process.wait(ENDS_WITHIN_S) == (-signal.SIGHUP if death == "closed" else -signal.SIGKILL)
+        assert terminal.process.wait(ENDS_WITHIN_S) == (143 if death == "closed" else -signal.SIGKILL)
         await_ended(started)
+        if death == "closed":  # SIGHUP lets it save
+            assert [ending.reason for ending in alone.journal().endings()] == ["preempted"]
         terminal.read()
         assert_quiet(terminal.screen[before:])
