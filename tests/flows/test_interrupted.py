@@ -65,7 +65,7 @@ def test_ctrl_c_saves_and_ends_soon(alone: Driver, presses: int) -> None:
         for _ in range(presses):
             terminal.press(CTRL_C)
             time.sleep(0.2)
-        assert terminal.finish() == 130
+        assert terminal.finish() == 130, terminal.screen
         await_ended(started)
         assert_quiet(terminal.screen[before:])
         if presses == 1:
@@ -90,7 +90,7 @@ def test_ctrl_c_ends_a_command_whose_ranks_and_server_start(alone: Driver) -> No
         terminal.await_true(lambda: bool(ranks_of(terminal.process.pid)))
         started = psutil.Process(terminal.process.pid).children(recursive=True)
         terminal.press(CTRL_C)
-        assert terminal.finish() == 130
+        assert terminal.finish() == 130, terminal.screen
         await_ended(started)
         assert_quiet(terminal.screen)
 
