@@ -102,9 +102,7 @@ def start_worker(
     print(f"worker      {name}")
 
 
-def start_gpu_worker(
-    ledger: Ledger, name: str, gpu: str, url: str, environment: Mapping[str, str] | None = None
-) -> None:
+def start_gpu_worker(ledger: Ledger, name: str, gpu: str, url: str) -> None:
     """Start a worker of the pool `gpu` that sees one GPU and runs one flow run at a time, unless it runs already.
 
     Don't start it while a process that an earlier worker has left behind uses the GPU.
@@ -115,11 +113,11 @@ def start_gpu_worker(
         print(f"left out    {name}   process {holder} still uses its GPU; make up again when that has ended")
         return
     command = [*_describe_worker("gpu", name), "--limit", "1"]
-    start(ledger, name, command, _environment(ledger, url) | describe_gpu(gpu) | dict(environment or {}), gpu=gpu)
+    start(ledger, name, command, _environment(ledger, url) | describe_gpu(gpu), gpu=gpu)
     print(f"worker      {name}   {gpu}")
 
 
-def start_gpu_workers(ledger: Ledger, plan: Plan, url: str, environment: Mapping[str, str] | None = None) -> None:
+def start_gpu_workers(ledger: Ledger, plan: Plan, url: str) -> None:
     """Start the workers of the pool `gpu` that the plan has and that don't run yet; end those that it doesn't have."""
     for name in end_others(ledger, plan):
         print(f"ended       {name}")
@@ -127,25 +125,25 @@ def start_gpu_workers(ledger: Ledger, plan: Plan, url: str, environment: Mapping
         print(f"note        {note}")
     for name, gpu in plan.gpus.items():
         if gpu:
-            start_gpu_worker(ledger, name, gpu, url, environment)
+            start_gpu_worker(ledger, name, gpu, url)
         else:
-            start_worker(ledger, "gpu", url, environment)
+            start_worker(ledger, "gpu", url)
 
 
 def _describe_worker(pool: str, name: str, kind: Kind = "process") -> list[str]:
     return [sys.executable, "-m", "prefect", "worker", "start", "--type", kind, "--pool", pool, "--name", name]
 
 
-def allow_recipes(named: str = "") -> dict[str, str]:
-    """Return the variable that lets flow runs train the recipes of Holdfast and of this repository.
+def allow_recipes(named: str) -> str:
+    """Return the recipes that flow runs may train: those of Holdfast and of this repository, and further ones.
+
+    A variable that is set already stays in their place.
 
     Args:
-        named: further entries, separated by commas.
-
-    A variable that is set already stays as it is, with these entries.
+        named: the further entries, separated by commas.
     """
     usual = os.environ.get(RECIPES, f"holdfast.recipes, {ROOT}/")
-    return {RECIPES: ", ".join(filter(None, (usual, named)))}
+    return ", ".join(filter(None, (usual, named)))
 
 
 def _environment(ledger: Ledger, url: str) -> dict[str, str]:
@@ -183,9 +181,9 @@ def up(*, postgres: bool = False, gpus: str = "", recipes: str = "") -> None:
         url = start_server(ledger, start_postgres(ledger) if postgres else "")
         with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: own_auth(ledger)}):
             set_up("process")
-        allowed = allow_recipes(recipes)
-        start_worker(ledger, "stable", url, allowed)
-        start_gpu_workers(ledger, plan, url, allowed)
+        os.environ[RECIPES] = allow_recipes(recipes)  # for the workers, and so for their flow runs
+        start_worker(ledger, "stable", url)
+        start_gpu_workers(ledger, plan, url)
     print(f"UI          {url.removesuffix('/api')}   asks for a password: the whole line in {STATE / AUTH}")
     print(f"output      {STATE}")
     print(f"your shell  export PREFECT_API_URL={url}")
