@@ -25,7 +25,7 @@ def run_app(app: App, arguments: Sequence[str] | None = None) -> int:
     _escape_unknown_characters()
     interrupt.catch()
     with contextlib.suppress(ValueError):  # not in the main thread
-        interrupt.take_like_sigterm()
+        interrupt.take_like_sigterm(interrupt.pass_on)
     with printing():
         return _run_app(app, arguments)
 

@@ -9,7 +9,9 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # Slurm's --signal, Grid Engine and LSF send the first two some time before they end a job; a terminal that closes sends
 # the third. By default each ends a process without a word.
@@ -36,14 +38,15 @@ def catch() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def take_like_sigterm() -> None:
-    """Let the other signals do what SIGTERM does from now on, and say so. One that is ignored or handled stays so."""
+def take_like_sigterm(handle: Callable[[int, Any], object]) -> None:
+    """Handle the other signals, too, from now on. One that is ignored, or that the user's code handles, stays so."""
     for each in LIKE_SIGTERM:
         if signal.getsignal(each) is signal.SIG_DFL:
-            signal.signal(each, _pass_on)
+            signal.signal(each, handle)
 
 
-def _pass_on(number: int, frame: object) -> None:
+def pass_on(number: int, frame: object) -> None:
+    """Say which signal came, and do what SIGTERM does: a handler."""
     with contextlib.suppress(OSError):  # the terminal is gone
         os.write(2, f"told to end by {signal.Signals(number).name}\n".encode())
     os.kill(os.getpid(), signal.SIGTERM)

@@ -14,7 +14,7 @@ from holdfast import heartbeats
 from holdfast.checkpoint import Saved
 from holdfast.durations import Durations, Slowing
 from holdfast.heartbeats import Phase, Place
-from holdfast.interrupt import LIKE_SIGTERM
+from holdfast.interrupt import take_like_sigterm
 from holdfast.rank.agreement import Agreement, Wish
 from holdfast.rank.messages import End, Order, Save, Stop, decode_order
 from holdfast.training import Training
@@ -52,9 +52,8 @@ class Orders:
         self._steps, self._urgent, self._saves = Durations(unknown_s=0.0), Durations(), Durations()
         self._slowing = Slowing()
         self._is_saving = False  # when the step in progress began
-        for each in (signal.SIGTERM, *LIKE_SIGTERM):  # a scheduler may send it to every process of a job
-            if each == signal.SIGTERM or signal.getsignal(each) is signal.SIG_DFL:
-                signal.signal(each, lambda *_: self._stop())
+        signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        take_like_sigterm(lambda *_: self._stop())  # a scheduler may send one to every process of a job
         # The first rank of another node gets no orders, but the end of its input tells it that its node has to stop.
         if training.accelerator.is_local_main_process:
             threading.Thread(target=self._read, daemon=True).start()
