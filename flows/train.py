@@ -64,14 +64,16 @@ def train_run(config: RunConfig) -> TrainResult | State[Any]:
     """Train a run here or on a pool, as its configuration says. Show its state as an artifact."""
     journal = Journal(open_store(config.store), config.run)
     try:
-        return _train_and_summarize(config, journal)
+        result = _train(config, journal)
     except HoldfastError:
         if journal.exists():
             summarize(journal)
         raise
+    summarize(journal)
+    return result
 
 
-def _train_and_summarize(config: RunConfig, journal: Journal) -> TrainResult | State[Any]:
+def _train(config: RunConfig, journal: Journal) -> TrainResult | State[Any]:
     newest = journal.newest()
     pool.claim_train(config)
     if config.where == "here":
@@ -80,13 +82,11 @@ def _train_and_summarize(config: RunConfig, journal: Journal) -> TrainResult | S
     else:
         ended = supervise(config, journal)
         if ended.reason != "completed":
-            summarize(journal)
             return Cancelled(message=f"{ended.message}; the run, started again, continues")
         report = prune_run(journal, dry_run=True)
         outcome = Outcome(complete=True, retention=report.model_dump(mode="json") if report else {})
     if outcome.complete and newest is not None and newest.number == journal.newest_number():
         log.info("run %s was complete already: nothing was trained", config.run)
-    summarize(journal)
     return TrainResult.of(read_standing(journal), outcome, newest.epoch if newest else None)
 
 
