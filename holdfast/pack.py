@@ -21,6 +21,7 @@ from holdfast.journal import (
     FolderRecord,
     Journal,
     RunRecord,
+    config_name,
     find_conflict,
     folder_record_name,
     now,
@@ -55,7 +56,7 @@ def pack(journal: Journal, commit: Commit, out: Writer) -> str:
 def _tar_blocks(journal: Journal, commit: Commit) -> Iterator[bytes]:
     run = journal.read_run().model_copy(update={"first_commit": commit.number, "packed": True})
     records = {"run.json": run.to_bytes()}
-    config = _config_name(commit)
+    config = config_name(commit.config_fingerprint)
     for name in (
         record_name("commits", commit.number),
         *filter(journal.store.exists, (config, signature_name(commit.number, commit.attempt))),
@@ -110,16 +111,14 @@ def _check_sha256(name: str, file: FileRecord, found: str) -> None:
         raise Damage(f"{name} is {found} but was committed as {file.sha256}")
 
 
-def _config_name(commit: Commit) -> str:
-    return f"configs/{commit.config_fingerprint}.json"
-
-
 def _check_config(commit: Commit, data: bytes) -> None:
-    record = ConfigRecord.from_bytes(data, _config_name(commit))
+    record = ConfigRecord.from_bytes(data, config_name(commit.config_fingerprint))
     if record.fingerprint != commit.config_fingerprint:
-        raise Damage(f"{_config_name(commit)} holds the settings of another name, {record.fingerprint}")
+        raise Damage(
+            f"{config_name(commit.config_fingerprint)} holds the settings of another name, {record.fingerprint}"
+        )
     if conflict := find_conflict(record):
-        raise Damage(f"{_config_name(commit)}: {conflict}")
+        raise Damage(f"{config_name(commit.config_fingerprint)}: {conflict}")
 
 
 # ---- unpacking
@@ -192,7 +191,7 @@ def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) 
         find_parts(commit)
     except CheckpointDamaged as error:
         raise Damage(str(error)) from None
-    optional = {_config_name(commit), signature_name(commit.number, commit.attempt)}
+    optional = {config_name(commit.config_fingerprint), signature_name(commit.number, commit.attempt)}
     records: dict[str, bytes] = {}
     waiting = files.keys() | optional | {"run.json"}
     while not _is_at_end(header := _read_header(tar)):
@@ -211,8 +210,8 @@ def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) 
     begun = RunRecord.from_bytes(records["run.json"], "run.json")
     if (begun.run, begun.first_commit) != (journal.run, commit.number):
         raise Damage(f"run.json is not that of run {journal.run!r} from commit {commit.number} on")
-    if _config_name(commit) in records:
-        _check_config(commit, records[_config_name(commit)])
+    if config_name(commit.config_fingerprint) in records:
+        _check_config(commit, records[config_name(commit.config_fingerprint)])
     return records
 
 

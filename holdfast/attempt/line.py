@@ -29,6 +29,7 @@ from holdfast.journal import (
     FileRecord,
     Journal,
     Latest,
+    config_name,
     folder_record_name,
     now,
     record_name,
@@ -251,7 +252,7 @@ class Line:
 
     def _list_records(self, saved: Saved) -> dict[str, str]:
         """Return the records that the next commit relies on, with the SHA-256 of its settings."""
-        settings = {f"configs/{saved.metadata.config_fingerprint}.json": ""} | self.journal.settings
+        settings = {config_name(saved.metadata.config_fingerprint): ""} | self.journal.settings
         names = [record_name("attempts", self.attempt), folder_record_name(saved.path)]
         if self._signing_key:
             names.append(signature_name(self.next_number, self.attempt))

@@ -11,7 +11,7 @@ from holdfast.config import Retention
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, RunUnknown, WrongUse
 from holdfast.fingerprint import to_plain
 from holdfast.journal.names import CHAINS, REACH, SUFFIXES, Numbered, sort_names
-from holdfast.journal.records import FORMAT_VERSION, ConfigRecord, RunRecord, now, read_record
+from holdfast.journal.records import FORMAT_VERSION, ConfigRecord, RunRecord, config_name, now, read_record
 from holdfast.store import Store
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class RunFolder:
     def read_config(self, fingerprint: str) -> ConfigRecord | None:
         """Return the settings that were first used with this fingerprint; None if they are lost."""
         if fingerprint not in self._configs:
-            record = self._read_config(f"configs/{fingerprint}.json")
+            record = self._read_config(config_name(fingerprint))
             if record is None:
                 return None
             self._configs[fingerprint] = record

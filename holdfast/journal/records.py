@@ -147,7 +147,7 @@ class ConfigRecord(Record):
     @property
     def name(self) -> str:
         """The name for the settings that were first used with the fingerprint: ``configs/<fingerprint>.json``."""
-        return f"configs/{self.fingerprint}.json"
+        return config_name(self.fingerprint)
 
     @property
     def snapshot_name(self) -> str:
@@ -273,10 +273,10 @@ class RehearsalRecord(Record):
 
 
 class IndexRecord(Record):
-    """``index/00000005.json``: that a record which no commit names was written, or was deleted on purpose.
+    """``index/00000005.json``: an entry for a record that no commit names, such as a pin.
 
-    So ``verify`` notices if such a record, a pin or a quarantine, is lost. Of several entries for one name the last
-    counts.
+    It says whether the record was written, or is about to be deleted on purpose, so that ``verify`` knows a loss. Of
+    several for one name the last counts.
     """
 
     number: int = Field(ge=1)
@@ -374,6 +374,11 @@ class PruneReport(Record):
     debris: list[str]
     dry_run: bool
     created_at: Time
+
+
+def config_name(fingerprint: str) -> str:
+    """Return the name of the settings that were first used with a fingerprint: ``configs/<fingerprint>.json``."""
+    return f"configs/{fingerprint}.json"
 
 
 def folder_record_name(path: str) -> str:

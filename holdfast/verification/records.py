@@ -24,6 +24,7 @@ from holdfast.journal import (
     Record,
     RehearsalRecord,
     broken_links,
+    config_name,
     find_conflict,
     folder_record_name,
     read_record,
@@ -77,7 +78,7 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
     Raises:
         RunUnknown: there is no such run.
     """
-    first, problems = _check_run(journal)
+    first, is_unpacked, problems = _check_run(journal)
     others = list(_list_others(journal))
     problems += filter(None, map_(lambda other: _check_other(journal, *other), others))
     quarantined, pruned = set(journal.numbers("quarantine")), set(journal.numbers("pruned"))
@@ -99,7 +100,7 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
     counting = [commit for commit in commits if commit.number not in quarantined]
     live = [commit for commit in counting if commit.number not in pruned]
     damaged = {problem.partition(" ")[0].rstrip(":") for problem in problems}
-    problems += sorted(_find_lost(journal, first, counting, live, damaged))
+    problems += sorted(_find_lost(journal, first if is_unpacked else 0, counting, live, damaged, map_))
     copies = [(commit, file) for commit in counting for file in commit.files if file.name in checkpoint.COPIES]
     problems += filter(None, map_(lambda copy: _check_copy(journal, copy[0], copy[1], newest), copies))
     return CheckedRecords(
@@ -112,12 +113,14 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
     )
 
 
-def _check_run(journal: Journal) -> tuple[int, list[str]]:
-    """Return the number of the run's first commit, and a line for each problem of ``run.json``."""
+def _check_run(journal: Journal) -> tuple[int, bool, list[str]]:
+    """Return the number of the run's first commit, whether it was unpacked, and a line for each problem."""
     try:
-        return journal.read_run().first_commit, []
+        run = journal.read_run()
+        return run.first_commit, run.packed or run.first_commit > 1, []
     except (RecordDamaged, Unreadable) as error:
-        return min(journal.numbers("commits"), default=1), [str(error)]
+        is_unpacked = not journal.numbers("attempts")
+        return min(journal.numbers("commits"), default=1), is_unpacked, [str(error)]
 
 
 def _list_others(journal: Journal) -> Iterator[tuple[str, type[Record], str, Any]]:
@@ -153,31 +156,32 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
 
 
 def _find_lost(
-    journal: Journal, first: int, counting: Iterable[Commit], live: Collection[Commit], damaged: Collection[str]
-) -> Iterator[str]:
+    journal: Journal, elsewhere: int, counting: Iterable[Commit], live: Collection[Commit], damaged: Collection[str],
+    map_: Map,
+) -> Iterator[str]:  # fmt: skip
     """Yield a line for each lost record that a commit relies on, or that the index has.
 
     Args:
-        first: the number of the run's first commit. In a run that was unpacked its attempt is elsewhere.
+        elsewhere: the number of the commit whose attempt is in another run: the first of one that was unpacked; else 0.
         counting: the commits that aren't quarantined.
         live: those among them that aren't pruned: their signatures count.
         damaged: the names that have a line already.
+        map_: see `check_records`.
     """
     wanted: dict[str, str] = {}
     for commit in counting:
-        if commit.number > first or not _is_unpacked(journal):
+        if commit.number != elsewhere:
             wanted |= commit.records | {record_name("attempts", commit.attempt): ""}
         wanted |= {name: sha256 for name, sha256 in commit.records.items() if name.startswith("configs/")}
-        wanted.setdefault(f"configs/{commit.config_fingerprint}.json", "")
+        wanted.setdefault(config_name(commit.config_fingerprint), "")
     entries = journal.numbers("index")
     gaps = set(range(1, max(entries, default=0))).difference(entries)
     yield from (f"{record_name('index', number)} is missing" for number in gaps)
-    for number in entries:
-        with contextlib.suppress(NameMissing, RecordDamaged, Unreadable):  # reported with the other records
-            entry = read_record(journal.store, IndexRecord, record_name("index", number))
+    for entry in filter(None, map_(lambda number: _read_entry(journal, number), entries)):
+        if entry.is_there:
             wanted[entry.name] = ""
-            if not entry.is_there:
-                del wanted[entry.name]
+        else:
+            wanted.pop(entry.name, None)
     unneeded = {signature_name(each.number, each.attempt) for each in counting if each not in live}
     wanted = {name: sha256 for name, sha256 in wanted.items() if name not in unneeded | {*damaged}}
     there = {folder: set(journal.store.list(folder)) for folder in {name.rpartition("/")[0] for name in wanted}}
@@ -191,11 +195,10 @@ def _find_lost(
                 yield f"{name} is {found} but was committed with {sha256}"
 
 
-def _is_unpacked(journal: Journal) -> bool:
-    with contextlib.suppress(RecordDamaged, Unreadable):
-        run = journal.read_run()
-        return run.packed or run.first_commit > 1
-    return not journal.attempts()
+def _read_entry(journal: Journal, number: int) -> IndexRecord | None:
+    with contextlib.suppress(NameMissing, RecordDamaged, Unreadable):  # reported with the other records
+        return read_record(journal.store, IndexRecord, record_name("index", number))
+    return None
 
 
 def _list_named(journal: Journal) -> set[int]:
