@@ -37,17 +37,18 @@ def check_recipe(name: str) -> None:
     if allowed is None:
         return
     files = _find_files(name)
-    attribute = name.rpartition(":")[2]
-    for entry in allowed:
-        if "/" not in entry and not entry.endswith(".py"):
-            if name == entry or name.startswith((f"{entry}.", f"{entry}:")):
-                return
-            continue
-        before, _, function = entry.partition(".py:")
-        path = os.path.realpath(f"{before}.py" if function else before)
-        if files and files[-1].is_relative_to(path) and function in ("", attribute) and not lies_in_store(files[-1]):
-            return
+    if any(_allows(entry, name, files) for entry in allowed):
+        return
     raise RecipeError(f"recipe {name!r} is not allowed on this machine", hint=_hint(RECIPES, allowed))
+
+
+def _allows(entry: str, recipe: str, files: Sequence[Path]) -> bool:
+    if "/" not in entry and not entry.endswith(".py"):
+        return recipe == entry or recipe.startswith((f"{entry}.", f"{entry}:"))
+    before, _, function = entry.partition(".py:")
+    path = os.path.realpath(f"{before}.py" if function else before)
+    is_there = bool(files) and files[-1].is_relative_to(path) and not any(map(lies_in_store, files))
+    return is_there and function in ("", recipe.rpartition(":")[2])
 
 
 def check_store(url: str) -> None:
@@ -68,11 +69,11 @@ def check_store(url: str) -> None:
 
 @dataclass(frozen=True)
 class Trust:
-    """What a command that trains steps of a run again takes from the run's records, which whoever wrote them chose.
+    """The trust of a reader in a run's records, from which a command takes the recipe to train steps again.
 
-    By default that is a recipe whose code is the reader's own: it comes with Holdfast, or lies in the current folder or
-    on the module search path and is not installed. If the operator allows some recipes, it is these. A file in a store
-    is never the reader's own.
+    Whoever may write to the store has chosen them. By default the recipe is taken if its code is the reader's own: it
+    comes with Holdfast, or lies in the current folder or on the module search path and is not installed. If the
+    operator allows some recipes, it has to be one of these. A file in a store is never taken.
 
     Args:
         recipe: the recipe to train with, from the reader, in place of the one on record; empty for that one.
@@ -94,26 +95,24 @@ class Trust:
         """
         if self.recipe:
             return self.recipe
-        name, root = f"the run's records name the recipe {recorded!r}", _find_root(store)
-        for file in (*_find_files(recorded), Path.cwd()):
-            if lies_in_store(file, root):
-                here = file == Path.cwd()
-                raise RecipeError(
-                    "the current folder lies in a store, where others may put code"
-                    if here
-                    else f"{name}, whose file lies in a store: {file}",
-                    hint="start the command in your project's folder" if here else TAKE_OWN,
-                )
+        said, root, files = f"the run's records name the recipe {recorded!r}", _find_root(store), _find_files(recorded)
+        if inside := [file for file in files if lies_in_store(file, root)]:
+            raise RecipeError(f"{said}, whose file lies in a store: {inside[0]}", hint=TAKE_OWN)
+        if lies_in_store(Path.cwd(), root):
+            raise RecipeError(
+                "the current folder lies in a store, where others may put code",
+                hint="start the command in your project's folder",
+            )
         if self.records:
             return recorded
         if _entries(RECIPES) is not None:
             check_recipe(recorded)
-        elif not all(_is_readers(file, recorded) for file in _find_files(recorded)):
-            raise RecipeError(f"{name}, which is not code of this folder", hint=f"{TAKE_OWN}; or --trust-records")
+        elif not all(_is_readers(file, recorded) for file in files):
+            raise RecipeError(f"{said}, which is not code of this folder", hint=f"{TAKE_OWN}; or --trust-records")
         return recorded
 
 
-# What is taken from records without a word from the reader.
+# The reader has said nothing.
 BY_DEFAULT = Trust()
 
 
@@ -132,8 +131,8 @@ def lies_in_store(path: Path, root: Path | None = None) -> bool:
 
 
 def _find_root(store: str) -> Path | None:
-    scheme, *parts = split_store(store) or ("?",)
-    return Path(*parts) if scheme == "" and parts else None
+    parts = split_store(store)
+    return Path(*parts[1:]) if parts[:1] == ("",) else None
 
 
 def _find_files(recipe: str) -> list[Path]:
