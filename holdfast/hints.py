@@ -67,8 +67,8 @@ def hint_for(name: str, value: Any) -> str:
     while isinstance(value, Mapping) and value:
         key, value = next(iter(value.items()))
         names.append(f"{names[-1]}.{str(key).lower().replace('-', '_')}")
-    # The whole name, then the key without its table, which other tools call otherwise, then the table alone.
-    for each in (*reversed(names[1:]), names[-1].rpartition(".")[2], names[0]):
+    # The whole name, then the key without its tables, which other tools call otherwise, then the tables alone.
+    for each in (names[-1], names[-1].rpartition(".")[2], *reversed(names[:-1])):
         if each in RESUMES:
             return "leave it out: the same command continues the run from its last verified checkpoint"
         if each in MEANT:

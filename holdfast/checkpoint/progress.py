@@ -17,7 +17,7 @@ from holdfast.errors import NameMissing
 from holdfast.journal import FileRecord
 from holdfast.store import Store
 
-# How many completed epochs a state and its metadata tell of. A run may have many thousand.
+# A state and its metadata have an entry for each of this many last epochs. A run may have many thousand.
 EPOCHS_KEPT = 1000
 
 

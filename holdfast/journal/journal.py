@@ -478,7 +478,7 @@ class Journal(RunFolder):
 
         A kill in between leaves a record without an entry, which is only not missed if it is lost.
         """
-        number = max(self.numbers("index"), default=0)
+        number = self.highest("index", 0)
         while True:
             number += 1
             record = IndexRecord(number=number, name=name, is_there=is_there, created_at=now())

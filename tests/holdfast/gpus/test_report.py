@@ -137,7 +137,7 @@ def test_a_program_that_hangs_is_a_fault(machine: Machine) -> None:
     assert (report.problem, report.is_fault) == ("nvidia-smi did not answer within 0.2 s", True)
 
 
-# What a machine with two GPUs and a network card prints.
+# The answer of a machine with two GPUs and a network card.
 LINKS = (
     "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
     "GPU0\t X \tNV18\tPXB\t0-63\t0\t\tN/A\n"
