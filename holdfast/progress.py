@@ -76,10 +76,11 @@ class CommitLines(Observer):
 
     def committed(self, attempt: Attempt, commit: Commit) -> None:
         start = attempt.journal.read_commit(commit.parent).step if commit.parent else 0
-        values = commit.metrics | {"avg_loss": commit.shown_loss}
         names = {"avg_loss": "loss"}
         numbers = "".join(
-            f"{names.get(name, name)} {value:.4f}  " for name, value in values.items() if value is not None
+            f"{names.get(name, name)} {value:.4f}  "
+            for name, value in commit.shown_metrics.items()
+            if value is not None
         )
         size_mb, content_id = commit.size_bytes / 1e6, commit.checkpoint_sha256[:12]
         log.info(

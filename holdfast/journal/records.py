@@ -249,6 +249,11 @@ class Commit(Record):
         return self.metrics.get("avg_loss") if self.loss is None else self.loss
 
     @property
+    def shown_metrics(self) -> dict[str, float | None]:
+        """The metrics for a person: with the mean loss of its steps as ``avg_loss``."""
+        return {name: self.shown_loss if name == "avg_loss" else value for name, value in self.metrics.items()}
+
+    @property
     def verdict(self) -> str:
         """Return a line on what rehearsals have found of the line that this commit ends."""
         if self.inexact:

@@ -52,7 +52,8 @@ class Lines:
 def _describe_commit(seen: Seen, commit: Commit) -> str:
     parent = seen.find_parent(commit)
     speed = find_speed(seen, commit)
-    numbers = [f"{name} {'not finite' if value is None else f'{value:.4f}'}" for name, value in commit.metrics.items()]
+    values = commit.shown_metrics.items()
+    numbers = [f"{name} {'not finite' if value is None else f'{value:.4f}'}" for name, value in values]
     numbers += [f"{speed:.3g} steps/s"] if speed else []
     first = f"{parent.step}-" if parent else "" if commit.parent else "0-"
     out = "  quarantined" if commit.number in seen.quarantined else ""

@@ -11,9 +11,10 @@ from torch import nn
 from holdfast import Anneal, Recipe, Schedule
 from holdfast.checkpoint import Metadata
 from holdfast.store.local import LocalStore
+from holdfast.trail import mean_loss
 from holdfast.training import Gate, Training, resume
 from tests.support import trainings
-from tests.support.makers import METADATA_FIELDS, make_line, train
+from tests.support.makers import METADATA_FIELDS, make_commit, make_line, train
 from tests.support.trainings import save_state, save_step, train_to
 from tests.support.varied import Points
 
@@ -70,6 +71,26 @@ def test_a_commit_at_an_epochs_end_has_the_epochs_metrics(tmp_path: Path) -> Non
     end = train(line, 6, metrics={"score": 2.0}, optimizer_steps_epoch=10)
     assert "score" not in within.metrics
     assert end.metrics["score"] == 2.0
+
+
+def test_a_chunk_has_the_mean_loss_of_its_own_steps(tmp_path: Path) -> None:
+    training = make(tmp_path)
+    train_to(training, 3)
+    save_state(training, tmp_path)
+    train_to(training, STEPS_PER_EPOCH - 1)
+    losses = [line["loss"] for line in training.read_metrics()]
+    assert len(losses) == STEPS_PER_EPOCH - 1 - 3
+    _, metadata = save_state(training, tmp_path)
+    assert metadata.loss == pytest.approx(sum(losses) / len(losses))
+    assert metadata.loss != metadata.avg_loss, "that is the mean of the epoch so far"
+    commit = make_commit(1, metrics={"avg_loss": 2.0, "score": 1.0}, loss=0.5)
+    assert commit.shown_metrics == {"avg_loss": 0.5, "score": 1.0}
+    assert make_commit(1, metrics={"avg_loss": 2.0}).shown_metrics == {"avg_loss": 2.0}, "an older commit"
+
+
+@pytest.mark.parametrize("losses", [[], [1.0, float("nan")], [1e308, 1e308]])
+def test_a_mean_that_is_not_finite_is_none(losses: list[float]) -> None:
+    assert mean_loss([{"step": step, "loss": loss} for step, loss in enumerate(losses)]) is None
 
 
 def test_a_state_tells_of_the_last_epochs_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
