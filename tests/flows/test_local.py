@@ -92,7 +92,7 @@ def test_up_and_down_can_be_repeated(local: Local) -> None:
         ignored = int(Path(f"/proc/{pid}/status").read_text().partition("SigIgn:\t")[2].split()[0], 16)
         assert not ignored >> (signal.SIGINT - 1) & 1
     for pid in (pids["worker-stable"], pids["worker-gpu"]):
-        assert variables_of(pid)["HOLDFAST_ALLOWED_RECIPES"] == f"holdfast.recipes, {ROOT}/"
+        assert variables_of(psutil.Process(pid))["HOLDFAST_ALLOWED_RECIPES"] == f"holdfast.recipes, {ROOT}/"
     secret = (local.folder / "auth").read_bytes()
     assert secret.decode() not in up.stdout + up.stderr + again.stdout
     for path in (path for path in local.folder.rglob("*") if path.is_file() and path.name != "auth"):
