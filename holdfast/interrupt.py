@@ -11,12 +11,13 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # Slurm's --signal, Grid Engine and LSF send the first two some time before they end a job; a terminal that closes sends
 # the third. By default each ends a process without a word.
 LIKE_SIGTERM = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 COMMANDS = ("flows.", "deployments.", "holdfast.cli.")
+_came: list[int] = []  # the signals that `end` has had
 
 
 def is_command() -> bool:
@@ -32,10 +33,33 @@ def end_at_once(number: int, frame: object) -> None:
     os._exit(128 + number)
 
 
-def catch() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt from now on, as Python does by default."""
+def catch(handle: Callable[[int, Any], object] = signal.default_int_handler) -> None:
+    """Let Ctrl-C raise KeyboardInterrupt from now on."""
     if signal.getsignal(signal.SIGINT) is end_at_once:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, handle)
+
+
+def end(number: int, frame: object) -> NoReturn:
+    """End this command by an exception, so that it saves: a handler of SIGINT and SIGTERM.
+
+    Raises:
+        KeyboardInterrupt: for SIGINT.
+        SystemExit: otherwise, with exit code 128 + ``number``.
+    """
+    _came.append(number)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)
+
+
+def raise_if_lost() -> None:
+    """Raise the exception of `end` again if it was lost: in a destructor, or where code raised another in its place.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: as `end` does.
+    """
+    if _came:
+        end(_came[0], None)
 
 
 def take_like_sigterm(handle: Callable[[int, Any], object]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from holdfast import interrupt
 from holdfast.attempt.attempt import Attempt
 from holdfast.attempt.commits import Publish, publish_commit
 from holdfast.attempt.observers import Observer
@@ -131,6 +132,7 @@ def _train(attempt: Attempt, acts: Acts, sources: Sequence[Source]) -> None:
                 saved = acts.train_chunk(attempt, chunk)
                 if saved is not None:
                     attempt.commit(saved)
+                interrupt.raise_if_lost()
     except Exception:
         raise
     except BaseException:  # a signal's

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from holdfast import __version__
+from holdfast import __version__, interrupt
 from holdfast.command import EXIT_CODES, run_app
 from holdfast.config import DEFAULT_STORE
 
@@ -32,6 +32,7 @@ def print_json(value: Any) -> None:
 
 
 def main() -> None:
-    """Run the console script. On SIGTERM, end its ranks and remove its scratch folders first."""
-    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
+    """Run the console script. On SIGTERM and Ctrl-C, end its ranks and remove its scratch folders first."""
+    signal.signal(signal.SIGTERM, interrupt.end)
+    interrupt.catch(interrupt.end)
     sys.exit(run_app(app))

@@ -32,20 +32,23 @@ def opened(root: Path, parts: Sequence[str], *, make: bool = False, make_root: b
     """
     if make and make_root:
         _make_root(root)
-    folder, path = _open_folder(str(root), None, root, make=make), root
+    # A signal's exception may come between any two lines. So a descriptor is off the list before it is closed: to close
+    # it twice would close another thread's file, or raise an OSError in place of that exception.
+    unclosed = [_open_folder(str(root), None, root, make=make)]
     try:
+        path = root
         for part in parts:
             path = path / part
-            if stat_name(folder, part, path) is None and make:
+            if stat_name(unclosed[-1], part, path) is None and make:
                 with contextlib.suppress(FileExistsError):  # another process was first
-                    os.mkdir(part, dir_fd=folder)
-                os.fsync(folder)
-            inner = _open_folder(part, folder, path, make=make)
-            os.close(folder)
-            folder = inner
-        yield folder
+                    os.mkdir(part, dir_fd=unclosed[-1])
+                os.fsync(unclosed[-1])
+            unclosed.append(_open_folder(part, unclosed[-1], path, make=make))
+            os.close(unclosed.pop(0))
+        yield unclosed[-1]
     finally:
-        os.close(folder)
+        while unclosed:
+            os.close(unclosed.pop())
 
 
 def _open_folder(name: str, parent: int | None, path: Path, *, make: bool) -> int:

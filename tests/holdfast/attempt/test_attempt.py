@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast import checkpoint, history, interval
+from holdfast import checkpoint, history, interrupt, interval
 from holdfast.attempt import Acts, Attempt, Observer, Proposal, live, publish_commit, started_ahead
 from holdfast.attempt.upkeep import Upkeep
 from holdfast.checkpoint import read_metadata
@@ -441,6 +441,34 @@ def test_no_rank_is_left_whatever_opening_raises(
     with pytest.raises(error):
         attempt.open()
     assert not ranks_of(os.getpid())
+
+
+def test_a_signal_whose_exception_is_lost_ends_the_attempt_after_the_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python passes over exceptions in a destructor, also those of a signal's handler."""
+
+    class Killed:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    class Loses(Observer):
+        def committed(self, attempt: Attempt, commit: Commit) -> None:
+            Killed()
+
+    monkeypatch.setattr(interrupt, "_came", [])
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: None)
+    before = signal.signal(signal.SIGTERM, interrupt.end)
+    config = make_config(tmp_path, "run")
+    try:
+        with pytest.raises(SystemExit) as told:
+            live(config, [Loses()])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told.value.code == 143
+    newest = journal_of(config).newest()
+    assert newest is not None
+    assert newest.epoch == 0
 
 
 def test_no_rank_is_left_where_the_run_to_begin_from_is_unknown(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
 """The store on a local file system: it refuses links, pipes and devices, and sweeps remains of writes."""
 
+import itertools
 import os
 import resource
 import socket
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -20,6 +24,36 @@ def test_local_writes_in_progress_are_not_listed(tmp_path: Path) -> None:
     store.create("a/b", b"")
     (tmp_path / "a" / "c.tmp-1234").write_bytes(b"half")
     assert store.list("a") == ["b"]
+
+
+def test_an_interrupt_on_any_line_closes_no_descriptor_twice(tmp_path: Path) -> None:
+    """Ctrl-C may come between any two lines of this process, and another thread may have got the number meanwhile."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+
+    def open_until(line: int) -> bool:
+        """Open the folder; return whether it was interrupted on its ``line``-th line."""
+        lines = itertools.count()
+
+        def interrupt(frame: FrameType, event: str, argument: object) -> Any:
+            if frame.f_code.co_filename != folders.__file__:
+                return None
+            if event == "line" and next(lines) == line:
+                raise KeyboardInterrupt
+            return interrupt
+
+        traced = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            with folders.opened(tmp_path, ["a", "b"]) as descriptor:
+                os.listdir(descriptor)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(traced)
+        return False
+
+    interrupted = list(itertools.takewhile(open_until, itertools.count()))
+    assert len(interrupted) > 10
 
 
 def test_local_remains_are_swept_once_they_are_old(tmp_path: Path) -> None:
