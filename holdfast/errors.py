@@ -29,6 +29,7 @@
         │   └── RankHung             (ChildProcessError)  a rank made no progress any more, and was ended; retryable
         ├── OutOfMemory              (MemoryError)        the recipe asked for more than there is; retryable
         ├── RecipeFailed             (RuntimeError)       the recipe's own code raised; retryable
+        │   └── RecipeBroken         (RuntimeError)       it raised an error that new ranks would raise again
         ├── Unhealthy                (RuntimeError)       a health signal left its limits; retryable
         ├── GpuUnhealthy             (RuntimeError)       a GPU that a run would take reports a fault
         ├── NodesMissing             (TimeoutError)       too few nodes came to the rendezvous
@@ -231,6 +232,12 @@ class RecipeFailed(RunStopped, RuntimeError):
 
     is_retryable = True
     reason = "recipe_failed"
+
+
+class RecipeBroken(RecipeFailed):
+    """The recipe's own code raised an error that new ranks would raise again, in the same step."""
+
+    is_retryable = False
 
 
 class Unhealthy(RunStopped, RuntimeError):

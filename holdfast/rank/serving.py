@@ -6,16 +6,11 @@ import contextlib
 import faulthandler
 import functools
 import gc
-import os
-import socket
 import sys
 import time
 import traceback
 from collections.abc import Generator
 from typing import Any
-
-import torch
-from torch.distributed import DistError
 
 from holdfast import checkpoint, heartbeats, opened
 from holdfast.canonical import spell_floats
@@ -25,18 +20,15 @@ from holdfast.errors import (
     CheckpointDamaged,
     GateTripped,
     HoldfastError,
-    OutOfMemory,
     RankDied,
-    RecipeError,
-    RecipeFailed,
 )
 from holdfast.fingerprint import to_plain
 from holdfast.function import default_settings
 from holdfast.heartbeats import Phase, Standing
 from holdfast.journal import Commit
-from holdfast.location import describe_error, find_hint
 from holdfast.rank.agreeing import check_same, check_store
 from holdfast.rank.events import Events
+from holdfast.rank.failure import describe_failure
 from holdfast.rank.holding import wait_to_proceed
 from holdfast.rank.messages import (
     Begin,
@@ -63,7 +55,6 @@ from holdfast.rank.nodes import Nodes
 from holdfast.rank.orders import Orders
 from holdfast.rank.prefetch import Prefetch
 from holdfast.rank.record import Record
-from holdfast.rank.rendezvous import NODE_VARIABLE
 from holdfast.rank.surviving import Chunk, Survivor
 from holdfast.store import Store, open_store
 from holdfast.training import (
@@ -94,10 +85,6 @@ PHASES: dict[type, Phase] = {
     Train: Phase.SAVING,
     Rehearse: Phase.SAVING,
 }
-# torch raises a RuntimeError with this text if the CPU's memory runs out.
-CPU_OUT_OF_MEMORY = "can't allocate memory"
-# gloo and NCCL raise a RuntimeError with one of these texts if another rank has died.
-LOST_CONNECTION = ("gloo/transport", "by peer", "ncclRemoteError", "ncclSystemError")
 
 
 def serve(
@@ -416,7 +403,7 @@ def main(prefetch: Prefetch | None = None) -> int:
         if built and built[0].progress.step >= built[0].total_steps:
             events.send(Finished())
     except Exception as error:
-        failed = _describe_failure(built[0] if built else None, error)
+        failed = describe_failure(built[0] if built else None, error)
         if failed is error:
             heartbeats.stand(Standing.REFUSED)
             traceback.print_exc()
@@ -430,26 +417,3 @@ def main(prefetch: Prefetch | None = None) -> int:
         if nodes is not None:
             nodes.leave()
     return 0
-
-
-def _describe_failure(training: Training | None, error: Exception) -> HoldfastError:
-    """Return the error to report for one that ended this rank: itself, if it is one of Holdfast's."""
-    step = training.progress.step if training else 0
-    has_others = int(os.environ.get("WORLD_SIZE", 1)) > 1
-    # A recipe whose ranks wait for each other may lose one while it builds, which is not the recipe's error.
-    cause = error.__cause__ if isinstance(error, RecipeError) else error
-    if has_others and _is_lost_connection(cause):
-        return RankDied(f"rank {os.environ['RANK']} lost the connection to another in step {step}", is_effect=True)
-    if isinstance(error, HoldfastError):
-        return error
-    rank = f" of rank {os.environ['RANK']}" if has_others else ""
-    rank += f" on {socket.gethostname()}" if NODE_VARIABLE in os.environ else ""
-    where = f"step {step}{rank}: {describe_error(error)}"
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or CPU_OUT_OF_MEMORY in str(error):
-        return OutOfMemory(f"out of memory in {where}", hint="a smaller batch_size with more grad_accum", step=step)
-    return RecipeFailed(f"training failed in {where}", hint=find_hint(error), step=step)
-
-
-def _is_lost_connection(error: BaseException | None) -> bool:
-    is_of_gloo_or_nccl = isinstance(error, RuntimeError) and not isinstance(error, HoldfastError)
-    return isinstance(error, DistError) or (is_of_gloo_or_nccl and any(text in str(error) for text in LOST_CONNECTION))

@@ -92,7 +92,7 @@ def test_an_error_on_another_node_reaches_the_attempt(nodes: Nodes) -> None:
     assert f"training failed in step 2 of rank 1 on {socket.gethostname()}: " in error
     assert "tests/support/failing.py:" in error
     assert nodes.wait(1) == 3
-    assert "error: the attempt on node 0 has ended (recipe_failed): " in nodes.said(1)
+    assert "error: training failed in step 2 of rank 1" in nodes.said(1)
 
 
 def test_a_port_that_is_taken_is_named(nodes: Nodes) -> None:

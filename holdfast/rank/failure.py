@@ -1,0 +1,66 @@
+"""The error that a rank reports when code raises in it, and whether new ranks would raise it again."""
+
+import os
+import re
+import socket
+
+import torch
+from torch.distributed import DistError
+
+from holdfast.errors import HoldfastError, OutOfMemory, RankDied, RecipeBroken, RecipeError, RecipeFailed
+from holdfast.location import describe_error, find_hint
+from holdfast.ownership import is_own
+from holdfast.rank.rendezvous import NODE_VARIABLE
+from holdfast.training import Training
+
+# torch raises a RuntimeError with this text if the CPU's memory runs out.
+CPU_OUT_OF_MEMORY = "can't allocate memory"
+# gloo and NCCL raise a RuntimeError with one of these texts if another rank has died.
+LOST_CONNECTION = ("gloo/transport", "by peer", "ncclRemoteError", "ncclSystemError")
+# Errors of a program: new ranks, which train the same steps, raise them again.
+OF_PROGRAMS = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError,
+    ValueError,
+)  # fmt: skip
+# Errors of devices, networks and other processes, which new ranks may not meet. torch raises many as RuntimeError.
+OF_SURROUNDINGS = (OSError, EOFError, DistError, torch.AcceleratorError)
+SURROUNDINGS = re.compile(
+    "CUDA|cuDNN|cublas|HIP|MIOpen|NCCL|RCCL|gloo|DataLoader worker \\(pid|pin memory|shared memory|ancdata|Too many"
+    "|timed out|time-?out|connection",
+    re.IGNORECASE,
+)
+AGAIN = "mend it, then start the run again: it continues from its last commit"
+
+
+def describe_failure(training: Training | None, error: Exception) -> HoldfastError:
+    """Return the error to report for one that ended this rank: itself, if it is one of Holdfast's."""
+    step = training.progress.step if training else 0
+    has_others = int(os.environ.get("WORLD_SIZE", 1)) > 1
+    # A recipe whose ranks wait for each other may lose one while it builds, which is not the recipe's error.
+    cause = error.__cause__ if isinstance(error, RecipeError) else error
+    if has_others and _is_lost_connection(cause):
+        return RankDied(f"rank {os.environ['RANK']} lost the connection to another in step {step}", is_effect=True)
+    if isinstance(error, HoldfastError):
+        return error
+    rank = f" of rank {os.environ['RANK']}" if has_others else ""
+    rank += f" on {socket.gethostname()}" if NODE_VARIABLE in os.environ else ""
+    where = f"step {step}{rank}: {describe_error(error)}"
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or CPU_OUT_OF_MEMORY in str(error):
+        return OutOfMemory(f"out of memory in {where}", hint="a smaller batch_size with more grad_accum", step=step)
+    if comes_again(error):
+        return RecipeBroken(f"training failed in {where}", hint=find_hint(error) or AGAIN, step=step)
+    return RecipeFailed(f"training failed in {where}", hint=find_hint(error), step=step)
+
+
+def comes_again(error: Exception) -> bool:
+    """Return whether new ranks would raise an error again: not one of a device, a network or another process."""
+    if isinstance(error, OF_SURROUNDINGS):
+        return False
+    if isinstance(error, RuntimeError):
+        return not SURROUNDINGS.search(str(error))
+    return isinstance(error, OF_PROGRAMS) or is_own(type(error))
+
+
+def _is_lost_connection(error: BaseException | None) -> bool:
+    is_of_gloo_or_nccl = isinstance(error, RuntimeError) and not isinstance(error, HoldfastError)
+    return isinstance(error, DistError) or (is_of_gloo_or_nccl and any(text in str(error) for text in LOST_CONNECTION))
