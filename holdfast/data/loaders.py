@@ -24,7 +24,7 @@ from holdfast.data.samplers import (
 )
 from holdfast.data.sharing import Share
 from holdfast.data.streams import describe_flaw, has_state
-from holdfast.data.workers import make_loader, start_loading
+from holdfast.data.workers import StayingWorkers, make_loader, start_loading
 from holdfast.errors import RecipeError
 from holdfast.state import capture_rng, restore_rng
 
@@ -85,7 +85,7 @@ class LoaderBatches:
         self._indices: list[list[Any]] | LongPass = []
         self._batches: Iterator[tuple[str, Any]] | None = None
         self._requests = Requests()  # for the rest of this pass
-        self._lasting: Any = None  # the loader whose workers stay for the next pass
+        self._staying = StayingWorkers(loader, workers)
         self._attributes = [keep_attributes(each) for each in list_samplers(loader)[1:]]
 
     def begin(self, step: int, stop: int, saved: Any = None, watch: Watch | None = None) -> bool:
@@ -162,10 +162,7 @@ class LoaderBatches:
         )
         length = (len(self._indices) - self._given) * len(self._shares)
         self._requests.set(requests if isinstance(self._indices, LongPass) else list(requests), length)
-        loader = self._make_loader() if self._lasting is None else self._lasting
-        if loader.persistent_workers:
-            self._lasting = loader
-        return start_loading(loader)
+        return start_loading(self._staying.find(self._make_loader))
 
     def _make_loader(self) -> Any:
         collate = self._loader.collate_fn

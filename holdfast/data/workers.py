@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from holdfast.data.content import digest_content
 from holdfast.errors import RecipeError
 from holdfast.interrupt import LIKE_SIGTERM
 
@@ -50,6 +51,28 @@ def make_loader(data: Any, requests: Any, workers: int, seed: int, *, like: "Dat
         multiprocessing_context="spawn" if workers else None,
         pin_memory=torch.cuda.is_available(),
     )
+
+
+class StayingWorkers:
+    """The workers of a loader of the user's own, which stay for the next pass if it says so.
+
+    If the dataset has changed, as a curriculum changes it, others take their place: a run that resumes would have new
+    workers, with the changed dataset.
+    """
+
+    def __init__(self, like: "DataLoader[Any]", workers: int) -> None:
+        self._like, self._stays = like, bool(workers and like.persistent_workers)
+        self._loader: Any = None
+        self._data = ""  # a digest of the dataset that they were given
+
+    def find(self, make: Callable[[], Any]) -> Any:
+        """Return the loader of the pass before, or a new one."""
+        if not self._stays:
+            return make()
+        data = digest_content(self._like.dataset)
+        if self._loader is None or data != self._data:
+            self._loader, self._data = make(), data
+        return self._loader
 
 
 def start_loading(loader: Any) -> Iterator[Any]:

@@ -13,15 +13,21 @@ SAMPLES, SIZE, SEED = 12, 3, 7
 
 
 class Telling(Dataset[Tensor]):
-    """Samples of a number, a random number, the process's id, and what `open_file` has told it."""
+    """Samples of a number, a random number, the process's id, what `tell` has told it, and the epoch."""
 
     told = 0.0
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch, as a curriculum does."""
+        self.epoch = epoch
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor([index, torch.rand(()).item(), os.getpid(), self.told], dtype=torch.float64)
+        told = [os.getpid(), self.told, self.epoch]
+        return torch.tensor([index, torch.rand(()).item(), *told], dtype=torch.float64)
 
 
 def tell(worker: int) -> None:

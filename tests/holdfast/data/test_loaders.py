@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from holdfast.errors import RecipeError
 from tests.conftest import COMMAND_WITHIN_S, ROOT, Engine
-from tests.support.workers import SAMPLES, SIZE, Telling, load, tell
+from tests.support.workers import SAMPLES, SIZE, Telling, begin, load, tell
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_process")]
 
@@ -32,6 +32,19 @@ def test_workers_stay_for_the_next_pass_if_the_loader_says_so(persists: bool) ->
     torch.manual_seed(1)
     alone = load(loader, 0, 3 * PASS - 1)
     assert [batch[:, :2].tolist() for batch in found] == [batch[:, :2].tolist() for batch in alone]
+
+
+def test_workers_that_stay_are_replaced_if_the_loop_changes_the_dataset() -> None:
+    """As those of a run that resumes then would be."""
+    data = Telling()
+    batches = begin(DataLoader(data, SIZE, num_workers=1, persistent_workers=True), 1)
+    found = []
+    for level in (0, 0, 1, 1):
+        data.set_epoch(level)
+        found.append([next(batches)[1] for _ in range(PASS)])
+    assert [batch[0, 4].item() for each in found for batch in each] == [0.0] * 2 * PASS + [1.0] * 2 * PASS
+    first, second, third, fourth = map(list_processes, found)
+    assert first == second != third == fourth
 
 
 def test_workers_begin_as_those_of_the_loader_with_its_own_dataset() -> None:
