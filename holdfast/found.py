@@ -4,6 +4,10 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict
 
+# The roots of Python's own iterators around the run's, such as ``enumerate(run.batches())``, inside an epoch and at its
+# end. A process that resumes begins them anew, after its search.
+ITERATOR, ENDED = "iterator", "ended iterator"
+
 
 class Found(BaseModel):
     """A value that a program reaches beside its saved state.
@@ -11,7 +15,8 @@ class Found(BaseModel):
     Attributes:
         name: its name in the user's code, from a variable on: ``learner.target``.
         kind: the name of its class.
-        reached_by: where the search found it: a field of the recipe, such as ``loss`` or ``data``, or ``loop``.
+        reached_by: where the search found it: a field of the recipe, such as ``loss`` or ``data``, ``loop``, `ITERATOR`
+            or `ENDED`.
         place: file and line of the user's code that changes it, with a colon and a space; empty if no line is known.
         remedy: the line for the user's code that would register it.
         sha256: a digest of its value, equal in all processes; empty if the value can't be read.
@@ -39,8 +44,8 @@ class Found(BaseModel):
 def find_suspects(lived: Iterable[Found], restored: Iterable[Found]) -> list[Found]:
     """Return what a checkpoint lost: the values that differ between two processes at the same step.
 
-    A value that only one of them has counts if an object with its other attributes is in both. The others are left
-    out: the two processes may stand in different functions of a loop.
+    A value that only one of them has counts if an object with its other attributes is in both, or if it is an iterator
+    inside an epoch. The others are left out: the two processes may stand in different functions of a loop.
 
     Args:
         lived: found in the process that has trained all steps.
@@ -51,7 +56,8 @@ def find_suspects(lived: Iterable[Found], restored: Iterable[Found]) -> list[Fou
 
     def is_suspect(found: Found) -> bool:
         owner = found.name.rpartition(".")[0]
-        missing = "missing" if owner and (found.reached_by, owner) in owners else found.sha256
+        is_new = found.reached_by == ITERATOR or (owner and (found.reached_by, owner) in owners)
+        missing = "missing" if is_new else found.sha256
         return bool(found.sha256) and known.get(found.key, missing) != found.sha256
 
     return [*filter(is_suspect, lived)]

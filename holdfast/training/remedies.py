@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from holdfast import state
+from holdfast.found import ENDED, ITERATOR
 from holdfast.training.digests import CONTAINERS, is_iterator
 from holdfast.training.kept import FRAMEWORK
 from holdfast.training.registered import has_state
@@ -48,6 +49,8 @@ def find_remedy(at: At, *, is_loop: bool) -> str:
         is_object = has_state(at.value) and not state.is_generator(at.value)
         what = at.name if is_object else f"..., an object whose state_dict has {at.name}"
         return f'extras={{"{key}": {what}}}'
+    if at.root in (ITERATOR, ENDED):
+        return "it begins anew after a resume: count with the step.number of `for step in run.steps()`"
     if at.root == FRAMEWORK:
         return f"run.keep({key}={at.name}) if it is a container, or register_buffer, or on_save_checkpoint"
     if isinstance(owner, nn.Module) and not isinstance(at.value, CONTAINERS):

@@ -7,10 +7,11 @@ kept objects; between two steps it records the step, obeys the attempt's orders 
 # Over 300 lines: the one class that a loop of a user's own sees; a third of it is its documentation.
 
 import contextlib
+import gc
 import hashlib
 import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -21,12 +22,14 @@ from holdfast.anneal import Anneal
 from holdfast.config import RunConfig
 from holdfast.data import NoBatches, is_torch_loader, refuse_inexact, take_apart
 from holdfast.errors import RecipeError
+from holdfast.found import ENDED, ITERATOR
 from holdfast.location import find_frames, find_place
 from holdfast.probe import Limits
 from holdfast.shown import Shown, describe
 from holdfast.state import as_stateful
 from holdfast.training.build import NO_BATCH, Program, Training
 from holdfast.training.carried import find_carried, find_constants
+from holdfast.training.digests import is_iterator
 from holdfast.training.gradients import Gradients
 from holdfast.training.kept import FRAMEWORK, GRADIENTS, OWN_EXTRAS, Kept, Variable, list_checkpointed, sort_kept
 from holdfast.training.loop import clip_to_norm
@@ -34,6 +37,8 @@ from holdfast.training.progress import Unread, read_number
 from holdfast.training.taking import Taking
 from holdfast.training.undisturbed import snapshot
 from holdfast.training.wrapping import Wrapping
+
+T = TypeVar("T")
 
 # Gives the loop its steps: yields before each one, as `holdfast.training.steps` does.
 Serve = Callable[[Training], Generator[None, None, None]]
@@ -121,6 +126,7 @@ class Run:
         self._loader: Any = None  # as the loop passed it
         self._source: Any = None  # the loader inside, once it is known
         self._per_epoch: int | None = None
+        self._given: dict[str, Iterator[Any]] = {}  # to the loop, by the method that gave it
         self._training: Training | None = None
         self._taking: Taking | None = None
         self._served: Generator[None, None, None] | None = None
@@ -299,7 +305,7 @@ class Run:
                 function has a second loop.
         """
         if self._has_epochs:
-            return self._steps_of_epoch()
+            return self._give("steps", self._steps_of_epoch())
         if self._has_steps:
             self.refuse(
                 "run.steps(...) was called twice: a run has one loop",
@@ -307,7 +313,7 @@ class Run:
             )
         self._has_steps = True
         self._note_data(loader, per_epoch)
-        return self._all_steps()
+        return self._give("steps", self._all_steps())
 
     def epochs(self, loader: Any = None, *, per_epoch: int | None = None) -> Iterator[int]:
         """Give the numbers of the epochs, from the one where the run stands. Use `batches` or `steps` inside.
@@ -322,7 +328,7 @@ class Run:
             self.refuse("run.epochs(...) was called twice: a run has one loop", hint="put both loops into one")
         self._has_epochs = True
         self._note_data(loader, per_epoch)
-        return self._all_epochs()
+        return self._give("epochs", self._all_epochs())
 
     def batches(self, data: Any = None, *, batch_size: int | None = None, **options: Any) -> Iterator[Any]:
         """Give the batches of the epoch inside `epochs`, or an iterator over a dataset's batches before `steps`.
@@ -333,7 +339,7 @@ class Run:
             options: ``grad_accum`` (the batches that every step takes, by default 1) and ``collate``, as in `Recipe`.
         """
         if self._has_epochs:
-            return (self.next_batch() for _ in self._steps_of_epoch())
+            return self._give("batches", (self.next_batch() for _ in self._steps_of_epoch()))
         if data is None or batch_size is None:
             self.refuse(
                 "run.batches(): expected a dataset and batch_size=...",
@@ -413,6 +419,10 @@ class Run:
         return clip_to_norm(self._training, parameters, max_norm)
 
     # ---- inside
+
+    def _give(self, method: str, iterator: Iterator[T]) -> Iterator[T]:
+        self._given[method] = iterator
+        return iterator
 
     def _note_data(self, loader: Any, per_epoch: int | None) -> None:
         self._per_epoch = per_epoch
@@ -610,7 +620,22 @@ class Run:
                     found.append(Variable(name, value, _describe_place(frame, carried[name]) if carried else ""))
         parts = ("dataset", "collate_fn") if isinstance(self._source, torch.utils.data.DataLoader) else ()
         found += [Variable(f"loader.{name}", getattr(self._source, name)) for name in parts]
+        found += self._list_iterators()
         return found + [Variable(name, value, root=FRAMEWORK) for name, value in self._list_adopted()]
+
+    def _list_iterators(self) -> list[Variable]:
+        """Return Python's own iterators that the loop has put around the run's, such as ``enumerate``."""
+        training = self._training
+        is_at_end = self._has_epochs and training is not None and training.progress.step % self._length == 0
+        frames = find_frames(self._function, outside=Run._next.__code__)
+        place = _describe_place(frames[0], frames[0].f_lineno) if frames else ""
+        return [
+            Variable(f"{type(each).__name__}(run.{method}(...))", each, place, root)
+            for method, given in self._given.items()
+            for root in [ENDED if is_at_end and method != "epochs" else ITERATOR]
+            for each in gc.get_referrers(given)
+            if is_iterator(each)
+        ]
 
     def _find_constants(self, frame: types.FrameType) -> list[str]:
         return [name for name in sorted(find_constants(frame)) if name in frame.f_locals]

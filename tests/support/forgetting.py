@@ -123,3 +123,34 @@ def loop(run: holdfast.Run, folder: str) -> None:
         step.log(loss=loss, seconds=seconds, grad_norm=seconds)
         with noted.open("a") as file:
             file.write(f"{step.number} {step.is_rehearsal}\n")
+
+
+def indexed(run: holdfast.Run) -> None:
+    """Lower the rate by the loop's own index of a batch in its epoch, which a resume begins anew."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer)
+    for _ in run.epochs(DataLoader(points(), 4, shuffle=True)):
+        for index, batch in enumerate(run.batches()):
+            optimizer.param_groups[0]["lr"] = 0.01 / (1 + index)
+            loss = fit(model, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.log(loss=loss)
+
+
+def numbered(run: holdfast.Run) -> None:
+    """Do as `indexed`, with the step's number in place of the index."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer)
+    loader = DataLoader(points(), 4, shuffle=True)
+    for _ in run.epochs(loader):
+        for step in run.steps():
+            optimizer.param_groups[0]["lr"] = 0.01 / (1 + step.number % len(loader))
+            loss = fit(model, step.batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.log(loss=loss)

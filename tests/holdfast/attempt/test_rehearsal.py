@@ -1,6 +1,7 @@
 """Rehearsals: new ranks have to train the steps after a commit as the ranks that went on, or the run stops."""
 
 import logging
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +86,18 @@ def test_state_that_no_checkpoint_has_stops_the_run_as_soon_as_it_acts(tmp_path:
     ending = Journal(open_store(config.store), "run").read_ending(1)
     assert ending is not None
     assert ending.ending.reason == "inexact"
+
+
+def test_the_index_of_a_loop_is_named_where_a_commit_lies_inside_an_epoch(tmp_path: Path) -> None:
+    for recipe in ("indexed", "numbered"):
+        live(make_config(tmp_path / recipe, recipe, BESIDE))  # commits at the ends of epochs: no harm
+    inside = {"chunk": {"steps": 5}}
+    with pytest.raises(Inexact) as caught:
+        live(make_config(tmp_path / "inside", "indexed", BESIDE, **inside))
+    assert "first in step 6: lrs, optimizer, model" in caught.value.message
+    assert re.search(r"forgetting.py:\d+: enumerate\(run.batches\(...\)\) .*: it begins anew", caught.value.message)
+    assert "step.number" in caught.value.message
+    live(make_config(tmp_path / "numbered-inside", "numbered", BESIDE, **inside))
 
 
 @WAYS
