@@ -2,6 +2,7 @@
 
 import base64
 import math
+from collections import OrderedDict
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -110,12 +111,21 @@ class _Decoder:
         return found
 
 
+def _with_attributes(items: dict[Any, Any], attributes: dict[str, Any]) -> OrderedDict[Any, Any]:
+    made = OrderedDict(items)
+    vars(made).update(attributes)
+    return made
+
+
 # By mark: how a value is made of what stands under the mark, and a function that decodes inner values.
 _MADE: dict[str, Any] = {
     "$int": lambda inner, decode: int(inner),
     "$float": lambda inner, decode: read_exactly({"$float": inner}),
     "$complex": lambda inner, decode: complex(*map(decode, inner)),
     "$bytes": lambda inner, decode: base64.b64decode(inner),
+    "$device": lambda inner, decode: torch.device(inner),
+    "$dtype": lambda inner, decode: getattr(torch, inner),
+    "$attributes": lambda inner, decode: _with_attributes(*map(decode, inner)),
     "$number": lambda inner, decode: np.dtype(inner[0]).type(decode(inner[1])),
     "$enum": lambda inner, decode: find_class(inner[0], inner[1], is_enum)(decode(inner[2])),
     "$typed": lambda inner, decode: make_again(find_class(inner[0], inner[1], is_of_plain), decode(inner[2])),

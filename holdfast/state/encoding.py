@@ -6,6 +6,7 @@ which {"$tensor": name} stands for a tensor, and similar marks for values that J
 
 import base64
 import enum
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,10 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor], seen: _Seen) -> A
         return {"$complex": [mark_exactly(value.real), mark_exactly(value.imag)]}
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, torch.device):
+        return {"$device": str(value)}
+    if isinstance(value, torch.dtype):
+        return {"$dtype": str(value).removeprefix("torch.")}
     if isinstance(value, list | tuple):
         prefix = f"{name}." if name else ""
         items = [_encode(item, f"{prefix}{index}", tensors, seen) for index, item in enumerate(value)]
@@ -151,14 +156,36 @@ def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, Tensor], s
         is_sorted = [*value] == keys and all(str(key).isascii() for key in keys)
         items = {key: items[key] for key in value}
     are_texts = kinds <= {str} if _is_in(ORDERED, name) else all(issubclass(kind, str) for kind in kinds)
-    if is_sorted and are_texts and not any(key.startswith("$") for key in keys):
-        return items
-    return {"$dict": [[_encode(key, name, tensors, seen), item] for key, item in items.items()]}
+    whole: dict[str, Any] = items
+    if not is_sorted or not are_texts or any(key.startswith("$") for key in keys):
+        whole = {"$dict": [[_encode(key, name, tensors, seen), item] for key, item in items.items()]}
+    if _is_in(ORDERED, name) and (attributes := _attributes_of(value)):
+        return {"$attributes": [whole, _encode(attributes, name, tensors, seen)]}
+    return whole
 
 
 def _is_of_a_module(value: dict[Any, Any]) -> bool:
     """Return whether a mapping is the ``state_dict`` of a torch module."""
     return hasattr(value, "_metadata")
+
+
+def _attributes_of(value: dict[Any, Any]) -> dict[str, Any]:
+    """Return the attributes of an ``OrderedDict``, where states have what their items lack.
+
+    A torch module's have the versions of its parts' states, and those of tensordict the shapes. Versions are left out
+    if all are 1, as they mostly are, and devices are None: where a tensor lay is no state.
+    """
+    attributes = dict(vars(value)) if isinstance(value, OrderedDict) else {}
+    parts = attributes.get("_metadata")
+    if isinstance(parts, dict) and all(isinstance(each, dict) for each in parts.values()):
+        kept = {
+            part: {name: None if isinstance(each, torch.device) else each for name, each in described.items()}
+            for part, described in parts.items()
+        }
+        attributes["_metadata"] = OrderedDict(kept)
+        if all(each == {"version": 1} for each in kept.values()):
+            del attributes["_metadata"]
+    return attributes
 
 
 def _encode_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], seen: _Seen) -> dict[str, Any]:

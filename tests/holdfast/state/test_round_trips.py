@@ -226,3 +226,49 @@ def test_elements_that_lie_scattered_over_too_much_memory_are_refused() -> None:
     column = torch.empty(3, 2**28 + 9, dtype=torch.bfloat16)[:, :1]
     with pytest.raises(StateError, match=r"extras\.column is a view whose elements lie scattered"):
         to_payload({"extras": {"column": column}})
+
+
+def with_metadata(metadata: dict[str, Any], **items: Any) -> OrderedDict[str, Any]:
+    """Return a state as `state_dict` of a torch module makes it, and of a tensordict."""
+    made: OrderedDict[str, Any] = OrderedDict(items)
+    made._metadata = OrderedDict(metadata)  # type: ignore[attr-defined]
+    return made
+
+
+def test_what_a_state_says_beside_its_items_comes_back() -> None:
+    state = {"storage": with_metadata({"": {"batch_size": torch.Size([64]), "device": torch.device("cpu")}}, x=[1])}
+    found = there_and_back(state)["storage"]
+    assert found == {"x": [1]}
+    assert found._metadata == {"": {"batch_size": torch.Size([64]), "device": None}}
+    assert isinstance(found._metadata[""]["batch_size"], torch.Size)
+
+
+class Migrated(nn.Module):
+    """A module whose states of before its second version had half the weight."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *rest: Any) -> None:
+        if metadata.get("version", 1) < 2:
+            state[f"{prefix}weight"] = state[f"{prefix}weight"] * 2
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+
+def test_a_module_inside_a_state_gets_its_own_version() -> None:
+    module = Migrated()
+    module.load_state_dict(there_and_back({"average": module.state_dict()})["average"])
+    assert module.weight.tolist() == [1.0]
+
+
+def test_versions_that_say_nothing_are_left_out() -> None:
+    names = {name: {"$tensor": f"extras.it.{name}"} for name in ("weight", "bias")}
+    assert to_payload({"extras": {"it": nn.Linear(1, 1).state_dict()}}).tree == {"extras": {"it": names}}
+
+
+@pytest.mark.parametrize("value", [torch.device("cpu"), torch.device("cuda:1"), torch.bfloat16, torch.int64])
+def test_a_device_and_a_data_type_come_back(value: Any) -> None:
+    assert there_and_back({"it": value}) == {"it": value}
