@@ -18,7 +18,7 @@ import pytest
 from deployments.ledger import began_at
 from deployments.postgres import find_postgres
 from holdfast.errors import ConfigError
-from tests.conftest import ROOT, kill_tree
+from tests.conftest import IN_SOAK, ROOT, kill_tree
 from tests.support.pools import ON_THIS_MACHINE, request
 from tests.support.processes import variables_of
 from tests.support.waiting import await_equal
@@ -117,6 +117,7 @@ def test_up_and_down_can_be_repeated(local: Local) -> None:
     assert local.run("down").stdout == "nothing of make up runs here\n"
 
 
+@IN_SOAK
 def test_up_with_postgres(local: Local) -> None:
     try:
         find_postgres()

@@ -90,14 +90,14 @@ def test_a_run_started_from_the_form_completes(run: PoolRun, reference: Referenc
 
 def test_a_rehearsed_run_says_so_in_a_line(run: PoolRun, reference: Reference) -> None:
     run.hurry()
-    train = run.pool.await_end(run.start(proof={"rehearse": "on", "share": 1}))
+    train = run.pool.await_end(run.start(proof={"rehearse": "first"}))
     assert train["state"]["name"] == "Completed", train["state"]
     assert_right_bytes(run, reference)
     (summary,) = run.pool.artifacts(train["id"])
-    assert "continues exactly: rehearsed at steps " in summary["data"]
+    assert "continues exactly: rehearsed at step 4" in summary["data"]
     (attempt,) = run.attempts()
-    last = "rehearsed: new ranks trained step 29 from commit 8 as these did"
-    await_true(lambda: last in run.pool.logs(attempt["id"]), f"the attempt did not log: {last}", ENDS_WITHIN_S)
+    line = "rehearsed: new ranks trained steps 5-8 from commit 1 as these did"
+    await_true(lambda: line in run.pool.logs(attempt["id"]), f"the attempt did not log: {line}", ENDS_WITHIN_S)
     assert not re.search(r"died|killed|new ranks go on", run.pool.logs(attempt["id"]))
 
 
@@ -183,6 +183,7 @@ def test_a_death_without_automations_is_noticed(run: PoolRun, reference: Referen
     assert_right_bytes(run, reference)
 
 
+@IN_SOAK
 def test_a_cancelled_attempt_that_is_dead_does_not_hold_up_the_next_start(
     run: PoolRun, reference: Reference, forgetful: None
 ) -> None:
@@ -263,6 +264,7 @@ def test_a_run_survives_deaths_during_a_save(run: PoolRun, reference: Reference)
     assert {reason for reason, _ in run.reasons()} == {"vanished", "crashed", "completed"}
 
 
+@IN_SOAK
 def test_a_death_at_the_last_commit_leaves_nothing_undone(run: PoolRun, reference: Reference) -> None:
     """Another attempt does what comes after the last commit, with nothing to train; a third start finds it done."""
     struck = run.folder / "struck"
@@ -292,6 +294,7 @@ def test_two_starts_at_once(run: PoolRun, reference: Reference) -> None:
     assert run.journal().attempts() == 1
 
 
+@IN_SOAK
 def test_a_second_start_may_be_refused(run: PoolRun) -> None:
     train = run.start(epochs=99)
     run.await_commits(1)
@@ -326,6 +329,7 @@ def test_a_cancelled_run_saves_and_continues_when_started_again(run: PoolRun, re
     assert_right_bytes(run, reference)
 
 
+@IN_SOAK
 def test_a_retried_attempt_is_refused_and_a_retried_train_continues_the_run(run: PoolRun, reference: Reference) -> None:
     train = run.start()
     run.await_commits(1)
@@ -409,6 +413,7 @@ def test_a_paused_run_resumes(run: PoolRun, reference: Reference, flow: str) -> 
     assert [reason for reason, _ in run.reasons()] == [first, "completed"]
 
 
+@IN_SOAK
 def test_a_paused_attempt_that_is_resumed_and_lost_is_followed_by_another_one(
     run: PoolRun, reference: Reference
 ) -> None:
@@ -479,6 +484,7 @@ def test_wrong_use_is_not_tried_again(run: PoolRun) -> None:
     assert [attempt["state"]["name"] for attempt in run.attempts()] == ["Settings"]
 
 
+@IN_SOAK
 def test_other_settings_are_refused_by_a_run_that_another_train_has_completed(run: PoolRun) -> None:
     train = run.start(epochs=200, chunk={"epochs": 10})
     run.await_commits(1)
@@ -532,6 +538,7 @@ def test_training_goes_on_while_the_server_is_away(run: PoolRun, reference: Refe
     assert any("completed" in attempt["tags"] for attempt in run.attempts())
 
 
+@IN_SOAK
 def test_a_dropped_database_loses_nothing(run: PoolRun, reference: Reference) -> None:
     """`make up` makes a new one. The command says why it ends; started again, it continues the run."""
     driver = Driver(run.folder, local.access(run.pool.ledger, run.pool.url))
