@@ -38,6 +38,7 @@ from holdfast.errors import (
     OutOfMemory,
     RankDied,
     RankHung,
+    RecipeBroken,
     RecipeFailed,
     Unhealthy,
 )
@@ -354,6 +355,8 @@ class Attempt:
         self.ranks.hangs += isinstance(error, RankHung)
         if self._history and isinstance(error, RankDied):
             self._history.note_death()
+        if isinstance(error, RecipeBroken):
+            error.hint = error.hint or "mend it, then start the run again: it continues from its last commit"
         return self._failures.find_no_progress(error, self.step) or error
 
     def _await_saved(self, stop: int) -> Saved:

@@ -29,7 +29,6 @@ SURROUNDINGS = re.compile(
     "|timed out|time-?out|connection",
     re.IGNORECASE,
 )
-AGAIN = "mend it, then start the run again: it continues from its last commit"
 
 
 def describe_failure(training: Training | None, error: Exception) -> HoldfastError:
@@ -47,9 +46,8 @@ def describe_failure(training: Training | None, error: Exception) -> HoldfastErr
     where = f"step {step}{rank}: {describe_error(error)}"
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or CPU_OUT_OF_MEMORY in str(error):
         return OutOfMemory(f"out of memory in {where}", hint="a smaller batch_size with more grad_accum", step=step)
-    if comes_again(error):
-        return RecipeBroken(f"training failed in {where}", hint=find_hint(error) or AGAIN, step=step)
-    return RecipeFailed(f"training failed in {where}", hint=find_hint(error), step=step)
+    kind = RecipeBroken if comes_again(error) else RecipeFailed
+    return kind(f"training failed in {where}", hint=find_hint(error), step=step)
 
 
 def comes_again(error: Exception) -> bool:

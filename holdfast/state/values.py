@@ -42,7 +42,13 @@ def as_stateful(name: str, value: Any, ties: Ties | None = None) -> Any:
             return Objects(name, value)
     if isinstance(value, dict | list | deque):
         return _Container(name, value, ties)
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | tuple):
+    if value is None:
+        raise RecipeError(
+            f"run.keep({name}=...): None can't be changed in place when the run resumes",
+            hint="make the object before run.keep, for example torch.Generator(), if its owner would make it later; a "
+            f'value that is None at first belongs in a dict: state = {{"{name}": None}}; run.keep(state=state)',
+        )
+    if isinstance(value, bool | int | float | complex | str | bytes | tuple):
         raise RecipeError(
             f"run.keep({name}=...): {value!r} can't be changed in place when the run resumes",
             hint=f'put it into a dict: state = {{"{name}": {value!r}}}; run.keep(state=state)',

@@ -56,7 +56,8 @@ def find_remedy(at: At, *, is_loop: bool) -> str:
     if isinstance(owner, nn.Module) and not isinstance(at.value, CONTAINERS):
         return f'register_buffer("{key}", ...) in its module'
     if has_state(at.value) or isinstance(at.value, (*CONTAINERS, Tensor, np.ndarray)):
-        return f"run.keep({key}={at.name})"
+        is_attribute = owner is not None and state.is_generator(at.value)
+        return f"run.keep({key}={at.name})" + (", made before that if it is None then" if is_attribute else "")
     if isinstance(at.value, types.GeneratorType) or is_iterator(at.value):
         return "keep the loader or the data behind it"
     attributes = getattr(owner, "__dict__", {})

@@ -154,3 +154,31 @@ def numbered(run: holdfast.Run) -> None:
             loss.backward()
             optimizer.step()
             run.log(loss=loss)
+
+
+class Masking:
+    """Collates samples, and masks some of their numbers by a generator that it makes when it needs it."""
+
+    generator: torch.Generator | None = None
+
+    def __call__(self, samples: list[Any]) -> Any:
+        if self.generator is None:
+            self.generator = torch.Generator().manual_seed(3)
+        x, y = (torch.stack(column) for column in zip(*samples, strict=True))
+        return x * (torch.rand(x.shape, generator=self.generator) > 0.2), y
+
+
+def collating(run: holdfast.Run, is_early: bool = False) -> None:
+    """Draw from a collator's own generator, which is kept if it is made early."""
+    model, collate = net(), Masking()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer)
+    if is_early:
+        collate.generator = torch.Generator().manual_seed(3)
+        run.keep(generator=collate.generator)
+    for step in run.steps(DataLoader(points(), 4, shuffle=True, collate_fn=collate)):
+        loss = fit(model, step.batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        step.log(loss=loss)

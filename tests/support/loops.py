@@ -300,7 +300,8 @@ def wrong(run: Run, how: str) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     objects: dict[str, Any] = {
-        "number": {"best": 1.0}, "object": {"thing": object()}, "shared": {"other": torch.optim.SGD(model.parameters())}
+        "number": {"best": 1.0}, "none": {"generator": None}, "object": {"thing": object()},
+        "shared": {"other": torch.optim.SGD(model.parameters())},
     }  # fmt: skip
     if how == "nothing":
         return

@@ -133,6 +133,7 @@ def line_of(text: str) -> str:
         ("nothing", "def wrong", "the function returned without a step"),
         ("keeps nothing", "for step in run.steps", "the loop begins, and nothing is kept"),
         ("number", "run.keep(model=model, opt", r"run\.keep\(best=\.\.\.\): 1\.0 can't be changed in place"),
+        ("none", "run.keep(model=model, opt", r"run\.keep\(generator=\.\.\.\): None can't be changed in place"),
         ("object", "run.keep(model=model, opt", r"run\.keep\(thing=\.\.\.\): expected an object with state_dict"),
         ("shared", "for step in run.steps", "the optimizers 'optimizer' and 'other' step the same parameter"),
         ("twice kept", "run.keep(model=model)", r"run\.keep\(model=\.\.\.\): the name is taken"),
