@@ -24,7 +24,7 @@ def test_rehearsals_change_no_byte_and_say_nothing(nursery: Lives, tmp_path: Pat
         pytest.skip("torch.compile needs a compiler")
     for module in kind.late:
         nursery.load(module)
-    epochs = kind.epochs if IS_SOAK else min(kind.epochs, SHORT_EPOCHS)
+    epochs = kind.epochs if IS_SOAK or kind.needs else min(kind.epochs, SHORT_EPOCHS)  # a Trainer has its own
     program = Program(nursery, tmp_path / "rehearsed", kind.recipe, dict(kind.settings), epochs, kind.chunk)
     done = program.train(*REHEARSED)
     assert done.returncode == 0, done.stderr

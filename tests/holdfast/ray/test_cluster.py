@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import has_not_ended, kill_tree
+from tests.conftest import IN_SOAK, has_not_ended, kill_tree
 from tests.support.lives import Lives
 from tests.support.machines import Nodes, nodes_in
 from tests.support.processes import command_of
@@ -101,6 +101,7 @@ def test_however_the_attempt_ends_what_was_trained_is_kept(run: Nodes, undisturb
     assert run.list_commits()[STEPS] in undisturbed
 
 
+@IN_SOAK
 def test_an_error_on_another_node_reaches_the_attempt(run: Nodes) -> None:
     run.start(0, "--set", "settings.how=raise", "--set", "settings.rank=1")
     assert run.wait(0) == 3
