@@ -214,19 +214,22 @@ class _Account:
         self.at += spent_s
         return spent_s
 
-    def _lose(self, until: float) -> None:
+    def _lose(self, until: float, before: Trained | None) -> None:
+        """Lose the time since a save, and the steps that fit into it, unless the ranks that died had ended with it."""
         lost_s = self._spend(until, "lost")
-        self._lost_steps += lost_s / self._usual.step_s if self._usual.step_s else 0.0
+        if before is None or not before.is_last:
+            self._lost_steps += lost_s / self._usual.step_s if self._usual.step_s else 0.0
 
     def add_training(self) -> None:
         """Add the time from the start of the ranks until the last recorded save let training continue."""
         restart_s = 0.0  # of the ranks that live
-        for number, each in enumerate(self._life.trained):
+        for before, each in pairwise([None, *self._life.trained]):
+            assert each is not None
             self._spend(min(each.began, self.at + each.rehearse_s), "rehearsal")
-            if number == 0:
+            if before is None:
                 self._add_start(each)
             elif begins_anew := self._find_restart(each, restart_s):
-                self._lose(each.began - begins_anew)
+                self._lose(each.began - begins_anew, before)
                 self._spend(each.began, "restart")
             else:
                 self._spend(each.began, "productive" if each.is_after_gap else "save")
@@ -253,18 +256,19 @@ class _Account:
         if first.restart_s and first.began - self.at > first.restart_s + ORDERED_WITHIN_S:
             self._spend(min(self.at + first.restart_s, first.began - first.restart_s), "restart")
             until = first.began - first.restart_s
-            self._spend(until, "productive") if first.is_after_gap else self._lose(until)
+            self._spend(until, "productive") if first.is_after_gap else self._lose(until, None)
         self._spend(first.began, "restart")
 
     def add_end(self, now: float) -> None:
         """Add the time after the last recorded save."""
         life, after, usual = self._life, self._after, self._usual
+        before = life.trained[-1] if life.trained else None
         until = min(now if life.ended_at is None else life.ended_at, after.claimed if after else math.inf)
         if not life.trained:
             self._spend(min(until, life.began + (usual.restart_s or math.inf)), "restart")
         if self._is_end_known:
             bucket = self._find_last_bucket()
-            self._lose(until) if bucket == "lost" else self._spend(until, bucket)
+            self._lose(until, before) if bucket == "lost" else self._spend(until, bucket)
             self._ended = self.at
             return
         until = min(until, after.began) if after else until
@@ -275,7 +279,7 @@ class _Account:
             self._ended = self.at
             return
         self._reason = self._reason or VANISHED
-        self._lose(min(until, self.at + chunk_s) if chunk_s else until)
+        self._lose(min(until, self.at + chunk_s) if chunk_s else until, before)
         self._ended = self.at
         if not after:
             self._spend(until, "waiting")

@@ -35,6 +35,7 @@ class Trained:
         rehearse_s: seconds that a rehearsal took before its steps, or in the first of them.
         steps: the number of its steps; 0 if unknown.
         reason: ``chunk``, ``preempted`` or ``adopted``.
+        is_last: whether its ranks ended with its save, so that they trained no step in vain after it.
         is_kept: whether the run still stands on these steps: False if the commit is quarantined.
         is_after_gap: whether the commit before it in the run can't be read.
     """
@@ -49,6 +50,7 @@ class Trained:
     rehearse_s: float
     steps: int
     reason: str
+    is_last: bool
     is_kept: bool
     is_after_gap: bool
 
@@ -212,6 +214,7 @@ def _place(commit: Commit, records: Records) -> Trained:
         rehearse_s=commit.rehearse_s,
         steps=max(steps, 0),
         reason=commit.why,
+        is_last=commit.is_last,
         is_kept=commit.number not in records.quarantined,
         is_after_gap=commit.parent > 0 and parent is None,
     )

@@ -241,6 +241,7 @@ class Line:
             created_at=now(),
             trained_at=metadata.trained_at,
             loss=metadata.loss,
+            is_last=metadata.is_last,
             **saved.model_dump(include={"train_s", "slow_s", "stall_s", "save_s", "restart_s"}),
             rehearsed=list(self.verdict.rehearsed),
             not_rehearsed=self.verdict.reason,

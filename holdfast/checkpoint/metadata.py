@@ -50,6 +50,7 @@ class Metadata(Record):
     created_at: str
     trained_at: LaterTime = ""
     train_s: float = Field(0.0, ge=0)
+    is_last: bool = Field(False, description="whether its ranks ended with it, and trained no step after it")
     writer: str = Field(
         "", description="random token of the save, so that of two writers with equal states only one gets the folder"
     )

@@ -225,6 +225,7 @@ class Commit(Record):
     stall_s: Seconds = Field(0.0, description="seconds that training paused for its save")
     save_s: Seconds = Field(0.0, description="seconds from the copy of its state until it was durable")
     restart_s: Seconds = Field(0.0, description="seconds until its ranks, or their attempt, began to train")
+    is_last: bool = Field(False, description="whether its ranks ended with it, and trained no step after it")
     rehearsed: list[Annotated[int, Field(ge=1, le=MOST_STEPS)]] = Field(
         [], description="the steps of its line's last rehearsals that were equal, oldest first"
     )

@@ -44,7 +44,7 @@ def begin_save(
         folder: the folder to write the checkpoint to.
         environment: the machine, and the record of code, packages, files and built values.
         then: called with the checkpoint once it is durable; see `checkpoint.Saver.begin`.
-        is_urgent: see `checkpoint.Saver.begin`.
+        is_urgent: whether the ranks end with this save; see `checkpoint.Saver.begin`.
         train_s: seconds that the steps since the last save took.
         slow_s: seconds of `train_s` by which the save before has slowed the steps beside it.
 
@@ -75,7 +75,8 @@ def begin_save(
 
         text = "".join(json.dumps(spell_floats(line), sort_keys=True) + "\n" for line in lines)
         described = describe_state(training, probe) | {
-            "trained_at": trained_at, "train_s": train_s, "loss": mean_loss(lines), "rank_probes": rank_probes,
+            "trained_at": trained_at, "train_s": train_s, "is_last": is_urgent, "loss": mean_loss(lines),
+            "rank_probes": rank_probes,
             "previous_checkpoint_sha256": training.parent, "config_fingerprint": fingerprint,
             "environment": environment,
         }  # fmt: skip

@@ -243,6 +243,20 @@ def test_ranks_that_were_replaced_lost_the_time_between() -> None:
     assert story.ledger().attempts[0].lost_steps == 4
 
 
+def test_ranks_that_have_saved_before_they_were_replaced_lost_no_step() -> None:
+    story = Story()
+    story.begin()
+    story.train(60.0)
+    story.train(25.0, why="adopted", stall_s=0.0, save_s=0.0, restart_s=0.0, is_last=True)
+    story.spend(30.0, "lost")  # until the ranks that were left had noticed and saved
+    story.restart_s = 7.0
+    story.spend(7.0, "restart")
+    story.train(60.0)
+    story.end("completed")
+    assert story.ledger().buckets == pytest.approx(story.true, abs=1)
+    assert story.ledger().attempts[0].lost_steps == 0
+
+
 def test_a_quarantined_commit_was_trained_in_vain() -> None:
     story = Story()
     story.begin()

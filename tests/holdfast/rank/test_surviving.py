@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint import read_metadata
+from holdfast.goodput import make_ledger
 from holdfast.journal import Commit, Journal
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
@@ -115,6 +116,7 @@ def test_a_rank_killed_in_mid_step_costs_no_step(
     run = Run(tmp_path, ranks, ("backward", 9, killed)).train(nursery)
     assert run.adopted[-1:] == [8], run.log
     assert run.trained == dict.fromkeys(range(1, STEPS + 1), ranks), "a step was trained twice"
+    assert [attempt.lost_steps for attempt in make_ledger(run.journal).attempts] == [0]
     check_same(run, straight)
     found = [read_metadata(run.journal.store, commit.path) for commit in run.commits]
     assert all(each and each.environment["sources"] == found[0].environment["sources"] != {} for each in found)
