@@ -217,11 +217,15 @@ def _describe_standing(journal: Journal, standing: Standing) -> list[str]:
 
 
 def _describe_attempts(journal: Journal) -> list[str]:
-    lines = ["| attempt | began (UTC) | host | why | ended | at step | because |", "|---|---|---|---|---|---|---|"]
+    """Return a table of the attempts, and below it why they ended: a column of sentences wouldn't fit on the page."""
+    lines = ["| attempt | began (UTC) | host | why | ended | at step |", "|---|---|---|---|---|---|"]
+    reasons = []
     for number in journal.numbers("attempts")[-ROWS:]:
         record, ending = journal.read_attempt(number), journal.read_ending(number)
-        end = (ending.reason.replace("_", " "), ending.step, ending.message) if ending else ("", "", "")
+        end = (ending.reason.replace("_", " "), ending.step) if ending else ("", "")
         began = record.created_at[:19].replace("T", " ")
         cells = [number, began, record.host, record.why, *end]
         lines.append(f"| {' | '.join(str(cell).replace('|', '/').replace(chr(10), ' ') for cell in cells)} |")
-    return lines
+        if ending and ending.message:
+            reasons.append(f"- attempt {number}: {' '.join(ending.message.split())}")
+    return [*lines, "", *reasons] if reasons else lines

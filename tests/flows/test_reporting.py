@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import httpx
 import pytest
 
+from holdfast.endings import Ending
 from holdfast.shown import describe
 from tasks.reporting import describe_run, describe_shown
 from tests.conftest import RunFlow
@@ -44,6 +45,17 @@ def test_the_summary_has_a_picture_of_the_loss_and_the_place_of_the_report(tmp_p
 
 def test_a_run_without_two_losses_has_no_picture(tmp_path: Path) -> None:
     assert "data:image" not in describe_run(LongRun(tmp_path, commits=1, attempts=1).journal)
+
+
+def test_the_reasons_of_the_endings_stand_below_the_table_which_would_cut_them_off(tmp_path: Path) -> None:
+    run = LongRun(tmp_path, commits=2, attempts=1)
+    reason = "training failed in step 7:\n/home/me/model.py:12: KeyError: 'x' | " + "a long way " * 20
+    (run.folder / "endings" / "00000001.json").unlink()
+    run.journal.end_attempt(1, Ending("recipe_failed", reason, 20))
+    text = describe_run(run.journal)
+    (row,) = re.findall(r"^\| 1 \|.*$", text, re.MULTILINE)
+    assert row.endswith("| recipe failed | 20 |")
+    assert f"\n- attempt 1: {' '.join(reason.split())}" in text
 
 
 @pytest.mark.slow
