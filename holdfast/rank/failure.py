@@ -25,9 +25,8 @@ OF_PROGRAMS = (
 # Errors of devices, networks and other processes, which new ranks may not meet. torch raises many as RuntimeError.
 OF_SURROUNDINGS = (OSError, EOFError, DistError, torch.AcceleratorError)
 SURROUNDINGS = re.compile(
-    "CUDA|cuDNN|cublas|HIP|MIOpen|NCCL|RCCL|gloo|DataLoader worker \\(pid|pin memory|shared memory|ancdata|Too many"
-    "|timed out|time-?out|connection",
-    re.IGNORECASE,
+    r"CUDA|cuDNN|CUBLAS|\bHIP\b|MIOpen|NCCL|RCCL|DataLoader worker \(pid|[Pp]in memory|shared memory|ancdata"
+    r"|Too many open files|[Tt]imed out|[Tt]imeout|[Cc]onnection (closed|reset|refused|aborted)"
 )
 
 

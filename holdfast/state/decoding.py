@@ -111,6 +111,10 @@ class _Decoder:
         return found
 
 
+# torch's data types by name.
+DATA_TYPES = {name: each for name, each in vars(torch).items() if isinstance(each, torch.dtype)}
+
+
 def _with_attributes(items: dict[Any, Any], attributes: dict[str, Any]) -> OrderedDict[Any, Any]:
     made = OrderedDict(items)
     vars(made).update(attributes)
@@ -124,7 +128,7 @@ _MADE: dict[str, Any] = {
     "$complex": lambda inner, decode: complex(*map(decode, inner)),
     "$bytes": lambda inner, decode: base64.b64decode(inner),
     "$device": lambda inner, decode: torch.device(inner),
-    "$dtype": lambda inner, decode: getattr(torch, inner),
+    "$dtype": lambda inner, decode: DATA_TYPES[inner],
     "$attributes": lambda inner, decode: _with_attributes(*map(decode, inner)),
     "$number": lambda inner, decode: np.dtype(inner[0]).type(decode(inner[1])),
     "$enum": lambda inner, decode: find_class(inner[0], inner[1], is_enum)(decode(inner[2])),
