@@ -14,6 +14,7 @@ import tasks.untracked  # noqa: F401
 from cyclopts import App
 
 from deployments.ledger import own_temporary, tell_workers
+from holdfast import interrupt
 from holdfast.command import run_app
 
 app = App(name="python -m deployments.worker", help=__doc__.partition("\n")[0], version_flags=[])
@@ -28,7 +29,7 @@ def main(pool: str, /) -> int:
     """
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--with-healthcheck"]
     environment = os.environ | {"TMPDIR": own_temporary()}
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, interrupt.end)
     worker = subprocess.Popen(command, env=environment, start_new_session=True)  # Ctrl-C reaches this process alone
     try:
         return worker.wait()

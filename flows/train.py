@@ -18,6 +18,7 @@ from prefect.states import Cancelled
 from prefect.utilities.urls import url_for
 
 from flows.attempt import attempt
+from holdfast import interrupt
 from holdfast.attempt import started_ahead
 from holdfast.command import EXIT_CODES, run_app
 from holdfast.config import RunConfig, load_config
@@ -232,7 +233,8 @@ def main(
     if settings.where != "here":
         check_configured(f'where = "{settings.where}"')
     log_plain_lines()
-    signal.signal(signal.SIGTERM, _exit_after_sigterm)
+    # While a flow runs, Prefect's own handler is in place. It calls this one after the flow has ended.
+    signal.signal(signal.SIGTERM, interrupt.end)
     # Start the ranks ahead, because their start takes as long as that of Prefect's server.
     ahead = started_ahead(settings) if settings.where == "here" else contextlib.nullcontext()
     with ahead, server():
@@ -240,11 +242,6 @@ def main(
     if not isinstance(result, TrainResult) or not result.complete:
         raise stopped_early(settings.run)
     print(result.describe(settings.store))
-
-
-def _exit_after_sigterm(signum: int, frame: object) -> None:
-    # While a flow runs, Prefect's own handler is in place. It calls this one after the flow has ended.
-    raise SystemExit(128 + signum)
 
 
 if __name__ == "__main__":
