@@ -613,29 +613,28 @@ class Run:
         The functions are those in which the loop stands now.
         """
         found = []
-        for frame in find_frames(self._function, outside=Run._next.__code__):
+        frames = find_frames(self._function, outside=Run._next.__code__)
+        for frame in frames:
             carried = find_carried(frame)
             for name, value in frame.f_locals.items():
                 if carried is None or name in carried:
                     found.append(Variable(name, value, _describe_place(frame, carried[name]) if carried else ""))
         parts = ("dataset", "collate_fn") if isinstance(self._source, torch.utils.data.DataLoader) else ()
         found += [Variable(f"loader.{name}", getattr(self._source, name)) for name in parts]
-        found += self._list_iterators()
+        found += self._list_iterators(frames)
         return found + [Variable(name, value, root=FRAMEWORK) for name, value in self._list_adopted()]
 
-    def _list_iterators(self) -> list[Variable]:
+    def _list_iterators(self, frames: list[types.FrameType]) -> list[Variable]:
         """Return Python's own iterators that the loop has put around the run's, such as ``enumerate``."""
-        training = self._training
+        training, found = self._training, []
         is_at_end = self._has_epochs and training is not None and training.progress.step % self._length == 0
-        frames = find_frames(self._function, outside=Run._next.__code__)
         place = _describe_place(frames[0], frames[0].f_lineno) if frames else ""
-        return [
-            Variable(f"{type(each).__name__}(run.{method}(...))", each, place, root)
-            for method, given in self._given.items()
-            for root in [ENDED if is_at_end and method != "epochs" else ITERATOR]
-            for each in gc.get_referrers(given)
-            if is_iterator(each)
-        ]
+        for each in filter(is_iterator, gc.get_referrers(*self._given.values())):
+            inside = {id(inner) for inner in gc.get_referents(each)}
+            method = next(method for method, given in self._given.items() if id(given) in inside)
+            root = ENDED if is_at_end and method != "epochs" else ITERATOR
+            found.append(Variable(f"{type(each).__name__}(run.{method}(...))", each, place, root))
+        return found
 
     def _find_constants(self, frame: types.FrameType) -> list[str]:
         return [name for name in sorted(find_constants(frame)) if name in frame.f_locals]
