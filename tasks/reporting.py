@@ -211,9 +211,11 @@ def _describe_standing(journal: Journal, standing: Standing) -> list[str]:
         "resume": standing.verdict.replace("|", "/") or None,
         "lies in": f"`{journal.store_url}/{journal.run}/{standing.path}`".replace("/`", "`"),
         "settings": f"`{standing.config_fingerprint}`" if standing.commit else None,
-        "report": describe_report(journal) if journal.store.exists(REPORT) else None,
     }
-    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in known.items() if value is not None)]
+    table = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in known.items() if value is not None)]
+    if journal.store.exists(REPORT):  # a path and a command: a cell would cut them off
+        return [*table, "", f"report: {describe_report(journal)}"]
+    return table
 
 
 def _describe_attempts(journal: Journal) -> list[str]:

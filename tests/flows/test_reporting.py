@@ -32,7 +32,7 @@ def test_the_summary_has_a_picture_of_the_loss_and_the_place_of_the_report(tmp_p
     run = LongRun(tmp_path, "my run", rolled_back=3)
     (run.folder / "report.html").write_text("", "utf-8")
     text = describe_run(run.journal)
-    assert f"| report | `{run.folder}/report.html`; `holdfast report" in text
+    assert f"\n\nreport: `{run.folder}/report.html`; `holdfast report" in text
     (data,) = re.findall(r"!\[loss by step\]\(data:image/svg\+xml;base64,([^)]+)\)", text)
     picture = ElementTree.fromstring(base64.b64decode(data))
     curve = picture.find(".//{*}polyline")

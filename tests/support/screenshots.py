@@ -52,7 +52,7 @@ def train_digits(pool: Pool, folder: Path) -> str:
 def train_and_preempt(pool: Pool, folder: Path) -> tuple[str, str]:
     """Train a run whose first attempt is told to end. Return the flow runs of train and of the second attempt."""
     run = PoolRun(pool, folder, "language")
-    train = run.start(**read_recipe("language"), epochs=1, chunk={"steps": 20})
+    train = run.start(**read_recipe("language"), epochs=1, chunk={"steps": 20}, proof={"rehearse": "first"})
     run.await_commits(2)
     strike([run.processes(1)[0]], signal.SIGTERM)
     assert pool.await_end(train, within_s=600)["state"]["name"] == "Completed"
