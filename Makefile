@@ -23,7 +23,7 @@ CONFIG ?= holdfast/recipes/language.toml
 ARGS ?=
 WORKERS ?= 2
 TRAINING ?= tests/holdfast/comparison tests/holdfast/memory tests/holdfast/state tests/holdfast/testing \
-	tests/holdfast/test_proof.py tests/holdfast/training/test_health.py tests/holdfast/training/test_merging.py
+	tests/holdfast/proof/test_proof.py tests/holdfast/training/test_health.py tests/holdfast/training/test_merging.py
 
 # Turn Prefect's anonymous usage data off, unless you have set this variable yourself.
 export DO_NOT_TRACK ?= 1

@@ -1,6 +1,6 @@
 """Automations of Prefect's server: they set flow runs without signs of life to Crashed.
 
-`train` also watches its attempts itself (`holdfast.liveness`), and finds a lost one without automations. Automations
+`train` also watches its attempts itself (`tasks.liveness`), and finds a lost one without automations. Automations
 are faster, and end flow runs that nothing watches.
 
 ``python -m deployments.automations`` makes or updates the automations on the configured server. An automation sees no
@@ -16,8 +16,8 @@ from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
 
-from holdfast.liveness import CANCELLED_AFTER_S, EVERY_S, NOT_BEGUN_AFTER_S
 from tasks.heartbeat import EVENT, LAST_EVENT
+from tasks.liveness import CANCELLED_AFTER_S, EVERY_S, NOT_BEGUN_AFTER_S
 
 # The server's shortest window for an expected event is 10 seconds.
 LOST_AFTER_S = max(10.0, 3 * EVERY_S)

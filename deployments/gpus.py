@@ -11,7 +11,7 @@ import psutil
 
 from deployments.ledger import Ledger, end
 from holdfast.errors import ConfigError
-from holdfast.gpus import Gpu, describe_visible, list_visible, read_report
+from holdfast.machine.gpus import Gpu, describe_visible, list_visible, read_report
 
 WORKER = "worker-gpu"
 # A worker for one GPU, and all processes that it starts, have the GPU in this variable.

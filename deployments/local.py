@@ -25,7 +25,7 @@ from deployments.postgres import start_postgres
 from deployments.setup import set_up
 from holdfast.command import run_app
 from holdfast.errors import ConfigError
-from holdfast.permission import RECIPES
+from holdfast.recipe.permission import RECIPES
 from tasks.credentials import AUTH, STATE, make_secret, new_auth, open_state
 from tasks.server import bypass_proxy, choose_port, describe_server, is_healthy
 

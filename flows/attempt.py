@@ -9,11 +9,11 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 
 from holdfast.attempt import live
+from holdfast.attempt.progress import CommitLines, ProgressView
 from holdfast.config import RunConfig
-from holdfast.drill import Striker
 from holdfast.errors import HoldfastError
-from holdfast.progress import CommitLines, ProgressView
-from holdfast.standing import Outcome
+from holdfast.ledger.standing import Outcome
+from holdfast.proof.drill import Striker
 from tasks import own_run, pool
 from tasks.chunks import ACTS
 from tasks.heartbeat import heartbeat

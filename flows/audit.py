@@ -10,17 +10,17 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 from pydantic import PositiveInt
 
-from holdfast.audit import Audit, choose_commits
+from holdfast.attempt.progress import log_plain_lines
 from holdfast.command import EXIT_CODES, run_app
 from holdfast.errors import Damage, RunStopped
 from holdfast.journal import list_runs
-from holdfast.progress import log_plain_lines
+from holdfast.proof.audit import Audit, choose_commits
 from holdfast.store import open_store
 from tasks.auditing import audit_one
 from tasks.served import served_flow
 from tasks.server import server
 
-log = logging.getLogger("holdfast.audit")
+log = logging.getLogger("holdfast.proof.audit")
 
 
 @served_flow(name="audit", flow_run_name="audit {store}", retries=0, persist_result=False)

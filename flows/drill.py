@@ -10,14 +10,14 @@ from prefect.artifacts import create_markdown_artifact
 
 from flows.train import supervise
 from holdfast.config import Log, RunConfig
-from holdfast.drill import Kill, Verdict, judge_drill, left_after, to_environment
 from holdfast.errors import ConfigError, Damage, RunStopped
 from holdfast.journal import Journal
+from holdfast.proof.drill import Kill, Verdict, judge_drill, left_after, to_environment
 from holdfast.store import open_store
 from tasks.heartbeat import heartbeat
 from tasks.reporting import describe_run, key_of
 
-log = logging.getLogger("holdfast.drill")
+log = logging.getLogger("holdfast.proof.drill")
 
 
 @flow(name="drill", flow_run_name="drill {config.run}", retries=0, persist_result=False)

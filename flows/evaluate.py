@@ -9,11 +9,11 @@ import tasks.untracked  # noqa: F401
 from cyclopts import App, Parameter
 from prefect.artifacts import create_markdown_artifact
 
+from holdfast.attempt.progress import log_plain_lines
 from holdfast.command import EXIT_CODES, run_app
-from holdfast.evaluation import Evaluation, evaluate_commit
 from holdfast.journal import Journal
 from holdfast.journal.finding import find_commit, open_journal
-from holdfast.progress import log_plain_lines
+from holdfast.proof.evaluation import Evaluation, evaluate_commit
 from holdfast.store import open_store
 from tasks.own_run import own_flow_run
 from tasks.reporting import key_of

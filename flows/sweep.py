@@ -11,19 +11,19 @@ from prefect.artifacts import create_table_artifact
 from prefect.client.schemas.objects import FlowRun
 from pydantic import PositiveInt
 
+from flows.grid import expand, find_best
 from flows.train import train
 from holdfast.config import KeepBest, RunConfig
 from holdfast.errors import ConfigError, HoldfastError, RunStopped
 from holdfast.journal import Commit, Journal
-from holdfast.liveness import Watch
-from holdfast.report import Gatherer, make_comparison
-from holdfast.standing import read_standing
+from holdfast.ledger.standing import read_standing
+from holdfast.looking.report import Gatherer, make_comparison
 from holdfast.store import open_store
-from holdfast.sweep import expand, find_best
 from tasks import pool
+from tasks.liveness import Watch
 from tasks.reporting import key_of
 
-log = logging.getLogger("holdfast.sweep")
+log = logging.getLogger("flows.grid")
 
 
 @flow(name="sweep", flow_run_name="sweep {config.run}", retries=0, persist_result=False)

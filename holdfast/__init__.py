@@ -5,14 +5,14 @@ Importing it imports neither torch nor Prefect.
 
 from typing import TYPE_CHECKING, Any
 
-import holdfast.interrupt  # noqa: F401
-from holdfast.anneal import Anneal
+import holdfast.machine.interrupt  # noqa: F401
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import ConfigDrift, HoldfastError
-from holdfast.fingerprint import fingerprint, validate_fingerprint
-from holdfast.probe import Limits
+from holdfast.provenance.fingerprint import fingerprint, validate_fingerprint
 from holdfast.recipe import Recipe
-from holdfast.schedule import Schedule
+from holdfast.recipe.anneal import Anneal
+from holdfast.recipe.probe import Limits
+from holdfast.recipe.schedule import Schedule
 
 if TYPE_CHECKING:
     from holdfast.training.run import Run, Step

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from holdfast import interrupt
 from holdfast.errors import HoldfastError
+from holdfast.machine import interrupt
 from holdfast.memory.switches import check_names
 from holdfast.terminal import printing
 

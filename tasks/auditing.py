@@ -3,8 +3,8 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from holdfast.audit import Audit, audit_commit
 from holdfast.journal import Journal
+from holdfast.proof.audit import Audit, audit_commit
 from holdfast.store import open_store
 from tasks import hooks
 

@@ -1,6 +1,6 @@
 """Heartbeats: every three seconds a flow run gives a sign of life, as a new label and as an event.
 
-`tasks.pool` watches the label and judges by it (`holdfast.liveness`). An automation sets a flow run without events to
+`tasks.pool` watches the label and judges by it (`tasks.liveness`). An automation sets a flow run without events to
 Crashed, even if nothing watches it (`deployments.automations`). Prefect's own heartbeats come every 30 seconds at most.
 
 An automation can be wrong: no event arrives while the server is away. A flow run that is called vanished although it
@@ -25,8 +25,8 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Running
 from prefect.types import KeyValueLabels
 
-from holdfast.liveness import EVERY_S
 from tasks.asking import TRANSIENT
+from tasks.liveness import EVERY_S
 
 EVENT = "holdfast.heartbeat"
 LAST_EVENT = "holdfast.heartbeat.last"

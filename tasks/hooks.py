@@ -19,13 +19,13 @@ from prefect.events import emit_event
 from prefect.states import Cancelled, Completed, Failed
 
 from holdfast.attempt import Attempt, Observer, opens_again, trains_again
-from holdfast.endings import Ending
 from holdfast.errors import StoreDenied, StoreError
 from holdfast.journal import Commit
+from holdfast.journal.endings import Ending
 
 # Prefect sends this logger's records to its server (pyproject.toml, extra_loggers), but doesn't set its level.
 logging.getLogger("holdfast").setLevel(logging.INFO)
-# Prefect logs eight lines for each chunk, which say no more than the one line of `holdfast.progress.CommitLines`.
+# Prefect logs eight lines for each chunk, which say no more than the one line of `holdfast.attempt.progress.CommitLines`.
 logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)
 
 COMMIT_EVENT = "holdfast.commit"

@@ -13,9 +13,9 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from rich.console import Console
 
 from holdfast.attempt import Cause, find_ending
-from holdfast.endings import TOLD_BY_A_SIGNAL, Ending
-from holdfast.liveness import Request, is_cancel
-from holdfast.preemption import Notice
+from holdfast.journal.endings import TOLD_BY_A_SIGNAL, Ending
+from holdfast.machine.preemption import Notice
+from tasks.liveness import Request, is_cancel
 
 ASK_WITHIN_S = 5.0
 ASK_AGAIN_S = 0.5

@@ -1,7 +1,7 @@
 """Attempts as flow runs on a work pool: start each one once, watch it, cancel it.
 
 The journal alone tells what a run's attempts have done; the server only tells that one has ended. `await_end` also
-watches a flow run for signs of life (`holdfast.liveness`), so that nothing waits for one whose process is gone.
+watches a flow run for signs of life (`tasks.liveness`), so that nothing waits for one whose process is gone.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ from prefect.states import Cancelling, Crashed
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError, RunStopped, Superseded
 from holdfast.journal import Journal
-from holdfast.liveness import Verdict, Watch
 from holdfast.store import open_store
 from tasks.asking import ask_server
 from tasks.heartbeat import BEAT_LABEL, is_called_vanished
+from tasks.liveness import Verdict, Watch
 from tasks.own_run import raise_if_paused
 from tasks.states import describe_wait, is_final, kind_of, state_of_lost
 

@@ -4,7 +4,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from holdfast.journal import Journal, PruneReport
-from holdfast.retention import prune_run
+from holdfast.keeping.retention import prune_run
 from holdfast.store import open_store
 from tasks import hooks
 

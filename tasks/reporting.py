@@ -26,11 +26,11 @@ from prefect.context import SyncClientContext
 
 from holdfast.attempt import Attempt, Observer
 from holdfast.checkpoint import SHOWN
+from holdfast.checkpoint.shown import SVG, TEXT, Shown, read_newest, read_shown
 from holdfast.errors import RecordDamaged
 from holdfast.journal import REPORT, Commit, Journal
+from holdfast.ledger.standing import Standing, read_standing
 from holdfast.rank.messages import Progress
-from holdfast.shown import SVG, TEXT, Shown, read_newest, read_shown
-from holdfast.standing import Standing, read_standing
 
 log = logging.getLogger("holdfast.reporting")
 
@@ -173,7 +173,7 @@ def describe_run(journal: Journal) -> str:
 
     The picture is an image in a data URI, which the UI shows; it shows no SVG that stands in the Markdown itself.
     """
-    from holdfast.report.picture import draw_run  # it imports numpy, which a flow's start needn't wait for
+    from holdfast.looking.report.picture import draw_run  # it imports numpy, which a flow's start needn't wait for
 
     standing, picture = read_standing(journal), draw_run(journal)
     drawn = [_embed("loss by step", SVG, picture.encode()), ""] if picture else []

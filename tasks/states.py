@@ -5,7 +5,7 @@ from typing import Any
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Cancelled, Crashed
 
-from holdfast.endings import REASONS, Ending
+from holdfast.journal.endings import REASONS, Ending
 from tasks.heartbeat import is_called_vanished
 
 # The name of a Pending state whose Job is in a cluster that has not started its pod.
@@ -23,7 +23,7 @@ HINTS = {
 
 
 def kind_of(state: State[Any]) -> str:
-    """Return a state's kind, as in the table of `holdfast.liveness`."""
+    """Return a state's kind, as in the table of `tasks.liveness`."""
     if is_called_vanished(state):
         return "VANISHED"
     return "PREPARING" if state.name == PLACED_LATER else state.type.value

@@ -24,8 +24,8 @@ from azure.storage.blob import BlobServiceClient
 
 from deployments.ledger import has_ended
 from holdfast.journal import Journal
+from holdfast.ledger.standing import Standing, read_standing
 from holdfast.rank.launching import Ranks
-from holdfast.standing import Standing, read_standing
 from holdfast.store import open_store
 from tasks.credentials import new_auth
 from tasks.server import await_healthy, describe_server, free_port
@@ -57,7 +57,7 @@ AZURITE = ROOT / ".venv" / "node_modules" / ".bin" / "azurite-blob"
 LONGEST = (
     "flows/test_pool.py",
     "flows/test_local.py",
-    "holdfast/ray/test_cluster.py",
+    "holdfast/rank/ray/test_cluster.py",
     "infra/test_docker_pool.py",
     "infra/test_kubernetes_pool.py",
     "flows/test_gpu_workers.py",

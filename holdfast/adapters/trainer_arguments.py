@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from holdfast.errors import RecipeError
-from holdfast.processes import LONGEST_EPOCH_VARIABLE
+from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.training.devices import choose_cuda
 from holdfast.training.run import Run
 

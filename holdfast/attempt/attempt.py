@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from holdfast import checkpoint, faults
+from holdfast import checkpoint
 from holdfast.attempt.commits import Proposal, Publish, publish_commit
 from holdfast.attempt.failures import Failures
 from holdfast.attempt.line import Line
@@ -28,8 +28,6 @@ from holdfast.attempt.stopping import Stopping
 from holdfast.attempt.upkeep import Upkeep
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
-from holdfast.durations import LEAST_MARGIN_S, MARGIN_S, Durations
-from holdfast.endings import Ending
 from holdfast.errors import (
     ConfigError,
     FolderTaken,
@@ -42,13 +40,16 @@ from holdfast.errors import (
     RecipeFailed,
     Unhealthy,
 )
-from holdfast.gpus import explain_ranks, settle_ranks
-from holdfast.history import History
-from holdfast.interval import FIRST_STEPS
 from holdfast.journal import Commit, Journal
-from holdfast.preemption import Notice
+from holdfast.journal.endings import Ending
+from holdfast.journal.signature import load_signing_key, load_trusted_key
+from holdfast.ledger.durations import LEAST_MARGIN_S, MARGIN_S, Durations
+from holdfast.ledger.history import History
+from holdfast.ledger.interval import FIRST_STEPS
+from holdfast.machine import faults
+from holdfast.machine.gpus import explain_ranks, settle_ranks
+from holdfast.machine.preemption import Notice
 from holdfast.rank.messages import Progress, Rehearsed
-from holdfast.signature import load_signing_key, load_trusted_key
 from holdfast.store import open_store
 
 log = logging.getLogger(__name__)

@@ -7,12 +7,12 @@ from pathlib import Path
 from holdfast.attempt.attempt import FINISH_WITHIN_S
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, NodesMissing, RankDied, RunStopped
-from holdfast.gpus import check_gpus, settle_ranks
 from holdfast.journal import Journal
+from holdfast.ledger.standing import is_trained
+from holdfast.machine.gpus import check_gpus, settle_ranks
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Ready
 from holdfast.rank.rendezvous import describe_wait, find_node
-from holdfast.standing import is_trained
 from holdfast.store import open_store
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from holdfast import interrupt
 from holdfast.attempt.attempt import Attempt
 from holdfast.attempt.commits import Publish, publish_commit
 from holdfast.attempt.observers import Observer
@@ -15,10 +14,11 @@ from holdfast.attempt.reporting import Reporting
 from holdfast.attempt.sending import Sending
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
-from holdfast.endings import TOLD_BY_A_SIGNAL, Ending, ending_of
 from holdfast.errors import HoldfastError, OutOfMemory, RankDied
-from holdfast.preemption import Notice, Source, watch
-from holdfast.standing import Outcome
+from holdfast.journal.endings import TOLD_BY_A_SIGNAL, Ending, ending_of
+from holdfast.ledger.standing import Outcome
+from holdfast.machine import interrupt
+from holdfast.machine.preemption import Notice, Source, watch
 
 log = logging.getLogger(__name__)
 

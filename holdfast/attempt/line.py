@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast import checkpoint
-from holdfast.changes import compare
 from holdfast.checkpoint import Saved
-from holdfast.drift import is_of_ranks
 from holdfast.errors import (
     FolderTaken,
     GateTripped,
@@ -35,8 +33,10 @@ from holdfast.journal import (
     record_name,
     signature_name,
 )
+from holdfast.journal.signature import SigningKey, TrustedKey
 from holdfast.journal.signing import check_signed, sign_commit
-from holdfast.signature import SigningKey, TrustedKey
+from holdfast.provenance.changes import compare
+from holdfast.provenance.drift import is_of_ranks
 
 # Quarantine is permanent, so a damaged checkpoint is read a second time first: the read itself may have failed.
 READS = 2
@@ -161,7 +161,7 @@ class Line:
     def find_break(self, commit: Commit) -> str:
         """Return how a commit breaks the chain; empty if it doesn't.
 
-        The rules are those of `holdfast.verification`. They are applied to the commit and to its ancestors, back to the
+        The rules are those of `holdfast.keeping.verification`. They are applied to the commit and to its ancestors, back to the
         commit that latest.json names, which this run itself has made; without latest.json, to `ANCESTORS` ancestors.
         """
         latest = self._read_latest()

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast import checkpoint
-from holdfast.changes import Change, compare, find_defaults, to_lineage
 from holdfast.config import InitFrom, Resume, RunConfig
-from holdfast.contract import Verdict, judge
-from holdfast.drift import SHOWN_CHANGES, check_drift, is_harmless, is_of_ranks
 from holdfast.errors import ConfigDrift, ConfigError, DeterminismError, NameMissing, RecordDamaged, StateError
-from holdfast.fingerprint import fingerprint, validate_fingerprint
 from holdfast.journal import Commit, Journal
-from holdfast.probe import Gate
+from holdfast.machine.contract import Verdict, judge
+from holdfast.provenance.changes import Change, compare, find_defaults, to_lineage
+from holdfast.provenance.drift import SHOWN_CHANGES, check_drift, is_harmless, is_of_ranks
+from holdfast.provenance.fingerprint import fingerprint, validate_fingerprint
+from holdfast.provenance.recorded import compare_records
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Problem, Ready
-from holdfast.recorded import compare_records
+from holdfast.recipe.probe import Gate
 from holdfast.store import open_store
 
 log = logging.getLogger(__name__)

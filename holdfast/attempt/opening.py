@@ -7,10 +7,10 @@ import platform
 import time
 from dataclasses import dataclass
 
-from holdfast.endings import Ending
 from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import Commit, Journal
-from holdfast.processes import is_running
+from holdfast.journal.endings import Ending
+from holdfast.machine.processes import is_running
 from holdfast.rank.messages import Ready
 
 log = logging.getLogger(__name__)

@@ -23,18 +23,18 @@ from holdfast.attempt.refusing import CHANCE, explain_refusal, is_unexplained
 from holdfast.checkpoint import shorten
 from holdfast.config import RunConfig
 from holdfast.errors import IN_LOG, ConfigError, HoldfastError, RecipeError, StateError
-from holdfast.function import split_recipe
-from holdfast.gpus import check_gpus, settle_ranks
-from holdfast.imports import find_file
 from holdfast.journal import Commit, Journal, format_time
-from holdfast.probe import Gate
-from holdfast.processes import find_free_memory, measure_memory
+from holdfast.machine.gpus import check_gpus, settle_ranks
+from holdfast.machine.processes import find_free_memory, measure_memory
+from holdfast.provenance.imports import find_file
+from holdfast.provenance.sources import hash_sources
 from holdfast.rank import launching
 from holdfast.rank.launching import Ranks
 from holdfast.rank.lived import name_lived
 from holdfast.rank.messages import Problem, Ready, Restored
 from holdfast.rank.rendezvous import describe_wait, find_node
-from holdfast.sources import hash_sources
+from holdfast.recipe.function import split_recipe
+from holdfast.recipe.probe import Gate
 from holdfast.store import open_store
 from holdfast.terminal import counted
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast import faults
 from holdfast.attempt.line import Line
 from holdfast.attempt.ranks import AttemptRanks
 from holdfast.checkpoint import shorten
+from holdfast.checkpoint.departure import REHEARSED_STEPS, Difference, find_departure
 from holdfast.config import ProofSettings
 from holdfast.errors import (
     Inexact,
@@ -29,11 +29,11 @@ from holdfast.errors import (
     StateError,
     StoreError,
 )
-from holdfast.found import find_suspects
 from holdfast.journal import Commit, Journal, RehearsalRecord, now
+from holdfast.machine import faults
 from holdfast.rank.lived import delete_lived, find_lived
 from holdfast.rank.messages import Examined
-from holdfast.trail import REHEARSED_STEPS, Difference, find_departure
+from holdfast.training.forgotten.found import find_suspects
 
 log = logging.getLogger(__name__)
 

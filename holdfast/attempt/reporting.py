@@ -16,7 +16,7 @@ from holdfast.store import open_store
 
 if TYPE_CHECKING:
     from holdfast.attempt.attempt import Attempt
-    from holdfast.report import Publisher
+    from holdfast.looking.report import Publisher
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Reporting(Observer):
 
     def _run(self) -> None:
         """Write the report after news until the attempt has ended. This is the thread's body."""
-        from holdfast.report import Publisher  # it imports numpy, which a start needn't wait for
+        from holdfast.looking.report import Publisher  # it imports numpy, which a start needn't wait for
 
         Priority().lower()
         publisher = Publisher(Journal(open_store(self._config.store), self._config.run))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from holdfast.attempt.observers import Observer
 from holdfast.config import RunConfig
 from holdfast.journal import Commit
+from holdfast.looking.sinks import check_usable
+from holdfast.looking.sinks.orders import CONFIG_VARIABLE, Order
 from holdfast.rank.process import Process, start_process
-from holdfast.sinks import check_usable
-from holdfast.sinks.orders import CONFIG_VARIABLE, Order
 
 if TYPE_CHECKING:
     from holdfast.attempt.attempt import Attempt
@@ -73,7 +73,7 @@ def _await(processes: Iterable["SinkProcess"], within_s: float) -> None:
 
 
 class SinkProcess:
-    """The process of one sink, ``python -m holdfast.sinks NAME``, in a session of its own.
+    """The process of one sink, ``python -m holdfast.looking.sinks NAME``, in a session of its own.
 
     The end of its standard input tells it that the attempt has died.
     """
@@ -98,7 +98,7 @@ class SinkProcess:
         self._starts += 1
         path = Path(config.log.folder).absolute() / config.run / f"sink-{self._name}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "holdfast.sinks", self._name, str(attempt)]
+        command = [sys.executable, "-m", "holdfast.looking.sinks", self._name, str(attempt)]
         with path.open("ab") as output:
             process = start_process(command, os.environ | {CONFIG_VARIABLE: config.model_dump_json()}, output)
         os.set_blocking(process.stdin.fileno(), False)  # training must not wait for a process that reads nothing

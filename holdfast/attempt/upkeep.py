@@ -8,9 +8,10 @@ run is complete. It need not read back: it hashes every byte of the checkpoint t
 import logging
 from typing import TYPE_CHECKING
 
-from holdfast import checkpoint, retention
+from holdfast import checkpoint
 from holdfast.errors import HoldfastError
 from holdfast.journal import PruneReport
+from holdfast.keeping import retention
 
 if TYPE_CHECKING:
     from holdfast.attempt.attempt import Attempt

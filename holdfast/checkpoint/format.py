@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.canonical import dump_json
 from holdfast.checkpoint.payload import Payload, Piece, Tensor, in_memory
 from holdfast.config import PART_BYTES
 from holdfast.errors import CheckpointDamaged
+from holdfast.provenance.canonical import dump_json
 from holdfast.store import Bytes
 
 PAYLOAD = "checkpoint.safetensors"

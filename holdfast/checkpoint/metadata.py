@@ -20,7 +20,7 @@ from holdfast.journal import (
     read_record,
     shown_name,
 )
-from holdfast.probe import Probe
+from holdfast.recipe.probe import Probe
 from holdfast.store import Store
 
 METADATA = "metadata.json"

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from holdfast.canonical import read_exactly
 from holdfast.checkpoint.format import HEADER_METADATA, MAX_HEADER_BYTES, METADATA_KEY, PAYLOAD
 from holdfast.errors import NameMissing
 from holdfast.journal import FileRecord
+from holdfast.provenance.canonical import read_exactly
 from holdfast.store import Store
 
 # A state and its metadata have an entry for each of this many last epochs. A run may have many thousand.

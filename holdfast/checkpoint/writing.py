@@ -8,13 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from holdfast import faults
 from holdfast.checkpoint.files import check_same, hash_bytes, write_file
 from holdfast.checkpoint.format import is_part
 from holdfast.checkpoint.metadata import METADATA, SHOWN, Metadata, Saved, content_id, folder_name
 from holdfast.checkpoint.peers import Alone, Peers
 from holdfast.errors import NameMissing, NameTaken
 from holdfast.journal import FileRecord, folder_record_name
+from holdfast.machine import faults
 from holdfast.store import Store
 
 # A part is written in pieces of this size, so that other threads get their turn and no system call takes long.

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from holdfast.cli.app import Json, app, print_json
-from holdfast.columns import align, tabulate
-from holdfast.goodput import BUCKETS, AttemptLedger, Ledger, make_ledger
 from holdfast.journal.finding import open_journal
+from holdfast.ledger.goodput import BUCKETS, AttemptLedger, Ledger, make_ledger
 from holdfast.terminal import counted
+from holdfast.terminal.columns import align, tabulate
 
 
 @app.command

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from holdfast import __version__, interrupt
+from holdfast import __version__
 from holdfast.command import EXIT_CODES, run_app
 from holdfast.config import DEFAULT_STORE
+from holdfast.machine import interrupt
 
 app = App(
     name="holdfast",

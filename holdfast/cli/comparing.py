@@ -3,11 +3,11 @@
 import sys
 
 from holdfast.cli.app import Flag, Json, TrustRecords, app, print_json
-from holdfast.comparison import Ancestry, Comparison, compare_trainings, read_ancestry
 from holdfast.errors import Damage, StoreDenied, WrongUse
 from holdfast.journal import Journal, find_runs
 from holdfast.journal.finding import open_place
-from holdfast.permission import Trust
+from holdfast.proof.comparison import Ancestry, Comparison, compare_trainings, read_ancestry
+from holdfast.recipe.permission import Trust
 from holdfast.store import Store
 from holdfast.terminal import counted
 

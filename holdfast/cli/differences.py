@@ -4,13 +4,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from holdfast.changes import Change, to_lineage
 from holdfast.cli.app import Json, app, print_json
 from holdfast.config import load_config
-from holdfast.differences import Judged, judge, list_lives
 from holdfast.errors import WrongUse
 from holdfast.journal import Journal
 from holdfast.journal.finding import open_journal
+from holdfast.proof.differences import Judged, judge, list_lives
+from holdfast.provenance.changes import Change, to_lineage
 
 
 @app.command(usage="Usage: holdfast diff RUN [CONFIG.toml]")

@@ -8,13 +8,13 @@ from cyclopts import Parameter
 
 from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.errors import ConfigError, HoldfastError, NameTaken, StoreDenied, WrongUse
-from holdfast.export import Form, creating, export
 from holdfast.journal import Commit, Journal, PruneReport
 from holdfast.journal.finding import find_commit, open_journal
-from holdfast.pack import pack as pack_checkpoint
-from holdfast.pack import unpack as unpack_checkpoint
-from holdfast.retention import prune_run, summarize
-from holdfast.signature import generate_key
+from holdfast.journal.signature import generate_key
+from holdfast.keeping.export import Form, creating, export
+from holdfast.keeping.pack import pack as pack_checkpoint
+from holdfast.keeping.pack import unpack as unpack_checkpoint
+from holdfast.keeping.retention import prune_run, summarize
 from holdfast.store import open_store
 
 

@@ -11,20 +11,20 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 
-from holdfast.bar import Bar, open_console
+from holdfast.checkpoint.shown import SUFFIXES, list_shown, read_newest
 from holdfast.cli.app import Flag, Json, app, print_json
-from holdfast.columns import align
 from holdfast.config import DEFAULT_STORE
 from holdfast.errors import Damage, HoldfastError, RunUnknown, StoreDenied, StoreError, WrongUse
 from holdfast.journal import Journal, find_runs
 from holdfast.journal.finding import open_journal
-from holdfast.shown import SUFFIXES, list_shown, read_newest
-from holdfast.signature import load_trusted_key
-from holdfast.standing import Standing, read_standing
+from holdfast.journal.signature import load_trusted_key
+from holdfast.keeping.verification import CheckedCheckpoint, verify_run
+from holdfast.ledger.standing import Standing, read_standing
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
 from holdfast.terminal import counted, one_line, spell_s
-from holdfast.verification import CheckedCheckpoint, verify_run
+from holdfast.terminal.bar import Bar, open_console
+from holdfast.terminal.columns import align
 
 
 @app.command

@@ -13,13 +13,13 @@ from pydantic import ValidationError
 
 from holdfast.cli.app import Json, app, print_json
 from holdfast.config import Compute, Determinism
-from holdfast.contract import LIMITS, TERMS, Verdict, judge, part_of, terms_on
-from holdfast.doctor import Examination, Finding, examine, judge_gpus
 from holdfast.errors import WrongUse
-from holdfast.gpus import read_report
 from holdfast.journal import AttemptRecord, Journal
 from holdfast.journal.finding import open_journal
-from holdfast.packages import find_versions
+from holdfast.machine.contract import LIMITS, TERMS, Verdict, judge, part_of, terms_on
+from holdfast.machine.doctor import Examination, Finding, examine, judge_gpus
+from holdfast.machine.gpus import read_report
+from holdfast.provenance.packages import find_versions
 from holdfast.terminal import counted
 
 MARKS = {True: "good", False: "wrong", None: "seen"}

@@ -7,15 +7,15 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from holdfast.cli.app import Json, app, print_json
-from holdfast.columns import tabulate
 from holdfast.config import load_config
-from holdfast.interval import PRIOR_LOSSES, PRIOR_S
 from holdfast.journal import Journal
 from holdfast.journal.finding import open_journal
-from holdfast.plan import SHARES_A_RANK, Chunks, Dealing, Plan, TracePlan, make_plan, plan_on_traces, read_config
+from holdfast.ledger.interval import PRIOR_LOSSES, PRIOR_S
+from holdfast.ledger.plan import SHARES_A_RANK, Chunks, Dealing, Plan, TracePlan, make_plan, plan_on_traces, read_config
+from holdfast.ledger.traces import read_trace
 from holdfast.store import open_store
 from holdfast.terminal import counted
-from holdfast.traces import read_trace
+from holdfast.terminal.columns import tabulate
 
 REASONS = {
     "least lost": "sqrt(2 x cost x time between losses), where saves and redone steps together cost least",

@@ -6,16 +6,16 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from holdfast.audit import audit_commit, choose_commits
+from holdfast.attempt.progress import log_plain_lines
 from holdfast.cli.app import Json, Set, TrustRecords, app, print_json
 from holdfast.config import load_config
 from holdfast.errors import WrongUse
-from holdfast.evaluation import evaluate_commit
 from holdfast.journal import Commit, Journal
 from holdfast.journal.finding import find_commit, open_journal
-from holdfast.permission import Trust
-from holdfast.progress import log_plain_lines
-from holdfast.prove import prove as prove_recipe
+from holdfast.proof.audit import audit_commit, choose_commits
+from holdfast.proof.evaluation import evaluate_commit
+from holdfast.proof.prove import prove as prove_recipe
+from holdfast.recipe.permission import Trust
 
 
 @app.command

@@ -29,7 +29,7 @@ def report(
         what: <store>/<run>, one or several; or a store, a folder or URL that holds runs.
         out: The file to write.
     """
-    from holdfast.report import Gatherer, make_comparison, make_index, make_page, read_rows  # numpy, too
+    from holdfast.looking.report import Gatherer, make_comparison, make_index, make_page, read_rows  # numpy, too
 
     if not what:
         raise WrongUse("expected a run, several runs or a store", hint="holdfast report runs/language")

@@ -4,13 +4,13 @@ import logging
 from pathlib import Path
 
 from holdfast.attempt import carry, live
+from holdfast.attempt.progress import CommitLines, ProgressView, log_plain_lines
 from holdfast.cli.app import Json, Set, app, print_json
 from holdfast.config import load_config
-from holdfast.drill import Striker
 from holdfast.journal import Journal
-from holdfast.progress import CommitLines, ProgressView, log_plain_lines
+from holdfast.ledger.standing import TrainResult, read_standing, stopped_early
+from holdfast.proof.drill import Striker
 from holdfast.rank.rendezvous import find_node
-from holdfast.standing import TrainResult, read_standing, stopped_early
 from holdfast.store import open_store
 
 log = logging.getLogger(__name__)

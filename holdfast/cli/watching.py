@@ -9,8 +9,8 @@ from holdfast.cli.app import app
 from holdfast.errors import WrongUse
 from holdfast.journal import Journal
 from holdfast.journal.finding import open_place
-from holdfast.watching import RunReader, StoreReader, follow, show
-from holdfast.watching.lines import print_lines
+from holdfast.looking.watching import RunReader, StoreReader, follow, show
+from holdfast.looking.watching.lines import print_lines
 
 SHORTEST_S = 0.2
 

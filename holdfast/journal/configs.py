@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from holdfast.config import RunConfig
 from holdfast.errors import RecordDamaged, WrongUse
-from holdfast.fingerprint import ABSENT, diff, fingerprint
 from holdfast.journal.records import ConfigRecord
+from holdfast.provenance.fingerprint import ABSENT, diff, fingerprint
 
 NEEDED = ("recipe", "seed", "settings")
 

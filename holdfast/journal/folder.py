@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from holdfast.config import Retention
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, RunUnknown, WrongUse
-from holdfast.fingerprint import to_plain
 from holdfast.journal.names import CHAINS, REACH, SUFFIXES, Numbered, sort_names
 from holdfast.journal.records import FORMAT_VERSION, ConfigRecord, RunRecord, config_name, now, read_record
+from holdfast.provenance.fingerprint import to_plain
 from holdfast.store import Store
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,6 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast import faults
-from holdfast.endings import Ending
 from holdfast.errors import (
     CheckpointDamaged,
     ConfigError,
@@ -31,6 +29,7 @@ from holdfast.errors import (
     Unreadable,
     WrongUse,
 )
+from holdfast.journal.endings import Ending
 from holdfast.journal.folder import RunFolder
 from holdfast.journal.links import broken_links
 from holdfast.journal.names import REACH
@@ -51,6 +50,7 @@ from holdfast.journal.records import (
     record_name,
     signature_name,
 )
+from holdfast.machine import faults
 from holdfast.store import Store
 
 log = logging.getLogger(__name__)

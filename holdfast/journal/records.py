@@ -9,8 +9,8 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from holdfast.endings import Ending
 from holdfast.errors import RecordDamaged
+from holdfast.journal.endings import Ending
 from holdfast.store import Store
 
 FORMAT_VERSION = 1
@@ -176,7 +176,7 @@ class EndingRecord(Record):
     """``endings/00000003.json``: how an attempt ended, recorded by itself or, if it couldn't, by a later process."""
 
     number: int = Field(ge=1, description="the number of the attempt")
-    reason: str = Field(description="a name in holdfast.endings.REASONS")
+    reason: str = Field(description="a name in holdfast.journal.endings.REASONS")
     message: str
     step: int = Field(ge=0, description="the newest step committed by then")
     created_at: Time

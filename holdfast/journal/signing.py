@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from holdfast.errors import NameMissing, NotTrusted
 from holdfast.journal.journal import Journal
 from holdfast.journal.records import MAX_RECORD_BYTES, Commit, record_name, signature_name
-from holdfast.signature import MAX_ENVELOPE_BYTES, SigningKey, TrustedKey, verify_signature
+from holdfast.journal.signature import MAX_ENVELOPE_BYTES, SigningKey, TrustedKey, verify_signature
 
 
 def sign_commit(key: SigningKey, run: str, commit: Commit) -> bytes:

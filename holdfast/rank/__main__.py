@@ -19,7 +19,7 @@ if __name__ == "__main__":
     gc.disable()  # serving.main enables it again: garbage collections during the imports take 0.4 s and free nothing
     atexit.register(leave)  # before torch is imported, so that it runs after torch's own exit functions
 
-    from holdfast.determinism import separate_threads
+    from holdfast.machine.determinism import separate_threads
 
     separate_threads()  # before any module imports functions of `random` by name
 

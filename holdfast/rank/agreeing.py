@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.changes import Change, compare, show
 from holdfast.config import RunConfig
-from holdfast.drift import SHOWN_CHANGES, is_harmless
 from holdfast.errors import ConfigDrift
-from holdfast.fingerprint import ABSENT
+from holdfast.provenance.changes import Change, compare, show
+from holdfast.provenance.drift import SHOWN_CHANGES, is_harmless
+from holdfast.provenance.fingerprint import ABSENT
+from holdfast.provenance.recorded import VERSIONS, compare_records
 from holdfast.rank.claim import find_attempt, find_problem, not_shared
 from holdfast.rank.nodes import name_node
-from holdfast.recorded import VERSIONS, compare_records
 from holdfast.training import Training
 
 

@@ -8,8 +8,8 @@ import torch
 from torch.distributed import DistError
 
 from holdfast.errors import HoldfastError, OutOfMemory, RankDied, RecipeBroken, RecipeError, RecipeFailed
-from holdfast.location import describe_error, find_hint
-from holdfast.ownership import is_own
+from holdfast.provenance.location import describe_error, find_hint
+from holdfast.provenance.ownership import is_own
 from holdfast.rank.rendezvous import NODE_VARIABLE
 from holdfast.training import Training
 

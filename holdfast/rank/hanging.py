@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Literal
 
 from holdfast.errors import RankHung
-from holdfast.heartbeats import Beat, Heartbeats, Phase, Place
-from holdfast.processes import STOPPED, read_process
+from holdfast.machine.heartbeats import Beat, Heartbeats, Phase, Place
+from holdfast.machine.processes import STOPPED, read_process
 from holdfast.rank.stacks import write_stacks
 
 # The factor of all bounds, for a process that watches ranks of an attempt on another machine.

@@ -20,11 +20,10 @@ from pydantic import BaseModel
 
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, RankDied, RankHung, RunStopped
-from holdfast.heartbeats import HEARTBEATS_VARIABLE, Beat, Heartbeats
-from holdfast.imports import claim_recipe
 from holdfast.journal import Commit
-from holdfast.probe import Gate
-from holdfast.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, find_processes, is_running, leads_session
+from holdfast.machine.heartbeats import HEARTBEATS_VARIABLE, Beat, Heartbeats
+from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, find_processes, is_running, leads_session
+from holdfast.provenance.imports import claim_recipe
 from holdfast.rank.ending import RankLog
 from holdfast.rank.hanging import LOOK_EVERY_S, PATIENCE_VARIABLE, Watch
 from holdfast.rank.holding import HELD_VARIABLE
@@ -58,6 +57,7 @@ from holdfast.rank.messages import (
 )
 from holdfast.rank.process import Spawn, make_command, make_environment, start_process
 from holdfast.rank.rendezvous import explain_end
+from holdfast.recipe.probe import Gate
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.canonical import spell_floats
+from holdfast.provenance.canonical import spell_floats
 
 # The path of the file that the main rank writes; unset for none.
 LIVED_VARIABLE = "HOLDFAST_LIVED"

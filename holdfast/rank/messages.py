@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict
 from holdfast import errors
 from holdfast.checkpoint import Saved
 from holdfast.errors import HoldfastError, RunStopped
-from holdfast.found import Found
 from holdfast.journal import Commit
-from holdfast.probe import Gate, Probe
+from holdfast.recipe.probe import Gate, Probe
+from holdfast.training.forgotten.found import Found
 
 SHOWN_LETTERS = 80
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 
 from accelerate.utils import broadcast_object_list
 
-from holdfast import heartbeats
 from holdfast.checkpoint import Saved
-from holdfast.durations import Durations, Slowing
-from holdfast.heartbeats import Phase, Place
-from holdfast.interrupt import take_like_sigterm
+from holdfast.ledger.durations import Durations, Slowing
+from holdfast.machine import heartbeats
+from holdfast.machine.heartbeats import Phase, Place
+from holdfast.machine.interrupt import take_like_sigterm
 from holdfast.rank.agreement import Agreement, Wish
 from holdfast.rank.messages import End, Order, Save, Stop, decode_order
 from holdfast.training import Training

@@ -9,15 +9,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, BinaryIO, Protocol, cast
 
-from holdfast import determinism
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
-from holdfast.processes import RANK_MODULE
+from holdfast.machine import determinism
+from holdfast.machine.processes import RANK_MODULE
 from holdfast.rank import rendezvous
 from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE
 
 # The process that carries ranks on a Ray cluster; see its docstring.
-RAY_MODULE = "holdfast.ray"
+RAY_MODULE = "holdfast.rank.ray"
 # By these variables torchrun, accelerate, MPI and Slurm tell a process its place among others. A rank that inherited
 # them, as in a pod of a training operator, would wait for processes that never come, or train in another precision.
 LAUNCHER_VARIABLES = (

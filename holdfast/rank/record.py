@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from holdfast.built import describe_built
 from holdfast.errors import ConfigDrift
-from holdfast.function import split_recipe
-from holdfast.imports import find_code, find_file, read_module
-from holdfast.opened import Opened, describe_files
-from holdfast.packages import describe_holdfast, find_contents, find_packages, find_versions
-from holdfast.sources import find_listed, hash_source, read_source
+from holdfast.provenance.imports import find_code, find_file, read_module
+from holdfast.provenance.opened_files import Opened, describe_files
+from holdfast.provenance.packages import describe_holdfast, find_contents, find_packages, find_versions
+from holdfast.provenance.sources import find_listed, hash_source, read_source
+from holdfast.recipe.function import split_recipe
 from holdfast.training import Training
+from holdfast.training.built import describe_built
 
 
 class Record:

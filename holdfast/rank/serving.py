@@ -12,20 +12,21 @@ import traceback
 from collections.abc import Generator
 from typing import Any
 
-from holdfast import checkpoint, heartbeats, opened
-from holdfast.canonical import spell_floats
+from holdfast import checkpoint
 from holdfast.checkpoint import Metadata, Payload
-from holdfast.environment import describe_environment
 from holdfast.errors import (
     CheckpointDamaged,
     GateTripped,
     HoldfastError,
     RankDied,
 )
-from holdfast.fingerprint import to_plain
-from holdfast.function import default_settings
-from holdfast.heartbeats import Phase, Standing
 from holdfast.journal import Commit
+from holdfast.machine import heartbeats
+from holdfast.machine.environment import describe_environment
+from holdfast.machine.heartbeats import Phase, Standing
+from holdfast.provenance import opened_files as opened
+from holdfast.provenance.canonical import spell_floats
+from holdfast.provenance.fingerprint import to_plain
 from holdfast.rank.agreeing import check_same, check_store
 from holdfast.rank.events import Events
 from holdfast.rank.failure import describe_failure
@@ -56,6 +57,7 @@ from holdfast.rank.orders import Orders
 from holdfast.rank.prefetch import Prefetch
 from holdfast.rank.record import Record
 from holdfast.rank.surviving import Chunk, Survivor
+from holdfast.recipe.function import default_settings
 from holdfast.store import Store, open_store
 from holdfast.training import (
     Training,

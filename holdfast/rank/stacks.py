@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from holdfast.heartbeats import STACKS_SIGNAL
-from holdfast.ownership import is_own_file
-from holdfast.processes import STOPPED, read_process
+from holdfast.machine.heartbeats import STACKS_SIGNAL
+from holdfast.machine.processes import STOPPED, read_process
+from holdfast.provenance.ownership import is_own_file
 
 ANSWERS_WITHIN_S = 3.0
 SETTLED_S = 0.2

@@ -10,9 +10,9 @@ import time
 import traceback
 from typing import Any, NamedTuple
 
-from holdfast import heartbeats
-from holdfast.heartbeats import Phase, Standing
-from holdfast.processes import is_running
+from holdfast.machine import heartbeats
+from holdfast.machine.heartbeats import Phase, Standing
+from holdfast.machine.processes import is_running
 from holdfast.rank.lived import open_lived
 from holdfast.store import Store
 from holdfast.training import Training, go_back, save_alone

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.canonical import read_exactly
 from holdfast.checkpoint import Payload, Tensor, copy_pieces, count_cores, in_memory
 from holdfast.memory import ALIGNED_BYTES, map_memory
+from holdfast.provenance.canonical import read_exactly
 from holdfast.state.classes import find_class, is_enum, is_named, is_of_plain, make_again
 from holdfast.state.encoding import ARRAYS, DTYPES, PAIRS
 from holdfast.state.layout import Memories

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.canonical import mark_exactly, mark_int
 from holdfast.checkpoint import HEADER_METADATA, Payload, Tensor
 from holdfast.errors import StateError
+from holdfast.provenance.canonical import mark_exactly, mark_int
 from holdfast.state.classes import PLAIN, as_plain, is_named, name_number, path_of
 from holdfast.state.layout import Extent, add_options, check_gaps, describe, lies_by_rows, share
 from holdfast.state.sharded import ShardedBytes, check_is_cut, is_sharded, place_of

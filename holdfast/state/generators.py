@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast import determinism
+from holdfast.machine import determinism
 
 # The state of a GPU's generator: its seed, then how far it was drawn from. Source: at::CUDAGeneratorImpl::get_state.
 SEED_BYTES = 8

@@ -3,10 +3,10 @@
 import importlib
 
 from holdfast.errors import ConfigError
-from holdfast.permission import check_store
 from holdfast.store.contract import Store
 from holdfast.store.failures import without_secrets
 from holdfast.store.local import LocalStore
+from holdfast.store.permission import check_store
 
 # For each URL scheme: module, class, and the extra of Holdfast that installs its package.
 S3, AZURE, GCS = ("s3", "S3Store", "s3"), ("azure", "AzureStore", "azure"), ("gcs", "GcsStore", "gcs")

@@ -19,12 +19,11 @@ from unittest import mock
 
 from holdfast import checkpoint
 from holdfast.attempt import life
-from holdfast.canonical import mark_exactly, read_exactly
 from holdfast.checkpoint import Payload, Saved, Tensor, in_memory
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointDamaged, ConfigError, HoldfastError
 from holdfast.journal import Commit, now
-from holdfast.probe import Probe
+from holdfast.provenance.canonical import mark_exactly, read_exactly
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import (
     Damaged,
@@ -46,6 +45,7 @@ from holdfast.rank.messages import (
     encode,
 )
 from holdfast.rank.prefetch import CONFIG_VARIABLE
+from holdfast.recipe.probe import Probe
 from holdfast.store import open_store
 
 LR = 0.1

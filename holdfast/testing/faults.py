@@ -1,17 +1,17 @@
-"""Faults that kill a run at a named point, for tests of your own recipes; `holdfast.faults` carries them out."""
+"""Faults that kill a run at a named point, for tests of your own recipes; `holdfast.machine.faults` carries them out."""
 
 from pathlib import Path
 
-from holdfast.faults import POINTS, REHEARSAL_POINTS
+from holdfast.machine.faults import POINTS, REHEARSAL_POINTS
 
 
 def fault(point: str, nth: int, victim: str, struck: Path) -> dict[str, str]:
     """Return the environment variable that makes a run die once, by SIGKILL, at a named point of the code.
 
     Args:
-        point: one of `holdfast.faults.POINTS` or `REHEARSAL_POINTS`.
+        point: one of `holdfast.machine.faults.POINTS` or `REHEARSAL_POINTS`.
         nth: which time the point is reached, counted from 1 in each process.
-        victim: the processes that are killed: ``self``, ``other`` or ``both``; see `holdfast.faults`.
+        victim: the processes that are killed: ``self``, ``other`` or ``both``; see `holdfast.machine.faults`.
         struck: a file that the fault creates, so that it strikes only once.
 
     Raises:

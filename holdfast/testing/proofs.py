@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from holdfast.config import RunConfig, load_config
-from holdfast.proof import Proof
-from holdfast.prove import prove
+from holdfast.proof.prove import prove
+from holdfast.proof.result import Proof
 
 
 def assert_resumes(

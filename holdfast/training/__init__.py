@@ -1,6 +1,6 @@
 """Training in one process: build a recipe, train it, save its state and resume it."""
 
-from holdfast.probe import Gate
+from holdfast.recipe.probe import Gate
 from holdfast.training.beginning import begin_from
 from holdfast.training.build import Training
 from holdfast.training.exchange import Exchange, exchange_of

@@ -11,8 +11,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
 
-from holdfast import determinism, heartbeats, state
+from holdfast import state
 from holdfast.checkpoint import Saver
+from holdfast.checkpoint.shown import Gallery
 from holdfast.config import RunConfig
 from holdfast.data import (
     Batches,
@@ -26,13 +27,13 @@ from holdfast.data import (
     take_apart,
 )
 from holdfast.errors import ConfigError, RecipeError
-from holdfast.function import build_recipe
-from holdfast.heartbeats import Place
+from holdfast.machine import determinism, heartbeats
+from holdfast.machine.heartbeats import Place
+from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.memory.pinning import pinning
-from holdfast.probe import Probe
-from holdfast.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.recipe import Recipe, Stateful
-from holdfast.shown import Gallery
+from holdfast.recipe.function import build_recipe
+from holdfast.recipe.probe import Probe
 from holdfast.state import capture_rng, digest_rng, is_sharded
 from holdfast.training.begun import BegunSaves
 from holdfast.training.capturing import describe_built

@@ -9,11 +9,11 @@ import torch
 
 from holdfast import state
 from holdfast.checkpoint import Payload
-from holdfast.fingerprint import canonical_json
+from holdfast.checkpoint.departure import spreads
+from holdfast.provenance.fingerprint import canonical_json
 from holdfast.state.checksum import checksum, checksum_together, checksum_value
 from holdfast.state.sharded import ShardedBytes
 from holdfast.state.tensors import TensorBytes
-from holdfast.trail import spreads
 from holdfast.training.capturing import capture_own
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The facts of a step for a proof: what each rank had in it, or each share of the batch with virtual ranks.
 
-`holdfast.trail` compares them, so that a proof can name the rank in which two runs differ first.
+`holdfast.checkpoint.departure` compares them, so that a proof can name the rank in which two runs differ first.
 """
 
 from typing import TYPE_CHECKING, Any

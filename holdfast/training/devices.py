@@ -4,10 +4,10 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
 
-from holdfast import determinism
 from holdfast.config import Compute, RunConfig
 from holdfast.errors import ConfigError
-from holdfast.gpus import too_few_gpus
+from holdfast.machine import determinism
+from holdfast.machine.gpus import too_few_gpus
 from holdfast.state import include_gpus
 from holdfast.terminal import counted
 

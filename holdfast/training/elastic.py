@@ -8,9 +8,9 @@ import hashlib
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from holdfast import determinism
 from holdfast.checkpoint import serialize
 from holdfast.errors import ConfigError
+from holdfast.machine import determinism
 from holdfast.state import to_payload
 from holdfast.terminal import counted
 

@@ -5,7 +5,7 @@ loop carries. It follows everything that a Python function can name: closures, d
 attributes, containers, hooks and iterators. It leaves out what a checkpoint has.
 
 A value that is found is no fault: most are constants, caches and logs. If a run didn't continue exactly, the values
-that differ between a process that lived and one that resumed explain it; see `holdfast.found.find_suspects`.
+that differ between a process that lived and one that resumed explain it; see `holdfast.training.forgotten.found.find_suspects`.
 """
 
 import dis
@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from holdfast import state
 from holdfast.checkpoint import serialize
-from holdfast.found import Found
-from holdfast.hyperparameters import is_hyperparameter
-from holdfast.ownership import is_own
+from holdfast.provenance.hyperparameters import is_hyperparameter
+from holdfast.provenance.ownership import is_own
 from holdfast.recipe import Recipe
 from holdfast.training.carried import find_outputs
 from holdfast.training.digests import SCALARS, digest, is_plain
+from holdfast.training.forgotten.found import Found
 from holdfast.training.kept import LOOP, Kept
 from holdfast.training.optimizers import parts_of
 from holdfast.training.reaching import Part, is_entered, is_holdfasts, is_transparent, list_codes, list_parts

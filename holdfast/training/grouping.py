@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from holdfast.errors import RecipeError, StateError
-from holdfast.fingerprint import canonical_json
-from holdfast.location import find_place
+from holdfast.provenance.fingerprint import canonical_json
+from holdfast.provenance.location import find_place
 from holdfast.training.optimizers import list_stepped, parts_of
 
 if TYPE_CHECKING:

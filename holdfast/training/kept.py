@@ -31,7 +31,7 @@ LOOP, FRAMEWORK = "loop", "framework"
 
 
 class Variable(NamedTuple):
-    """A variable of a loop, with the file and line that reads it first; see `holdfast.found.Found`."""
+    """A variable of a loop, with the file and line that reads it first; see `holdfast.training.forgotten.found.Found`."""
 
     name: str
     value: Any

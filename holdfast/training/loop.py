@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
-from holdfast import determinism, heartbeats
+from holdfast.checkpoint.departure import REHEARSED_STEPS
 from holdfast.checkpoint.progress import EPOCHS_KEPT
+from holdfast.checkpoint.shown import describe
 from holdfast.errors import RecipeError
-from holdfast.heartbeats import Phase, Place
-from holdfast.shown import describe
+from holdfast.machine import determinism, heartbeats
+from holdfast.machine.heartbeats import Phase, Place
 from holdfast.state import gather_whole
-from holdfast.trail import REHEARSED_STEPS
 from holdfast.training.build import Training
 from holdfast.training.norm import clip_to, take_norm
 from holdfast.training.progress import Stage, Unread, read_number

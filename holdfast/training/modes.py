@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import StateError
-from holdfast.hyperparameters import is_hyperparameter
+from holdfast.provenance.hyperparameters import is_hyperparameter
 from holdfast.state import is_sharded
 from holdfast.training.optimizers import parts_of
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import state
-from holdfast.canonical import finite_or_none
 from holdfast.checkpoint import serialize
 from holdfast.config import did_you_mean
 from holdfast.errors import RecipeError
-from holdfast.probe import Probe
+from holdfast.provenance.canonical import finite_or_none
+from holdfast.recipe.probe import Probe
 from holdfast.state import gather_whole, is_sharded
 from holdfast.state.checksum import checksum_together
 from holdfast.training.naming import name_parameters

@@ -4,12 +4,12 @@ import contextlib
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
-from holdfast import determinism
-from holdfast.annotations import takes_run
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.function import find_program, make_build_error
-from holdfast.settings import make_arguments, resolve_settings
+from holdfast.machine import determinism
+from holdfast.recipe.annotations import takes_run
+from holdfast.recipe.function import find_program, make_build_error
+from holdfast.recipe.settings import make_arguments, resolve_settings
 from holdfast.training.build import Training
 from holdfast.training.devices import prepare
 from holdfast.training.loop import train_step

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.ownership import ENGINE, is_own, is_own_file
+from holdfast.provenance.ownership import ENGINE, is_own, is_own_file
 from holdfast.training.digests import CACHES, CONTAINERS, MAX_ITEMS, SCALARS, is_iterator, reduce_iterator
 
 NAMESPACES = ("SimpleNamespace", "Namespace", "Queue", "LifoQueue", "PriorityQueue", "partial")

@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from holdfast import state
-from holdfast.found import ENDED, ITERATOR
 from holdfast.training.digests import CONTAINERS, is_iterator
+from holdfast.training.forgotten.found import ENDED, ITERATOR
 from holdfast.training.kept import FRAMEWORK
 from holdfast.training.registered import has_state
 

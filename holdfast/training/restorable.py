@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from holdfast import state
 from holdfast.checkpoint import Payload
 from holdfast.errors import RecipeError, StateError
-from holdfast.location import find_place
+from holdfast.provenance.location import find_place
 from holdfast.state.sharded import is_sharded, place_of
 from holdfast.training.capturing import capture_own, fitted
 from holdfast.training.forgotten import find_holder

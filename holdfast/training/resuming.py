@@ -10,7 +10,7 @@ from typing import Any
 from holdfast import state
 from holdfast.checkpoint import Metadata, Payload, differences, shorten
 from holdfast.errors import ConfigDrift, GateTripped
-from holdfast.probe import Gate, Probe, check_health, compare, explain
+from holdfast.recipe.probe import Gate, Probe, check_health, compare, explain
 from holdfast.store import open_store
 from holdfast.training import capturing
 from holdfast.training.build import Training

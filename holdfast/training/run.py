@@ -18,18 +18,18 @@ from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
 from torch import Tensor
 
-from holdfast.anneal import Anneal
+from holdfast.checkpoint.shown import Shown, describe
 from holdfast.config import RunConfig
 from holdfast.data import NoBatches, is_torch_loader, refuse_inexact, take_apart
 from holdfast.errors import RecipeError
-from holdfast.found import ENDED, ITERATOR
-from holdfast.location import find_frames, find_place
-from holdfast.probe import Limits
-from holdfast.shown import Shown, describe
+from holdfast.provenance.location import find_frames, find_place
+from holdfast.recipe.anneal import Anneal
+from holdfast.recipe.probe import Limits
 from holdfast.state import as_stateful
 from holdfast.training.build import NO_BATCH, Program, Training
 from holdfast.training.carried import find_carried, find_constants
 from holdfast.training.digests import is_iterator
+from holdfast.training.forgotten.found import ENDED, ITERATOR
 from holdfast.training.gradients import Gradients
 from holdfast.training.kept import FRAMEWORK, GRADIENTS, OWN_EXTRAS, Kept, Variable, list_checkpointed, sort_kept
 from holdfast.training.loop import clip_to_norm

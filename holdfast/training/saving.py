@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from holdfast import checkpoint, state
-from holdfast.canonical import spell_floats
+from holdfast.checkpoint.departure import mean_loss
 from holdfast.checkpoint.progress import EPOCHS_KEPT
 from holdfast.errors import RecipeError, Unhealthy
 from holdfast.journal import format_time, now
-from holdfast.probe import Probe, check_health
+from holdfast.provenance.canonical import spell_floats
+from holdfast.recipe.probe import Probe, check_health
 from holdfast.store import Store
-from holdfast.trail import mean_loss
 from holdfast.training.begun import Begun
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture

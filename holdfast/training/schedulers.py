@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from holdfast.config import did_you_mean
 from holdfast.errors import RecipeError
 from holdfast.recipe import Recipe
-from holdfast.schedule import Schedule
+from holdfast.recipe.schedule import Schedule
 from holdfast.training.kept import Kept
 from holdfast.training.optimizers import Optimizers
 

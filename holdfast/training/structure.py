@@ -7,7 +7,7 @@ from torch import nn
 
 from holdfast.checkpoint import shorten
 from holdfast.errors import RecipeError
-from holdfast.location import find_place
+from holdfast.provenance.location import find_place
 
 # Names in one message.
 SHOWN_NAMES = 3

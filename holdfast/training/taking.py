@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast import heartbeats
 from holdfast.errors import RecipeError
-from holdfast.heartbeats import Place
+from holdfast.machine import heartbeats
+from holdfast.machine.heartbeats import Place
 from holdfast.training.build import Training
 from holdfast.training.capturing import CHANGES
 from holdfast.training.checksums import describe_components

@@ -12,10 +12,10 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, distributed, nn
 
-from holdfast import determinism
 from holdfast.config import RunConfig
 from holdfast.data import is_stream, list_batch_sizes, list_divisors
 from holdfast.errors import ConfigError, RecipeError
+from holdfast.machine import determinism
 from holdfast.recipe import Recipe
 from holdfast.state import capture_rng, digest_rng
 from holdfast.state.checksum import checksum_together

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from holdfast import determinism
 from holdfast.checkpoint import count_cores
 from holdfast.config import DEFAULT_SEED, Determinism
+from holdfast.machine import determinism
 from tests.bench.frame import ROOT, time_of
 from tests.bench.workload import Loop
 

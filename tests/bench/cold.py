@@ -11,9 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast import determinism
 from holdfast.checkpoint import count_cores
 from holdfast.config import Determinism
+from holdfast.machine import determinism
 from tests.bench.disk import make_cold
 from tests.bench.flow import command, write_config
 from tests.bench.frame import ROOT, Benchmark, Row, compare, median_of, scratch, without
@@ -29,7 +29,7 @@ REACH = 1.5
 BARE = """
 import os, sys, time
 from pathlib import Path
-from holdfast import determinism
+from holdfast.machine import determinism
 from holdfast.config import DEFAULT_SEED, Determinism
 determinism.apply(Determinism(threads=int(sys.argv[2])), DEFAULT_SEED)
 from tests.bench.disk import read_raw, take_memory

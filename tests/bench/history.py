@@ -24,7 +24,7 @@ from holdfast.journal import (
     read_record,
     record_name,
 )
-from holdfast.retention import REPORTS_TRIED
+from holdfast.keeping.retention import REPORTS_TRIED
 from holdfast.store import Store
 from holdfast.store.local import LocalStore
 from tests.support.makers import IDENTITY, SETTINGS, STEPS_PER_EPOCH, make_commit, save

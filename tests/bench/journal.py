@@ -8,7 +8,7 @@ from unittest import mock
 
 from holdfast.attempt import Line
 from holdfast.journal import Journal
-from holdfast.retention import prune
+from holdfast.keeping.retention import prune
 from holdfast.store import Store, open_store
 from tests.bench.counting import Tally, counted
 from tests.bench.frame import Benchmark, Row

@@ -13,8 +13,9 @@ from collections.abc import Generator
 import torch
 from torch import nn
 
-from holdfast import Run, determinism
+from holdfast import Run
 from holdfast.config import Determinism, Log, RunConfig
+from holdfast.machine import determinism
 from holdfast.training import Training, run_program, steps
 from tests.bench.frame import Benchmark, Row, ask, compare, median_of
 

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast import determinism
 from holdfast.checkpoint import count_cores
 from holdfast.config import Determinism
+from holdfast.machine import determinism
 from tests.bench.bare import KEEP_MEMORY
 from tests.bench.frame import ROOT, Benchmark, Row, ask, compare, scratch
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.checkpoint import count_cores
-from holdfast.forecast import Replayed, replay
-from holdfast.goodput import make_ledger
-from holdfast.interval import SAVES, Cost, Measured, cost_of
 from holdfast.journal import Commit, Journal
+from holdfast.ledger.forecast import Replayed, replay
+from holdfast.ledger.goodput import make_ledger
+from holdfast.ledger.interval import SAVES, Cost, Measured, cost_of
+from holdfast.ledger.timeline import Life, make_lives, read_records
+from holdfast.ledger.traces import Trace, read_trace
 from holdfast.store import open_store
-from holdfast.timeline import Life, make_lives, read_records
-from holdfast.traces import Trace, read_trace
 from tests.bench.flow import command, write_config
 from tests.bench.frame import Benchmark, Row, compare, scratch
 

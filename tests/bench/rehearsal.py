@@ -11,8 +11,8 @@ from pathlib import Path
 from holdfast.attempt.rehearsal import SHORT_S
 from holdfast.checkpoint import count_cores
 from holdfast.config import ProofSettings
-from holdfast.goodput import make_ledger
 from holdfast.journal import Journal
+from holdfast.ledger.goodput import make_ledger
 from holdfast.store import open_store
 from tests.bench.flow import command, write_config
 from tests.bench.frame import Benchmark, Row, compare, scratch

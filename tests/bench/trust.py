@@ -10,9 +10,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast import determinism
 from holdfast.checkpoint import count_cores
 from holdfast.config import Determinism, Resume, RunConfig
+from holdfast.machine import determinism
 from holdfast.training import Training, measure, train
 from holdfast.training.checksums import choose_every, describe_components
 from tests.bench.bare import KEEP_MEMORY

@@ -16,8 +16,9 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast import Recipe, determinism
+from holdfast import Recipe
 from holdfast.config import Compute, Determinism, RunConfig
+from holdfast.machine import determinism
 from holdfast.training import Training
 from holdfast.training.loop import train_step
 from tests.bench import workload

@@ -11,12 +11,12 @@ import pytest
 
 from holdfast import checkpoint
 from holdfast.attempt.line import describe_latest
-from holdfast.audit import audit_commit, choose_commits
 from holdfast.cli import app, run_app
 from holdfast.config import Retention
 from holdfast.errors import WrongUse
 from holdfast.journal import Commit, FileRecord, Journal, record_name
-from holdfast.retention import prune
+from holdfast.keeping.retention import prune
+from holdfast.proof.audit import audit_commit, choose_commits
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
 from tests.conftest import COMMAND_WITHIN_S, Engine, Reference, RunFlow

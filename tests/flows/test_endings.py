@@ -10,8 +10,8 @@ from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Running
 
 from flows.train import find_ending
-from holdfast.endings import Ending
 from holdfast.journal import Journal
+from holdfast.journal.endings import Ending
 from holdfast.store import open_store
 from tasks import own_run
 from tasks.states import ending_of_state

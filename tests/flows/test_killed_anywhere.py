@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from holdfast.faults import POINTS
 from holdfast.journal import REPORT, record_name
+from holdfast.keeping.verification import verify_run
+from holdfast.machine.faults import POINTS
 from holdfast.testing.faults import fault
-from holdfast.verification import verify_run
 from tests.conftest import (
     COMMAND_WITHIN_S,
     IS_SOAK,

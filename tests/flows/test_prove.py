@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from holdfast.config import load_config
-from holdfast.proof import Proof
-from holdfast.prove import prove as prove_recipe
+from holdfast.proof.prove import prove as prove_recipe
+from holdfast.proof.result import Proof
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Event
 from tests.conftest import Engine, Reference

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import httpx
 import pytest
 
-from holdfast.endings import Ending
-from holdfast.shown import describe
+from holdfast.checkpoint.shown import describe
+from holdfast.journal.endings import Ending
 from tasks.reporting import describe_run, describe_shown
 from tests.conftest import RunFlow
 from tests.support.long_run import LongRun

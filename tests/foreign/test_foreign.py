@@ -20,7 +20,7 @@ import pytest
 
 from holdfast.config import ChunkLength, Compute, Log, RunConfig
 from holdfast.journal import Journal
-from holdfast.proof import Proof
+from holdfast.proof.result import Proof
 from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S, IS_SOAK, ROOT
 from tests.support.lives import Command, Lives, ranks_of

@@ -6,9 +6,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.faults import REHEARSAL_POINTS
+from holdfast.keeping.verification import verify_run
+from holdfast.machine.faults import REHEARSAL_POINTS
 from holdfast.testing.faults import fault
-from holdfast.verification import verify_run
 from tests.conftest import IS_SOAK
 from tests.support.lives import Lives
 from tests.support.processes import log_of

@@ -15,7 +15,7 @@ from deployments import automations
 from deployments.automations import describe_automations, make_automations
 from flows.train import train
 from holdfast.config import load_config, parse_config
-from holdfast.function import default_settings
+from holdfast.recipe.function import default_settings
 from tasks.heartbeat import EVENT, LAST_EVENT
 from tests.conftest import ROOT
 

@@ -27,7 +27,7 @@ def test_without_a_gpu_one_line_says_that_nothing_was_run(machine: Machine) -> N
 @pytest.mark.slow
 def test_tests_that_need_more_gpus_are_skipped_by_name(machine: Machine) -> None:
     machine(*[HOPPER] * 4, visible="3,1")
-    done = run("--setup-plan", "-q", "-rs", FILE, "tests/holdfast/test_retention.py")
+    done = run("--setup-plan", "-q", "-rs", FILE, "tests/holdfast/keeping/test_retention.py")
     started = {line.split()[0].partition("::")[2] for line in done.stdout.splitlines() if f" {FILE}::" in line}
     assert "test_a_resumed_training_ends_on_the_same_bytes[2]" in started
     assert "test_killed_in_any_phase_of_a_save_a_run_ends_on_the_same_bytes" in started

@@ -21,15 +21,15 @@ SHOWN_BY = {
         "flows/test_trust.py::test_a_configuration_that_is_not_the_fingerprints_is_refused_and_a_problem",
         "flows/test_pool.py::test_an_audit_of_a_store_executes_nothing_that_its_runs_name",
         "flows/test_audit.py::test_a_forgery_that_verifies_is_found",
-        "holdfast/verification/test_hostile.py::test_hostile_payloads_are_refused",
-        "holdfast/verification/test_hostile.py::test_links_out_of_the_run_are_refused",
-        "holdfast/verification/test_hostile.py::test_pruning_a_link_deletes_nothing_behind_it",
+        "holdfast/keeping/verification/test_hostile.py::test_hostile_payloads_are_refused",
+        "holdfast/keeping/verification/test_hostile.py::test_links_out_of_the_run_are_refused",
+        "holdfast/keeping/verification/test_hostile.py::test_pruning_a_link_deletes_nothing_behind_it",
         "holdfast/store/test_local_store.py::test_deleting_a_local_folder_follows_no_links",
         "holdfast/pack/test_hostile.py::test_hostile_files_are_refused",
         "holdfast/signature/test_signature.py::test_a_signature_verifies_for_nothing_else",
         "holdfast/attempt/test_line.py::test_what_is_not_signed_is_not_trusted_and_stays",
-        "holdfast/report/test_page.py::test_texts_are_escaped_and_markup_is_not",
-        "holdfast/verification/test_hostile_values.py::test_terminal_control_characters_are_escaped",
+        "holdfast/looking/report/test_page.py::test_texts_are_escaped_and_markup_is_not",
+        "holdfast/keeping/verification/test_hostile_values.py::test_terminal_control_characters_are_escaped",
     ],
     "read a store": [
         "holdfast/test_config.py::test_a_store_url_with_credentials_is_refused_and_not_shown",
@@ -85,4 +85,4 @@ def test_nobody_else_may_enter_a_scratch_folder() -> None:
     sources = [*(ROOT / "holdfast").rglob("*.py"), *(ROOT / "flows").rglob("*.py"), *(ROOT / "tasks").rglob("*.py")]
     makers = re.compile(r"gettempdir\(\)|mktemp\(|[\"']/tmp[/\"']")
     found = {str(each.relative_to(ROOT)) for each in sources if makers.search(each.read_text("utf-8"))}
-    assert found == {"holdfast/data/workers.py", "holdfast/permission.py"}, "another way to the temporary folder"
+    assert found == {"holdfast/data/workers.py", "holdfast/recipe/permission.py"}, "another way to the temporary folder"

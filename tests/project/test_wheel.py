@@ -124,8 +124,8 @@ def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path
         "holdfast.testing.stores": "pytest",
         "holdfast.adapters.trainer_arguments": "transformers",
         **{f"holdfast.adapters.{name}{part}": name for name, parts in adapters.items() for part in parts},
-        **{f"holdfast.ray.{name}": "ray" for name in ("carrying", "placing", "relaying")},
-        **{f"holdfast.sinks.{name}": name for name in ("tensorboard", "trackio", "wandb")},
+        **{f"holdfast.rank.ray.{name}": "ray" for name in ("carrying", "placing", "relaying")},
+        **{f"holdfast.looking.sinks.{name}": name for name in ("tensorboard", "trackio", "wandb")},
     }
 
 

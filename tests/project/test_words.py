@@ -15,7 +15,7 @@ INSTEAD_OF = {"why": "reason", "checkpoint_dir": "folder", "ckpt": "checkpoint"}
 # their own.
 RUN_IS = ("str", "Annotated[str", "Run", "'Run'")
 # Their fields are keys on disk or of a command's JSON, which stay as they are.
-KEYS = {"holdfast/journal/records.py", "holdfast/contract.py"}
+KEYS = {"holdfast/journal/records.py", "holdfast/machine/contract.py"}
 
 
 def find_files() -> list[Path]:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from holdfast.fingerprint import fingerprint
 from holdfast.journal import ConfigRecord, Journal, record_name
+from holdfast.provenance.fingerprint import fingerprint
 from holdfast.store import open_store
 
 

@@ -23,16 +23,17 @@ import torch
 from accelerate.state import AcceleratorState
 
 import holdfast.cli
-from holdfast import errors, faults
+from holdfast import errors
 from holdfast.attempt import Acts, Attempt, Chunk, Observer, live, rehearsal
-from holdfast.audit import audit_commit
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig, load_config
-from holdfast.determinism import separate_threads
 from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
-from holdfast.processes import RANK_MODULE
-from holdfast.prove import prove
+from holdfast.machine import faults
+from holdfast.machine.determinism import separate_threads
+from holdfast.machine.processes import RANK_MODULE
+from holdfast.proof.audit import audit_commit
+from holdfast.proof.prove import prove
 from holdfast.rank import serving
 from holdfast.rank.launching import Ranks
 from holdfast.rank.process import start_process

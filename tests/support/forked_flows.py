@@ -13,8 +13,8 @@ import flows.audit
 import flows.evaluate
 import flows.prune
 import flows.train  # noqa: F401
-from holdfast import faults
 from holdfast.command import run_app
+from holdfast.machine import faults
 from holdfast.rank.launching import Ranks
 from tests.support.device import ON_GPUS
 from tests.support.forked import spawn_from

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from holdfast.gpus import list_visible, read_report
+from holdfast.machine.gpus import list_visible, read_report
 from holdfast.terminal import counted
 from tests.support.device import ON_GPUS, VARIABLE
 

@@ -30,7 +30,7 @@ from typing import IO, Any, NoReturn
 import psutil
 
 from holdfast.config import Determinism, RunConfig
-from holdfast.determinism import preamble
+from holdfast.machine.determinism import preamble
 from tests.support.device import ON_GPUS
 from tests.support.processes import command_of
 
@@ -247,8 +247,8 @@ def live(settings: dict[str, Any], kill_at: int, stop_at: int) -> int:
     from holdfast import checkpoint
     from holdfast.attempt import Line
     from holdfast.errors import CheckpointDamaged, GateTripped
-    from holdfast.fingerprint import fingerprint
     from holdfast.journal import Commit, Journal
+    from holdfast.provenance.fingerprint import fingerprint
     from holdfast.store import open_store
     from holdfast.training import Gate, Training, begin_save, resume, train
 

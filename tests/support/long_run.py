@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from holdfast.endings import Ending
 from holdfast.journal import Commit, FileRecord, Journal, Record, metrics_name, record_name
+from holdfast.journal.endings import Ending
 from holdfast.journal.records import AttemptRecord, EndingRecord, Pruned, Quarantine
 from holdfast.store import open_store
 from tests.support.makers import IDENTITY, SETTINGS, make_latest, save

@@ -9,11 +9,11 @@ from holdfast.attempt import Line
 from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Payload, Saved, Tensor
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointDamaged
-from holdfast.fingerprint import fingerprint
 from holdfast.journal import Commit, FileRecord, Journal, Latest, metrics_name, now
-from holdfast.signature import SigningKey, TrustedKey, generate_key, load_signing_key, load_trusted_key
+from holdfast.journal.signature import SigningKey, TrustedKey, generate_key, load_signing_key, load_trusted_key
+from holdfast.keeping.verification import verify_run
+from holdfast.provenance.fingerprint import fingerprint
 from holdfast.store import Store
-from holdfast.verification import verify_run
 
 Keys = list[tuple[SigningKey, TrustedKey]]
 

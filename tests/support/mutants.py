@@ -1,6 +1,6 @@
 """Mutations that make a resume almost right, and the check that catches each: faults in a rank, and careless recipes.
 
-Each row of MUTATIONS is a test with real ranks in `tests/holdfast/test_mutants.py`, and a row of a table in RESUME.md.
+Each row of MUTATIONS is a test with real ranks in `tests/holdfast/proof/test_mutants.py`, and a row of a table in RESUME.md.
 `tests.support.forked` applies a fault in the ranks before they begin; everything else is unchanged code.
 """
 
@@ -95,7 +95,7 @@ def skip_the_average() -> None:
 
 
 def determinism_after_the_model() -> None:
-    from holdfast import determinism
+    from holdfast.machine import determinism
     from holdfast.training import build
 
     right, build_recipe = determinism.apply, build.build_recipe

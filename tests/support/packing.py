@@ -6,7 +6,7 @@ import tarfile
 from pathlib import Path
 
 from holdfast.journal import Journal
-from holdfast.pack import pack, unpack
+from holdfast.keeping.pack import pack, unpack
 from holdfast.store.local import LocalStore
 
 Members = list[tuple[tarfile.TarInfo, bytes]]

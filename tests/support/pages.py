@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, MinLen
 from pydantic.fields import FieldInfo
 
-from holdfast.changes import FIELD_CLASSES, classify
 from holdfast.config import RunConfig, Section
+from holdfast.provenance.changes import FIELD_CLASSES, classify
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -31,14 +31,14 @@ SAID = {
     "deployments/prefect.yaml": "All deployments, with their schedules.",
     "holdfast/FORMAT.md": "What is on disk, as a promise.",
     "holdfast/RESUME.md": "What a resume promises, and what catches a resume that is wrong.",
-    "holdfast/traces/LICENSES.txt": "The sources of the traces that come with Holdfast, and their licences.",
-    "holdfast/report/curves.js": "The report's curves: values under the cursor, zoom, log scale, rolled-back steps.",
-    "holdfast/report/page.css": "The look of a report: light, dark, on a telephone and on paper.",
-    "holdfast/report/page.js": "What the report's scripts share: data, elements, numbers, the theme, copying.",
-    "holdfast/report/parallel.js": "Parallel coordinates of several runs' settings and results.",
-    "holdfast/report/tables.js": "The report's table of commits, page by page, and tables that can be sorted.",
-    "holdfast/report/vendor/uPlot.iife.min.js": "uPlot 1.6.32, as it is published: it draws the report's curves.",
-    "holdfast/report/vendor/uPlot.min.css": "uPlot's own styles.",
+    "holdfast/ledger/traces/LICENSES.txt": "The sources of the traces that come with Holdfast, and their licences.",
+    "holdfast/looking/report/curves.js": "The report's curves: values under the cursor, zoom, log scale, rolled-back steps.",
+    "holdfast/looking/report/page.css": "The look of a report: light, dark, on a telephone and on paper.",
+    "holdfast/looking/report/page.js": "What the report's scripts share: data, elements, numbers, the theme, copying.",
+    "holdfast/looking/report/parallel.js": "Parallel coordinates of several runs' settings and results.",
+    "holdfast/looking/report/tables.js": "The report's table of commits, page by page, and tables that can be sorted.",
+    "holdfast/looking/report/vendor/uPlot.iife.min.js": "uPlot 1.6.32, as it is published: it draws the report's curves.",
+    "holdfast/looking/report/vendor/uPlot.min.css": "uPlot's own styles.",
     "holdfast/recipes/chat.toml": "The settings of the recipe `chat`: 2.5 minutes on one core.",
     "holdfast/recipes/chat_template.jinja": "The chat template of Qwen2.5, with marks around the answers.",
     "holdfast/recipes/language.toml": "The settings of `make train`: about two minutes on two cores.",
@@ -48,7 +48,7 @@ SAID = {
     "docs/cards.md": "Train a policy for a card game by self-play, against a league of its own past.",
     "docs/chat.md": "Fine-tune a causal language model on conversations: data, templates, LoRA, your own model.",
     "docs/concepts.md": "The words of the design, and how a run works.",
-    "docs/configuration.md": "Every setting; made from holdfast/config.py.",
+    "docs/configuration.md": "Every setting; made from holdfast/config/fields.py.",
     "docs/containers.md": "Images, everything in containers on one machine, and a pool whose attempts are containers.",
     "docs/goodput.md": "Where a run's time goes, and what to expect on a recorded history of preemptions.",
     "docs/digits.md": "The recipe digits: train it, kill it, look at its confusion matrix.",
@@ -100,7 +100,7 @@ The class of a key says what happens if you change it between two attempts of a 
 | schedule | it says how long to train | the run continues |
 | operational | it never changes the trained bytes | the run continues |
 
-This page is made from the descriptions in `holdfast/config.py` by `make docs`; a test compares them.
+This page is made from the descriptions in `holdfast/config/fields.py` by `make docs`; a test compares them.
 """
 
 MAP = """\
@@ -158,7 +158,7 @@ def make_section(title: str, prefix: str, section: type[Section]) -> str:
 
 
 def classify_field(name: str) -> str:
-    """Return the class of a field; raise KeyError for one that `holdfast.drift` doesn't list."""
+    """Return the class of a field; raise KeyError for one that `holdfast.provenance.drift` doesn't list."""
     parts = name.split(".")
     if not any(".".join(parts[:count]) in FIELD_CLASSES for count in range(1, len(parts) + 1)):
         raise KeyError(name)

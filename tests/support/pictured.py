@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from holdfast.journal import Journal
-from holdfast.report import Gatherer, make_comparison, make_index, make_page, read_rows
+from holdfast.looking.report import Gatherer, make_comparison, make_index, make_page, read_rows
 from holdfast.store import open_store
 from tests.conftest import ROOT, kill_tree
 from tests.support.chromium import Page, browser

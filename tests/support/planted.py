@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from accelerate.state import AcceleratorState
 
-from holdfast import checkpoint, opened
+from holdfast import checkpoint
 from holdfast.attempt import Line
 from holdfast.attempt.lineage import describe_present
 from holdfast.config import RunConfig
 from holdfast.journal import Commit, Journal
+from holdfast.provenance import opened_files as opened
 from holdfast.rank.record import Record
 from holdfast.rank.serving import describe
 from holdfast.store import open_store

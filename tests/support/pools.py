@@ -20,7 +20,7 @@ from deployments.automations import make_automations
 from deployments.pools import Kind
 from deployments.setup import set_up
 from holdfast.journal import Journal
-from holdfast.standing import Standing, read_standing
+from holdfast.ledger.standing import Standing, read_standing
 from holdfast.store import open_store
 from tasks.server import choose_port
 from tests.conftest import count_trained, kill_tree

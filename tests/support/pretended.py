@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
 from holdfast.config import Compute, Determinism, RunConfig
-from holdfast.function import build_recipe
+from holdfast.recipe.function import build_recipe
 from holdfast.training import Training, evaluate, loop
 from holdfast.training.build import Program
 from holdfast.training.devices import prepare

@@ -89,7 +89,7 @@ class Program:
 
         Args:
             commit: counted from the first one of this command.
-            point: see `holdfast.faults.POINTS`.
+            point: see `holdfast.machine.faults.POINTS`.
         """
         struck = self.folder / f"struck-{self.journal.attempts()}"
         self.train(*settings, **fault(point, commit, "both", struck))

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import CryptoSigner
 
-from holdfast.signature import SigningKey, TrustedKey, verify_signature
+from holdfast.journal.signature import SigningKey, TrustedKey, verify_signature
 
 RUN = "run"
 NAME = "commits/00000007.json"

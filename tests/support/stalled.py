@@ -18,9 +18,9 @@ from typing import Any
 from holdfast.config import Retention
 from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
-from holdfast.pack import unpack
-from holdfast.report import Publisher
-from holdfast.retention import prune
+from holdfast.keeping.pack import unpack
+from holdfast.keeping.retention import prune
+from holdfast.looking.report import Publisher
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
 from tests.support.makers import STEPS_PER_EPOCH, make_line, train

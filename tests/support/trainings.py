@@ -9,9 +9,9 @@ from holdfast import RunConfig, checkpoint
 from holdfast.checkpoint import Metadata, Payload
 from holdfast.config import DEFAULT_SEED, Determinism
 from holdfast.errors import GateTripped
-from holdfast.found import Found, find_suspects
 from holdfast.store.local import LocalStore
 from holdfast.training import Gate, Training, begin_save, find_forgotten, resume, run_program, steps, train
+from holdfast.training.forgotten.found import Found, find_suspects
 
 Saved = tuple[Payload, Metadata]
 

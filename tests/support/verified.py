@@ -4,8 +4,8 @@ from typing import Any
 
 from holdfast.attempt import Line
 from holdfast.journal import Journal, Pruned, now
+from holdfast.keeping.verification import CheckedCheckpoint, VerifyReport, verify_run
 from holdfast.store.local import LocalStore
-from holdfast.verification import CheckedCheckpoint, VerifyReport, verify_run
 from tests.support.makers import root
 
 LIVE = [7, 6, 5, 2]

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from holdfast.checkpoint import Metadata
-from holdfast.endings import Ending
 from holdfast.journal import Commit, Journal, now, record_name
+from holdfast.journal.endings import Ending
 from holdfast.store import open_store
 from tests.support.makers import IDENTITY, METADATA_FIELDS, SETTINGS, STEPS_PER_EPOCH, make_commit, make_latest
 

@@ -12,7 +12,7 @@ from typing import cast
 
 from holdfast.config import Retention
 from holdfast.errors import HoldfastError
-from holdfast.retention import prune
+from holdfast.keeping.retention import prune
 from holdfast.store import open_store
 from tests.support.lives import Command, Lives
 from tests.support.makers import STEPS_PER_EPOCH, make_line, train

@@ -23,7 +23,7 @@ from torchmetrics import Accuracy, MetricCollection
 from holdfast.adapters import lightning_state
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import RecipeError
-from holdfast.processes import LONGEST_EPOCH_VARIABLE
+from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.training import Gate, Training, resume, run_program, steps
 from tests.support import lit, lit_wrong
 from tests.support.trainings import Saved, find_lost, save_state

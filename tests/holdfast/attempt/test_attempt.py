@@ -16,12 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast import checkpoint, history, interrupt, interval
+from holdfast import checkpoint
 from holdfast.attempt import Acts, Attempt, Observer, Proposal, live, publish_commit, started_ahead
 from holdfast.attempt.upkeep import Upkeep
 from holdfast.checkpoint import read_metadata
 from holdfast.config import Checkpoint, ChunkLength, InitFrom, Log, Parity, Retention, RunConfig
-from holdfast.endings import Ending
 from holdfast.errors import (
     ConfigError,
     GateTripped,
@@ -34,15 +33,18 @@ from holdfast.errors import (
     Unhealthy,
     from_json,
 )
-from holdfast.history import read_losses
 from holdfast.journal import REPORT, Commit, Journal
-from holdfast.preemption import Notice
+from holdfast.journal.endings import Ending
+from holdfast.keeping.verification import verify_run
+from holdfast.ledger import history, interval
+from holdfast.ledger.history import read_losses
+from holdfast.ledger.standing import Outcome
+from holdfast.machine import interrupt
+from holdfast.machine.preemption import Notice
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Progress
 from holdfast.rank.process import start_process
-from holdfast.standing import Outcome
 from holdfast.store import open_store
-from holdfast.verification import verify_run
 from tests.support.lives import Lives, ranks_of
 from tests.support.makers import claim
 from tests.support.waiting import await_equal

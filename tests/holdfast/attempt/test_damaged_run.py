@@ -13,10 +13,10 @@ import pytest
 from holdfast.attempt import live, opening
 from holdfast.attempt.opening import Known, await_completed
 from holdfast.config import ChunkLength, Log, Report, RunConfig
-from holdfast.endings import Ending
 from holdfast.errors import ConfigDrift, Unreadable
 from holdfast.journal import Journal
-from holdfast.standing import read_standing
+from holdfast.journal.endings import Ending
+from holdfast.ledger.standing import read_standing
 from holdfast.store import open_store
 
 

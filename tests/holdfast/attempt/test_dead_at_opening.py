@@ -17,11 +17,11 @@ from holdfast.attempt import RETRIES, Attempt, life, live, started_ahead
 from holdfast.config import ChunkLength, Compute, Log, RunConfig
 from holdfast.errors import HoldfastError, NoProgress, OutOfMemory, RankDied, RecipeError, RecipeFailed
 from holdfast.journal import Commit, Journal
+from holdfast.keeping.verification import verify_run
 from holdfast.rank.launching import Ranks
 from holdfast.rank.process import start_process
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
-from holdfast.verification import verify_run
 from tests.conftest import Engine
 from tests.support.lives import Lives, ranks_of
 from tests.support.vanishing import FAULTS

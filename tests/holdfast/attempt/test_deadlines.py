@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import preemption
 from holdfast.attempt import Attempt, Observer, life, live
 from holdfast.config import RunConfig
 from holdfast.journal import Commit, Journal
-from holdfast.preemption import Notice, watch
+from holdfast.machine import preemption
+from holdfast.machine.preemption import Notice, watch
 from holdfast.rank.messages import Progress
 from holdfast.store import open_store
 from tests.support.metadata_server import MetadataStub, metadata_server

@@ -10,8 +10,8 @@ from holdfast.attempt import Acts, Attempt, Observer, live
 from holdfast.config import ChunkLength, Log, Resume, RunConfig
 from holdfast.errors import GateTripped, RankDied
 from holdfast.journal import Commit, Journal
+from holdfast.keeping.verification import verify_run
 from holdfast.store import open_store
-from holdfast.verification import verify_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
 

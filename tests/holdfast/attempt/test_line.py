@@ -12,12 +12,12 @@ from holdfast.attempt import Line
 from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Saved
 from holdfast.config import Retention
 from holdfast.errors import CheckpointDamaged, NameTaken, NotTrusted, NoVerifiedCheckpoint, Superseded
-from holdfast.fingerprint import fingerprint
 from holdfast.journal import Commit, Journal, metrics_name, signature_name
 from holdfast.journal.signing import check_signed
-from holdfast.retention import prune
+from holdfast.keeping.retention import prune
+from holdfast.keeping.verification import verify_run
+from holdfast.provenance.fingerprint import fingerprint
 from holdfast.store.local import LocalStore
-from holdfast.verification import verify_run
 from tests.support.makers import (
     IDENTITY,
     STEPS_PER_EPOCH,

@@ -8,9 +8,9 @@ import pytest
 from holdfast.attempt import Line
 from holdfast.config import Retention
 from holdfast.journal import Journal
-from holdfast.retention import prune
+from holdfast.keeping.retention import prune
+from holdfast.keeping.verification import verify_run
 from holdfast.store.local import LocalStore
-from holdfast.verification import verify_run
 from tests.support.makers import STEPS_PER_EPOCH, assert_good, make_line, root, train
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.endings import Ending
 from holdfast.errors import RunGone
 from holdfast.journal import Journal
-from holdfast.retention import prune_run
+from holdfast.journal.endings import Ending
+from holdfast.keeping.retention import prune_run
 from holdfast.store import Store, open_store
 from holdfast.store.local import LocalStore
 from tests.conftest import Engine

@@ -13,9 +13,9 @@ from holdfast.attempt import Acts, Attempt, Observer, live, ranks, rehearsal
 from holdfast.config import RunConfig
 from holdfast.errors import GateTripped, Inexact
 from holdfast.journal import Commit, Journal
+from holdfast.keeping.verification import verify_run
 from holdfast.rank import launching
 from holdfast.store import open_store
-from holdfast.verification import verify_run
 from tests.conftest import IS_SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]

@@ -10,9 +10,9 @@ from holdfast.attempt import Attempt, Observer, live, reporting
 from holdfast.config import ChunkLength, Log, Report, RunConfig
 from holdfast.errors import Superseded
 from holdfast.journal import REPORT, Commit, Journal
-from holdfast.report import Publisher
+from holdfast.keeping.verification import verify_run
+from holdfast.looking.report import Publisher
 from holdfast.store import open_store
-from holdfast.verification import verify_run
 from tests.support.makers import claim, make_line, train
 from tests.support.waiting import await_equal
 

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.attempt.sending import SinkProcess
 from holdfast.config import Log, RunConfig
-from holdfast.sinks.orders import Order
+from holdfast.looking.sinks.orders import Order
 from holdfast.store import open_store
 from tests.conftest import Engine, Reference
 from tests.support.makers import make_line, train

@@ -35,9 +35,9 @@ from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Metadata
 from holdfast.config import KeepBest, Retention
 from holdfast.errors import NoVerifiedCheckpoint, Superseded
 from holdfast.journal import Commit, Journal
-from holdfast.retention import prune
+from holdfast.keeping.retention import prune
+from holdfast.keeping.verification import verify_run
 from holdfast.store import Bytes, Store, Writer, open_store
-from holdfast.verification import verify_run
 from tests.conftest import IS_SOAK
 from tests.support.makers import STEPS_PER_EPOCH, load, make_line, save_next
 

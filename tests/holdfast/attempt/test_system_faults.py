@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.journal import Journal
+from holdfast.keeping.verification import verify_run
 from holdfast.store.local import LocalStore
-from holdfast.verification import verify_run
 from tests.conftest import COMMAND_WITHIN_S, IS_SOAK, ROOT
 from tests.support import writer
 from tests.support.lives import Lives

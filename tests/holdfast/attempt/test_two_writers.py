@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.journal import Journal
+from holdfast.keeping.verification import verify_run
 from holdfast.store import open_store
-from holdfast.verification import verify_run
 from tests.conftest import AZURITE, IS_SOAK
 from tests.support import writer
 from tests.support.lives import Lives

@@ -9,10 +9,10 @@ from holdfast import checkpoint
 from holdfast.attempt import Attempt
 from holdfast.checkpoint import FileDamage
 from holdfast.config import ChunkLength, Log, Parity, Retention, RunConfig
-from holdfast.endings import Ending
 from holdfast.journal import Commit
+from holdfast.journal.endings import Ending
+from holdfast.keeping.verification import verify_run
 from holdfast.store import Store
-from holdfast.verification import verify_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from holdfast.checkpoint.shown import describe
 from holdfast.cli import app, run_app
 from holdfast.cli.looking import _format_age
-from holdfast.endings import Ending
 from holdfast.journal import Journal, format_time
-from holdfast.shown import describe
-from holdfast.signature import load_signing_key
+from holdfast.journal.endings import Ending
+from holdfast.journal.signature import load_signing_key
 from holdfast.store import open_store
 from tests.support.makers import IDENTITY, SETTINGS, STEPS_PER_EPOCH, head_step, load, make_line, save_next, train
 

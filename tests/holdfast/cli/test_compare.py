@@ -10,7 +10,7 @@ from holdfast.checkpoint import METRICS
 from holdfast.cli import app, run_app
 from holdfast.config import Retention
 from holdfast.journal import Journal, record_name
-from holdfast.retention import prune
+from holdfast.keeping.retention import prune
 from holdfast.store import open_store
 from tests.support.makers import STEPS_PER_EPOCH, make_line, root, save_next, train
 

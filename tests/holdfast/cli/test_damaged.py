@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.checkpoint import METADATA, METRICS, PAYLOAD
 from holdfast.cli import app, run_app
-from holdfast.endings import Ending
+from holdfast.journal.endings import Ending
 from holdfast.store.local import LocalStore
 from tests.conftest import IS_SOAK
 from tests.support.makers import head_step, make_line, train, write_later_format

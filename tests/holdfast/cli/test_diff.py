@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from holdfast.attempt.lineage import Past, Present, judge_drift
-from holdfast.changes import Change, find_defaults, to_lineage
 from holdfast.cli import app, run_app
 from holdfast.config import load_config
-from holdfast.differences import gives_others
 from holdfast.errors import ConfigDrift, ConfigError
-from holdfast.function import default_settings, find_program
 from holdfast.journal import Journal
-from holdfast.opened import describe_file
-from holdfast.settings import resolve_settings
-from holdfast.sources import hash_sources
+from holdfast.proof.differences import gives_others
+from holdfast.provenance.changes import Change, find_defaults, to_lineage
+from holdfast.provenance.opened_files import describe_file
+from holdfast.provenance.sources import hash_sources
+from holdfast.recipe.function import default_settings, find_program
+from holdfast.recipe.settings import resolve_settings
 from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S
 from tests.support.makers import make_commit, publish, save

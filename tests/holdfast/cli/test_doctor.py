@@ -13,14 +13,14 @@ import pytest
 import torch
 
 import holdfast.cli.machine  # noqa: F401  registers the command
-from holdfast import determinism, doctor
 from holdfast.cli import app, run_app
 from holdfast.config import Compute, Determinism
-from holdfast.contract import LIMITS, TERMS, judge, terms_on
-from holdfast.doctor import Examination, Finding, examine, judge_gpus, judge_reports
 from holdfast.errors import DeterminismError
-from holdfast.gpus import read_report
 from holdfast.journal import Journal
+from holdfast.machine import determinism, doctor
+from holdfast.machine.contract import LIMITS, TERMS, judge, terms_on
+from holdfast.machine.doctor import Examination, Finding, examine, judge_gpus, judge_reports
+from holdfast.machine.gpus import read_report
 from holdfast.store import open_store
 from tests.conftest import has_not_ended
 from tests.support.makers import IDENTITY, SETTINGS, make_line, train

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.endings import Ending
 from holdfast.journal import Journal
+from holdfast.journal.endings import Ending
 from holdfast.rank.launching import END_WITHIN_S
 from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S, count_trained

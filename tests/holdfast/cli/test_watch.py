@@ -12,9 +12,9 @@ import pytest
 from holdfast.cli import app, run_app
 from holdfast.errors import RunGone
 from holdfast.journal import Journal
+from holdfast.looking.watching import RunReader, follow
+from holdfast.looking.watching.reading import TURNS
 from holdfast.store import open_store
-from holdfast.watching import RunReader, follow
-from holdfast.watching.reading import TURNS
 from tests.conftest import COMMAND_WITHIN_S, ROOT, Engine
 from tests.support.faulty import DENIED, Faulty, behind_faults
 from tests.support.terminals import Terminal

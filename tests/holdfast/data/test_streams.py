@@ -13,7 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from holdfast.config import Compute, Determinism, Log, RunConfig
 from holdfast.data import take_apart
 from holdfast.errors import RecipeError
-from holdfast.proof import Proof
+from holdfast.proof.result import Proof
 from tests.support.lives import Lives
 from tests.support.streams import PER_EPOCH
 from tests.support.trainings import live, live_in_chunks

@@ -10,14 +10,14 @@ import pytest
 from holdfast.attempt import Line
 from holdfast.cli import app, run_app
 from holdfast.config import Retention
-from holdfast.endings import Ending
 from holdfast.errors import ConfigError
 from holdfast.journal import Journal
+from holdfast.journal.endings import Ending
 from holdfast.journal.names import REACH
-from holdfast.retention import prune
-from holdfast.standing import read_standing
+from holdfast.keeping.retention import prune
+from holdfast.keeping.verification import verify_run
+from holdfast.ledger.standing import read_standing
 from holdfast.store.local import LocalStore
-from holdfast.verification import verify_run
 from tests.support.makers import STEPS_PER_EPOCH, head_step, make_commit, make_latest, make_line, publish, train
 
 FOLDERS = ("attempts", "endings", "commits", "quarantine", "pruned", "pins", "prunes", "metrics")

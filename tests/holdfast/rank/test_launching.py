@@ -10,8 +10,7 @@ import pytest
 
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointDamaged, RankDied, RecipeFailed, RunStopped
-from holdfast.probe import Gate
-from holdfast.processes import LONGEST_EPOCH_VARIABLE, RANK_MODULE
+from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE, RANK_MODULE
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import (
     Damaged,
@@ -30,6 +29,7 @@ from holdfast.rank.messages import (
     decode_order,
     encode,
 )  # fmt: skip
+from holdfast.recipe.probe import Gate
 from tests.support.makers import make_commit
 
 SAID = Progress(step=1, loss=0.5, steps_per_s=2.0)

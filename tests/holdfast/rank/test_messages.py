@@ -10,8 +10,6 @@ import pytest
 
 from holdfast.checkpoint import Saved
 from holdfast.errors import CheckpointDamaged, GateTripped, RankDied, RunStopped
-from holdfast.found import Found
-from holdfast.probe import Gate, Probe
 from holdfast.rank.messages import (
     Begin,
     Begun,
@@ -42,7 +40,9 @@ from holdfast.rank.messages import (
     decode_order,
     encode,
 )  # fmt: skip
+from holdfast.recipe.probe import Gate, Probe
 from holdfast.store import open_store
+from holdfast.training.forgotten.found import Found
 from tests.support.makers import commit_of, make_line, save_next
 
 LONG = 'ä\n\x00"\\' * 100_000

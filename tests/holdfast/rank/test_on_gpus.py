@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError
-from holdfast.faults import POINTS
+from holdfast.machine.faults import POINTS
 from holdfast.testing.faults import fault
 from holdfast.training import Training
 from tests.conftest import Engine, Reference, assert_same_bytes

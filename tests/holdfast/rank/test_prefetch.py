@@ -16,10 +16,10 @@ from holdfast.config import Compute
 from holdfast.errors import CheckpointDamaged
 from holdfast.journal import Journal
 from holdfast.memory import WITHOUT_VARIABLE
-from holdfast.probe import Gate
 from holdfast.rank import serving
 from holdfast.rank.messages import Event, Restore
 from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE, Prefetch
+from holdfast.recipe.probe import Gate
 from holdfast.store import open_store
 from holdfast.training import Training, capturing
 from tests.support.makers import commit_of, make_line, train

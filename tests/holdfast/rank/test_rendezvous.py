@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from holdfast.config import Compute, Determinism, RunConfig
-from holdfast.determinism import COLLECTIVES
 from holdfast.errors import ConfigError, NodesMissing
-from holdfast.gpus import gather_nodes
+from holdfast.machine.determinism import COLLECTIVES
+from holdfast.machine.gpus import gather_nodes
 from holdfast.rank.process import make_command, make_environment
 from holdfast.rank.rendezvous import find_address, find_interface, find_node
 

@@ -12,7 +12,7 @@ from holdfast.checkpoint import Saved
 from holdfast.config import Compute, Log, RunConfig
 from holdfast.errors import HoldfastError, OutOfMemory, RankDied, RecipeFailed
 from holdfast.journal import Journal
-from holdfast.proof import Proof
+from holdfast.proof.result import Proof
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Progress, Ready
 from holdfast.store import open_store

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.journal import Journal
-from holdfast.proof import Proof
+from holdfast.proof.result import Proof
 from holdfast.store import open_store
 from tests.conftest import IS_SOAK
 from tests.support.device import DEVICE

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint import read_metadata
-from holdfast.goodput import make_ledger
 from holdfast.journal import Commit, Journal
+from holdfast.ledger.goodput import make_ledger
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
 from tests.conftest import COMMAND_WITHIN_S, IS_SOAK, ROOT

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import heartbeats
-from holdfast.heartbeats import HEARTBEATS_VARIABLE, Heartbeats
-from holdfast.processes import is_running
+from holdfast.machine import heartbeats
+from holdfast.machine.heartbeats import HEARTBEATS_VARIABLE, Heartbeats
+from holdfast.machine.processes import is_running
 from holdfast.rank import surviving
 from holdfast.rank.surviving import await_turn
 from tests.support.waiting import await_equal
@@ -19,7 +19,7 @@ from tests.support.waiting import await_equal
 # Stands as its argument says until its standard input has another standing.
 RANK = """
 import sys
-from holdfast.heartbeats import Standing, join, stand
+from holdfast.machine.heartbeats import Standing, join, stand
 join()
 stand(Standing[sys.argv[1]])
 for line in sys.stdin:

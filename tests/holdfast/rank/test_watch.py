@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.heartbeats import HEARTBEATS_VARIABLE, Heartbeats, Phase
-from holdfast.processes import STOPPED, read_process
+from holdfast.machine.heartbeats import HEARTBEATS_VARIABLE, Heartbeats, Phase
+from holdfast.machine.processes import STOPPED, read_process
 from holdfast.rank.hanging import LEAST_TIMES, Watch
 from tests.support.waiting import await_equal
 
@@ -19,7 +19,7 @@ HUNG_AFTER_S = 0.5
 # Trains two steps, so that one is measured, and then does what its argument says.
 RANK = """
 import sys, time
-from holdfast.heartbeats import Phase, Place, begin, join, mark, within
+from holdfast.machine.heartbeats import Phase, Place, begin, join, mark, within
 join()
 if sys.argv[1] != "first":
     for step in (1, 2):

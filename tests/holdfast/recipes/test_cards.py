@@ -13,13 +13,13 @@ pytest.importorskip("pyspiel")
 import holdfast.recipes.cards
 from holdfast.config import Determinism, InitFrom, RunConfig
 from holdfast.errors import ConfigError, GateTripped, RecipeError, Unhealthy
-from holdfast.imports import find_code
-from holdfast.probe import Gate, Probe, check_health
+from holdfast.looking.sinks.points import read_values
+from holdfast.provenance.imports import find_code
+from holdfast.recipe.probe import Gate, Probe, check_health
 from holdfast.recipes.cards.league import SELF, League
 from holdfast.recipes.cards.policy import Policy
 from holdfast.recipes.cards.rollouts import Rollouts
 from holdfast.recipes.cards.settings import HealthSettings
-from holdfast.sinks.points import read_values
 from holdfast.training import Training, begin_from, evaluate, find_forgotten, resume, run_program, steps
 from holdfast.training.resuming import summarize
 from tests.support.collapsing import LOGITS

@@ -13,7 +13,7 @@ from holdfast.checkpoint import read_metadata
 from holdfast.config import ChunkLength, Compute, Log, RunConfig
 from holdfast.errors import HoldfastError, Unhealthy, from_json
 from holdfast.journal import Journal
-from holdfast.proof import Proof
+from holdfast.proof.result import Proof
 from holdfast.store import open_store
 from tests.holdfast.recipes.test_cards import SMALL
 from tests.support.lives import Lives

@@ -16,10 +16,10 @@ from torch import nn
 
 from holdfast.config import load_config
 from holdfast.errors import RecipeError
-from holdfast.faults import POINTS
-from holdfast.function import build_recipe
-from holdfast.proof import Proof
+from holdfast.machine.faults import POINTS
+from holdfast.proof.result import Proof
 from holdfast.recipe import Recipe
+from holdfast.recipe.function import build_recipe
 from holdfast.recipes.chat import (
     NOT_LEARNED,
     Settings,

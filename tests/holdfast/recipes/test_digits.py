@@ -9,7 +9,7 @@ import torch
 
 from holdfast import load_config
 from holdfast.errors import RecipeError
-from holdfast.function import build_recipe
+from holdfast.recipe.function import build_recipe
 from holdfast.recipes.digits import Augmented, Reader, digits, draw_confusion, measure, read_digits
 from tests.conftest import ROOT
 

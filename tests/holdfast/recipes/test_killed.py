@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from holdfast.checkpoint.shown import list_shown
 from holdfast.config import Compute, Log, RunConfig
 from holdfast.journal import Journal
-from holdfast.proof import Proof
+from holdfast.ledger.standing import read_standing
+from holdfast.proof.result import Proof
 from holdfast.recipes.language import Decoder, Windows, bits_per_byte
-from holdfast.shown import list_shown
-from holdfast.standing import read_standing
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
 from tests.conftest import IS_SOAK, ROOT, Engine

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holdfast.errors import RecipeError
-from holdfast.function import build_recipe
+from holdfast.recipe.function import build_recipe
 from holdfast.recipes.language import (
     Decoder,
     Windows,

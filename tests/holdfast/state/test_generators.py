@@ -53,7 +53,7 @@ SEPARATED = """
 import _thread, json, sys
 import holdfast.rank
 import random
-from holdfast.determinism import separate_threads
+from holdfast.machine.determinism import separate_threads
 
 named = [
     f"{module.__name__}.{name}"

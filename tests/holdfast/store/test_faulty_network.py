@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.endings import Ending
 from holdfast.errors import NameMissing, NameTaken, Superseded
 from holdfast.journal import Journal
+from holdfast.journal.endings import Ending
+from holdfast.keeping.verification import verify_run
 from holdfast.store import Store, open_store, uploads
 from holdfast.store.local import LocalStore
 from holdfast.store.objects import ObjectStore
 from holdfast.testing.stores import StoreTests
-from holdfast.verification import verify_run
 from tests.conftest import AZURITE
 from tests.support import servers
 from tests.support.faulty import (

@@ -13,10 +13,10 @@ import pytest
 
 from holdfast.errors import StoreDenied
 from holdfast.journal import Journal
+from holdfast.keeping.verification import verify_run
 from holdfast.store import Store, naming, open_store
 from holdfast.store.local import LocalStore
 from holdfast.testing.stores import StoreTests
-from holdfast.verification import verify_run
 from tests.conftest import ROOT
 from tests.support import writer
 

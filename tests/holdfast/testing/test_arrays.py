@@ -10,10 +10,10 @@ from holdfast.checkpoint import PAYLOAD, Payload
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import ConfigError, RankDied
 from holdfast.journal import Commit, Journal
-from holdfast.prove import prove
+from holdfast.keeping.verification import verify_run
+from holdfast.proof.prove import prove
 from holdfast.store import open_store
 from holdfast.testing.arrays import ArrayModel, array_ranks
-from holdfast.verification import verify_run
 from tests.conftest import ROOT
 
 STEPS = 20

@@ -15,7 +15,7 @@ from holdfast.checkpoint import read_payload
 from holdfast.config import Compute, Determinism, Log, RunConfig
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.journal import Journal
-from holdfast.proof import Proof
+from holdfast.proof.result import Proof
 from holdfast.store import open_store
 from holdfast.training import Gate, Training, find_forgotten, resume
 from holdfast.training.build import build_program

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast import state
 from holdfast.errors import ConfigError, GateTripped
-from holdfast.probe import Probe, compare
+from holdfast.recipe.probe import Probe, compare
 from holdfast.training import Gate, Training, capturing, resume
 from holdfast.training.probing import measure
 from tests.support.trainings import Saved, make, save_state, train_to

@@ -10,8 +10,8 @@ from torch import nn
 
 from holdfast import Anneal, Recipe, Schedule
 from holdfast.checkpoint import Metadata
+from holdfast.checkpoint.departure import mean_loss
 from holdfast.store.local import LocalStore
-from holdfast.trail import mean_loss
 from holdfast.training import Gate, Training, resume
 from tests.support import trainings
 from tests.support.makers import METADATA_FIELDS, make_commit, make_line, train

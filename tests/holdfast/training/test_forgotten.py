@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import Recipe
-from holdfast.found import Found, find_suspects
 from holdfast.training import find_forgotten
+from holdfast.training.forgotten.found import Found, find_suspects
 from tests.support import careless, varied
 from tests.support.careless import fit, make, net
 from tests.support.toy import toy

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import Recipe, checkpoint
-from holdfast.determinism import reseed
-from holdfast.replay import find_difference
+from holdfast.machine.determinism import reseed
+from holdfast.proof.replay import find_difference
 from holdfast.store.local import LocalStore
 from tests.support.trainings import make, save_step, train_to
 

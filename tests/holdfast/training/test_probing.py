@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint as checkpointing
 from holdfast import Anneal, Recipe, checkpoint, state
 from holdfast.config import Resume
 from holdfast.errors import GateTripped, RecipeError
-from holdfast.probe import Probe, compare
+from holdfast.recipe.probe import Probe, compare
 from holdfast.training import Gate, Training, capturing, evaluate, measure, resume
 from tests.support import trainings
 from tests.support.trainings import train_to

@@ -15,9 +15,9 @@ from holdfast.attempt import Line
 from holdfast.checkpoint import Payload
 from holdfast.errors import Check, CheckpointDamaged, ConfigDrift, GateTripped, HoldfastError, StateError
 from holdfast.journal import Commit, Journal
+from holdfast.keeping.verification import verify_run
 from holdfast.store.local import LocalStore
 from holdfast.training import Gate, Resumed, Training, capturing, resume
-from holdfast.verification import verify_run
 from tests.support import varied
 from tests.support.makers import make_line, save_next
 from tests.support.makers import train as commit_next

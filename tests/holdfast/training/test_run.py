@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.built import describe_built
 from holdfast.config import Determinism, RunConfig
 from holdfast.errors import RecipeError
-from holdfast.recorded import compare_built
+from holdfast.provenance.recorded import compare_built
 from holdfast.store.local import LocalStore
 from holdfast.training import Training, run_program, steps
+from holdfast.training.built import describe_built
 from tests.support import loops
 from tests.support.loops import LOOPS, PER_EPOCH
 from tests.support.trainings import content_id, find_lost, live, save_step

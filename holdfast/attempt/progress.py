@@ -1,0 +1,89 @@
+"""A training run's output for a person: a live progress bar on a terminal, plain lines elsewhere."""
+
+import contextlib
+import logging
+import time
+
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+from holdfast.attempt import Attempt, Observer
+from holdfast.journal import Commit
+from holdfast.rank.messages import Progress
+from holdfast.terminal import printable
+from holdfast.terminal.bar import Bar, open_console
+
+PLAIN_LINE_EVERY_S = 30.0
+
+log = logging.getLogger(__name__)
+
+# Lines and bar share one console, so that rich prints lines above the bar.
+console = open_console(soft_wrap=True)
+
+
+class ConsoleLines(logging.Handler):
+    """A log handler that prints plain lines on the console of the bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        style = "yellow" if record.levelno >= logging.WARNING else None
+        mark = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        with contextlib.suppress(OSError):  # the terminal was closed: that must not end what is logged about
+            console.print(mark + printable(record.getMessage()), style=style, markup=False)
+
+
+def log_plain_lines() -> None:
+    """Print the engine's log on the terminal. Prefect's own log goes to its server alone."""
+    lines = logging.getLogger("holdfast")
+    lines.setLevel(logging.INFO)
+    lines.addHandler(ConsoleLines())
+    lines.propagate = False
+    logging.getLogger("prefect").propagate = False
+
+
+class ProgressView(Observer):
+    """An observer that shows progress: a live bar on a terminal; elsewhere a plain line every 30 seconds."""
+
+    def __init__(self) -> None:
+        self._last_line = time.monotonic()
+        self._bar = Bar(
+            BarColumn(bar_width=24),
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left"),
+            console=console,
+        )
+        self._task = self._bar.add_task("", numbers="")
+
+    def opened(self, attempt: Attempt) -> None:
+        self._bar.update(self._task, total=attempt.total_steps, completed=attempt.step)
+        self._bar.start()
+
+    def progressed(self, attempt: Attempt, progress: Progress) -> None:
+        built = attempt.ranks.built
+        units_per_s = progress.steps_per_s * built.samples_per_step * built.sample_size
+        numbers = f"{progress.loss_text}{units_per_s:,.0f} {built.unit}/s"
+        self._bar.update(self._task, completed=progress.step, numbers=numbers)
+        if not console.is_terminal and time.monotonic() - self._last_line > PLAIN_LINE_EVERY_S:
+            log.info("step %d of %d: %s", progress.step, attempt.total_steps, numbers)
+            self._last_line = time.monotonic()
+
+    def ended(self, attempt: Attempt) -> None:
+        self._bar.stop()
+
+
+class CommitLines(Observer):
+    """An observer that logs each commit as one plain line."""
+
+    def committed(self, attempt: Attempt, commit: Commit) -> None:
+        start = attempt.journal.read_commit(commit.parent).step if commit.parent else 0
+        names = {"avg_loss": "loss"}
+        numbers = "".join(
+            f"{names.get(name, name)} {value:.4f}  "
+            for name, value in commit.shown_metrics.items()
+            if value is not None
+        )
+        size_mb, content_id = commit.size_bytes / 1e6, commit.checkpoint_sha256[:12]
+        log.info(
+            "chunk %d: steps %d-%d  %s%s  %.1f MB  %s",
+            commit.number, start, commit.step, numbers, commit.path, size_mb, content_id,
+        )  # fmt: skip

@@ -1,0 +1,163 @@
+"""The comparison of two trails of the same steps: the first step that differs, and the first cause in it.
+
+A trail has a line for each step; `holdfast/FORMAT.md` lists its fields.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.provenance.canonical import finite_or_none
+
+Line = Mapping[str, Any]
+
+# The steps of a rehearsal. Their lines have a checksum of each component, whose cost bounds their number.
+REHEARSED_STEPS = 4
+# The fields of a line and of its parts, causes before effects. A difference in ``state`` is named by its components.
+CAUSES = (
+    "samples", "generators", "buffers", "lrs", "anneals", "loss", "gradient", "partial_sum", "sum", "grad_norm",
+    "logged", "state", "rng", "metrics",
+)  # fmt: skip
+# The fields of a line that no step depends on.
+LOGGED = ("logged", "grad_norm")
+# How the facts of a part are named that a line doesn't have.
+FACTS = {"partial_sum": "sum of gradients", "sum": "sum of all gradients"}
+# The first parts of the components' names, in the order in which a difference spreads within a step.
+COMPONENTS = ("buffers", "optimizer", "model", "schedulers", "scaler", "extras")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first step in which two trails differ.
+
+    Attributes:
+        fields: the fields that differ in that step, causes first; in place of ``state`` its components that differ. If
+            not all ranks differ, a field of theirs is named with the rank: ``loss of rank 1``.
+        tensors: names of the tensors that differ after that step, in the order of `COMPONENTS`; empty if the trails
+            have no checksums of tensors there.
+    """
+
+    step: int
+    fields: tuple[str, ...]
+    tensors: tuple[str, ...] = ()
+
+
+def find_first(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
+    """Return the first difference between two trails, in the steps and fields that both have; None if there is none."""
+    others = {line["step"]: line for line in other}
+    for line in one:
+        found = others.get(line["step"])
+        if found is not None and (fields := tuple(_compare_lines(line, found))):
+            return Difference(int(line["step"]), fields, tuple(_compare_tensors(line, found)))
+    return None
+
+
+def mean_loss(lines: Sequence[Line]) -> float | None:
+    """Return the mean loss of the steps; None if it isn't finite, or if no step has logged one."""
+    losses = [line["loss"] for line in lines if isinstance(line.get("loss"), float)]
+    return finite_or_none(sum(losses) / len(losses)) if losses else None
+
+
+def find_departure(lived: Sequence[Line], again: Sequence[Line], tolerance: float = 0.0) -> Difference | None:
+    """Return the first difference between steps and the same steps trained again; None if there is none.
+
+    What a program logs beside its loss is left out: a meter or a time is no state.
+
+    Args:
+        tolerance: the relative difference that is allowed between losses, where equal bits aren't promised. Then
+            checksums and random numbers, which can't agree within a tolerance, are left out, too.
+    """
+    if not tolerance:
+        return find_first([_leave_out(line, LOGGED) for line in lived], again)
+    others = {line["step"]: line for line in again}
+    for line in lived:
+        other = others.get(line["step"], {})
+        shared = [name for name in ("samples", "lrs", "loss") if name in line and name in other]
+        fields = [name for name in shared if not _is_close(line[name], other[name], tolerance)]
+        if fields:
+            return Difference(int(line["step"]), tuple(fields))
+    return None
+
+
+def _leave_out(line: Line, names: Sequence[str]) -> Line:
+    return {name: value for name, value in line.items() if name not in names}
+
+
+def _is_close(one: Any, other: Any, tolerance: float) -> bool:
+    is_number = isinstance(one, float) and isinstance(other, float)
+    return bool(one == other) or (is_number and math.isclose(one, other, rel_tol=tolerance))
+
+
+def spreads(component: str) -> tuple[int, str]:
+    """Return a sort key for components, in the order in which a difference spreads from one to the next."""
+    first = component.partition(".")[0]
+    return COMPONENTS.index(first) if first in COMPONENTS else len(COMPONENTS), component
+
+
+def _compare_lines(one: Line, other: Line) -> Iterator[str]:
+    parts = _pair_parts(one, other)
+    for name in CAUSES:
+        yield from _compare_parts(name, parts)
+        if name not in one or name not in other:  # earlier versions wrote fewer; checksums are not in every line
+            continue
+        if name == "samples":
+            yield from _compare_samples(str(one[name]), str(other[name]))
+        elif name == "state":
+            shared = sorted(one[name].keys() & other[name].keys() - {"tensors"}, key=spreads)
+            yield from (each for each in shared if one[name][each] != other[name][each])
+        elif one[name] != other[name]:
+            yield name
+
+
+def _pair_parts(one: Line, other: Line) -> list[tuple[Line, Line]]:
+    """Return the facts of each rank or share in both lines. Only shares are compared if the numbers of ranks differ."""
+    ones, others = (
+        {(each.get("share"), each["rank"]): each for each in line.get("parts", [])} for line in (one, other)
+    )
+    if ones.keys() == others.keys():
+        return [(ones[key], others[key]) for key in sorted(ones, key=str)]
+    shares = {share: each for (share, _), each in ones.items() if share is not None}
+    return [(shares[share], each) for (share, _), each in others.items() if share in shares]
+
+
+def _compare_parts(name: str, parts: Sequence[tuple[Line, Line]]) -> Iterator[str]:
+    """Yield the fields in which some ranks differ and others don't, with the ranks; a fact alone if all differ."""
+    known = [(dict(_read_fact(name, one)), dict(_read_fact(name, other)), other) for one, other in parts]
+    known = [each for each in known if each[0] and each[1]]
+    for field in sorted({field for one, other, _ in known for field in one.keys() & other.keys()}, key=spreads):
+        found = [part for one, other, part in known if one.get(field) != other.get(field)]
+        if found and len(found) == len(known) and name in ("generators", "buffers", "gradient", *FACTS):
+            yield FACTS.get(field, field)
+        elif len(found) < len(known):
+            yield from (f"{FACTS.get(field, field)} of {where}" for where in _name_ranks(found))
+
+
+def _read_fact(name: str, part: Line) -> Iterator[tuple[str, str]]:
+    """Yield a part's fact by its name; of ``state`` each component's."""
+    if name == "state":
+        yield from part.get("state", {}).items()
+    elif name in part:
+        yield name, part[name]
+
+
+def _name_ranks(parts: Sequence[Line]) -> Iterator[str]:
+    """Yield each rank of some parts, with the shares that they are."""
+    for rank in dict.fromkeys(part["rank"] for part in parts):
+        shares = [str(part["share"]) for part in parts if part["rank"] == rank and "share" in part]
+        yield f"rank {rank} (share{'s' if len(shares) > 1 else ''} {', '.join(shares)})" if shares else f"rank {rank}"
+
+
+def _compare_samples(one: str, other: str) -> Iterator[str]:
+    """Compare the names of samples, ``indices-content``; names of streams and of earlier versions have one part."""
+    ones, others = one.split("-"), other.split("-")
+    if ones[0] != others[0]:
+        yield "samples"
+    elif len(ones) == len(others) and ones != others:
+        yield "batch content"
+
+
+def _compare_tensors(one: Line, other: Line) -> list[str]:
+    ones, others = (line.get("state", {}).get("tensors", {}) for line in (one, other))
+    different = [name for name in ones.keys() & others.keys() if ones[name] != others[name]]
+    return sorted(different, key=spreads)

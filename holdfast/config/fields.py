@@ -1,0 +1,564 @@
+"""The fields of a configuration, in sections, each with its description and its bounds."""
+
+# Over 300 lines: all sections of one configuration, each field beside its bounds.
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
+
+from holdfast.config.limits import (
+    Count,
+    Processes,
+    Seconds,
+    check_plain,
+    is_http_address,
+)
+from holdfast.store.contract import TEMP_MARK
+from holdfast.store.opening import CREDENTIALS_REFUSED, holds_credentials
+
+DEFAULT_SEED = 1234
+DEFAULT_STORE = "runs"
+PART_BYTES = 256 * 2**20
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+FUNCTION = r"^([A-Za-z_][\w.]*|[^:]*[\w-]\.py):[A-Za-z_][\w.]*$"
+POOL = r"^[A-Za-z0-9][\w .-]*$"
+MEANINGS = {
+    NAME: "expected letters, digits, '.', '_' and '-', at most 100 of them, and a letter or a digit first",
+    FUNCTION: "expected module:function or file.py:function",
+    POOL: "expected letters, digits, '.', '_', '-' and spaces, and a letter or a digit first",
+}
+
+
+class Section(BaseModel):
+    """A table of the configuration. It refuses unknown keys, and values that JSON or a path can't hold."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_plain(cls, value: object, info: ValidationInfo) -> object:
+        check_plain(value, is_own=info.field_name != "settings")
+        return value
+
+
+class ChunkLength(Section):
+    """The number of steps that a chunk trains before it ends in a checkpoint. It never changes the trained bytes."""
+
+    auto: bool = Field(
+        False,
+        description="Choose the length while training, from what saves cost and how often machines are lost. "
+        '``chunk = "auto"`` is short for this.',
+    )
+    steps: Count | None = Field(None, ge=1, description="Steps of a chunk. It ends with its epoch at the latest.")
+    epochs: Count | None = Field(
+        None,
+        ge=1,
+        description="Epochs of a chunk; 1 if steps, epochs and auto are all unset. With auto, every chunk also ends "
+        "with each multiple of this many epochs.",
+    )
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> Self:
+        if self.auto and self.steps is not None:
+            raise ValueError("give auto or steps, not both")
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("give steps or epochs, not both")
+        return self
+
+    def next_stop(
+        self, start: int, steps_per_epoch: int, total_steps: int, auto_steps: int = 1, marks: Sequence[int] = ()
+    ) -> int:
+        """Return the last step of the chunk ``(start, stop]``: the first end of its length, its epoch or the run.
+
+        An automatic chunk ends with an epoch if its length allows: a longer epoch is cut into equal chunks, and a chunk
+        has several shorter epochs. So it has between two thirds and one and a half of ``auto_steps``, unless a mark or
+        the run ends it, or it begins inside an epoch.
+
+        Args:
+            auto_steps: the desired number of steps of an automatic chunk; see `holdfast.ledger.interval`.
+            marks: an automatic chunk also ends with every multiple of each mark, in steps.
+        """
+        if self.auto:
+            at_once = max(1, round(auto_steps / steps_per_epoch))
+            every = [mark for mark in ((self.epochs or 0) * steps_per_epoch, *marks) if mark]
+            ends = [(start // steps_per_epoch + at_once) * steps_per_epoch, total_steps]
+            left = min([*ends, *((start // mark + 1) * mark for mark in every)]) - start
+            return start + math.ceil(left / max(1, round(left / auto_steps)))
+        if self.steps is not None:
+            epoch_end = (start // steps_per_epoch + 1) * steps_per_epoch
+            return min(start + self.steps, epoch_end, total_steps)
+        length = (self.epochs or 1) * steps_per_epoch
+        return min((start // length + 1) * length, total_steps)
+
+
+class Checkpoint(Section):
+    """The cut of a checkpoint into files. The content id of a state depends on the cut, its values don't."""
+
+    part_bytes: Count = Field(
+        PART_BYTES, ge=4096, description="Largest number of bytes of tensors in one file of a checkpoint."
+    )
+
+
+class KeepBest(Section):
+    """Keep the checkpoints that score best by one metric."""
+
+    metric: str = Field(min_length=1, description="The metric: avg_loss, or a name that the recipe's evaluate returns.")
+    count: Count = Field(1, ge=1, description="How many of the best checkpoints to keep.")
+    mode: Literal["min", "max"] = Field("min", description="Whether the lowest or the highest value is the best.")
+
+
+class Retention(Section):
+    """Which checkpoints to keep. The newest, the newest that verifies and the pinned ones always stay."""
+
+    keep_last: Count = Field(3, ge=1, description="Keep this many of the newest checkpoints.")
+    keep_every: Count = Field(0, ge=0, description="Also keep the end of every n-th epoch; 0 keeps none.")
+    keep_every_steps: Count = Field(
+        0, ge=0, description="Also keep the checkpoint after every n-th step; 0 keeps none."
+    )
+    keep_best: KeepBest | None = Field(None, description="Also keep the best checkpoints by a metric.")
+    max_epochs: Count = Field(
+        0,
+        ge=0,
+        description="Of what the rules above keep, drop all that is older than this many epochs; 0 drops nothing.",
+    )
+    debris_after_s: Seconds = Field(
+        24 * 3600.0, ge=0, description="Seconds after which unfinished files of a dead attempt are deleted."
+    )
+
+
+class Determinism(Section):
+    """Settings that bit-exactness depends on; see RESUME.md."""
+
+    mode: Literal["strict", "fast"] = Field(
+        "strict", description="strict makes equal steps give equal bits; fast keeps torch's defaults."
+    )
+    threads: Processes = Field(1, ge=1, description="Intra-op threads of a rank. Another number sums in another order.")
+
+
+def require_port(address: str) -> str:
+    """Return an address if it has a host and a port; raise ValueError otherwise."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ValueError("expected host:port, such as node0.example:29500")
+    return address
+
+
+class Compute(Section):
+    """The device, the number and the precision of the ranks."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Device to train on. auto takes a GPU if there is one."
+    )
+    ranks: Literal["all"] | Annotated[Processes, Field(ge=1)] = Field(
+        1,
+        description='Number of training processes. "all" is one for each visible GPU, or one without a GPU. '
+        "torchrun starts them if there are several.",
+    )
+    virtual_ranks: Processes = Field(
+        0,
+        ge=0,
+        description="Shares of each batch, with random numbers of their own, whose gradients are summed in a fixed "
+        "order: any number of ranks up to it trains the same bytes. 0 is off: then another number "
+        "gives other bytes.",
+    )
+    nodes: Annotated[int, Field(ge=1, le=1024)] | str = Field(
+        1,
+        description='Number of machines that train the run together, each with this number of ranks. "1:4" takes as '
+        "many as come, from 1 to 4. Start the same command on each, or let Ray carry the ranks; see nodes.md.",
+    )
+    launcher: Literal["torchrun", "ray"] = Field(
+        "torchrun",
+        description="What starts the ranks. torchrun: the command on each machine, with a rendezvous if there are "
+        "several. ray: one command, which places the ranks on the nodes of a Ray cluster.",
+    )
+    ray_address: str = Field(
+        "auto",
+        description="host:port of the Ray cluster's GCS. auto takes RAY_ADDRESS, or the cluster that this machine "
+        "belongs to.",
+    )
+    rendezvous: str | None = Field(
+        None, description="host:port at which several nodes meet: an address of node 0, and a free port there."
+    )
+    wait_s: Seconds = Field(
+        600.0,
+        ge=1,
+        description="Seconds to wait for the other nodes, or for room on a Ray cluster, at the start and later.",
+    )
+    lost_after_s: Seconds = Field(
+        60.0, ge=5, description="Seconds without a sign of life after which another node is lost."
+    )
+    parallel: Literal["ddp", "fsdp"] = Field(
+        "ddp",
+        description="What several ranks hold of a recipe's model, or of one that a loop passes to run.wrap, and of its "
+        "optimizer. ddp: each rank all of it. fsdp: each rank a share, cut by torch's fully_shard; checkpoints are "
+        "written and read in shares, too. With virtual ranks it changes no bit.",
+    )
+    mixed_precision: Literal["no", "bf16", "fp16"] = Field(
+        "no", description="Precision of accelerate's autocast. fp16 needs a GPU and adds a gradient scaler."
+    )
+    loader_workers: Processes = Field(
+        0,
+        ge=0,
+        description="Processes that load data, for each rank; 0 loads in the rank. "
+        "The number never changes the trained bytes.",
+    )
+    gpu_health: Literal["refuse", "warn"] = Field(
+        "refuse",
+        description="What to do if nvidia-smi reports a fault of a GPU that the run takes: refuse to train on it, or "
+        "warn of it.",
+    )
+
+    @field_validator("ranks", mode="wrap")
+    @classmethod
+    def _is_a_number_or_all(cls, ranks: object, validate: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return validate(ranks)
+        except ValidationError:  # one line instead of one for each type
+            raise ValueError('expected a number from 1 to 1024, or "all"') from None
+
+    @field_validator("nodes", mode="wrap")
+    @classmethod
+    def _is_a_number_or_a_range(cls, nodes: object, validate: ValidatorFunctionWrapHandler) -> object:
+        least, colon, most = str(nodes).partition(":")
+        is_range = colon and least.isdecimal() and most.isdecimal() and 1 <= int(least) < int(most) <= 1024
+        try:
+            if is_range or not isinstance(nodes, str):
+                return validate(nodes)
+        except ValidationError:  # one line instead of one for each type
+            pass
+        raise ValueError('expected a number from 1 to 1024, or a range such as "1:4"')
+
+    @field_validator("rendezvous")
+    @classmethod
+    def _is_host_and_port(cls, address: str | None) -> str | None:
+        return address and require_port(address)
+
+    @field_validator("ray_address")
+    @classmethod
+    def _is_auto_or_an_address(cls, address: str) -> str:
+        if "://" in address:
+            raise ValueError("expected auto or host:port: Ray Client (ray://) is not supported")
+        return address if address == "auto" else require_port(address)
+
+    @model_validator(mode="after")
+    def _has_what_nodes_need(self) -> Self:
+        if self.has_nodes and self.rendezvous is None:
+            raise ValueError(f"nodes = {self.nodes!r} needs a rendezvous, such as node0.example:29500")
+        if isinstance(self.nodes, str) and not self.virtual_ranks:
+            raise ValueError(f'nodes = "{self.nodes}" changes the number of ranks, which needs virtual_ranks')
+        return self
+
+    @model_validator(mode="after")
+    def _has_what_ray_needs(self) -> Self:
+        if self.has_ray and self.ranks == "all":
+            raise ValueError(
+                'launcher = "ray" needs a number of ranks for each node: "all" counts this machine\'s GPUs'
+            )
+        if self.has_ray and self.rendezvous is not None:
+            raise ValueError('launcher = "ray" chooses the rendezvous itself: leave it out')
+        return self
+
+    @property
+    def has_ray(self) -> bool:
+        """Return whether Ray places the ranks, so that this machine starts none itself."""
+        return self.launcher == "ray"
+
+    @property
+    def has_nodes(self) -> bool:
+        """Return whether several machines may train the run together, with a command on each."""
+        return self.nodes != 1 and not self.has_ray
+
+    @property
+    def has_several(self) -> bool:
+        """Return whether torchrun starts this machine's ranks: there are several of them, or of nodes."""
+        return (self.rank_count > 1 or self.has_nodes) and not self.has_ray
+
+    @property
+    def node_range(self) -> tuple[int, int]:
+        """Return the least and the largest number of nodes."""
+        least, _, most = str(self.nodes).partition(":")
+        return int(least), int(most or least)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that change the mathematics. The number of ranks is that of all nodes together."""
+        identity = self.model_dump(include={"virtual_ranks" if self.virtual_ranks else "ranks", "mixed_precision"})
+        if isinstance(identity.get("ranks"), int):
+            identity["ranks"] *= self.node_range[0]
+        if self.parallel == "ddp" or self.virtual_ranks:  # which gives the same bits with shards and without
+            return identity
+        return identity | {"parallel": self.parallel}
+
+    @property
+    def rank_count(self) -> int:
+        """Return the number of ranks of a node, which `holdfast.machine.gpus.settle_ranks` has put in place of "all"."""
+        assert self.ranks != "all", "the number of ranks is not settled yet"
+        return self.ranks
+
+
+class Resume(Section):
+    """The checks and permissions when a run continues, and the times that a stop and a step may take."""
+
+    trusted_keys: tuple[str, ...] = Field(
+        (), description="Public keys: PEM files, or env:NAME. A run refuses every commit that none of them signed."
+    )
+    stop_within_s: Seconds = Field(
+        25.0, gt=0, description="Seconds in which a run saves and commits after SIGTERM or Ctrl-C."
+    )
+    hung_after_s: Literal["auto"] | Annotated[Seconds, Field(gt=0)] = Field(
+        "auto",
+        description="Seconds without progress in a step or an evaluation after which a rank hangs, and all ranks are "
+        "replaced; never less than 3 times the longest so far. auto: 20 times the longest, from 30 to 60.",
+    )
+    accept_drift: tuple[str, ...] = Field(
+        (),
+        description="Names of what may differ from the last commit: settings, sources.MODULE, files.PATH or "
+        "built.NAME. The attempt's record says what was let through.",
+    )
+    environment: Literal["record", "refuse"] = Field(
+        "record",
+        description="What to do on a machine where equal bits are not promised: record that and continue, or refuse.",
+    )
+    tolerance: float = Field(
+        1e-3, ge=0, description="How far the probe may differ on such a machine, relative to its largest number."
+    )
+    training_probe: bool = Field(
+        True,
+        description="Also compare the gradient of one micro-batch in training mode, taken at each save and before the "
+        "first resumed step. It costs one micro-batch a chunk.",
+    )
+
+    @field_validator("hung_after_s", mode="wrap")
+    @classmethod
+    def _is_seconds_or_auto(cls, seconds: object, validate: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return validate(seconds)
+        except ValidationError:  # one line instead of one for each type
+            raise ValueError('expected a number of seconds, more than 0, or "auto"') from None
+
+
+class Preemption(Section):
+    """The sources of notices that this machine goes away."""
+
+    cloud: Literal["auto", "off", "aws", "gcp", "azure"] = Field(
+        "auto", description="Cloud whose notices to poll. auto finds the cloud that this machine is in, if any."
+    )
+    metadata_url: str | None = Field(None, description="Address to poll instead of the cloud's own: http://host:port.")
+    drain_file: str | None = Field(
+        None,
+        min_length=1,
+        description="While this file exists, this machine is being drained. It may hold the seconds that are left.",
+    )
+
+    @field_validator("metadata_url")
+    @classmethod
+    def _is_an_address(cls, url: str | None) -> str | None:
+        if url is not None and not is_http_address(url):
+            raise ValueError("expected http://host or http://host:port")
+        return url
+
+
+class ProofSettings(Section):
+    """Rehearsals: new ranks start from a commit, and have to train its next steps as the ranks that went on."""
+
+    rehearse: Literal["on", "first", "off", "record"] | None = Field(
+        None,
+        description='When to rehearse: "on", after the first commit and then as often as share allows; "first", only '
+        'then; "off", never; "record", as "on", but a run that would not continue exactly goes on, and each later '
+        'commit says so. Unset: "on", but not if the run will be over within a minute.',
+    )
+    share: float = Field(
+        0.005,
+        ge=0,
+        le=1,
+        description="Largest share of the training time that rehearsals after the first may take; 1 rehearses after "
+        "every commit.",
+    )
+    beside: bool = Field(
+        True,
+        description="On CPUs whose memory holds both, keep the ranks that went on while new ones rehearse, and go on "
+        "in them. Otherwise they end first, and the run goes on in the new ones.",
+    )
+
+
+class Supervision(Section):
+    """The reaction to an attempt on a work pool that ends early."""
+
+    max_preemptions: Count | None = Field(
+        None,
+        ge=0,
+        description="Lost machines after which the run gives up, counted over the whole run; unset: no limit.",
+    )
+    max_failures: Count = Field(
+        3,
+        ge=1,
+        description="Failed attempts in a row, without a committed step between them, after which the run gives up.",
+    )
+    backoff_s: Seconds = Field(
+        1.0, ge=0, description="Seconds to wait after an attempt without progress. They double each time."
+    )
+    if_running: Literal["attach", "refuse"] = Field(
+        "attach", description="What train does if the run is being trained already: watch it, or end at once."
+    )
+
+
+class Parity(Section):
+    """The choice of commits that are read back from the store and compared with their hashes."""
+
+    every: Count = Field(10, ge=0, description="Read back the first commit and every n-th after it; 0 reads none.")
+
+
+class InitFrom(Section):
+    """The checkpoint of another run whose weights a new run begins with."""
+
+    run: str = Field(min_length=1, description="The other run: its name on the same store, or STORE/RUN.")
+    commit: Count | None = Field(None, ge=1, description="Number of the commit to load; unset: the newest.")
+    load_optimizer: bool = Field(False, description="Also load the optimizer's moments.")
+    reset: tuple[str, ...] = Field((), description="Modules or weights that keep the values that the recipe builds.")
+    extras: tuple[str, ...] = Field((), description="Names of the recipe's extras to load from there too.")
+    anneal_offset: Count | None = Field(
+        None, ge=0, description="Steps that anneals count as done; unset: the steps of the checkpoint."
+    )
+
+
+class Log(Section):
+    """The logs of a run that trains."""
+
+    every: Count = Field(10, ge=1, description="Steps between two progress lines.")
+    folder: str = Field("logs", description="Folder for the ranks' own output, one file an attempt.")
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = Field(
+        (), description="Where metrics are shown, beside the run's folder: tensorboard, wandb, trackio, mlflow."
+    )
+    project: str = Field(
+        "holdfast",
+        pattern=NAME,
+        description="Name of the project, or of MLflow's experiment, that the sinks show the run in.",
+    )
+
+    @field_validator("sinks")
+    @classmethod
+    def _are_distinct(cls, sinks: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(sinks)) < len(sinks):
+            raise ValueError("a sink is named twice")
+        return sinks
+
+
+class Report(Section):
+    """The page ``report.html`` in the run's folder."""
+
+    every: Seconds = Field(
+        60.0,
+        ge=0,
+        description="Least seconds between two updates of the report, each after a commit. The end of every attempt "
+        "updates it too. 0 writes no report.",
+    )
+
+
+class RunConfig(Section):
+    """One training run: what to train, how long, and where it lies."""
+
+    recipe: str = Field(
+        description="Function that builds or trains the model, as module:function or file.py:function.",
+        pattern=FUNCTION,
+    )
+    run: str = Field(description="Name of the run, and of its folder on the store.", pattern=NAME)
+    store: str = Field(
+        DEFAULT_STORE, min_length=1, description="Folder that holds the runs: a path, s3://, gs:// or az:// URL."
+    )
+    epochs: Count = Field(1, ge=1, description="Epochs to train in all. Raise it later to train further.")
+    seed: int = Field(
+        DEFAULT_SEED, ge=0, lt=2**63, description="Seed of Python's, NumPy's and torch's generators; 0 means 1234."
+    )
+    where: str = Field(
+        "here",
+        pattern=POOL,
+        description="Where to train: here, in the command's own process, or the name of a Prefect work pool.",
+    )
+    chunk: ChunkLength = ChunkLength()
+    retention: Retention = Retention()
+    determinism: Determinism = Determinism()
+    compute: Compute = Compute()
+    resume: Resume = Resume()
+    checkpoint: Checkpoint = Checkpoint()
+    preemption: Preemption = Preemption()
+    proof: ProofSettings = ProofSettings()
+    supervision: Supervision = Supervision()
+    parity: Parity = Parity()
+    init_from: InitFrom | None = None
+    log: Log = Log()
+    report: Report = Report()
+    signing_key: str | None = Field(
+        None, description="Private key that signs each commit: a PEM file, or env:NAME. It is never stored in the run."
+    )
+    settings: dict[str, Any] = Field(default_factory=dict, description="Arguments of the recipe's function, by name.")
+
+    @field_validator("chunk", mode="before")
+    @classmethod
+    def _read_chunk(cls, chunk: object) -> object:
+        if chunk == "auto":
+            return ChunkLength(auto=True)
+        if not isinstance(chunk, Mapping | ChunkLength):
+            raise ValueError('expected "auto", or a table with steps or epochs')
+        return chunk
+
+    @field_validator("seed", mode="before")
+    @classmethod
+    def _default_seed(cls, seed: object) -> object:
+        return DEFAULT_SEED if seed in (None, 0) else seed
+
+    @field_validator("run")
+    @classmethod
+    def _is_no_unfinished_write(cls, run: str) -> str:
+        if TEMP_MARK in run:
+            raise ValueError(f"a name with {TEMP_MARK} is that of an unfinished write, and no listing shows it")
+        return run
+
+    @field_validator("store")
+    @classmethod
+    def _is_fit_for_a_run(cls, store: str) -> str:
+        if store.startswith("memory:"):
+            raise ValueError(
+                "ranks are separate processes and can't share a store in memory; give a folder or a bucket"
+            )
+        if holds_credentials(store):
+            raise ValueError(CREDENTIALS_REFUSED)
+        return store
+
+    def next_stop(self, start: int, steps_per_epoch: int, auto_steps: int) -> int:
+        """Return the last step of the chunk that begins after step ``start``; see `ChunkLength.next_stop`."""
+        keep = self.retention
+        # An automatic chunk must end where retention keeps a checkpoint.
+        marks = (keep.keep_every * steps_per_epoch, keep.keep_every_steps)
+        return self.chunk.next_stop(start, steps_per_epoch, self.epochs * steps_per_epoch, auto_steps, marks)
+
+    def with_ranks(self, ranks: int) -> Self:
+        """Return this configuration with a number of ranks."""
+        return self.model_copy(update={"compute": self.compute.model_copy(update={"ranks": ranks})})
+
+    def placed(self, nodes: int, rendezvous: str) -> Self:
+        """Return this configuration for ranks that torchrun starts on this number of nodes."""
+        update = {"nodes": nodes, "rendezvous": rendezvous, "launcher": "torchrun"}
+        return self.model_copy(update={"compute": self.compute.model_copy(update=update)})
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that change the mathematics. All others may change between two attempts of a run."""
+        return {
+            "recipe": self.recipe,
+            "seed": self.seed,
+            "determinism": self.determinism.model_dump(),
+            "compute": self.compute.identity,
+            "settings": self.settings,
+            **({"init_from": self.init_from.model_dump()} if self.init_from else {}),
+        }

@@ -1,0 +1,156 @@
+"""A configuration read from a TOML file, with ``--set`` and hints for what is wrong in it."""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from holdfast.config.fields import MEANINGS, RunConfig, Section
+from holdfast.config.hints import hint_for
+from holdfast.config.limits import MAX_FILE_BYTES, MAX_JSON_BYTES, find_infinite
+from holdfast.errors import ConfigError
+from holdfast.store.failures import without_secrets
+
+NEAR = 0.6  # similarity from which a known name is suggested for an unknown one; see difflib
+SHOWN_CHARS = 200  # of a value in a message; the rest is cut
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a configuration from a TOML file, and apply ``key=value`` overrides.
+
+    Args:
+        overrides: ``a.b=value``, with the value in TOML. A value that is not TOML is taken as a string, so that quotes
+            which the shell removed don't matter.
+
+    Raises:
+        ConfigError: the file is missing or not TOML, a key is unknown (the nearest known one is named), or a
+            value is out of range.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)  # a device has no end
+    except FileNotFoundError:
+        raise ConfigError(f"there is no configuration {path}", hint=_hint_for_path(Path(path))) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the configuration {str(path)!r} can't be read: {error}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"the configuration {path} has more than {MAX_FILE_BYTES} bytes")
+    try:
+        fields = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        hint = _hint_for_path(Path(path)) if str(path).endswith(".py") else "https://toml.io shows the format"
+        raise ConfigError(f"{path} is not TOML: {error}", hint=hint) from None
+    for override in overrides:
+        _set(fields, override)
+    return parse_config(fields, where=str(path))
+
+
+def parse_config(fields: Mapping[str, Any], where: str = "the configuration") -> RunConfig:
+    """Validate a mapping as a configuration. Errors name the field.
+
+    Args:
+        where: the source of the mapping, for messages.
+
+    Raises:
+        ConfigError: as in `load_config`.
+    """
+    try:
+        return _check_size(RunConfig.model_validate(fields), where)
+    except ValidationError as error:
+        # Report one mistake, an unknown key first: a misspelt key may cause a missing one.
+        problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+        first = problems[0]
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        raise ConfigError(f"{where}: unknown key {_shorten(name)}", hint=_hint_for_key(name, first["input"])) from None
+    if first["type"] == "missing":
+        raise ConfigError(f"{where}: {name} is missing", hint=f'add {name} = "..." at the top') from None
+    found = first["input"]
+    expected = MEANINGS.get(first.get("ctx", {}).get("pattern", "")) or first["msg"].removeprefix("Value error, ")
+    shown = _shorten(without_secrets(repr(found)))
+    raise ConfigError(f"{where}: {_shorten(name) or 'the file'} = {shown}: {expected}") from None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the hint for an unknown name: the most similar known name, or all known names."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
+
+
+def _check_size(config: RunConfig, where: str) -> RunConfig:
+    """Return the configuration if it fits a rank's environment as JSON.
+
+    Raises:
+        ConfigError: a number is NaN or infinite, or the JSON is too long.
+    """
+    if name := find_infinite(config.settings, "settings"):
+        raise ConfigError(
+            f"{where}: {_shorten(name)}: expected a finite number", hint="leave it out, or set a large one"
+        )
+    if (size := len(config.model_dump_json())) > MAX_JSON_BYTES:
+        hint = "put long values in a file, and set the file's name"
+        raise ConfigError(f"{where}: the settings have {size} bytes as JSON; at most {MAX_JSON_BYTES} fit", hint=hint)
+    return config
+
+
+def _hint_for_key(name: str, value: Any) -> str:
+    """Return the hint for an unknown key: Holdfast's name for it, a similar name, or ``settings.<key>``."""
+    if hint := hint_for(name, value):
+        return hint
+    known = sorted(_known_keys(RunConfig))
+    if difflib.get_close_matches(name, known, n=1, cutoff=NEAR) or "." in name:
+        table = name.rpartition(".")[0]
+        return did_you_mean(name, [each for each in known if each.startswith(f"{table}.")] if table else known)
+    return f"did you mean settings.{_shorten(name)}? A recipe's own settings are in that table"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}... ({len(text)} characters)"
+
+
+def _set(fields: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"--set {override}: expected key=value", hint="for example --set settings.lr=0.001")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        value = text.strip()
+    try:
+        set_field(fields, key, value)
+    except ConfigError as error:
+        raise ConfigError(f"--set {error}") from None
+
+
+def set_field(fields: dict[str, Any], name: str, value: Any) -> None:
+    """Set a field by its dotted name, and create missing tables.
+
+    Raises:
+        ConfigError: a table in the name is a value.
+    """
+    *tables, last = name.split(".")
+    for table in tables:
+        if fields.get(table) is None:
+            fields[table] = {}
+        fields = fields[table]
+        if not isinstance(fields, dict):
+            raise ConfigError(f"{name}: {table} is a value, not a table")
+    fields[last] = value
+
+
+def _known_keys(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, Section):
+                yield from _known_keys(kind, f"{prefix}{name}.")
+
+
+def _hint_for_path(path: Path) -> str:
+    found = sorted(path.parent.glob("*.toml")) if path.parent.is_dir() else []
+    return did_you_mean(str(path), map(str, found)) if found else "give the path of a TOML file"

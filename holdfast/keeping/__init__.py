@@ -1,0 +1,1 @@
+"""Checkpoints at rest: retention, verification, packing and export."""

@@ -1,0 +1,106 @@
+"""The verification of a whole run: records, signatures and checkpoints, in several threads."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+
+from holdfast.errors import Damage
+from holdfast.journal import Commit, Journal
+from holdfast.journal.signature import TrustedKey
+from holdfast.journal.signing import check_signed
+from holdfast.keeping.verification.checkpoints import check_checkpoint, check_uncommitted
+from holdfast.keeping.verification.records import check_records
+from holdfast.keeping.verification.report import VerifyReport
+
+# Threads gain here: hashing and waiting for a storage both release the GIL.
+WORKERS = 8
+
+
+def verify_run(
+    journal: Journal,
+    *,
+    everything: bool = False,
+    deep: bool = False,
+    trusted_keys: Sequence[TrustedKey] = (),
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> VerifyReport:
+    """Read a run back: all its records and how they chain, and every byte of every checkpoint that counts.
+
+    Args:
+        everything: also check quarantined checkpoints and those that no commit names.
+        deep: also check that each state can be read and agrees with its commit.
+        trusted_keys: each commit that counts must be signed with one of these keys; by default none needs to be.
+        watch: called with the number of bytes read so far and the total.
+
+    Raises:
+        RunUnknown: there is no such run.
+    """
+    progress = _Progress(watch)
+    with _workers(progress, WORKERS) as pool:
+        records = check_records(journal, pool.map)
+        problems, notes = records.problems, records.notes
+        if trusted_keys:
+            signed = pool.map(lambda commit: _check_signed(journal, commit, trusted_keys), records.live)
+            problems += [problem for problem in signed if problem]
+    chosen = [(commit, "counts") for commit in records.live]
+    if everything:
+        chosen += [(commit, "quarantined") for commit in records.quarantined]
+    chosen.sort(key=lambda pair: pair[0].number, reverse=True)
+    progress.total_bytes = sum(commit.size_bytes for commit, _ in chosen)
+    # A deep check holds a whole checkpoint in memory, so only one runs at a time.
+    with _workers(progress, 1 if deep else WORKERS) as pool:
+        found = pool.map(lambda pair: check_checkpoint(journal, *pair, deep=deep, watch=progress.advance), chosen)
+        checked = [each for each in found if each]
+    problems += [line for each, lines in checked if each.standing == "counts" for line in lines]
+    checkpoints = [each for each, _ in checked]
+    if everything:
+        for each in check_uncommitted(journal, {commit.path for commit in records.commits}):
+            notes.append(f"{each.path} is named by no commit")
+            checkpoints.append(each)
+    return VerifyReport(
+        run=journal.run,
+        ok=not problems,
+        problems=problems,
+        notes=notes,
+        records=records.count,
+        checkpoints=checkpoints,
+        verdict=records.live[-1].verdict if records.live else "",
+    )
+
+
+def _check_signed(journal: Journal, commit: Commit, trusted_keys: Sequence[TrustedKey]) -> str | None:
+    try:
+        check_signed(journal, commit, trusted_keys)
+    except Damage as error:
+        return str(error)
+    return None
+
+
+class _Progress:
+    """A counter of the bytes that all workers have read. Once it is cancelled, the workers stop at their next piece."""
+
+    def __init__(self, watch: Callable[[int, int], None]) -> None:
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._done_bytes = 0
+        self.total_bytes = 0
+        self.is_cancelled = False
+
+    def advance(self, size_bytes: int) -> None:
+        if self.is_cancelled:
+            raise CancelledError
+        with self._lock:
+            self._done_bytes += size_bytes
+            self._watch(self._done_bytes, self.total_bytes)
+
+
+@contextlib.contextmanager
+def _workers(progress: _Progress, count: int) -> Iterator[ThreadPoolExecutor]:
+    """Yield a thread pool whose threads stop soon if the block raises, however much is left to read."""
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            yield pool
+        except BaseException:
+            progress.is_cancelled = True
+            raise

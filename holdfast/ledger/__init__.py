@@ -1,0 +1,1 @@
+"""Where a run's time went, and where it will go: goodput, history, plans, forecasts, and the standing."""

@@ -1,0 +1,184 @@
+"""The goodput that a run can expect on a recorded history of preemptions: a replay of each interval that it was up.
+
+An interval begins with a restart. Then the run trains chunks; each save takes training time, and counts once it is
+durable. A loss without an announcement costs all training since the newest durable save. A notice, if it is heard and
+leaves time for a last save, costs only the time of that save.
+
+On exponential lifetimes the replay agrees with Young's closed form, `holdfast.ledger.interval.expect`, as long as restarts,
+saves and intervals are short against the mean lifetime. It needs no such form: recorded lifetimes have heavy tails.
+"""
+
+import random
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from holdfast.ledger.durations import MARGIN_S, SAFETY
+from holdfast.ledger.interval import FLOOR_S, SAVES, Measured
+from holdfast.ledger.traces import Trace
+
+# The share of notices that are heard: a machine may vanish without one.
+KEPT = 0.9
+# The notices that clouds give, in seconds: Google Cloud and Azure, and AWS.
+NOTICES_S = (30.0, 120.0)
+HISTORIES = 400
+TRIES = 48
+
+
+@dataclass(frozen=True)
+class Warning:
+    """How machines announce that they go away.
+
+    Attributes:
+        notice_s: seconds between a notice and the loss; 0 for no notices.
+        kept: the share of losses that a notice comes before.
+    """
+
+    notice_s: float = 0.0
+    kept: float = KEPT
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Seconds of one interval, or of several.
+
+    Attributes:
+        available_s: seconds in which the machines were up.
+        productive_s: seconds of training that survived; an expected value if some notices are not heard.
+        restart_s: seconds until training began.
+    """
+
+    available_s: float = 0.0
+    productive_s: float = 0.0
+    restart_s: float = 0.0
+
+    @property
+    def goodput(self) -> float:
+        return self.productive_s / self.available_s if self.available_s else 0.0
+
+    @property
+    def limit(self) -> float:
+        """The goodput if nothing but restarts cost time."""
+        return 1 - self.restart_s / self.available_s if self.available_s else 1.0
+
+    @property
+    def efficiency(self) -> float:
+        return self.goodput / self.limit if self.limit else 0.0
+
+    @classmethod
+    def sum(cls, parts: Iterable["Replayed"]) -> "Replayed":
+        available_s = productive_s = restart_s = 0.0
+        for each in parts:
+            available_s += each.available_s
+            productive_s += each.productive_s
+            restart_s += each.restart_s
+        return cls(available_s, productive_s, restart_s)
+
+
+def replay(
+    lengths_s: Sequence[float],
+    measured: Measured,
+    interval_s: float,
+    warning: Warning = Warning(),
+    *,
+    is_censored: bool = False,
+) -> list[Replayed]:
+    """Return what a run makes of each interval that it is up.
+
+    Args:
+        lengths_s: the length of each interval, in seconds.
+        interval_s: seconds of training between two saves.
+        is_censored: whether the last interval ended without a loss.
+    """
+    last = len(lengths_s) - 1
+    return [
+        _replay_one(each, measured, interval_s, warning, is_lost=not (is_censored and number == last))
+        for number, each in enumerate(lengths_s)
+    ]
+
+
+def _replay_one(length_s: float, measured: Measured, interval_s: float, warning: Warning, *, is_lost: bool) -> Replayed:
+    restart_s = min(length_s, measured.restart_s)
+    trains_s = length_s - restart_s
+    if not is_lost:
+        return Replayed(length_s, _trained_s(trains_s, measured, interval_s), restart_s)
+    cycle_s = interval_s + measured.cost_s
+    # The save after the n-th interval begins at n x cycle - cost, and counts `save_s` later.
+    saved_s = interval_s * max(0.0, (trains_s - measured.save_s + measured.cost_s) // cycle_s)
+    if (needed_s := reserve_s(measured)) > warning.notice_s:
+        return Replayed(length_s, saved_s, restart_s)
+    drained_s = _trained_s(max(trains_s - needed_s, 0.0), measured, interval_s)
+    productive_s = warning.kept * drained_s + (1 - warning.kept) * saved_s
+    return Replayed(length_s, productive_s, restart_s)
+
+
+def _trained_s(seconds: float, measured: Measured, interval_s: float) -> float:
+    """Return how much of some time is training, and not the cost of saves."""
+    cycles, rest_s = divmod(seconds, interval_s + measured.cost_s)
+    return cycles * interval_s + min(rest_s, interval_s)
+
+
+def reserve_s(measured: Measured) -> float:
+    """Return the seconds before a deadline at which the last save begins, while little is known of their spread."""
+    return SAFETY * (measured.save_s + measured.step_s) + MARGIN_S
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The expected goodput of a run on a trace, with chunks of one length.
+
+    Attributes:
+        low, high: bounds of the goodput in nine of ten histories that are as long as the trace and drawn from it.
+        per_hour: hours of training that survive in an hour of the trace, waiting for machines included.
+    """
+
+    interval_s: float
+    steps: int
+    goodput: float
+    low: float
+    high: float
+    limit: float
+    efficiency: float
+    per_hour: float
+
+
+def forecast(trace: Trace, measured: Measured, steps: int, warning: Warning = Warning()) -> Forecast:
+    """Return the goodput that a run with chunks of `steps` steps can expect on a trace, and its spread.
+
+    The spread is a bootstrap over the intervals of the trace, with the same random numbers each time.
+    """
+    interval_s = steps * measured.step_s
+    parts = replay(trace.lengths_s, measured, interval_s, warning, is_censored=trace.last_up_is_censored)
+    total = Replayed.sum(parts)
+    chance = random.Random(0)
+    drawn = [Replayed.sum(chance.choices(parts, k=len(parts))).goodput for _ in range(HISTORIES)]
+    twentieths = statistics.quantiles(drawn, n=20, method="inclusive")
+    return Forecast(
+        interval_s=interval_s,
+        steps=steps,
+        goodput=total.goodput,
+        low=twentieths[0],
+        high=twentieths[-1],
+        limit=total.limit,
+        efficiency=total.efficiency,
+        per_hour=total.productive_s / max(trace.span_s, trace.up[-1][1]),
+    )
+
+
+def find_best_steps(trace: Trace, measured: Measured, warning: Warning = Warning()) -> int:
+    """Return the length of chunks, in steps, with the highest goodput on a trace.
+
+    Lengths are tried from the shortest that a run takes, the floor and the length of a save, to the mean lifetime.
+    """
+    shortest_s = max(FLOOR_S, SAVES * measured.save_s)
+    ratio = max(trace.mean_s / shortest_s, 1.0)
+    tried_s = (shortest_s * ratio ** (number / (TRIES - 1)) for number in range(TRIES))
+    lengths = sorted({max(1, round(each / measured.step_s)) for each in tried_s})
+
+    def goodput(steps: int) -> float:
+        interval_s = steps * measured.step_s
+        parts = replay(trace.lengths_s, measured, interval_s, warning, is_censored=trace.last_up_is_censored)
+        return Replayed.sum(parts).goodput
+
+    best: int = max(lengths, key=goodput)
+    return best

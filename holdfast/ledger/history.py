@@ -1,0 +1,116 @@
+"""The costs and losses that a run has on record, for the length of its next chunk; see `holdfast.ledger.interval`."""
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from holdfast.checkpoint import Saved
+from holdfast.errors import NameMissing, RecordDamaged
+from holdfast.journal import AttemptRecord, Commit, EndingRecord, Journal
+from holdfast.journal.reading import read_all
+from holdfast.ledger.interval import (
+    FIRST_STEPS,
+    RECENT_COMMITS,
+    Cost,
+    Losses,
+    choose_interval,
+    cost_of,
+    count_losses,
+    measure,
+)
+
+RECENT_ATTEMPTS = 32
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class History:
+    """Costs and losses of a run as its live attempt knows them: from the journal, and from this attempt itself."""
+
+    def __init__(self, journal: Journal, attempt: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            attempt: the live attempt's number; its own records don't count.
+        """
+        self._costs = read_costs(journal)
+        self._before = read_losses(journal, attempt)
+        self._clock = clock
+        self._began = clock()
+        self._deaths = 0
+        self._shown_steps = 0
+
+    def note_saved(self, saved: Saved, steps: int) -> None:
+        """Add the cost of a checkpoint that is durable now, and that was saved after `steps` steps."""
+        if cost := cost_of(saved, steps):
+            self._costs = [*self._costs, cost][-RECENT_COMMITS:]
+
+    def note_death(self) -> None:
+        """Count the death of a rank that is replaced."""
+        self._deaths += 1
+
+    def choose_steps(self) -> int:
+        """Return the number of steps for the next chunk."""
+        measured = measure(self._costs)
+        if measured is None:
+            return FIRST_STEPS
+        losses = self._before + Losses(self._deaths, self._clock() - self._began, 1)
+        chosen = choose_interval(measured, losses)
+        if not 2 / 3 <= chosen.steps / (self._shown_steps or math.inf) <= 3 / 2:
+            log.info("chunks of %d steps, or %.0f s: holdfast plan has the reasons", chosen.steps, chosen.interval_s)
+            self._shown_steps = chosen.steps
+        return chosen.steps
+
+
+def read_costs(journal: Journal) -> list[Cost]:
+    """Return the costs of the newest commits, oldest first."""
+    newest = journal.newest_number()
+    numbers = range(max(newest - RECENT_COMMITS, 0), newest + 1)
+    steps = {0: 0}
+    costs = []
+    for commit in read_all(lambda number: _read_if_good(journal.read_commit, number), numbers):
+        if commit is not None:
+            steps[commit.number] = commit.step
+            if commit.why == "adopted":  # nobody was left to measure what its save cost
+                continue
+            cost = cost_of(commit, commit.step - steps.get(commit.parent, commit.step))
+            costs += [cost] if cost else []
+    return costs
+
+
+def read_losses(journal: Journal, before: int | None = None) -> Losses:
+    """Count the losses among the newest attempts.
+
+    Args:
+        before: count only attempts with a lower number.
+    """
+    end = before or journal.attempts() + 1
+    numbers = range(max(end - RECENT_ATTEMPTS, 1), end)
+    records = read_all(lambda number: _read_if_good(journal.read_attempt, number), [*numbers, end])
+    # An attempt's last commit is the one from which the next attempt continues.
+    lasts = list(map(_find_continued, records[1:-1]))
+    lasts.append(_find_continued(records[-1]) or journal.newest_number())
+
+    def read(number: int, last: int) -> tuple[EndingRecord | None, Commit | None]:
+        commit = _read_if_good(journal.read_commit, last)
+        return journal.read_ending(number), commit if commit and commit.attempt == number else None
+
+    ends = read_all(read, numbers, lasts)
+    known = zip(records, ends, strict=False)
+    return count_losses((record, *end) for record, end in known if record is not None)
+
+
+def _find_continued(record: AttemptRecord | None) -> int:
+    """Return the number of the last commit before an attempt began; 0 if there was none."""
+    return int(record.lineage.get("continues", {}).get("commit", 0)) if record else 0
+
+
+def _read_if_good(read: Callable[[int], T], number: int) -> T | None:
+    """Return a record; None if it is missing or damaged, or if its number is 0."""
+    with contextlib.suppress(NameMissing, RecordDamaged):
+        return read(number) if number else None
+    return None

@@ -1,0 +1,221 @@
+"""The plan for a run: the best chunks, from the times of its commits, and what to expect on recorded preemptions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from holdfast.checkpoint import read_metadata
+from holdfast.config import Compute, RunConfig
+from holdfast.errors import WrongUse
+from holdfast.journal import Journal
+from holdfast.ledger.forecast import NOTICES_S, Forecast, Warning, find_best_steps, forecast, reserve_s
+from holdfast.ledger.history import read_costs, read_losses
+from holdfast.ledger.interval import (
+    FIRST_STEPS,
+    Expected,
+    Interval,
+    Losses,
+    Measured,
+    choose_interval,
+    expect,
+    measure,
+)
+from holdfast.ledger.traces import Trace
+
+# Virtual ranks for each rank of a pool whose size changes: with fewer, too many ranks wait for the one with the most.
+SHARES_A_RANK = (4, 8)
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Chunks of one length in steps, and what a run is expected to lose with them."""
+
+    steps: int
+    interval_s: float
+    expected: Expected
+
+    @classmethod
+    def of(cls, steps: int, measured: Measured, losses: Losses) -> "Chunks":
+        """Return chunks of `steps` steps with their expected loss."""
+        interval_s = steps * measured.step_s
+        return cls(steps, interval_s, expect(measured, losses, interval_s))
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """The dealing of virtual ranks to all ranks of a run, or to fewer when machines were lost.
+
+    Attributes:
+        ranks: the most ranks that the run has.
+        virtual_ranks: the shares of a step's batch.
+        worst: the number of ranks at which most time is lost.
+        waiting: the time that an average rank then waits for the one with the most shares, as a share of a step.
+    """
+
+    ranks: int
+    virtual_ranks: int
+    worst: int
+    waiting: float
+
+    @classmethod
+    def of(cls, ranks: int, virtual_ranks: int) -> "Dealing":
+        """Return the dealing to this number of ranks, or to fewer."""
+        waiting, worst = max(
+            (1 - virtual_ranks / (each * -(-virtual_ranks // each)), each) for each in range(1, ranks + 1)
+        )
+        return cls(ranks, virtual_ranks, worst, waiting)
+
+    @property
+    def larger(self) -> "Dealing":
+        """Return the dealing of eight times as many virtual ranks as ranks."""
+        return self.of(self.ranks, SHARES_A_RANK[1] * self.ranks)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The best and the current chunks of a run.
+
+    Attributes:
+        best: chunks with the least expected loss; automatic chunks have this length, but end with their epoch.
+        current: chunks as the configuration sets them; None if the configuration was lost.
+        is_auto: whether the configuration asks for automatic chunks.
+        dealing: that of its virtual ranks to several ranks; None if it has none.
+    """
+
+    run: str
+    measured: Measured
+    losses: Losses
+    interval: Interval
+    best: Chunks
+    current: Chunks | None
+    is_auto: bool
+    dealing: Dealing | None
+
+
+@dataclass(frozen=True)
+class Noticed:
+    """What notices are worth on a trace, with the best chunks.
+
+    Attributes:
+        notice_s: seconds between a notice and the loss.
+        is_enough: whether a last save fits into that time.
+        kept: the share of losses that a notice comes before.
+        gain: the goodput that they add.
+    """
+
+    notice_s: float
+    is_enough: bool
+    kept: float
+    gain: float
+
+
+@dataclass(frozen=True)
+class TracePlan:
+    """What a run can expect on a trace, and the settings that suit it.
+
+    Attributes:
+        mean_s: the mean time between two preemptions, in seconds.
+        available: the share of the time in which the job was up.
+        best: chunks with the highest goodput on the trace.
+        chosen: chunks of the length that the run's own plan has.
+        last_save_s: seconds that a last save needs before a deadline.
+        keep_every_steps: a setting of retention that keeps a checkpoint for each mean time between two preemptions.
+    """
+
+    trace: str
+    source: str
+    nodes: int
+    preemptions: int
+    mean_s: float
+    available: float
+    best: Forecast
+    chosen: Forecast
+    notices: tuple[Noticed, ...]
+    last_save_s: float
+    keep_every_steps: int
+
+
+def plan_on_traces(plan: Plan, traces: Sequence[Trace]) -> list[TracePlan]:
+    """Replay preemption traces with a run's measured costs; the trace with the most training an hour comes first."""
+    plans = [_plan_on_trace(plan, trace) for trace in traces]
+    return sorted(plans, key=lambda each: -each.best.per_hour)
+
+
+def _plan_on_trace(plan: Plan, trace: Trace) -> TracePlan:
+    measured = plan.measured
+    steps = find_best_steps(trace, measured)
+    best = forecast(trace, measured, steps)
+    needed_s = reserve_s(measured)
+
+    def value(notice_s: float) -> Noticed:
+        warning = Warning(notice_s)
+        gain = forecast(trace, measured, steps, warning).goodput - best.goodput
+        return Noticed(notice_s, needed_s <= notice_s, warning.kept, gain)
+
+    return TracePlan(
+        trace=trace.name,
+        source=trace.source,
+        nodes=trace.nodes,
+        preemptions=trace.preemptions,
+        mean_s=trace.mean_s,
+        available=trace.available_s / max(trace.span_s, trace.up[-1][1]),
+        best=best,
+        chosen=forecast(trace, measured, plan.current.steps if plan.current else plan.best.steps),
+        notices=tuple(map(value, NOTICES_S)),
+        last_save_s=needed_s,
+        keep_every_steps=max(steps, round(trace.mean_s / measured.step_s)),
+    )
+
+
+def make_plan(journal: Journal, config: RunConfig | None) -> Plan:
+    """Plan how long the chunks of a run should be.
+
+    Args:
+        config: the run's settings; None if they were lost.
+
+    Raises:
+        WrongUse: no commit has recorded its times yet.
+    """
+    newest = journal.newest()
+    if newest is None:
+        raise WrongUse(
+            f"run {journal.run!r} has no commit that counts",
+            hint=f"train its first chunk, which measures a save; an automatic one has {FIRST_STEPS} steps",
+        )
+    measured = measure(read_costs(journal))
+    if measured is None:
+        raise WrongUse(
+            f"the newest commits of run {journal.run!r} don't say how long their steps and saves took",
+            hint="train one more chunk, whose commit does",
+        )
+    losses = read_losses(journal)
+    interval = choose_interval(measured, losses)
+    metadata = read_metadata(journal.store, newest.path)
+    steps = config.next_stop(0, metadata.steps_per_epoch, interval.steps) if config and metadata else 0
+    return Plan(
+        run=journal.run,
+        measured=measured,
+        losses=losses,
+        interval=interval,
+        best=Chunks.of(interval.steps, measured, losses),
+        current=Chunks.of(steps, measured, losses) if steps else None,
+        is_auto=config is not None and config.chunk.auto,
+        dealing=_read_dealing(config.compute) if config else None,
+    )
+
+
+def _read_dealing(compute: Compute) -> Dealing | None:
+    if not compute.virtual_ranks or compute.ranks == "all":
+        return None
+    ranks = compute.ranks * compute.node_range[1]
+    return Dealing.of(ranks, compute.virtual_ranks) if ranks > 1 else None
+
+
+def read_config(journal: Journal) -> RunConfig | None:
+    """Return the settings that a run was last trained with; None if this version can't read them."""
+    snapshot = journal.read_snapshot()
+    try:
+        return RunConfig.model_validate(snapshot.config) if snapshot else None
+    except ValidationError:  # a version with other settings wrote the snapshot
+        return None

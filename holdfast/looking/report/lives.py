@@ -1,0 +1,120 @@
+"""The lives of a run: when each attempt trained, why it ended, and the time between them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from holdfast.journal import AttemptRecord, Commit, EndingRecord
+from holdfast.journal.endings import REASONS
+from holdfast.ledger.goodput import AttemptLedger, Ledger, account
+from holdfast.ledger.timeline import Records, find_trainer, make_lives
+from holdfast.looking.report.gathering import History
+
+# How a bar of the timeline looks, by the state in which Prefect shows such an attempt.
+LOOKS = {"Completed": "good", "Failed": "bad", "Crashed": "bad", "Cancelled": "calm", "Paused": "calm"}
+NO_ENDING, RUNNING = "no ending on record", "running"
+
+
+@dataclass(frozen=True)
+class Life:
+    """One attempt, with all times in seconds since 1970, as the goodput ledger has them.
+
+    Attributes:
+        began: when its ranks were started.
+        ended: its end. If that is not on record, the end of the time in which it can have trained.
+        gap_s: seconds since the attempt before had ended.
+        first_step, last_step: the steps that its ranks trained and a commit has, also one that a later attempt adopted.
+        reason: why it ended; "running" for the last attempt, if its end is not on record: it trains, or died unseen.
+        look: the class of its bar: good, warn, bad, calm, live or unknown.
+    """
+
+    record: AttemptRecord
+    ending: EndingRecord | None
+    began: float
+    ended: float
+    gap_s: float
+    first_step: int
+    last_step: int
+    commits: int
+    reason: str
+    look: str
+
+
+def make_ledger(history: History, now: float) -> tuple[Ledger | None, list[str]]:
+    """Return the goodput ledger of a run, None if no attempt has begun; and lines on what its records lack.
+
+    Args:
+        now: seconds since 1970.
+    """
+    records = Records(history.attempts, history.endings, history.commits, frozenset(history.quarantined))
+    lives = make_lives(records)
+    ledger = account(history.run, lives, now=datetime.fromtimestamp(now, UTC)) if lives else None
+    return ledger, records.missing
+
+
+def list_lives(history: History, ledger: Ledger | None) -> list[Life]:
+    """Return the attempts whose records can be read, oldest first."""
+    by_attempt: dict[int, list[Commit]] = {}
+    for _, commit in sorted(history.commits.items()):
+        by_attempt.setdefault(find_trainer(commit, history.attempts), []).append(commit)
+    lives: list[Life] = []
+    for each in ledger.attempts if ledger else ():
+        if record := history.attempts.get(each.number):
+            before = lives[-1].ended if lives else each.began.timestamp()
+            lives.append(_make(history, record, each, by_attempt.get(each.number, []), before))
+    return lives
+
+
+def _make(
+    history: History, record: AttemptRecord, spent: AttemptLedger, commits: Sequence[Commit], before: float
+) -> Life:
+    first = history.commits.get(commits[0].parent) if commits else None
+    start = first.step if first else 0
+    ending = history.endings.get(record.number)
+    is_live = ending is None and record.number == max(history.attempts) and not is_complete(history)
+    reason = RUNNING if is_live else spent.reason or NO_ENDING
+    return Life(
+        record=record,
+        ending=ending,
+        began=spent.began.timestamp(),
+        ended=spent.ended.timestamp(),
+        gap_s=max(0.0, spent.began.timestamp() - before),
+        first_step=start,
+        last_step=commits[-1].step if commits else start,
+        commits=len(commits),
+        reason=reason,
+        look="live" if is_live else find_look(reason),
+    )
+
+
+def find_starts(history: History) -> dict[int, int]:
+    """Return the commit that each attempt has continued from, and so has read back, by the attempt's number.
+
+    An attempt that trained nothing new, or that began the run, has none. It may have adopted the commit first.
+    """
+    starts: dict[int, int] = {}
+    for _, commit in sorted(history.commits.items()):
+        if commit.why != "adopted":
+            starts.setdefault(commit.attempt, commit.parent)
+    return {attempt: parent for attempt, parent in starts.items() if parent}
+
+
+def find_look(reason: str) -> str:
+    """Return the class of the bar of an attempt that ended for a reason."""
+    if reason in ("preempted", "vanished"):
+        return "warn"
+    row = REASONS.get(reason)
+    return LOOKS[row.state] if row else "unknown"
+
+
+def is_complete(history: History) -> bool:
+    """Return whether the newest commit is the end of the epochs that the run was last asked for."""
+    total = find_total(history)
+    return bool(total and history.newest and history.newest.step >= total)
+
+
+def find_total(history: History) -> int | None:
+    """Return the number of steps that the run was last asked for; None if it is unknown."""
+    epochs = history.snapshot.config.get("epochs") if history.snapshot else None
+    metadata = history.newest_metadata
+    return epochs * metadata.steps_per_epoch if isinstance(epochs, int) and metadata else None

@@ -1,0 +1,114 @@
+"""The page as one file: a policy under which nothing but its own script runs, and data that can't become markup."""
+
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from holdfast import __version__
+from holdfast.looking.report.commands import make_commands
+from holdfast.looking.report.commits import describe_commits
+from holdfast.looking.report.curves import make_curves
+from holdfast.looking.report.gathering import History
+from holdfast.looking.report.ledger import make_goodput
+from holdfast.looking.report.lives import list_lives, make_ledger
+from holdfast.looking.report.markup import Markup, element, join, section
+from holdfast.looking.report.sections import (
+    make_attempts,
+    make_changes,
+    make_health,
+    make_machine,
+    make_overview,
+    make_settings,
+)
+from holdfast.looking.report.showing import make_shown
+from holdfast.looking.report.timeline import make_timeline
+
+STYLES = ("vendor/uPlot.min.css", "page.css")
+SCRIPTS = ("vendor/uPlot.iife.min.js", "page.js", "curves.js", "tables.js", "parallel.js")
+# In JSON inside of HTML these begin tags, or end lines.
+UNSAFE = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
+
+
+def make_page(history: History, now: float | None = None) -> str:
+    """Return the report of one run as HTML.
+
+    Args:
+        now: seconds since 1970; the current time if None.
+    """
+    now = time.time() if now is None else now
+    ledger, missing = make_ledger(history, now)
+    lives = list_lives(history, ledger)
+    body = join(
+        make_overview(history, lives),
+        make_curves_section(),
+        make_attempts(lives, make_timeline(lives) if lives else Markup()),
+        make_goodput(ledger, missing),
+        section("Commits", "commits", element("div", id="commit-table")),
+        make_changes(history),
+        make_shown(history.shown),
+        make_health(history),
+        make_machine(history),
+        make_settings(history),
+        make_commands(history),
+    )
+    marks = [[each.first_step, each.record.number] for each in lives if each.commits]
+    data = {
+        "runs": [{"name": history.run, "marks": marks}],
+        **make_curves([history]),
+        "commits": describe_commits(history),
+    }
+    return wrap(f"run {history.run}", history.url, body, data, now)
+
+
+def make_curves_section() -> Markup:
+    """Return the section that the page's script draws the curves into."""
+    empty = element("p", "The curves need JavaScript.", class_="empty")
+    return section("Curves", "curves", element("div", empty, id="curve-grid"))
+
+
+def wrap(title: str, place: str, body: Markup, data: dict[str, Any], now: float) -> str:
+    """Return a whole page.
+
+    Args:
+        place: where the data comes from, as text.
+        data: plain values for the page's script.
+    """
+    style, script = _read(STYLES), _read(SCRIPTS)
+    allowed = f"style-src {_hash(style)}; script-src {_hash(script)}; img-src data:"
+    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+    made = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    head = join(
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", f"{title} - Holdfast"),
+        Markup(f"<style>{style}</style>"),
+    )
+    theme = element("button", "theme: auto", type="button", id="theme")
+    top = element("header", element("h1", title), element("p", element("code", place)), theme)
+    foot = element("footer", element("p", f"Made by Holdfast {__version__} at {made}, from the records of that time."))
+    ends = Markup(f'<script type="application/json" id="data">{to_json(data)}</script>\n<script>{script}</script>')
+    page = element("html", element("head", head), element("body", top, element("main", body), foot, ends), lang="en")
+    return f"<!DOCTYPE html>\n{page}\n"
+
+
+def to_json(data: object) -> str:
+    """Return plain values as JSON that can stand inside of an HTML element: no text in it can end the element."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).translate(UNSAFE)
+
+
+@cache
+def _read(names: Sequence[str]) -> str:
+    folder = files("holdfast.looking.report")
+    return "\n".join(folder.joinpath(name).read_text("utf-8") for name in names)
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

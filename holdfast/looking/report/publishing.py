@@ -1,0 +1,34 @@
+"""The report in a run's own folder: written while the run trains, and at each attempt's end."""
+
+from holdfast.journal import REPORT, Journal
+from holdfast.looking.report.gathering import Gatherer
+from holdfast.looking.report.page import make_page
+
+
+class Publisher:
+    """Writes a run's report into its folder. Each time it reads what is new since the time before."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._gatherer = Gatherer(journal)
+
+    def publish(self, attempt: int) -> None:
+        """Write the report as the run stands now.
+
+        A process that slept just before it wrote may have replaced the page of a later attempt by an older one. So it
+        looks for a later attempt afterwards, and then writes what the run has by now.
+
+        Raises:
+            Superseded: an attempt after this one owns the run.
+        """
+        position, page = self._read_position(), make_page(self._gatherer.gather())
+        self._journal.check_fence(attempt)
+        self._journal.store.replace(REPORT, page.encode())
+        while self._journal.attempts() > attempt and (newer := self._read_position()) != position:
+            position, page = newer, make_page(self._gatherer.gather())
+            self._journal.store.replace(REPORT, page.encode())
+
+    def _read_position(self) -> tuple[int, int, list[int]]:
+        """Return how far the run has come: its newest attempt and commit, and the endings on record."""
+        journal = self._journal
+        return journal.attempts(), journal.newest_number(), journal.numbers("endings")

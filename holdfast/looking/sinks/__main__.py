@@ -1,0 +1,132 @@
+"""`python -m holdfast.looking.sinks NAME ATTEMPT`: send a run's numbers to one sink, as the child of an attempt.
+
+The environment has the run's configuration. Standard input has a line of JSON for each `Order`: after each commit, and
+at the end. If it ends without that last one, the attempt has died. Each line on standard output is a warning for the
+attempt's log.
+"""
+
+import contextlib
+import fcntl
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from holdfast.config import RunConfig
+from holdfast.errors import Superseded
+from holdfast.journal import Journal
+from holdfast.looking.sinks import Facts, Sink, make_sink
+from holdfast.looking.sinks.delivery import deliver
+from holdfast.looking.sinks.orders import CONFIG_VARIABLE, DEAD, Order
+from holdfast.store import open_store
+
+# Above the priority of training, which must not wait for a sink: a higher number yields.
+NICENESS = 10
+MAX_LETTERS = 200
+
+Say = Callable[[str], None]
+
+
+class Sender:
+    """Sends a run to one sink. A failure is said once; the next order tries again, from where the sink then stands."""
+
+    def __init__(self, name: str, config: RunConfig, attempt: int, say: Say) -> None:
+        self._name = name
+        self._config = config
+        self._attempt = attempt
+        self._say = say
+        self._sink: Sink | None = None
+        self._has_failed = False
+        self._is_superseded = False
+
+    def obey(self, order: Order) -> None:
+        """Send what is committed; if this is the last order, make it last in the sink."""
+        try:
+            if not self._is_superseded:
+                self._deliver()
+            if order.is_end and self._sink is not None:
+                self._sink.close(order.is_complete)
+        except Superseded:
+            self._is_superseded = True
+        except Exception as error:  # whatever a library raises
+            self._fail(error)
+
+    def _deliver(self) -> None:
+        if self._sink is None:
+            journal = Journal(open_store(self._config.store), self._config.run)
+            self._sink = make_sink(self._name, Facts.read(journal, self._config, self._attempt))
+            self._sink.open()
+        deliver(self._sink)
+
+    def _fail(self, error: Exception) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            with contextlib.suppress(Exception):
+                sink.close(False)
+        if not self._has_failed:
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_LETTERS]
+            hint = f" (hint: {sink.hint})" if sink is not None and sink.hint else ""
+            self._say(f"the sink {self._name} failed: {text}; the run goes on, and each commit tries again{hint}")
+        self._has_failed = True
+
+
+def main() -> None:
+    """Obey orders until the last one, or until the attempt has died, and end in time."""
+    os.nice(NICENESS)
+    say = _take_output()
+    name, config = sys.argv[1], RunConfig.model_validate_json(os.environ[CONFIG_VARIABLE])
+    sender = Sender(name, config, int(sys.argv[2]), say)
+    orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+    lock = Path(config.log.folder).absolute() / config.run / f"sink-{name}.lock"
+    worker = threading.Thread(target=_work, args=(sender, orders, lock), daemon=True)
+    worker.start()
+    order = Order()
+    for line in sys.stdin:
+        order = Order.model_validate_json(line)
+        orders.put(order)
+    if not order.is_end:
+        order = DEAD
+        orders.put(order)
+    worker.join(order.within_s)
+    if worker.is_alive() and order is not DEAD:
+        say(f"the sink {name} has not taken everything in {order.within_s:.0f} s; holdfast train sends the rest")
+    os._exit(0)  # a library's thread may hang
+
+
+def _work(sender: Sender, orders: "queue.SimpleQueue[Order]", lock: Path) -> None:
+    with _locked(lock):
+        order = Order()
+        while not order.is_end:
+            order = orders.get()
+            while not order.is_end and not orders.empty():
+                order = orders.get()
+            sender.obey(order)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock for the block, so that the sink of a dead attempt ends before the next one's begins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _take_output() -> Say:
+    """Send what libraries print to standard error, and return a function that writes a line to standard output."""
+    sys.stdout.flush()
+    own = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(line: str) -> None:
+        with contextlib.suppress(OSError):  # the attempt has ended
+            own.write(line + "\n")
+            own.flush()
+
+    return say
+
+
+if __name__ == "__main__":
+    main()

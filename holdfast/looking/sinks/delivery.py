@@ -1,0 +1,37 @@
+"""What a sink still lacks of a run, found by the journal, and sent."""
+
+from holdfast.journal import Commit
+from holdfast.looking.sinks.points import read_points
+from holdfast.looking.sinks.sink import Sink
+
+
+def deliver(sink: Sink) -> None:
+    """Draw every commit that counts and that the sink lacks, the oldest first.
+
+    Raises:
+        Superseded: a later attempt owns the run, and sends in this one's place.
+    """
+    facts = sink.facts
+    for commit in find_undrawn(sink):
+        facts.journal.check_fence(facts.attempt)
+        points = [point for point in read_points(facts.journal, commit) if point.step > sink.step]
+        if points:
+            sink.write(commit, points)
+        sink.step = max(sink.step, commit.step)
+
+
+def find_undrawn(sink: Sink) -> list[Commit]:
+    """Return the commits that count and that a sink lacks, oldest first; remove what it has drawn instead of them.
+
+    Goes from the newest commit to its parents: the commits of an abandoned line are nobody's parents. A sink draws
+    them in their order, so that the first that it has is preceded by no other that it lacks.
+    """
+    journal = sink.facts.journal
+    newest = commit = journal.newest()
+    found: list[Commit] = []
+    while commit is not None and not sink.has(commit):
+        found.append(commit)
+        commit = journal.find_commit(commit.parent)
+    if newest is not None:
+        sink.rewind(found[-1].parent if found else newest.number)
+    return found[::-1]

@@ -1,0 +1,96 @@
+"""The interface of a sink: the few methods that each has."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from holdfast.config import RunConfig
+from holdfast.journal import Commit, Journal
+from holdfast.looking.sinks.points import Point
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The run that a sink shows.
+
+    Attributes:
+        id: the run's id in the sink. It follows from the run's records, so that every attempt continues one curve.
+        project: the project, or experiment, that the run belongs to there.
+        settings: the recipe, the seed and the recipe's settings, as plain values.
+        folder: the folder on this machine for what a sink writes there.
+        attempt: the number of the attempt that sends.
+    """
+
+    journal: Journal
+    id: str
+    project: str
+    settings: dict[str, Any]
+    folder: Path
+    attempt: int
+
+    @classmethod
+    def read(cls, journal: Journal, config: RunConfig, attempt: int) -> "Facts":
+        """Return the facts of a run that an attempt has claimed.
+
+        Raises:
+            RecordDamaged: the run's own record, or its first attempt's, can't be read.
+        """
+        settings = {"recipe": config.recipe, "seed": config.seed, **config.settings}
+        folder = Path(config.log.folder).absolute()
+        return cls(journal, find_id(journal), config.log.project, settings, folder, attempt)
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self.journal.run
+
+
+def find_id(journal: Journal) -> str:
+    """Return an id that only this run has, and that stays the same when its folder is moved.
+
+    Two runs may have one name, recipe and second of creation; the first attempt's random token tells them apart.
+    """
+    run, first = journal.read_run(), journal.numbers("attempts")[:1]
+    tokens = [journal.read_attempt(number).writer for number in first]
+    return hashlib.sha256("\0".join([run.run, run.created_at, *tokens]).encode()).hexdigest()[:16]
+
+
+class Sink:
+    """A place that shows a run's numbers. Any method may raise any error; the sink is then opened anew later.
+
+    Attributes:
+        hint: what to do if the sink fails.
+        step: the last step that is drawn; 0 for none.
+    """
+
+    hint: ClassVar[str] = ""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.step = 0
+
+    def open(self) -> None:
+        """Find the run in the sink, and set `step`."""
+
+    def has(self, commit: Commit) -> bool:
+        """Return whether a commit's steps, and so all steps before them, are drawn."""
+        return commit.step <= self.step
+
+    def rewind(self, number: int) -> None:
+        """Remove what the commits after this one have drawn, if the sink can remove anything.
+
+        A sink that can't leaves those steps out when another commit has them again.
+        """
+
+    def write(self, commit: Commit, points: Sequence[Point]) -> None:
+        """Draw a commit's steps. A call that is interrupted and repeated draws none twice."""
+        raise NotImplementedError
+
+    def close(self, is_complete: bool) -> None:
+        """Make everything that was written last.
+
+        Args:
+            is_complete: whether the run is complete.
+        """

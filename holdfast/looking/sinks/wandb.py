@@ -1,0 +1,111 @@
+"""Weights & Biases: the run's id follows from the run, so that every attempt continues one curve, offline too.
+
+Online the server says which step is the last. Offline each attempt writes a folder of its own, and `wandb sync` joins
+them: the last step is the highest that such a folder on this machine has, or that an attempt has noted on the store.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from holdfast.errors import NameMissing, RecordDamaged
+from holdfast.journal import Commit, now
+from holdfast.journal.records import Record, Time, read_record
+from holdfast.looking.sinks.points import Point
+from holdfast.looking.sinks.sink import Facts, Sink
+
+NOTE = "sinks/wandb.json"
+OFFLINE = ("offline", "dryrun")
+
+
+class Position(Record):
+    """``sinks/wandb.json``: the last step that an attempt has written to a folder of W&B's offline mode."""
+
+    id: str
+    step: int
+    attempt: int
+    created_at: Time
+
+
+class Wandb(Sink):
+    """A run at W&B. It can't be wound back: steps up to the last one that it has are not sent again."""
+
+    hint = "wandb login, or WANDB_MODE=offline and later wandb sync"
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._run: Any = None
+        self._is_offline = wandb.setup().settings.mode in OFFLINE
+
+    def open(self) -> None:
+        if self._is_offline:  # W&B's own folder is begun with the first step: many attempts have none to write
+            self.step = max(self._read_note(), self._read_folders())
+            return
+        self._begin()
+        self.step = self._run.step - 1 if self._run.resumed else 0
+
+    def _begin(self) -> None:
+        facts = self.facts
+        facts.folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=facts.project, id=facts.id, name=facts.run, resume="allow", dir=facts.folder, config=facts.settings,
+            settings=wandb.Settings(
+                silent=True, console="off", disable_git=True, disable_code=True,
+                x_disable_stats=True, x_disable_meta=True,  # they would be those of this process, which doesn't train
+            ),
+        )  # fmt: skip
+
+    def write(self, commit: Commit, points: Sequence[Point]) -> None:
+        if self._run is None:
+            self._begin()
+        for point in points:
+            self._run.log({**point.values, "_timestamp": point.time}, step=point.step, commit=True)
+            if point.note:
+                self._run.summary[f"attempts/{commit.attempt}"] = point.note
+
+    def close(self, is_complete: bool) -> None:
+        if self._run is None:
+            return
+        self._run.finish(exit_code=0 if is_complete else 1)
+        self._run = None
+        if self._is_offline:
+            self._note()
+
+    def _note(self) -> None:
+        """Note on the store what the offline folder holds, now that it is on the disk."""
+        facts = self.facts
+        facts.journal.check_fence(facts.attempt)
+        position = Position(id=facts.id, step=self.step, attempt=facts.attempt, created_at=now())
+        facts.journal.store.replace(NOTE, position.to_bytes())
+
+    def _read_note(self) -> int:
+        with contextlib.suppress(NameMissing, RecordDamaged):  # if it is damaged, steps may be sent twice
+            position = read_record(self.facts.journal.store, Position, NOTE)
+            return position.step if position.id == self.facts.id else 0
+        return 0
+
+    def _read_folders(self) -> int:
+        """Return the last step in the newest folder on this machine that has any; 0 if none has."""
+        paths = self.facts.folder.glob(f"wandb/*run-*-{self.facts.id}/run-{self.facts.id}.wandb")
+        newest_first = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
+        return next(filter(None, map(_read_last_step, newest_first)), 0)
+
+
+def _read_last_step(path: Path) -> int:
+    """Return the last step in a file of W&B's, read with W&B's own reader; 0 for none.
+
+    A file that W&B couldn't finish is read up to its end. Its summary may be one step ahead of its steps.
+    """
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
+    last = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8") as reader:
+        assert reader.stdout is not None
+        for line in reader.stdout:
+            last = line if '"type":"history"' in line else last
+    return int(json.loads(last)["history"]["item"]["_step"]) if last else 0

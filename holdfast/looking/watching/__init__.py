@@ -1,0 +1,7 @@
+"""A live view of runs, read from their store alone, in few requests and without writing anything."""
+
+from holdfast.looking.watching.lines import follow
+from holdfast.looking.watching.reading import RunReader, StoreReader
+from holdfast.looking.watching.screen import show
+
+__all__ = ["RunReader", "StoreReader", "follow", "show"]

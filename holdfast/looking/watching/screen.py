@@ -1,0 +1,155 @@
+"""The view on a terminal: a thread that polls the store, keys, and the screen, which is drawn anew twice a second."""
+
+import contextlib
+import logging
+import os
+import select
+import sys
+import termios
+import threading
+import time
+import tty
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from holdfast.errors import HoldfastError
+from holdfast.looking.watching.drawing import Poll, draw_run, draw_store
+from holdfast.looking.watching.reading import RunReader, StoreReader
+
+DRAWN_EVERY_S = 0.5
+# The store's own retries take a minute: a poll that takes this long is shown.
+SILENT_AFTER_S = 5.0
+SHOWN_NOTES = 3
+
+
+class Poller:
+    """Polls in a thread of its own, so that keys and the screen never wait for the store."""
+
+    def __init__(self, poll: Callable[[], bool], every_s: float) -> None:
+        """
+        Args:
+            every_s: seconds between two polls.
+        """
+        self._poll, self._every_s = poll, every_s
+        self._answered_at = time.monotonic()
+        self._trouble = ""
+        self._notes: deque[str] = deque(maxlen=SHOWN_NOTES)
+        self._thread = threading.Thread(target=self._run, name="poll", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def note(self, text: str) -> None:
+        """Keep a warning, to show it."""
+        self._notes.append(text)
+
+    def describe(self) -> Poll:
+        """Return how the reading goes now."""
+        now = time.monotonic()
+        silent_s = now - self._answered_at - self._every_s
+        is_silent = bool(self._trouble) or silent_s > SILENT_AFTER_S
+        return Poll(now, self._trouble, silent_s if is_silent else 0.0, tuple(self._notes))
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(self._every_s)
+            try:
+                self._poll()
+            except HoldfastError as error:
+                self._trouble = str(error)
+            except Exception as error:  # a thread's traceback would go over the screen
+                self._trouble = f"{type(error).__name__}: {error}"
+            else:
+                self._answered_at, self._trouble = time.monotonic(), ""
+
+
+class _Notes(logging.Handler):
+    """Gives the engine's warnings to the view, which they would be printed over."""
+
+    def __init__(self, poller: Poller) -> None:
+        super().__init__(logging.WARNING)
+        self._poller = poller
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._poller.note(record.getMessage())
+
+
+def show(reader: RunReader | StoreReader, console: Console, every_s: float) -> None:
+    """Show a live view until a person presses q.
+
+    Raises:
+        KeyboardInterrupt: a person pressed Ctrl-C.
+    """
+    poller = Poller(reader.poll, every_s)
+    is_plain = not console.encoding.startswith("utf")
+
+    def draw() -> RenderableType:
+        poll, size = poller.describe(), console.size
+        if isinstance(reader, RunReader):
+            return draw_run(reader.seen, poll, size, is_plain=is_plain)
+        return draw_store(reader.store.url, reader.seen, poll, size, is_plain=is_plain)
+
+    poller.start()
+    live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+    with _noting(poller), _keys() as pressed, contextlib.closing(_Started(live)):
+        live.update(draw(), refresh=True)
+        while "q" not in pressed(DRAWN_EVERY_S).lower():
+            live.update(draw(), refresh=True)
+
+
+class _Started:
+    """A live display that `close` ends. Its own `with` leaves the terminal as it is on a Ctrl-C while it starts."""
+
+    def __init__(self, live: Live) -> None:
+        self.close = live.stop
+        try:
+            live.start()
+        except BaseException:
+            live.stop()
+            raise
+
+
+@contextlib.contextmanager
+def _noting(poller: Poller) -> Iterator[None]:
+    log, handler = logging.getLogger("holdfast"), _Notes(poller)
+    propagates = log.propagate
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagates
+
+
+def _wait_without_keys(within_s: float) -> str:
+    time.sleep(within_s)
+    return ""
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Read keys without an Enter in the block; yield a function that waits for some, and returns them.
+
+    Without a terminal on standard input no key comes, and the function only waits.
+    """
+    if not sys.stdin.isatty():
+        yield _wait_without_keys
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def wait(within_s: float) -> str:
+        if not select.select([descriptor], [], [], within_s)[0]:
+            return ""
+        data = os.read(descriptor, 1024)
+        return data.decode("ascii", errors="ignore") if data else "q"  # nothing to read: the terminal is gone
+
+    try:
+        tty.setcbreak(descriptor)
+        yield wait
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

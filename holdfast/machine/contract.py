@@ -1,0 +1,277 @@
+"""The hardware contract: the table of terms that two environments must share for equal bits, and their comparison.
+
+"identical" is a promise: everything that equal bits need is equal, as far as the libraries' makers promise it. "not
+promised" is no prediction: the bits may still be equal, and often are.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from holdfast.machine.environment import CPU_VARIABLES, GPU_VARIABLES, PROCESS_VARIABLES, chooses_kernels
+
+Device = Literal["cpu", "cuda"]
+
+PYTORCH = "PyTorch, Reproducibility: not guaranteed across releases, commits, platforms, nor between CPU and GPU"
+CUBLAS = "cuBLAS, Results Reproducibility: one version, one architecture, one number of SMs"
+CUDNN = "cuDNN, Odds and Ends, Reproducibility: one version and one architecture"
+ONEMKL = "oneMKL Developer Guide, Obtaining Numerically Reproducible Results: code path, threads"
+ONEDNN = "oneDNN, CPU Dispatcher Control: code is generated for the features that the CPU has"
+
+
+@dataclass(frozen=True)
+class Term:
+    """One property by which two environments are compared.
+
+    Attributes:
+        key: the property's key in `describe_environment`.
+        on: the devices on which a difference may change bits. Empty: the property is only recorded.
+        why: how a difference changes bits, or why it doesn't. (The key is part of ``holdfast doctor --json``.)
+        compared: the part of its value that counts, as a key of `PARTS`.
+        source: the documentation behind the claim, unless it is obvious.
+        free: the part of the value that may differ.
+    """
+
+    key: str
+    on: tuple[Device, ...]
+    why: str
+    compared: str = "whole"
+    source: str = ""
+    free: str = ""
+
+
+# With three ranks or more, the order in which NCCL adds follows from these.
+TOPOLOGY = ("nodes", "gpus_per_node", "links")
+VIRTUAL = "only with compute.virtual_ranks would the bits be equal"
+
+BOTH: tuple[Device, ...] = ("cpu", "cuda")
+
+TERMS = (
+    Term("device", BOTH, "a CPU and a GPU add up in different orders", source=PYTORCH),
+    Term("system", BOTH, "each platform has builds of its own", source=PYTORCH),
+    Term(
+        "libc", BOTH, "schedules and optimizers use its cos, exp, pow",
+        source="GNU C Library manual, Known Maximum Errors in Math Functions: results are not correctly rounded",
+    ),
+    Term(
+        "python", BOTH, "sum() of floats changed in 3.12 and in 3.14", "major.minor",
+        source="python/cpython#100425", free="python's patch version",
+    ),
+    Term("torch", BOTH, "another release or build has other kernels", source=PYTORCH),
+    Term("numpy", BOTH, "its random numbers may change with the version", source="NEP 19"),
+    Term("accelerate", BOTH, "it accumulates, scales and clips gradients"),
+    Term("torchdata", BOTH, "its loaders draw random numbers"),
+    Term("deterministic", BOTH, "without it, atomic additions come in any order", "switch", PYTORCH),
+    Term("variables", BOTH, "they choose kernels, or the order of a set", "those of the process"),
+    Term("cpu", ("cpu",), "libraries choose kernels by the CPU's model", source=ONEMKL),
+    Term("cpu_family", ("cpu",), "clouds name different CPUs alike", source=ONEMKL),
+    Term("cpu_vector", ("cpu",), "wider vectors add up in another order", "words", ONEDNN),
+    Term(
+        "cpu_vector", ("cuda",), "the host's cos, exp and pow differ without it", "fma",
+        source="seen: glibc 2.36 gives 0.999 ** n other bits with its FMA variants turned off",
+    ),
+    Term(
+        "cpu_cache", ("cpu",), "matrices are summed in blocks that fit in it",
+        source="oneDNN, platform::get_per_core_cache_size",
+    ),
+    Term("cpu_capability", ("cpu",), "torch has kernels of its own for each"),
+    Term("mkl", ("cpu",), "it multiplies matrices, in an order of its own", source=ONEMKL),
+    Term("onednn", ("cpu",), "it convolves, in an order of its own", source=ONEDNN),
+    Term("threads", ("cpu",), "each thread sums a part", source=ONEMKL),
+    Term("variables", ("cpu",), "they choose the CPU's kernels and threads", "those of the CPU", ONEMKL),
+    Term(
+        "gpus", ("cuda",), "they choose kernels; the name doesn't count",
+        "architecture and SMs", CUBLAS, free="a GPU's name",
+    ),
+    Term("cuda", ("cuda",), "cuBLAS promises nothing across versions", source=CUBLAS),
+    Term(
+        "cudnn", ("cuda",), "its kernels change with its minor version", "major.minor", CUDNN,
+        free="cuDNN's patch version",
+    ),
+    Term("nccl", ("cuda",), "it adds up the gradients of several ranks"),
+    Term("variables", ("cuda",), "they choose the GPU's kernels and workspaces", "those of the GPU", CUBLAS),
+    Term(
+        "topology", (), "NCCL adds along it; compared on GPUs, from three ranks on, without virtual ranks",
+        source="NVIDIA/nccl#23, #1461",
+    ),
+    Term("driver", (), "kernels come compiled with torch and CUDA"),
+    Term("cpu_flags", (), "a digest, to tell machines apart; many flags don't affect computation"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit of the contract: something that no term covers.
+
+    Attributes:
+        on: the devices on which it matters.
+    """
+
+    on: tuple[Device, ...]
+    text: str
+
+
+LIMITS = (
+    Limit(BOTH, "code that is compiled where it runs, by torch.compile or by the recipe"),
+    Limit(("cuda",), "kernels that the driver compiles, for a GPU that is newer than torch's build"),
+    Limit(("cuda",), "what a recipe computes on the host: that is the same only on the same CPU"),
+    Limit(("cuda",), "NCCL's own files, /etc/nccl.conf and ~/.nccl.conf, and plugins that choose its algorithms"),
+    Limit(("cuda",), "several nodes with the same GPUs and links, but another network or NVLink domain between them"),
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The promise to a run that was trained in one environment and continues in another.
+
+    Attributes:
+        reasons: a line for each difference that rules out the promise; empty if equal bits are promised.
+    """
+
+    promise: Literal["identical", "not promised"]
+    reasons: tuple[str, ...] = ()
+
+
+def judge(
+    saved: Mapping[str, Any], current: Mapping[str, Any], ranks: tuple[int | None, int | None] = (None, None)
+) -> Verdict:
+    """Decide whether a run trained in the environment ``saved`` continues in ``current`` with equal bits.
+
+    Both are results of `describe_environment`. A value that one of them lacks counts as different, since nothing can be
+    promised about it. On a device without terms nothing is promised.
+
+    Args:
+        ranks: the saved and the current number of ranks; None if it isn't known, or with virtual ranks.
+    """
+    device = saved.get("device") or current.get("device")
+    terms = terms_on(device)
+    if current.get("device") not in (None, device):
+        terms = tuple(term for term in terms if term.key == "device")  # nothing else can be compared
+    parts = [(term, part_of(term, saved), part_of(term, current)) for term in terms]
+    reasons = [line for term, old, new in parts for line in _differences(term, old, new)]
+    for where, missing in (
+        ("not recorded", [term.key for term, old, _ in parts if old is None]),
+        ("not known here", [term.key for term, _, new in parts if new is None]),
+    ):
+        if missing:
+            reasons.append(f"{', '.join(dict.fromkeys(missing))}: {where}")
+    reasons += [
+        f"{name}: saved {was!r}, here {now or 'not installed'!r}" for name, was, now in list_changed(saved, current)
+    ]
+    reasons += _changed_ranks(*ranks)
+    reasons += _changed_topology(saved, current, *ranks)
+    if not terms:
+        reasons.append(f"device: nothing is promised on {device!r}" if device else "device: not recorded")
+    return Verdict("not promised", tuple(reasons)) if reasons else Verdict("identical")
+
+
+def list_changed(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return each package that the recipe imported and that has another version or other files now, or is missing.
+
+    Each is a name with the description then and now; empty for a missing package. Older records have no packages, or
+    none of their files, so these are not compared.
+    """
+    versions, now = saved.get("packages"), current.get("packages")
+    if not isinstance(versions, Mapping) or not isinstance(now, Mapping):
+        return []
+    changed = []
+    for name, version in sorted(versions.items()):
+        files, own = ((each.get("package_files") or {}).get(name) for each in (saved, current))
+        if now.get(name) != version:
+            changed.append((name, version, now.get(name, "")))
+        elif files and own and files != own:
+            changed.append((name, *(f"{version}, {_describe_files(each)}" for each in (files, own))))
+    return changed
+
+
+def _describe_files(files: Mapping[str, Any]) -> str:
+    edited = ", ".join(f"{name} ({sha256[:8]})" for name, sha256 in files.get("edited", {}).items())
+    return f"installed files {files['record'][:8]}" + (f", edited since: {edited}" if edited else "")
+
+
+def _changed_ranks(saved: int | None, current: int | None) -> list[str]:
+    """Return a line if another number of ranks sums gradients and draws random numbers."""
+    if None in (saved, current) or saved == current:
+        return []
+    return [f"ranks: saved {saved}, here {current}; {VIRTUAL}"]
+
+
+def _changed_topology(
+    saved: Mapping[str, Any], current: Mapping[str, Any], ranks_then: int | None, ranks: int | None
+) -> list[str]:
+    """Return a line if NCCL may add in another order. The sum of two ranks has only one order."""
+    if saved.get("device") != "cuda" or ranks is None or ranks != ranks_then or ranks < 3:
+        return []
+    old, new = (each.get("topology") or {} for each in (saved, current))
+    for where, found in (("not recorded", old), ("not known here", new)):
+        if not found.get("links"):
+            return [f"topology: {where}; {VIRTUAL}"]
+    names = [name for name in TOPOLOGY if old.get(name) != new.get(name)]
+    return [f"topology: {name} saved {old.get(name)!r}, here {new.get(name)!r}; {VIRTUAL}" for name in names]
+
+
+def terms_on(device: str | None) -> tuple[Term, ...]:
+    """Return the terms that count on a device; none for a device without a contract."""
+    return tuple(term for term in TERMS if device in term.on)
+
+
+def part_of(term: Term, environment: Mapping[str, Any]) -> Any:
+    """Return the part of an environment that the term compares; None if it is missing or has an unknown form."""
+    value = environment.get(term.key)
+    if value is None:
+        return None
+    try:
+        return PARTS[term.compared](value)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _differences(term: Term, saved: Any, current: Any) -> list[str]:
+    if saved is None or current is None:
+        return []
+    if saved == current and not (term.compared == "switch" and saved == "off"):
+        return []
+    if isinstance(saved, dict) and isinstance(current, dict):
+        names = [name for name in sorted(saved | current) if saved.get(name) != current.get(name)]
+        return [f"{name}: saved {_shown(saved.get(name))}, here {_shown(current.get(name))}" for name in names]
+    if isinstance(saved, frozenset):
+        only = (("saved", saved - current), ("here", current - saved))
+        return [
+            f"{term.key}: " + "; ".join(f"only {name} {' '.join(sorted(words))!r}" for name, words in only if words)
+        ]
+    return [f"{term.key}: saved {saved!r}, here {current!r}"]
+
+
+def _shown(value: str | None) -> str:
+    return "unset" if value is None else repr(value)
+
+
+def _minor(value: Any) -> str:
+    """Return the major and minor version: ``3.11`` for ``3.11.7``; of cuDNN's 91002 ``9.10``, of 8907 ``8.9``."""
+    if isinstance(value, int):
+        thousands = 10_000 if value >= 10_000 else 1000
+        return f"{value // thousands}.{value % thousands // 100}"
+    major, minor, *_ = value.split(".")
+    return f"{major}.{minor}"
+
+
+def _kinds(gpus: list[dict[str, Any]]) -> str | None:
+    kinds = {f"sm_{gpu['sm'][0]}{gpu['sm'][1]} with {gpu['sm_count']} SMs" for gpu in gpus}
+    return " and ".join(sorted(kinds)) or None
+
+
+def _only(*patterns: str) -> Callable[[dict[str, str]], dict[str, str]]:
+    return lambda variables: {name: value for name, value in variables.items() if chooses_kernels(name, patterns)}
+
+
+PARTS: dict[str, Callable[[Any], Any]] = {
+    "whole": lambda value: value,
+    "switch": lambda value: "on" if value is True else "off",
+    "major.minor": _minor,
+    "words": lambda value: frozenset(value.split()),
+    "fma": lambda value: "with fma" if {"fma", "asimd"} & {*value.split()} else "without fma",
+    "architecture and SMs": _kinds,
+    "those of the process": _only(*PROCESS_VARIABLES),
+    "those of the CPU": _only(*CPU_VARIABLES),
+    "those of the GPU": _only(*GPU_VARIABLES),
+}

@@ -1,0 +1,229 @@
+"""The examination of this machine: its environment, its GPUs, and whether equal steps give equal bits on it.
+
+The command's own process has other variables and threads than a rank. So fresh interpreters, started like ranks, do the
+measuring: ``python -m holdfast.machine.doctor SETTINGS DEVICE`` prints its report as one line of JSON.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from holdfast.config import DEFAULT_SEED, Compute, Determinism
+from holdfast.errors import DeterminismError
+from holdfast.machine import determinism
+from holdfast.machine.environment import describe_environment
+from holdfast.machine.gpus import Report, list_taken, list_visible
+from holdfast.terminal import counted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DeviceChoice = Literal["auto", "cpu", "cuda"]
+
+PROCESSES = 2
+WITHIN_S = 300.0  # importing torch from a cold disk takes a minute
+
+Bits = dict[str, str]  # for each part of a step, the SHA-256 of its result and gradients
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One measurement.
+
+    Attributes:
+        is_good: None if the finding is for information only.
+    """
+
+    what: str
+    seen: str
+    is_good: bool | None = None
+
+
+@dataclass(frozen=True)
+class Examination:
+    """The environment of a rank on this machine, and the measurements."""
+
+    environment: dict[str, Any]
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """Return whether no finding is bad."""
+        return all(finding.is_good is not False for finding in self.findings)
+
+
+def examine(settings: Determinism, device: DeviceChoice = "auto", within_s: float = WITHIN_S) -> Examination:
+    """Examine the machine in fresh processes with a rank's settings. The calling process doesn't import torch.
+
+    Args:
+        device: the device to examine; without a GPU, cuda means cpu.
+        within_s: seconds in which each process must answer.
+
+    Raises:
+        DeterminismError: torch can't be run here, or a process didn't answer in time.
+    """
+    reports = _start(settings, device, within_s)
+    return Examination(reports[0]["environment"], judge_reports(reports))
+
+
+def judge_reports(reports: list[dict[str, Any]]) -> tuple[Finding, ...]:
+    """Return the findings from the reports of several processes that made the same measurements."""
+    first = reports[0]
+    again = [report["steps"][0] for report in reports]
+    threads = first["environment"]["threads"]
+    moved = sorted({part for bits in first["by_threads"].values() for part in _differing([again[0], bits])})
+    others = " or ".join(first["by_threads"])
+    return (
+        _compare("one step, twice in a process", first["steps"]),
+        _compare(f"one step, in {len(reports)} processes", again),
+        Finding("deterministic algorithms", first["refuses"] or "can't be switched on", bool(first["refuses"])),
+        Finding(f"{others} threads, not {threads}", f"other bits: {', '.join(moved)}" if moved else "the same bits"),
+    )
+
+
+def _compare(what: str, steps: list[Bits]) -> Finding:
+    moved = _differing(steps)
+    seen = f"other bits: {', '.join(moved)}" if moved else f"the same bits: {', '.join(steps[0])}"
+    return Finding(what, seen, not moved)
+
+
+def _differing(steps: list[Bits]) -> list[str]:
+    return [part for part in steps[0] if len({bits[part] for bits in steps}) > 1]
+
+
+def judge_gpus(report: Report, compute: Compute, seen_by_torch: int) -> tuple[Finding, ...]:
+    """Return which GPUs a run with these settings would take, and their health.
+
+    Args:
+        seen_by_torch: the number of GPUs that torch sees.
+    """
+    visible = list_visible(report)
+    if visible is None:
+        problem = report.problem or "nvidia-smi doesn't tell which part of a GPU (MIG) a run would take"
+        known = f"{problem}; torch sees {counted(seen_by_torch, 'GPU') if seen_by_torch else 'none'}"
+        return (Finding("their health is not known", known, False if report.is_fault else None),)
+    if not report.gpus:
+        return (Finding("none", "nvidia-smi lists no GPU"),)
+    ranks = len(visible) if compute.ranks == "all" else compute.ranks
+    taken = () if compute.device == "cpu" else list_taken(visible, ranks)
+    findings = []
+    for gpu in report.gpus:
+        use = (
+            "which a run takes" if gpu in taken else "which a run leaves free" if gpu in visible else "which is hidden"
+        )
+        health = "; ".join([*(gpu.faults or ["healthy"]), *gpu.notes])
+        is_good = None if gpu not in visible else not gpu.faults
+        findings.append(Finding(f"GPU {gpu.index}, {use}", f"{gpu.name}, {gpu.memory}, {gpu.uuid}: {health}", is_good))
+    if taken and ranks > len(visible):
+        findings.append(Finding(f"compute.ranks = {ranks}", f"a run sees {counted(len(visible), 'GPU')}", False))
+    if taken and not seen_by_torch:
+        findings.append(Finding("torch", "it sees no GPU, so that a run would train on the CPU"))
+    return tuple(findings)
+
+
+def _start(settings: Determinism, device: DeviceChoice, within_s: float) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "holdfast.machine.doctor", settings.model_dump_json(), device]
+    strict = settings.model_copy(update={"mode": "strict"})  # steps are measured in strict mode, whatever the setting
+    environment = os.environ | determinism.preamble(strict)
+    started: list[subprocess.Popen[str]] = []
+    try:
+        for _ in range(PROCESSES):
+            pipe = subprocess.PIPE
+            started.append(
+                subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace")
+            )
+        return [_read_report(process, within_s) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def _read_report(process: "subprocess.Popen[str]", within_s: float) -> dict[str, Any]:
+    try:
+        out, err = process.communicate(timeout=within_s)
+    except subprocess.TimeoutExpired:
+        raise DeterminismError(f"torch did not answer within {within_s:.0f} s") from None
+    if process.returncode:
+        said = [line for line in err.splitlines() if line.strip()] or [f"exit code {process.returncode}"]
+        raise DeterminismError(
+            f"torch can't be run here: {said[-1].strip()}", hint="see the whole error with python -c 'import torch'"
+        )
+    report: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return report
+
+
+# ---- in the fresh interpreter
+
+
+def measure(settings: Determinism, device: str) -> dict[str, Any]:
+    """Return one process's report: its environment, and the bits of a step, taken twice and with more threads.
+
+    Raises:
+        DeterminismError: this interpreter was started without the preamble of `holdfast.machine.determinism`.
+    """
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() and device != "cpu" else "cpu"
+    determinism.apply(settings, DEFAULT_SEED)
+    report: dict[str, Any] = {"environment": describe_environment(device)}
+    determinism.apply(settings.model_copy(update={"mode": "strict"}), DEFAULT_SEED)
+    report |= {"steps": [step(device), step(device)], "refuses": _refuse(device), "by_threads": {}}
+    for threads in (settings.threads + 1, settings.threads + 2):
+        torch.set_num_threads(threads)
+        report["by_threads"][str(threads)] = step(device)
+    return report
+
+
+def step(device: str, seed: int = DEFAULT_SEED) -> Bits:
+    """Compute a small training step, forward and backward, and return its bits, part by part."""
+    import torch
+    from torch.nn import functional as F
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> "Tensor":
+        return torch.randn(*shape, generator=generator).to(device).requires_grad_()
+
+    parts: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
+        "matmul": (torch.matmul, [draw(256, 512), draw(512, 128)]),
+        "conv": (F.conv2d, [draw(8, 16, 32, 32), draw(32, 16, 3, 3)]),
+        "attention": (F.scaled_dot_product_attention, [draw(4, 4, 64, 32) for _ in range(3)]),
+        "embedding": (lambda table: F.embedding(torch.arange(4096, device=device) % 64, table), [draw(64, 128)]),
+        "sum": (torch.sum, [draw(1_000_000)]),
+    }
+    return {name: bits_of(operation, given) for name, (operation, given) in parts.items()}
+
+
+def bits_of(operation: "Callable[..., Tensor]", given: "list[Tensor]") -> str:
+    """Run an operation and return the SHA-256 of its result and of the gradients of its arguments."""
+    import torch
+
+    result = operation(*given)
+    result.square().sum().backward()  # type: ignore[no-untyped-call]
+    digest = hashlib.sha256()
+    for tensor in (result, *(each.grad for each in given)):
+        assert tensor is not None
+        digest.update(tensor.detach().reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _refuse(device: str) -> str:
+    """Return a line that names the nondeterministic operation that torch refused; empty if torch ran it."""
+    import torch
+
+    places = torch.zeros(2, dtype=torch.long, device=device)
+    try:
+        torch.zeros(2, device=device).put_(places, torch.ones(2, device=device))
+    except RuntimeError:
+        return "on: put_, which has none, is refused"
+    return ""
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Determinism.model_validate_json(sys.argv[1]), sys.argv[2])))

@@ -1,0 +1,130 @@
+"""The checks before a run takes GPUs: there are enough of them, and they are healthy."""
+
+import logging
+import os
+import subprocess
+import sys
+
+from holdfast.config import Compute, RunConfig
+from holdfast.errors import ConfigError, GpuUnhealthy
+from holdfast.machine.gpus.report import Gpu, Report, read_report, run_program
+from holdfast.machine.gpus.visible import list_taken, list_visible
+from holdfast.terminal import counted
+
+log = logging.getLogger(__name__)
+
+TORCH_WITHIN_S = 300.0  # importing torch from a cold disk takes a minute
+
+
+def settle_ranks(config: RunConfig) -> RunConfig:
+    """Return the configuration with a number in place of ``compute.ranks = "all"``: one rank for each visible GPU.
+
+    There are at most as many as virtual ranks, if there are any.
+    Without a GPU there is one rank. A configuration that has a number is returned as it is.
+
+    Raises:
+        GpuUnhealthy: the GPUs can't be counted, because one of them or the driver doesn't answer.
+    """
+    compute = config.compute
+    if compute.ranks != "all":
+        return config
+    count = 1 if compute.device == "cpu" else max(1, _count_visible(compute))
+    count = min(count, compute.virtual_ranks or count)
+    return config.with_ranks(count)
+
+
+def gather_nodes(config: RunConfig) -> RunConfig:
+    """Return the configuration with the ranks of all its nodes on one machine, for a command that trains there alone.
+
+    torchrun starts them there, even if Ray places those of the run. With virtual ranks any number of ranks trains the
+    same bytes, so one node's are enough.
+    """
+    compute = config.compute
+    if compute.nodes == 1 and not compute.has_ray:
+        return config
+    ranks = compute.rank_count * (1 if compute.virtual_ranks else compute.node_range[0])
+    update = {"nodes": 1, "ranks": ranks, "launcher": "torchrun"}
+    return config.model_copy(update={"compute": compute.model_copy(update=update)})
+
+
+def _count_visible(compute: Compute) -> int:
+    report = read_report()
+    _judge(compute, [report.problem] if report.is_fault else [], "")
+    visible = list_visible(report)
+    return _ask_torch() if visible is None else len(visible)
+
+
+def _ask_torch() -> int:
+    """Return the number of GPUs that torch sees in a fresh process: the attempt itself never imports torch."""
+    program = "import torch; print(torch.cuda.device_count())"
+    try:
+        exit_code, text = run_program([sys.executable, "-c", program], TORCH_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        return 0
+    lines = text.split()
+    return int(lines[-1]) if exit_code == 0 and lines and lines[-1].isdecimal() else 0
+
+
+def check_gpus(compute: Compute) -> int:
+    """Check that this machine has the GPUs that a run would take, and that they are healthy.
+
+    Return the number of GPUs that the run sees; 0 if it is to train on a CPU, or if nvidia-smi doesn't tell. Then the
+    ranks check the number by what torch sees, and nothing is known of their health.
+
+    Raises:
+        ConfigError: fewer GPUs are visible than there are ranks.
+        GpuUnhealthy: a GPU that the run would take is unhealthy, and the configuration refuses that.
+    """
+    if compute.device == "cpu":
+        return 0
+    report = read_report()
+    visible = list_visible(report)
+    if visible is None:
+        _judge(compute, [report.problem] if report.is_fault else [], "")
+        return 0
+    if 0 < len(visible) < compute.rank_count:
+        raise too_few_gpus(compute.rank_count, describe_visible(report, visible))
+    unhealthy = [gpu for gpu in list_taken(visible, compute.rank_count) if gpu.faults]
+    others = ",".join(str(gpu.index) for gpu in visible if not gpu.faults)
+    hide = f"CUDA_VISIBLE_DEVICES={others} leaves it out, " if others else ""
+    resets = ",".join(str(gpu.index) for gpu in unhealthy)
+    hint = f"{hide}nvidia-smi --gpu-reset --id={resets} may help, "
+    _judge(compute, [f"{gpu} is unhealthy: {', '.join(gpu.faults)}" for gpu in unhealthy], hint)
+    return len(visible)
+
+
+def _judge(compute: Compute, faults: list[str], hint: str) -> None:
+    """Refuse faults of GPUs, or warn of them, as the configuration says."""
+    if not faults:
+        return
+    if compute.gpu_health == "refuse":
+        raise GpuUnhealthy("; ".join(faults), hint=f"{hint}--set compute.gpu_health=warn trains anyway")
+    for fault in faults:
+        log.warning("%s; compute.gpu_health = %r trains anyway", fault, compute.gpu_health)
+
+
+def too_few_gpus(ranks: int, found: str) -> ConfigError:
+    """Return the error for more ranks than GPUs.
+
+    Args:
+        found: a sentence that says how many GPUs there are.
+    """
+    hint = 'each rank needs a GPU of its own: ranks = "all" starts one for each, device = "cpu" any number'
+    return ConfigError(f"compute.ranks = {ranks}: {found}", hint=hint)
+
+
+def describe_visible(report: Report, visible: tuple[Gpu, ...]) -> str:
+    """Return a sentence that says how many GPUs are visible."""
+    if len(visible) == len(report.gpus):
+        return f"this machine has {counted(len(visible), 'GPU')}"
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return f"{len(visible)} of this machine's {len(report.gpus)} GPUs are visible (CUDA_VISIBLE_DEVICES={chosen})"
+
+
+def explain_ranks(error: ConfigError, ranks: int) -> ConfigError:
+    """Return an error about the number of ranks that says that ``compute.ranks = "all"`` stands for this number."""
+    named = f"compute.ranks = {ranks}:"
+    if not error.message.startswith(named):
+        return error
+    rest = error.message.removeprefix(named)
+    return ConfigError(f'compute.ranks = "all", which is {ranks} here:{rest}', hint=error.hint, **error.data)

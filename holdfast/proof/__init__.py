@@ -1,0 +1,1 @@
+"""Is it the same training? Proofs, audits, replays, comparisons, drills and evaluations."""

@@ -1,0 +1,257 @@
+"""`holdfast audit`: train committed steps of a run again, and compare with the checkpoint to the bit."""
+
+import random
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from holdfast import checkpoint
+from holdfast.attempt.lineage import Past, Present, changes_since, promise_for
+from holdfast.checkpoint import Saved
+from holdfast.errors import GateTripped, WrongUse
+from holdfast.journal import Commit, Journal
+from holdfast.proof.replay import find_difference, make_pruned_error, read_committed_trail, read_trail, replayed
+from holdfast.recipe.permission import BY_DEFAULT, Trust
+from holdfast.store import Store
+from holdfast.terminal import counted
+
+SHOWN_NAMES = 8
+SHOWN_TENSORS = 3
+EARLIER = (
+    "what an earlier resume has lost, which a replay from after it loses, too; --from begins with an earlier commit"
+)
+
+
+class Audit(BaseModel):
+    """The result of an audit of one commit.
+
+    Attributes:
+        start, stop: the steps ``(start, stop]`` that were trained again, without a resume.
+        from_commit: the commit whose checkpoint the replay began with; 0 for the beginning of the run.
+        resumes: the steps at which the run was resumed and the replay was not, so that a faulty resume shows.
+        unchecked: what could not be checked, and why: a checkpoint was pruned, or settings were changed; else empty.
+        expected, found: the committed content id and the replay's; ``found`` is empty if the gate refused the start.
+        gate: why the gate refused the checkpoint to start from; empty if it didn't.
+        ranks: the number of ranks of the replay, if one was asked for; None for the run's.
+        first_step, first_differs_in, first_tensors: the first difference between the trails; see
+            `holdfast.checkpoint.departure.Difference`. None and empty if they are equal.
+        different: names of the tensors and values that differ at the end; the first part of a name is its component.
+        notes: reasons why equal bits aren't promised here, and changes since the commit.
+        verdict: the findings of the run's rehearsals up to the commit.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    run: str
+    commit: int
+    path: str
+    start: int
+    stop: int
+    from_commit: int = 0
+    resumes: list[int] = []
+    unchecked: str = ""
+    expected: str
+    found: str = ""
+    gate: str = ""
+    ranks: int | None = None
+    first_step: int | None = None
+    first_differs_in: list[str] = []
+    first_tensors: list[str] = []
+    different: list[str] = []
+    notes: list[str] = []
+    verdict: str = ""
+
+    @property
+    def is_identical(self) -> bool:
+        return self.expected == self.found
+
+    @property
+    def is_failed(self) -> bool:
+        """Return whether the bits differ although equal bits are promised."""
+        return not self.is_identical and not self.notes
+
+    def __str__(self) -> str:
+        across = f", across the resume at {', '.join(map(str, self.resumes))}" if self.resumes else ""
+        what = f"commit {self.commit} ({self.path}, steps {self.start}-{self.stop}{across})"
+        on = f" on {counted(self.ranks, 'rank')}" if self.ranks else ""
+        if self.is_identical:
+            lines = [f"{what}: replayed{on} to the same bytes, {self.expected}"]
+        elif self.gate:
+            lines = [f"{what}: it can't be replayed from commit {self.from_commit}", f"  {self.gate}"]
+        else:
+            lines = [f"{what}: the replay{on} ends on other bytes: {self.found[:12]}, not {self.expected[:12]}"]
+            lines += describe_difference(self.first_step, self.first_differs_in, self.first_tensors, self.different)
+        is_told = self.unchecked and (self.is_identical or self.unchecked != EARLIER)
+        lines += [f"  not checked: {self.unchecked}"] if is_told else []
+        lines += [f"  {self.verdict}"] if self.verdict else []
+        notes = [] if self.is_identical else self.notes
+        return "\n".join([*lines, *(f"  not promised here: {note}" for note in notes)])
+
+
+def describe_difference(step: int | None, fields: list[str], tensors: list[str], different: list[str]) -> list[str]:
+    """Return lines for a person about where two runs of the same steps differ.
+
+    Args:
+        step, fields, tensors: the first difference between their trails; see `holdfast.checkpoint.departure.Difference`.
+        different: names of the values that differ at the end.
+    """
+    lines = []
+    if step is not None:
+        after = f"; after it {checkpoint.shorten(tensors, SHOWN_TENSORS)}" if tensors else ""
+        lines.append(f"  first in step {step}: {', '.join(fields)}{after}")
+    elif different:
+        lines.append("  every step has the same samples, loss, gradient and random numbers")
+    if different:
+        lines.append(f"  then, at the end: {checkpoint.shorten(different, SHOWN_NAMES)}")
+    return lines
+
+
+def audit_commit(
+    journal: Journal, commit: Commit, start: int | None = None, ranks: int | None = None, trust: Trust = BY_DEFAULT
+) -> Audit:
+    """Replay the steps up to a commit in fresh processes; compare the content id, and if it differs, the trails.
+
+    Args:
+        start: the number of the commit to begin with, 0 for the beginning of the run. By default it is the parent. If
+            the run may have been resumed from the parent, it is the parent's parent, because a replay from the parent
+            would repeat that resume with its faults.
+        ranks: the number of ranks of the replay; None for the run's.
+        trust: what to take from the run's records.
+
+    Raises:
+        WrongUse: the start isn't an ancestor of the commit, or its checkpoint was pruned; or equal bytes aren't
+            promised on this number of ranks, or the recipe is not trusted.
+        CheckpointDamaged: the start, or the commit itself, is damaged.
+        RunStopped: the replay ended early.
+    """
+    span = _choose_span(journal, commit) if start is None else _span_from(journal, commit, start)
+    begin = span.start
+    known: dict[str, Any] = {
+        "run": journal.run, "commit": commit.number, "path": commit.path, "start": begin.step if begin else 0,
+        "stop": commit.step, "from_commit": begin.number if begin else 0, "resumes": span.resumes,
+        "unchecked": span.unchecked, "expected": commit.checkpoint_sha256, "ranks": ranks,
+        "verdict": commit.verdict if commit.rehearsed or commit.inexact else "",
+    }  # fmt: skip
+    try:
+        with replayed(journal, begin, commit, trust, ranks) as (saved, folder, present):
+            notes = list(dict.fromkeys(note for each in span.commits for note in list_notes(journal, each, present)))
+            found = saved.metadata.checkpoint_sha256
+            if found == commit.checkpoint_sha256:
+                return Audit(**known, found=found, notes=notes)
+            return Audit(**known, found=found, notes=notes, **_difference(journal, span, saved, folder))
+    except GateTripped as error:
+        # The run differs even before the first step: the gate refuses the restored start.
+        return Audit(**known, gate=str(error), different=error.data.get("different", []))
+
+
+@dataclass(frozen=True)
+class Span:
+    """The steps that an audit trains again.
+
+    Args:
+        start: the commit to begin with; None for the beginning of the run.
+        commits: the commits of these steps, oldest first; the last one is audited.
+        unchecked: see `Audit`.
+    """
+
+    start: Commit | None
+    commits: list[Commit]
+    unchecked: str = ""
+
+    @property
+    def resumes(self) -> list[int]:
+        """Return the steps at which the run may have been resumed and the replay isn't."""
+        pairs = pairwise(self.commits)
+        return [before.step for before, commit in pairs if may_follow_resume(before, commit)]
+
+
+def may_follow_resume(parent: Commit, commit: Commit) -> bool:
+    """Return whether a commit's steps may have been trained right after a resume from its parent.
+
+    If two commits of one attempt differ in ``restart_s``, the attempt restarted its ranks between them. It isn't on
+    record how the ranks that left an adopted checkpoint began, so an adopted commit counts as well.
+    """
+    times = {parent.restart_s, commit.restart_s} - {0.0}
+    return parent.attempt != commit.attempt or "adopted" in (parent.why, commit.why) or len(times) > 1
+
+
+def _choose_span(journal: Journal, commit: Commit) -> Span:
+    parent = journal.read_commit(commit.parent) if commit.parent else None
+    if parent is None or not may_follow_resume(parent, commit):
+        return Span(parent, [commit], EARLIER if parent is not None and parent.attempt > 1 else "")
+    before = journal.read_commit(parent.parent) if parent.parent else None
+    settings = journal.read_config(commit.config_fingerprint)
+    reason = ""
+    if before is None and settings is not None and settings.identity.get("init_from"):
+        reason = "the run began with another run's weights"
+    elif parent.config_fingerprint != commit.config_fingerprint:
+        reason = "the settings were changed there"
+    elif before is not None and (journal.is_pruned(before.number) or journal.is_quarantined(before.number)):
+        given_up = "pruned" if journal.is_pruned(before.number) else "quarantined"
+        reason = f"commit {before.number} was {given_up}, and commit {parent.number} is the furthest back that there is"
+    if reason:
+        return Span(parent, [commit], f"the resume at step {parent.step}, which the replay repeats: {reason}")
+    return Span(before, [parent, commit])
+
+
+def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
+    """Return the span from the commit of this number (0 for the beginning of the run) to ``commit``.
+
+    Raises:
+        WrongUse: the start isn't an ancestor of the commit or was pruned, or the settings were changed in between.
+    """
+    commits, start = [commit], commit
+    furthest: Commit | None = None
+    while start.number > number and start.parent:
+        start = journal.read_commit(start.parent)
+        furthest = furthest if journal.is_pruned(start.number) else start
+        commits.insert(0, start)
+    if number == 0 and not start.parent:
+        span = Span(None, commits)
+    elif start.number == number and number != commit.number:
+        span = Span(commits.pop(0), commits)
+    else:
+        raise WrongUse(
+            f"--from {number}: commit {commit.number} of run {journal.run!r} doesn't continue from it",
+            hint=f"a commit before {commit.number}, or 0 for the beginning",
+        )
+    if span.start is not None and journal.is_pruned(number):
+        error = make_pruned_error(journal, span.start, commit)
+        hint = f"the furthest back that there is: --from {furthest.number}" if furthest else "--from 0 is the beginning"
+        raise WrongUse(error.message, hint=hint)
+    for each in span.commits:
+        if each.config_fingerprint != commit.config_fingerprint:
+            raise WrongUse(
+                f"--from {number}: the settings were changed after commit {each.number}",
+                hint="a replay has the settings of one commit; begin with a later one",
+            )
+    return span
+
+
+def list_notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
+    """Return the changes since a commit, and the reasons why equal bits aren't promised here."""
+    # The promise covers packages. A newer Holdfast isn't a note: it has to give the same bits.
+    past = Past.read(journal, commit)
+    changes = [str(change) for change in changes_since(past, present) if change.kind != "package"]
+    return [*changes, *promise_for(past, present).reasons]
+
+
+def _difference(journal: Journal, span: Span, saved: Saved, folder: Store) -> dict[str, Any]:
+    commit = span.commits[-1]
+    expected = [line for each in span.commits for line in read_committed_trail(journal, each)]
+    ends = checkpoint.read_payload(journal.store, commit), checkpoint.read_saved(folder, saved)
+    return find_difference((expected, read_trail(folder, saved.path)), ends)
+
+
+def choose_commits(journal: Journal, number: int, seed: int | None = None) -> list[Commit]:
+    """Return random commits that can be replayed, oldest first; all of them if there are no more than ``number``.
+
+    Args:
+        seed: equal seeds choose the same commits; None for a random choice.
+    """
+    there = {commit.number: commit for commit in journal.candidates()}
+    replayable = [commit for commit in there.values() if not commit.parent or commit.parent in there]
+    chosen = random.Random(seed).sample(replayable, min(number, len(replayable)))
+    return sorted(chosen, key=lambda commit: commit.number)

@@ -1,0 +1,130 @@
+"""The training that led to a commit: the commits of its line, oldest first, and their trails."""
+
+import functools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from holdfast.attempt.lineage import Past
+from holdfast.errors import NameMissing, RecordDamaged, WrongUse
+from holdfast.journal import Commit, Journal
+from holdfast.journal.finding import find_commit
+from holdfast.proof.replay import Trail, read_committed_trail
+
+# Records that are read at once: an object store takes some 30 ms for each.
+READERS = 16
+
+
+@dataclass(frozen=True)
+class Ancestry:
+    """A commit and its ancestors, oldest first.
+
+    Attributes:
+        label: the name of this training in messages.
+        missing: a line for each record that is lost.
+    """
+
+    journal: Journal
+    label: str
+    commits: list[Commit]
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def head(self) -> Commit:
+        return self.commits[-1]
+
+    @functools.cached_property
+    def by_step(self) -> dict[int, Commit]:
+        """Return the commits by their steps."""
+        return {commit.step: commit for commit in self.commits}
+
+    def find_parent(self, commit: Commit) -> Commit | None:
+        """Return the commit before another one in this line; None for the first."""
+        index = self.commits.index(commit)
+        return self.commits[index - 1] if index else None
+
+    def find_reaching(self, step: int) -> Commit:
+        """Return the first commit at a step or after it; the last one if there is none."""
+        return next((commit for commit in self.commits if commit.step >= step), self.head)
+
+    def read_trail(self, after: int, until: int) -> tuple[Trail, list[str]]:
+        """Return the lines of the steps ``(after, until]``, and a note for each trail that is lost or damaged."""
+        lines: Trail = []
+        notes = []
+        before = 0
+        for commit in self.commits:
+            if commit.step > after and before < until:
+                found = _read_lines(self.journal, commit)
+                lines += [line for line in found if after < line["step"] <= until]
+                if not found:
+                    notes.append(f"the trail of commit {commit.number} of {self.label} is lost")
+            before = commit.step
+        return lines, notes
+
+    def read_past(self, commit: Commit) -> Past:
+        """Return the settings, code and machine of a commit; of a pruned one those that its attempt began with."""
+        past = Past.read(self.journal, commit)
+        if past.environment:
+            return past
+        try:
+            environment = self.journal.read_attempt(commit.attempt).environment
+        except (NameMissing, RecordDamaged):
+            return past
+        return Past(commit, past.fingerprint, past.identity, environment)
+
+
+def _read_lines(journal: Journal, commit: Commit) -> Trail:
+    """Return a commit's trail; nothing if it is lost, or a line of it is no step."""
+    try:
+        lines = read_committed_trail(journal, commit)
+        return lines if all(type(line["step"]) is int for line in lines) else []
+    except (ValueError, TypeError, KeyError):
+        return []
+
+
+def read_ancestry(journal: Journal, label: str, name: str = "") -> Ancestry:
+    """Read the commits that led to a commit.
+
+    Args:
+        label: the name of this training in messages.
+        name: the commit's number, or the name of its folder; empty for the newest.
+
+    Raises:
+        RunUnknown: there is no such run.
+        WrongUse: the run has no such commit.
+    """
+    journal.read_run()
+    head = _find_head(journal, name)
+    quarantined = {*journal.numbers("quarantine")}
+    numbers = [number for number in journal.numbers("commits") if number < head.number]
+    with ThreadPoolExecutor(READERS) as readers:
+        known = {commit.number: commit for commit in readers.map(journal.find_commit, numbers) if commit}
+    line, missing = [head], []
+    while parent := line[-1].parent:
+        if parent not in known or parent >= line[-1].number:
+            missing.append(f"the record of commit {parent} of {label} is lost")
+            before = min(parent, line[-1].number)
+            parent = max((number for number in known if number < before and number not in quarantined), default=0)
+        if not parent:
+            break
+        line.append(known[parent])
+    return Ancestry(journal, label, line[::-1], missing)
+
+
+def _find_head(journal: Journal, name: str) -> Commit:
+    """Return the commit of this name; its checkpoint may have been pruned."""
+    if not name.isdecimal():
+        return find_commit(journal, name)
+    try:
+        return journal.read_commit(int(name))
+    except NameMissing:
+        raise WrongUse(
+            f"run {journal.run!r} has no commit {name}", hint=f"its newest is {journal.newest_number()}"
+        ) from None
+
+
+def find_common_steps(one: Ancestry, other: Ancestry) -> Iterator[tuple[Commit, Commit]]:
+    """Yield the commits of two trainings at the same steps, oldest first."""
+    for step, commit in one.by_step.items():
+        if step in other.by_step:
+            yield commit, other.by_step[step]

@@ -1,0 +1,144 @@
+"""`holdfast compare`: find the first difference between two trainings, and what explains it."""
+
+from typing import Any
+
+from holdfast import checkpoint
+from holdfast.checkpoint.departure import Difference, find_first, spreads
+from holdfast.errors import HoldfastError, WrongUse
+from holdfast.journal import Commit, Journal
+from holdfast.proof.comparison.ancestry import Ancestry, find_common_steps
+from holdfast.proof.comparison.replaying import replay_both
+from holdfast.proof.comparison.report import Comparison, Side
+from holdfast.proof.comparison.suspects import Evidence, Suspect, find_evidence, list_changes, rank
+from holdfast.proof.replay import Trail
+from holdfast.recipe.permission import BY_DEFAULT, Trust
+
+Pair = tuple[Commit, Commit]
+
+
+def compare_trainings(
+    one: Ancestry, other: Ancestry, *, is_replayed: bool = False, trust: Trust = BY_DEFAULT
+) -> Comparison:
+    """Compare two trainings: content ids at the steps at which both have a checkpoint, and trails at every step.
+
+    Commits at other steps, because of other chunks or attempts, are compared by their trails alone.
+
+    Args:
+        is_replayed: whether to train the steps of the first difference again, in fresh processes on this machine, to
+            find its first tensor.
+        trust: what such a replay takes from the runs' records.
+
+    Raises:
+        WrongUse: no step of one is known of the other.
+    """
+    equal, different, common = _compare_content_ids(one, other)
+    after = equal[0].step if equal else 0
+    until = different[0].step if different else min(one.head.step, other.head.step)
+    (trail, notes), (others, more) = one.read_trail(after, until), other.read_trail(after, until)
+    if not common and not {line["step"] for line in trail} & {line["step"] for line in others}:
+        raise WrongUse(
+            f"{one.label} and {other.label} can't be compared: no checkpoint is at the same step, and trails are lost",
+            hint="holdfast verify shows what is left of each",
+        )
+    first = find_first(trail, others)
+    shown = different or equal
+    known: dict[str, Any] = {
+        "one": _describe_side(one, shown[0] if shown else None, differs=different is not None),
+        "other": _describe_side(other, shown[1] if shown else None, differs=different is not None),
+        "equal_until": after, "common": common, "compared_until": until,
+    }  # fmt: skip
+    notes = [*one.missing, *other.missing, *notes, *more]
+    if first is None and different is None:
+        suspects = _rank(one, other, equal or (one.head, other.head), None)
+        return Comparison(**known, is_equal=True, suspects=suspects, notes=notes)
+    if different is not None:
+        known |= {"different_at": different[0].step, "different": _compare_states(one, other, different, notes)}
+    pair = (one.find_reaching(first.step), other.find_reaching(first.step)) if first else different
+    assert pair is not None
+    suspects = _rank(one, other, pair, find_evidence(first, _find_values(first, trail, others)))
+    notes += [*_note_changed_settings(one, pair[0]), *_note_changed_settings(other, pair[1])]
+    if is_replayed:
+        known["replays"], in_detail, more = replay_both(one, other, pair, after, trust)
+        first, notes = in_detail or first, notes + more
+    known |= _describe_first(first, _find_values(first, trail, others))
+    return Comparison(**known, is_equal=False, suspects=suspects, notes=list(dict.fromkeys(notes)))
+
+
+def _rank(one: Ancestry, other: Ancestry, pair: Pair, evidence: Evidence | None) -> list[Suspect]:
+    """Return the recorded differences between two commits, the one that explains the evidence best first."""
+    changes = list_changes(one.read_past(pair[0]), other.read_past(pair[1]), _read_configs(one, other, pair))
+    return rank(changes, evidence)
+
+
+def _compare_content_ids(one: Ancestry, other: Ancestry) -> tuple[Pair | None, Pair | None, int]:
+    """Return the last commits with one content id before the first ones that differ, those, and the common steps."""
+    equal: Pair | None = None
+    pairs = list(find_common_steps(one, other))
+    for pair in pairs:
+        if pair[0].checkpoint_sha256 != pair[1].checkpoint_sha256:
+            return equal, pair, len(pairs)
+        equal = pair
+    return equal, None, len(pairs)
+
+
+def _compare_states(one: Ancestry, other: Ancestry, pair: Pair, notes: list[str]) -> list[str]:
+    """Return the names of the values that differ in two checkpoints; note it if they were pruned or can't be read."""
+    for line, commit in zip((one, other), pair, strict=True):
+        if line.journal.is_pruned(commit.number):
+            notes.append(f"the tensors at step {commit.step} weren't compared: those of {line.label} were pruned")
+            return []
+    try:
+        states = [
+            checkpoint.read_payload(line.journal.store, commit)
+            for line, commit in zip((one, other), pair, strict=True)
+        ]  # fmt: skip
+    except HoldfastError as error:
+        notes.append(f"the tensors at step {pair[0].step} weren't compared: {error}")
+        return []
+    return sorted(checkpoint.differences(*states), key=spreads)
+
+
+def _find_values(first: Difference | None, *trails: Trail) -> tuple[Any, Any]:
+    """Return the two values of the first field that differs; (None, None) for a component's."""
+    if first is None:
+        return None, None
+    one, other = (next((line for line in trail if line["step"] == first.step), {}) for trail in trails)
+    return one.get(first.fields[0]), other.get(first.fields[0])
+
+
+def _describe_first(first: Difference | None, values: tuple[Any, Any]) -> dict[str, Any]:
+    if first is None:
+        return {}
+    known = {"first_step": first.step, "first_differs_in": list(first.fields), "first_tensors": list(first.tensors)}
+    return known | ({"first_values": list(values)} if None not in values else {})
+
+
+def _describe_side(line: Ancestry, commit: Commit | None, *, differs: bool) -> Side:
+    return Side(
+        label=line.label, commit=line.head.number, step=line.head.step,
+        first=commit.number if commit and differs else 0, content_id=commit.checkpoint_sha256 if commit else "",
+    )  # fmt: skip
+
+
+def _note_changed_settings(line: Ancestry, commit: Commit) -> list[str]:
+    """Return a note if the settings of a commit are others than those of the commit before."""
+    parent = line.find_parent(commit)
+    if parent is None or parent.config_fingerprint == commit.config_fingerprint:
+        return []
+    run = f"{line.journal.store_url}/{line.journal.run}"
+    return [f"{line.label} changed its settings at step {parent.step}: holdfast diff {run}"]
+
+
+def _read_configs(one: Ancestry, other: Ancestry, pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return all settings of two commits; of both nothing if one's are lost."""
+    left, right = _read_config(one.journal, pair[0]), _read_config(other.journal, pair[1])
+    return (left, right) if left and right else ({}, {})
+
+
+def _read_config(journal: Journal, commit: Commit) -> dict[str, Any]:
+    """Return the settings that the run was last trained with, if they have the commit's fingerprint."""
+    snapshot = journal.read_snapshot()
+    if snapshot is not None and snapshot.fingerprint == commit.config_fingerprint:
+        return snapshot.config
+    record = journal.read_config(commit.config_fingerprint)
+    return record.config if record else {}

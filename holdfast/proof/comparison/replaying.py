@@ -1,0 +1,70 @@
+"""The replay of the steps in which two trainings differ first, with a checksum of each tensor in every step."""
+
+from dataclasses import dataclass
+
+from holdfast.checkpoint.departure import Difference, find_first
+from holdfast.errors import HoldfastError
+from holdfast.journal import Commit
+from holdfast.proof.audit import list_notes
+from holdfast.proof.comparison.ancestry import Ancestry
+from holdfast.proof.comparison.report import Replay
+from holdfast.proof.replay import Trail, read_trail, replayed
+from holdfast.recipe.permission import Trust
+
+
+@dataclass(frozen=True)
+class _Replayed:
+    replay: Replay
+    trail: Trail
+    notes: list[str]
+
+
+def replay_both(
+    one: Ancestry, other: Ancestry, pair: tuple[Commit, Commit], after: int, trust: Trust
+) -> tuple[list[Replay], Difference | None, list[str]]:
+    """Train the steps up to two commits again, each from the last checkpoint that both have in common if possible.
+
+    Args:
+        pair: the commits up to which to train: the first that reach the first difference.
+        after: the last step at which both have one content id.
+        trust: what to take from the runs' records.
+
+    Returns:
+        The replays; the first difference between their trails, which name every tensor; and notes.
+    """
+    found: list[_Replayed] = []
+    for line, commit in zip((one, other), pair, strict=True):
+        try:
+            found.append(_replay(line, commit, after, trust))
+        except HoldfastError as error:
+            return [each.replay for each in found], None, [f"{line.label} wasn't trained again: {error}"]
+    left, right = found
+    notes = [note for line, each in zip((one, other), found, strict=True) for note in _judge(line.label, each)]
+    return [left.replay, right.replay], find_first(left.trail, right.trail), notes
+
+
+def _replay(line: Ancestry, commit: Commit, after: int, trust: Trust) -> _Replayed:
+    start = _choose_start(line, commit, after)
+    with replayed(line.journal, start, commit, trust) as (saved, folder, present):
+        replay = Replay(
+            commit=commit.number, start=start.step if start else 0, stop=commit.step,
+            expected=commit.checkpoint_sha256, found=saved.metadata.checkpoint_sha256,
+        )  # fmt: skip
+        return _Replayed(replay, read_trail(folder, saved.path), list_notes(line.journal, commit, present))
+
+
+def _judge(label: str, found: _Replayed) -> list[str]:
+    """Return why a replay doesn't give the committed bytes; nothing if it does."""
+    if found.replay.is_identical:
+        return []
+    if found.notes:
+        return [f"equal bits aren't promised here for {label}: {note}" for note in found.notes]
+    return [f"{label} doesn't follow from its settings, code, data and machine, which are those on record"]
+
+
+def _choose_start(line: Ancestry, commit: Commit, after: int) -> Commit | None:
+    """Return the commit to begin with: not before step ``after``, and not before a change of settings."""
+    start = line.find_parent(commit)
+    while start is not None and start.step > after and start.config_fingerprint == commit.config_fingerprint:
+        start = line.find_parent(start)
+    return start

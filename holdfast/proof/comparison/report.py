@@ -1,0 +1,160 @@
+"""The result of `holdfast compare`, and its text for a person."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from holdfast.checkpoint import shorten
+from holdfast.proof.audit import SHOWN_NAMES, describe_difference
+from holdfast.proof.comparison.suspects import Suspect, Tier, describe
+
+SHOWN_SUSPECTS = 12
+# Fields of a trail's line whose values are digests or tables, which tell a person nothing.
+HASHED = {"samples", "rng", "logged", "metrics"}
+TITLES: dict[Tier, str] = {"likely": "most likely", "possible": "possible", "unlikely": "no explanation"}
+NOTHING_RECORDED = (
+    "nothing on record explains it: a resume that lost state (holdfast audit trains across it), a file that changed "
+    "while training read it, or an error of a machine"
+)
+
+
+class Side(BaseModel):
+    """One of the two trainings.
+
+    Attributes:
+        label: its name in messages: the run's, or what the user typed if both runs have one name.
+        commit: the number of the commit up to which it is compared.
+        first: the number of its first commit whose content id differs; 0 if none does.
+        content_id: the content id of that commit; of the last common one if none differs.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    label: str
+    commit: int
+    step: int
+    first: int = 0
+    content_id: str = ""
+
+
+class Replay(BaseModel):
+    """The replay of the steps in which a training differs first.
+
+    Attributes:
+        commit: the number of the commit up to whose step it was trained again.
+        start: the step that the replay began with.
+        expected, found: the committed content id and the replay's.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    commit: int
+    start: int
+    stop: int
+    expected: str
+    found: str
+
+    @property
+    def is_identical(self) -> bool:
+        return self.expected == self.found
+
+
+class Comparison(BaseModel):
+    """The comparison of two trainings.
+
+    Attributes:
+        is_equal: whether no checkpoint and no step differs, as far as both go.
+        equal_until: the last step at which both have a checkpoint, with one content id; 0 if there is none.
+        common: the number of steps at which both have a checkpoint.
+        compared_until: the last step that was compared, by content ids or trails.
+        different_at: the first step at which both have a checkpoint and the content ids differ; None if there is none.
+        first_step, first_differs_in, first_tensors: the first difference between the trails, or between detailed
+            replays; see `holdfast.checkpoint.departure.Difference`.
+        first_values: the two values of the first field that differs; empty if the trails have none.
+        different: names of the tensors and values that differ at ``different_at``; empty if a checkpoint was pruned.
+        replays: the replays of both, if they were asked for and possible.
+        suspects: the recorded differences, the one that explains the first difference best first.
+        notes: what could not be compared, and why.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    one: Side
+    other: Side
+    is_equal: bool
+    equal_until: int
+    common: int
+    compared_until: int
+    different_at: int | None = None
+    first_step: int | None = None
+    first_differs_in: list[str] = []
+    first_tensors: list[str] = []
+    first_values: list[Any] = []
+    different: list[str] = []
+    replays: list[Replay] = []
+    suspects: list[Suspect] = []
+    notes: list[str] = []
+
+    def __str__(self) -> str:
+        lines = self._describe_equal() if self.is_equal else self._describe_difference()
+        return "\n".join([*lines, *self._list_suspects(), *(f"  note: {note}" for note in self.notes)])
+
+    @property
+    def _names(self) -> str:
+        return f"{self.one.label} and {self.other.label}"
+
+    def _describe_equal(self) -> list[str]:
+        if not self.common:
+            return [f"equal: every step's line up to step {self.compared_until} of {self._names}; no common checkpoint"]
+        lines = [f"equal: {self._names} have one content id at step {self.equal_until}: {self.one.content_id}"]
+        shorter, longer = sorted((self.one, self.other), key=lambda side: side.step)
+        if shorter.step != longer.step:
+            lines.append(f"  {longer.label} goes on to step {longer.step}, {shorter.label} ends at step {shorter.step}")
+        if self.compared_until > self.equal_until:
+            lines.append(f"  steps {self.equal_until + 1}-{self.compared_until} agree line by line")
+        return lines
+
+    def _describe_difference(self) -> list[str]:
+        since = f"equal until step {self.equal_until}" if self.equal_until else "from the beginning"
+        lines = [f"different: {self._names}, {since}"]
+        if self.different_at is not None:
+            sides = (f"commit {side.first} of {side.label} {side.content_id[:12]}" for side in (self.one, self.other))
+            lines.append(f"  first other content id at step {self.different_at}: {', '.join(sides)}")
+        lines += describe_difference(self.first_step, self.first_differs_in, self.first_tensors, [])
+        if self.first_values and self.first_differs_in[0] not in HASHED:
+            left, right = map(_show, self.first_values)
+            lines.append(f"  {self.first_differs_in[0]} is {left} in {self.one.label}, {right} in {self.other.label}")
+        if self.first_step is None and self.different:
+            lines.append("  every step has the same samples, rates, loss, gradient and random numbers")
+            lines.append(f"  in the state at step {self.different_at}: {shorten(self.different, SHOWN_NAMES)}")
+        return [*lines, *self._describe_replays()]
+
+    def _describe_replays(self) -> list[str]:
+        lines = []
+        for side, replay in zip((self.one, self.other), self.replays, strict=False):
+            what = f"  steps {replay.start}-{replay.stop} of {side.label}, trained again here, give"
+            lines.append(f"{what} {'the committed' if replay.is_identical else 'other'} bytes")
+        return lines
+
+    def _list_suspects(self) -> list[str]:
+        shown, hidden = self.suspects[:SHOWN_SUSPECTS], self.suspects[SHOWN_SUSPECTS:]
+        is_explained = self.is_equal or any(each.tier != "unlikely" for each in shown)
+        lines = [] if is_explained else [f"  {NOTHING_RECORDED}"]
+        title = ""
+        for each in shown:
+            heading = "differs, and changed no byte" if self.is_equal else TITLES[each.tier]
+            lines += [f"  {heading}:"] if heading != title else []
+            title = heading
+            lines.append(f"    {each.cls:11}  {describe(each.change, self.one.label, self.other.label)}")
+        return lines + ([f"    and {len(hidden)} more"] if hidden else [])
+
+
+def _show(value: Any) -> str:
+    """Return a value of a trail with at most nine digits, which tell any two floats of 32 bits apart."""
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    if isinstance(value, list):
+        return ", ".join(map(_show, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_show(each)}" for name, each in value.items())
+    return str(value)

@@ -1,0 +1,247 @@
+"""Changes of a run's settings, code and files: over its life, and against a configuration."""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from holdfast.attempt.lineage import Past, find_ancestor, identify
+from holdfast.checkpoint import shorten
+from holdfast.config import RunConfig
+from holdfast.errors import ConfigDrift, ConfigError, NameMissing, RecordDamaged, WrongUse
+from holdfast.journal import AttemptRecord, Commit, ConfigRecord, Journal
+from holdfast.machine.gpus import settle_ranks
+from holdfast.provenance.changes import Change, Kind, classify, compare, find_defaults, from_lineage
+from holdfast.provenance.drift import check_drift, is_accepted, is_harmless
+from holdfast.provenance.fingerprint import fingerprint
+from holdfast.provenance.imports import find_file
+from holdfast.provenance.opened_files import describe_file
+from holdfast.provenance.packages import describe_holdfast, find_contents, find_versions
+from holdfast.provenance.recorded import compare_records, compare_sources
+from holdfast.provenance.sources import hash_sources
+from holdfast.recipe.function import default_settings, find_program, split_recipe
+from holdfast.recipe.settings import resolve_settings
+from holdfast.store import open_store
+
+Outcome = Literal["refused", "let through", "needs nothing"]
+# The class of each change that is not a setting's.
+CLASSES: dict[Kind, str] = {"source": "code", "built": "built", "file": "data", "package": "package"}
+WORST_FIRST: tuple[Outcome, ...] = ("refused", "let through", "needs nothing")
+SHOWN_FILES = 3
+NOTHING_COMMITTED = "nothing is committed: with any settings, training begins with step 0"
+
+
+# ---- a configuration
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The verdict on continuing a run with a configuration.
+
+    Attributes:
+        rows: outcome, class and change, for every change; the worst outcome first.
+        is_refused: whether the run would refuse to continue.
+        hint: what to do about a refusal.
+        notes: remarks, such as on parts that were not compared.
+    """
+
+    rows: list[tuple[Outcome, str, Change]]
+    is_refused: bool
+    hint: str
+    notes: list[str]
+
+
+def judge(journal: Journal, config: RunConfig) -> Judged:
+    """Compare a run with a configuration, and decide whether the run would continue with it. Imports the recipe.
+
+    Raises:
+        RecordDamaged, WrongUse: the run's saved settings are lost.
+    """
+    config = settle_ranks(config)
+    newest = journal.newest()
+    saved = _read_trained_with(journal, newest)
+    with contextlib.redirect_stdout(sys.stderr):  # a recipe may print when it is imported
+        identity, defaults = _identify(journal, newest, saved, config)
+    current = fingerprint(identity)
+    changes = compare(saved.identity, identity, defaults) if current != saved.fingerprint else []
+    sources, notes = _compare_recorded(journal, newest, config) if newest else ([], [NOTHING_COMMITTED])
+    hint = _find_hint([*changes, *sources], config, saved.fingerprint, current) if newest else ""
+    rows = [
+        *(("identity", change) for change in changes),
+        *((CLASSES[change.kind], change) for change in sources),
+        *_compare_others(journal.read_snapshot() or saved, config),
+    ]
+    accept = config.resume.accept_drift
+    judged = [(_judge_one(cls, change, accept) if newest else "needs nothing", cls, change) for cls, change in rows]
+    judged.sort(key=lambda row: (WORST_FIRST.index(row[0]), row[2].name))
+    return Judged(judged, bool(hint), hint, [*notes, *_note_place(journal, config)])
+
+
+def gives_others(journal: Journal, config: RunConfig) -> bool:
+    """Return whether a configuration gives other settings than the one that the newest commit was trained with.
+
+    Imports no recipe, and so doesn't know its defaults: whether the run refuses the settings, an attempt decides.
+    """
+    newest = journal.newest()
+    if newest is None:
+        return False
+    saved = journal.read_config(newest.config_fingerprint)
+    try:
+        given = RunConfig.model_validate(saved.config).identity if saved else {}
+    except ValidationError:  # an earlier version has written it
+        return True
+    changes = compare(given, config.identity, find_defaults())
+    return not all(is_harmless(each) or is_accepted(each, config.resume.accept_drift) for each in changes)
+
+
+def _judge_one(cls: str, change: Change, accept: Sequence[str]) -> Outcome:
+    if cls not in ("identity", "code", "data"):
+        return "let through" if cls in ("schedule", "package") else "needs nothing"
+    return "let through" if is_harmless(change) or is_accepted(change, accept) else "refused"
+
+
+def _find_hint(changes: list[Change], config: RunConfig, saved: str, current: str) -> str:
+    """Return the hint for the changes that are refused; empty if none is."""
+    try:
+        check_drift(changes, config.resume.accept_drift, saved, current)
+    except ConfigDrift as error:
+        return error.hint
+    return ""
+
+
+def _read_trained_with(journal: Journal, newest: Commit | None) -> ConfigRecord:
+    """Return the settings with which the next attempt compares its own: those of the newest commit, or the snapshot."""
+    if newest is None:
+        return _read_snapshot(journal)
+    saved = journal.read_config(newest.config_fingerprint)
+    if saved is None:
+        raise RecordDamaged(
+            f"the settings that commit {newest.number} was trained with are lost: configs/ has none that can be read",
+            hint="train it with exactly the settings that it had; the run refuses any others",
+        )
+    return saved
+
+
+def _identify(
+    journal: Journal, newest: Commit | None, saved: ConfigRecord, config: RunConfig
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Import the recipe; return the identity that the run would have if its data didn't change, and the defaults."""
+    # Find recipes in the working directory, as `python -m` does. A console script searches its own folder instead.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    settings = resolve_settings(find_program(config.recipe), config.settings)
+    ancestor = find_ancestor(journal, config.store, config.init_from, newest)
+    identity, defaults = identify(config, settings, default_settings(config.recipe), ancestor)
+    if "data" in saved.identity:
+        identity["data"] = saved.identity["data"]
+    return identity, defaults
+
+
+def _compare_recorded(journal: Journal, newest: Commit, config: RunConfig) -> tuple[list[Change], list[str]]:
+    """Compare code, files and packages here with the recorded ones. Return changes, and notes on the rest."""
+    notes = ["what the recipe builds and the machine aren't compared: they are known when training starts"]
+    saved = Past.read(journal, newest).environment
+    names: dict[str, str] = saved.get("sources", {})
+    if not names:
+        return [], [*notes, "the code isn't compared: there is none on record"]
+    folder = Path(find_file(split_recipe(config.recipe)[0])).resolve().parent
+    sources = hash_sources(names, folder)
+    listed: dict[str, Any] = saved.get("files", {})
+    files = {name: entry for name in listed if (entry := _describe_recorded_file(name, folder))}
+    elsewhere = {name for name in names if "/" in name and name not in sources}
+    if missing := sorted({*listed.keys() - files.keys(), *elsewhere}):
+        notes.append(f"not compared, since they aren't found from here: {shorten(missing, SHOWN_FILES)}")
+    current = {
+        "sources": sources,
+        "packages": find_versions(saved.get("packages", {})),
+        "package_files": find_contents(saved.get("package_files", {}), saved.get("package_files", {})),
+        "holdfast": describe_holdfast(),
+        "files": files,
+    }
+    compared = {
+        "built": {},
+        "files": {name: listed[name] for name in files},
+        "sources": {name: sha256 for name, sha256 in names.items() if name not in elsewhere},
+    }
+    return compare_records(saved | compared, current), notes
+
+
+def _describe_recorded_file(name: str, folder: Path) -> dict[str, Any] | None:
+    path = next((path for path in (folder / name, Path(name)) if path.is_file()), None)
+    return describe_file(path) if path else None
+
+
+def _note_place(journal: Journal, config: RunConfig) -> Iterator[str]:
+    with contextlib.suppress(ConfigError):  # the configured store can't be opened here
+        place = open_store(config.store).inside(config.run).url
+        if place != journal.store.url:
+            yield f"it trains the run in {place}, and would touch this one only if it were there"
+
+
+def _compare_others(saved: ConfigRecord, config: RunConfig) -> Iterator[tuple[str, Change]]:
+    """Yield the changes of settings outside of the identity, each with its class."""
+    for change in compare(saved.config, config.model_dump(mode="json"), find_defaults()):
+        if classify(change.name) != "identity" and not is_harmless(change):
+            yield classify(change.name), change
+
+
+# ---- a run's own life
+
+
+def list_lives(journal: Journal) -> Iterator[tuple[AttemptRecord, list[Change]]]:
+    """Yield every attempt, oldest first, with the changes that it let through.
+
+    For an attempt without a recorded lineage, compute the changes from the records of settings and code.
+    """
+    fingerprints = _find_fingerprints(journal)
+    identity: dict[str, Any] | None = None
+    sources: dict[str, str] = {}
+    for number in journal.numbers("attempts"):
+        record = _read_attempt(journal, number)
+        if record is None:
+            continue
+        config = journal.read_config(fingerprints[number]) if number in fingerprints else None
+        before, identity = identity, config.identity if config else identity
+        sources_before, sources = sources, record.environment.get("sources", sources)
+        if record.lineage:
+            yield record, from_lineage(record.lineage.get("drift", {}))
+            continue
+        changes = compare(before, identity, {}) if before is not None and identity is not None else []
+        yield record, changes + (compare_sources(sources_before, sources) if sources_before else [])
+
+
+def _find_fingerprints(journal: Journal) -> dict[int, str]:
+    """Return the fingerprint of each attempt's settings, by its number, as far as commits record it."""
+    known = {name.partition(".")[0].partition("-")[0] for name in journal.store.list("configs")}
+    if len(known) < 2:  # the settings never changed, so don't read every commit
+        return {}
+    fingerprints = {}
+    for number in journal.numbers("commits"):
+        with contextlib.suppress(NameMissing, RecordDamaged):
+            commit = journal.read_commit(number)
+            fingerprints[commit.attempt] = commit.config_fingerprint
+    snapshot = journal.read_snapshot()
+    if snapshot is not None:
+        fingerprints.setdefault(journal.attempts(), snapshot.fingerprint)
+    return fingerprints
+
+
+def _read_attempt(journal: Journal, number: int) -> AttemptRecord | None:
+    try:
+        return journal.read_attempt(number)
+    except NameMissing:
+        return None
+    except RecordDamaged as error:
+        journal.warn(str(error))
+        return None
+
+
+def _read_snapshot(journal: Journal) -> ConfigRecord:
+    snapshot = journal.read_snapshot()
+    if snapshot is None:
+        raise WrongUse(f"run {journal.run!r} has no settings on record", hint="its first attempt records them")
+    return snapshot

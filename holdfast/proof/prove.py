@@ -1,0 +1,298 @@
+"""`holdfast prove`: train the same steps straight, and killed and resumed, and compare the results."""
+
+import itertools
+import logging
+import os
+import random
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast import checkpoint
+from holdfast.attempt import Line
+from holdfast.attempt.lineage import Present, describe_present
+from holdfast.attempt.refusing import explain_refusal
+from holdfast.checkpoint import Saved
+from holdfast.config import Log, RunConfig
+from holdfast.errors import ConfigError, GateTripped, HoldfastError, WrongUse
+from holdfast.journal import Commit, Journal
+from holdfast.machine.gpus import check_gpus, gather_nodes, settle_ranks
+from holdfast.proof.kills import Speed, choose_kills
+from holdfast.proof.replay import find_difference, read_run_trail
+from holdfast.proof.result import Proof, describe_found, list_not_reached, list_unchanged
+from holdfast.rank.launching import Ranks
+from holdfast.rank.messages import Examined, Problem, Progress, Ready, Tripped
+from holdfast.recipe.probe import Gate
+from holdfast.store import open_store
+from holdfast.training.forgotten.found import Found, find_suspects
+
+log = logging.getLogger(__name__)
+
+
+# The steps that are measured to choose the number of steps, in at most this share of the time for a proof.
+MEASURED_STEPS = 12
+MEASURED_SHARE = 0.15
+
+
+def prove(
+    config: RunConfig,
+    steps: int | None,
+    kills: int,
+    seed: int | None = None,
+    ranks: Sequence[int] = (),
+    within_s: float = 120.0,
+) -> Proof:
+    """Train some steps twice, each time in a temporary folder: straight, and in chunks with SIGKILLs of the ranks.
+
+    Both runs cut an epoch to at most half of the steps, so that they cross the end of one.
+
+    Args:
+        steps: the number of steps; None for as many as are done within the time, at least 20, and at most 1000
+            or the run's own.
+        kills: the number of SIGKILLs; fewer if there are too few steps.
+        seed: the seed that chooses chunks and kills; None for a random seed.
+        ranks: the numbers of ranks of the killed run's lives, one after the other and then again from the first, which
+            the straight run has; empty for the configuration's.
+        within_s: the time for the whole proof in seconds, about, from which the number of steps follows.
+
+    Raises:
+        WrongUse: the numbers of ranks aren't promised to give equal bytes, or there are too few kills for them.
+        HoldfastError: the recipe can't be built, or fails.
+    """
+    if (steps is not None and steps < 2) or kills < 1:
+        raise ConfigError(f"--steps {steps} --kills {kills}: expected at least 2 steps and 1 kill")
+    config = gather_nodes(settle_ranks(config))
+    ranks = ranks or [config.compute.rank_count]
+    check_ranks(config, ranks, kills)
+    check_gpus(config.with_ranks(max(ranks)).compute)
+    seed = random.SystemRandom().randrange(2**32) if seed is None else seed
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+        if steps is None:
+            measured = _Run(config, folder, "measured", [MEASURED_STEPS])
+            steps = measured.measure(ranks[0], within_s * MEASURED_SHARE).choose_steps(within_s, kills)
+            log.info("measured: %d steps are going to be trained twice", steps)
+        straight = _Run(config, folder, "straight", [steps])
+        straight.live(ranks[0], 0)
+        kill_steps, chunks = choose_kills(steps, kills, straight.steps_per_epoch, random.Random(seed))
+        resumed = _Run(config, folder, "resumed", chunks)
+        compared: dict[str, Any] = {}
+        try:
+            for number, kill_at in zip(itertools.cycle(ranks), [*kill_steps, 0], strict=False):
+                resumed.live(number, kill_at)
+            compared["resumed"] = resumed.content_id
+            if straight.content_id != resumed.content_id:
+                payloads = straight.read_payload(), resumed.read_payload()
+                compared |= find_difference((straight.read_trail(), resumed.read_trail()), payloads)
+        except GateTripped as error:
+            compared |= {"gate": error.message, "different": error.data.get("different", [])}
+            compared |= find_difference((straight.read_trail(), resumed.read_trail()))
+        return Proof(
+            recipe=config.recipe, seed=seed, steps=steps, kills=kill_steps, chunks=chunks, ranks=list(ranks),
+            resumed_from=resumed.resumed_from, straight=straight.content_id, **straight.describe(max(ranks)),
+            **search(straight, resumed, is_equal=straight.content_id == compared.get("resumed")), **compared,
+        )  # fmt: skip
+
+
+def search(straight: "_Run", resumed: "_Run", *, is_equal: bool) -> dict[str, list[str]]:
+    """Return the fields ``lost`` and ``unchanged`` of a `Proof`.
+
+    Args:
+        is_equal: whether the runs end on the same bytes. If they don't, values at their ends differ that only follow
+            from others, so that those which a resume lost come first, and others only if there are none.
+    """
+    lost = dict(resumed.lost)
+    if is_equal or not lost:
+        ends = find_suspects(straight.found, resumed.found if resumed.is_complete else [])
+        lost |= {found.key: found for found in ends if found.key not in lost}
+    unchanged = list_unchanged(straight.built, straight.found, [*lost.values()])
+    return {"lost": [*map(describe_found, lost.values())], "unchanged": [*map(describe_found, unchanged)]}
+
+
+def check_ranks(config: RunConfig, ranks: Sequence[int], kills: int) -> None:
+    """Check that a proof can end on the same bytes with these numbers of ranks, and reaches all of them.
+
+    Raises:
+        WrongUse: it can't.
+    """
+    option = f"--ranks {','.join(map(str, ranks))}"
+    if min(ranks) < 1:
+        raise WrongUse(f"{option}: expected numbers from 1 on")
+    if len({*ranks}) > 1 and not config.compute.virtual_ranks:
+        raise WrongUse(
+            f"{option}: without virtual ranks, equal bytes are not promised on another number of ranks",
+            hint="--set compute.virtual_ranks=8 trains the same bytes on up to 8; --ranks 2 proves one number",
+        )
+    if len(ranks) > kills + 1:
+        raise WrongUse(
+            f"{option}: a run that is killed {kills} times has {kills + 1} lives, too few for {len(ranks)} numbers",
+            hint=f"--kills {len(ranks) - 1}",
+        )
+
+
+class _Run:
+    """One of the two runs of a proof, with its journal."""
+
+    def __init__(self, config: RunConfig, folder: str, name: str, chunks: list[int]) -> None:
+        log = Log(every=1, folder=f"{folder}/logs")
+        # Enough epochs for all steps: an epoch has at least one.
+        epochs = max(config.epochs, chunks[-1])
+        self._own_epochs = config.epochs
+        changed = {"store": folder, "run": name, "log": log, "epochs": epochs, "signing_key": None}
+        self._config = config.model_copy(update=changed)
+        self._log = Path(folder) / "logs" / f"{name}.log"
+        self._chunks = chunks
+        self._journal = Journal(open_store(folder), name)
+        self._present: Present | None = None
+        self.steps_per_epoch = 0
+        self.resumed_from: list[int] = []
+        self.is_complete = False
+        self.lost: dict[tuple[str, str], Found] = {}  # what the resumes are known to have lost, by key
+        self._examined: list[Examined] = []
+        self._at_commit: list[Found] = []  # found when the newest commit was made
+
+    @property
+    def content_id(self) -> str:
+        return self._newest().checkpoint_sha256
+
+    @property
+    def built(self) -> list[Found]:
+        """Return what was found before the first step."""
+        return self._find(0)
+
+    @property
+    def found(self) -> list[Found]:
+        """Return what was found after the last step."""
+        return self._find(-1)
+
+    def _find(self, index: int) -> list[Found]:
+        return self._examined[index].unregistered if self._examined else []
+
+    def describe(self, ranks: int) -> dict[str, Any]:
+        """Return the fields of a `Proof` that describe the run.
+
+        Args:
+            ranks: the largest number of ranks in the proof.
+        """
+        assert self._present is not None
+        examined, compute, environment = self._examined[0], self._config.compute, self._present.environment
+        epoch, own_epoch = self.steps_per_epoch, examined.own_steps_per_epoch
+        return {
+            "looked_at": examined.looked_at,
+            "config_fingerprint": self._present.fingerprint, "environment": environment,
+            "steps_per_epoch": epoch, "own_steps_per_epoch": own_epoch,
+            "not_reached": list_not_reached(
+                self._chunks[-1], epoch, own_epoch, examined.events,
+                ranks, compute.loader_workers, environment["device"],
+            ),
+        }  # fmt: skip
+
+    def _newest(self) -> Commit:
+        newest = self._journal.newest()
+        assert newest is not None
+        return newest
+
+    def live(self, ranks: int, kill_at: int) -> None:
+        """Start ranks, resume, and train and commit chunks until the last step or until the kill.
+
+        Args:
+            ranks: the number of ranks.
+            kill_at: the step in which to kill the ranks; 0 for none.
+
+        Raises:
+            GateTripped: the resumed state isn't the saved one.
+        """
+        self._config = self._config.with_ranks(ranks)
+        with Ranks(self._config, self._log, longest_epoch=self._chunks[-1] // 2) as started:
+            line = self._resume(started)
+            if not self._examined:
+                self._examined.append(started.examine())
+            for stop in self._chunks:
+                if stop > (line.head.step if line.head else 0):
+                    saved = self._train(started, line, stop, kill_at)
+                    if saved is None:
+                        return
+                    line.commit(saved, "chunk")
+                    if stop < self._chunks[-1]:
+                        self._at_commit = started.examine().unregistered
+                    log.info("%s: trained to step %d of %d", self._journal.run, stop, self._chunks[-1])
+            self._examined.append(started.examine())
+            self.is_complete = True
+
+    def measure(self, ranks: int, within_s: float) -> Speed:
+        """Start ranks and train until the last step, or for some time; return how long what took."""
+        began = time.monotonic()
+        self._config = self._config.with_ranks(ranks)
+        with Ranks(self._config, self._log, longest_epoch=self._chunks[-1] // 2) as started:
+            self._resume(started)
+            own_epoch = started.examine().own_steps_per_epoch
+            assert self._present is not None
+            started.train(self._chunks[-1], self._present.fingerprint, is_detailed=True)
+            at = [(0, time.monotonic())]
+            while at[-1][0] < self._chunks[-1] and (at[-1][0] < 2 or time.monotonic() - at[0][1] < within_s):
+                if isinstance(event := started.next_event(), Progress):
+                    at.append((event.step, time.monotonic()))
+                elif isinstance(event, Saved):
+                    break
+        start_s, ended = at[0][1] - began, time.monotonic()
+        known = at[1:] if len(at) > 2 else at  # without the first step, which compiles and allocates
+        took = [(now - then) / (step - last) for (last, then), (step, now) in itertools.pairwise(known) if step > last]
+        step_s = statistics.median(took or [0.0])
+        ends = max(known[-1][0] // self.steps_per_epoch, 1)
+        epoch_s = max(known[-1][1] - known[0][1] - step_s * (known[-1][0] - known[0][0]), 0) / ends
+        return Speed(ended - began, start_s, step_s, epoch_s, own_epoch, own_epoch * self._own_epochs)
+
+    def _resume(self, ranks: Ranks) -> Line:
+        built = ranks.expect(Ready)
+        self._present = present = describe_present(self._config, built, None)
+        self.steps_per_epoch = built.steps_per_epoch
+        self._journal.begin(self._config.recipe)
+        number = self._journal.attempts() + 1
+        self._journal.claim_attempt(number, "prove", "", os.getpid(), present.environment)
+        self._journal.record_config(present.fingerprint, present.identity, self._config.model_dump(mode="json"))
+        line = Line(self._journal, number, present.fingerprint, built.steps_per_epoch)
+        line.resume(lambda commit: self._restore(ranks, commit))
+        return line
+
+    def _restore(self, ranks: Ranks, commit: Commit) -> HoldfastError | None:
+        self.resumed_from.append(commit.step)
+        event = ranks.restore(commit, Gate("exact"))
+        if not isinstance(event, Problem) or isinstance(event, Tripped):
+            suspects = find_suspects(self._at_commit, ranks.examine().unregistered)
+            self.lost |= {found.key: found for found in suspects}
+        if isinstance(event, Tripped):
+            raise explain_refusal(event, commit)  # a run falls back if it is unhealthy; a proof has failed
+        if isinstance(event, Problem):
+            return event.error
+        log.info("%s: goes on from step %d", self._journal.run, commit.step)
+        return None
+
+    def _train(self, ranks: Ranks, line: Line, stop: int, kill_at: int) -> Saved | None:
+        """Train a chunk and return its checkpoint; None if the ranks were killed in it."""
+        assert self._present is not None
+        if 0 < kill_at <= stop:
+            # However late the kill comes, the ranks train no step that the straight run doesn't: the user's loop may
+            # end there. What they save then is elsewhere, or the next life would adopt it.
+            elsewhere, step = f"{self._config.store}/{self._journal.run}-killed", 0
+            ranks.train(self._chunks[-1], self._present.fingerprint, elsewhere, is_detailed=True)
+            while step < kill_at:
+                if isinstance(event := ranks.next_event(), Progress | Saved):
+                    step = event.step
+            ranks.signal(signal.SIGKILL)
+            log.info("%s: SIGKILL in step %d", self._journal.run, step)
+            return None
+        ranks.train(stop, self._present.fingerprint, is_detailed=True)
+        while not isinstance(event := ranks.next_event(), Saved):
+            pass
+        return event
+
+    def read_trail(self) -> list[dict[str, Any]]:
+        """Return the trail of all committed steps."""
+        return read_run_trail(self._journal)
+
+    def read_payload(self) -> checkpoint.Payload:
+        """Return the newest commit's state."""
+        return checkpoint.read_payload(self._journal.store, self._newest())

@@ -1,0 +1,198 @@
+"""The replay of committed steps in fresh processes, and the comparison of two runs of the same steps."""
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from holdfast import checkpoint
+from holdfast.attempt.lineage import Past, Present, begin_from, choose_gate, describe_present, find_ancestor
+from holdfast.attempt.refusing import explain_refusal
+from holdfast.checkpoint import Payload, Saved
+from holdfast.checkpoint.departure import find_first
+from holdfast.config import Log, RunConfig
+from holdfast.errors import HoldfastError, NameMissing, RecordDamaged, RunStopped, WrongUse
+from holdfast.journal import Commit, Journal, metrics_name, read_given
+from holdfast.machine.gpus import check_gpus, gather_nodes
+from holdfast.rank.launching import Ranks
+from holdfast.rank.messages import Problem, Ready, Tripped
+from holdfast.recipe.permission import Trust
+from holdfast.store import Store, open_store
+from holdfast.terminal import counted
+
+Trail = list[dict[str, Any]]
+
+
+def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trust) -> RunConfig:
+    """Return the configuration that a commit was trained with, with the run's present store and name.
+
+    Args:
+        scratch: the folder for logs.
+        trust: what to take from the run's records.
+
+    Raises:
+        WrongUse: the configuration was lost, or its recipe is not trusted.
+        RecordDamaged: the configuration isn't the one that the commit's fingerprint is of.
+    """
+    record = journal.read_config(commit.config_fingerprint)
+    if record is None:
+        raise WrongUse(f"the settings of commit {commit.number} of run {journal.run!r} were lost")
+    if record.fingerprint != commit.config_fingerprint:
+        raise RecordDamaged(f"commit {commit.number} was not trained with the settings in its configs/ record")
+    config = read_given(record)
+    moved: dict[str, Any] = {
+        "recipe": trust.choose_recipe(config.recipe, journal.store_url),
+        "store": journal.store_url,
+        "run": journal.run,
+        "log": Log(every=config.log.every, folder=str(scratch)),
+        # The record has the epochs at the first use of the settings; the run may have been extended since.
+        "epochs": max(config.epochs, commit.epoch + 1),
+    }
+    with contextlib.suppress(RecordDamaged):
+        if metadata := checkpoint.read_metadata(journal.store, commit.path):  # this setting may change within a run
+            moved["checkpoint"] = config.checkpoint.model_copy(update={"part_bytes": metadata.part_bytes})
+    if config.init_from is not None:
+        commit_number = record.identity["init_from"]["commit"]
+        moved["init_from"] = config.init_from.model_copy(update={"commit": commit_number})
+    return config.model_copy(update=moved)
+
+
+def _choose_ranks(config: RunConfig, number: int | None) -> RunConfig:
+    """Return a run's configuration with another number of ranks; None leaves it as it is.
+
+    Raises:
+        WrongUse: without virtual ranks the run's bytes depend on their number.
+    """
+    compute = config.compute
+    if number is None or number == compute.ranks:
+        return config
+    if not compute.virtual_ranks:
+        raise WrongUse(
+            f"--ranks {number}: {counted(compute.rank_count, 'rank')} trained the steps, without virtual ranks: equal "
+            "bytes are not promised on another number",
+            hint="leave --ranks out",
+        )
+    return config.with_ranks(number)
+
+
+@contextlib.contextmanager
+def ranks_at(
+    journal: Journal, at: Commit | None, settings: Commit, trust: Trust, number: int | None = None
+) -> Iterator[tuple[Ranks, Present]]:
+    """Start ranks for the block, and restore a commit's state into them through the gate.
+
+    Args:
+        at: the commit to restore; None for the state that the run began with.
+        settings: the commit whose settings the ranks get.
+        trust: what to take from the run's records.
+        number: the number of ranks; None for that of the settings.
+
+    Raises:
+        WrongUse: equal bytes aren't promised on this number of ranks, or the recipe is not trusted.
+        CheckpointDamaged: the checkpoint is damaged.
+        GateTripped: the gate refuses the restored state.
+    """
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as scratch:
+        config = _choose_ranks(gather_nodes(read_run_config(journal, settings, Path(scratch), trust)), number)
+        check_gpus(config.compute)
+        with Ranks(config, Path(scratch) / "ranks.log", at.number if at else 0) as ranks:
+            built = ranks.expect(Ready)
+            ancestor = find_ancestor(journal, config.store, config.init_from, None)
+            present = describe_present(config, built, ancestor)
+            if at is not None:
+                event = ranks.restore(at, choose_gate(Past.read(journal, at), present, config.resume))
+                if isinstance(event, Problem):
+                    raise _explain(event, journal, at, settings, ranks)
+            elif ancestor is not None:
+                begin_from(ranks, ancestor)
+            yield ranks, present
+
+
+def _explain(problem: Problem, journal: Journal, at: Commit, settings: Commit, ranks: Ranks) -> HoldfastError:
+    """Return the error for a commit that can't be restored; retention may have pruned it meanwhile."""
+    if journal.is_pruned(at.number):
+        return make_pruned_error(journal, at, settings)
+    return explain_refusal(problem, at) if isinstance(problem, Tripped) else problem.error
+
+
+def make_pruned_error(journal: Journal, start: Commit, commit: Commit) -> WrongUse:
+    """Return the error for a commit that can't be replayed because the start's checkpoint was pruned."""
+    return WrongUse(
+        f"commit {commit.number} of run {journal.run!r} can't be replayed: commit {start.number} was pruned",
+        hint="holdfast verify lists the checkpoints that there are; keep_last and pin keep more of them",
+    )
+
+
+@contextlib.contextmanager
+def replayed(
+    journal: Journal, start: Commit | None, commit: Commit, trust: Trust, ranks: int | None = None
+) -> Iterator[tuple[Saved, Store, Present]]:
+    """Train from one commit's checkpoint straight to another commit's step, and save into a temporary folder.
+
+    Args:
+        start: an earlier commit; None for the beginning of the run.
+        trust: what to take from the run's records.
+        ranks: the number of ranks; None for the run's.
+
+    Yields:
+        The checkpoint, the folder with it (deleted after the block), and the settings and machine of the replay.
+
+    Raises:
+        WrongUse: the start's checkpoint was pruned, or equal bytes aren't promised on this number of ranks.
+        CheckpointDamaged, GateTripped: the start can't be restored.
+        RunStopped: the ranks ended early.
+    """
+    if start is not None and journal.is_pruned(start.number):
+        raise make_pruned_error(journal, start, commit)
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-") as folder,
+        ranks_at(journal, start, commit, trust, ranks) as (started, now),
+    ):
+        started.train(commit.step, now.fingerprint, into=folder, is_detailed=True)
+        while not isinstance(saved := started.next_event(), Saved):
+            pass
+        if saved.step != commit.step:
+            raise RunStopped(f"the replay of commit {commit.number} was stopped after step {saved.step}")
+        yield saved, open_store(folder), now
+
+
+def read_trail(store: Store, path: str) -> Trail:
+    """Return the trail in a checkpoint's folder, a line for each step of its chunk; empty if it was lost."""
+    with contextlib.suppress(NameMissing):
+        return [json.loads(line) for line in store.read(f"{path}/{checkpoint.METRICS}").splitlines()]
+    return []
+
+
+def read_committed_trail(journal: Journal, commit: Commit) -> Trail:
+    """Return a commit's trail, which outlives its checkpoint; empty if it was lost."""
+    with contextlib.suppress(NameMissing):
+        return [json.loads(line) for line in journal.store.read(metrics_name(commit.number)).splitlines()]
+    return read_trail(journal.store, commit.path)
+
+
+def read_run_trail(journal: Journal) -> Trail:
+    """Return the trail of all committed steps of a run."""
+    commits = sorted(journal.candidates(), key=lambda commit: commit.number)
+    return [line for commit in commits for line in read_trail(journal.store, commit.path)]
+
+
+def find_difference(trails: tuple[Trail, Trail], ends: tuple[Payload, Payload] | None = None) -> dict[str, Any]:
+    """Return where two runs of the same steps differ, as fields of `Audit` and `Proof`.
+
+    Args:
+        trails: the trails of both runs, from `read_trail`.
+        ends: the states at the end; None if one of the runs didn't get there.
+
+    Returns:
+        ``first_step``, ``first_differs_in`` and ``first_tensors`` if the trails differ (see
+        `holdfast.checkpoint.departure.Difference`); ``different``, the names of the values that differ at the end, if ``ends`` is
+        given.
+    """
+    found: dict[str, Any] = {}
+    if (first := find_first(*trails)) is not None:
+        found = {"first_step": first.step, "first_differs_in": first.fields, "first_tensors": first.tensors}
+    if ends is not None:
+        found["different"] = checkpoint.differences(*ends)
+    return found

@@ -1,0 +1,154 @@
+"""The result of `holdfast prove`, and its text for a person."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from holdfast.proof.audit import describe_difference
+from holdfast.training.forgotten.found import Found
+
+SHOWN = 5
+
+
+class Proof(BaseModel):
+    """The result of `prove`.
+
+    Attributes:
+        kills: the steps in which SIGKILL ended the ranks.
+        chunks: the steps at which a chunk of the killed run ended.
+        ranks: the numbers of ranks of the killed run's lives, one after the other and then again from the first, which
+            the straight run had.
+        resumed_from: the steps of the checkpoints from which the killed run resumed, or tried to.
+        steps_per_epoch: the length of an epoch in this proof, which may cut it.
+        own_steps_per_epoch: the length of an epoch in the recipe.
+        straight, resumed: the last content ids of the two runs; ``resumed`` is empty if the gate refused to resume.
+        gate: why the gate refused; empty if it didn't.
+        first_step, first_differs_in, first_tensors: the first difference between the trails; see
+            `holdfast.checkpoint.departure.Difference`. If the gate refused, trails are compared up to there.
+        different: names of the values that differ at the end, or that the gate names.
+        lost: state that a resumed process hadn't as the one before had it, because no checkpoint has it; a line each.
+            It explains a failed proof. If the bytes are equal, nothing in these steps depended on it.
+        unchanged: objects with a state that no checkpoint has, and that didn't change in these steps; a line each.
+        looked_at: how many of the user's functions, classes and objects the search for such state has entered.
+        not_reached: what this proof didn't try, a line each.
+        environment: the machine and the versions of both runs.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    recipe: str
+    config_fingerprint: str
+    seed: int
+    steps: int
+    kills: list[int]
+    chunks: list[int]
+    ranks: list[int] = [1]
+    resumed_from: list[int]
+    steps_per_epoch: int
+    own_steps_per_epoch: int
+    straight: str
+    resumed: str = ""
+    gate: str = ""
+    first_step: int | None = None
+    first_differs_in: list[str] = []
+    first_tensors: list[str] = []
+    different: list[str] = []
+    lost: list[str] = []
+    unchanged: list[str] = []
+    looked_at: int = 1
+    not_reached: list[str] = []
+    environment: dict[str, Any]
+
+    @property
+    def is_proved(self) -> bool:
+        return self.straight == self.resumed
+
+    @property
+    def _differs_from_itself(self) -> bool:
+        return self.first_step is not None and self.first_step <= min(self.resumed_from)
+
+    def __str__(self) -> str:
+        lines = self._describe_verdict()
+        if self._differs_from_itself:
+            lines.append("  that is before anything was resumed: the recipe differs from itself")
+        elif not self.is_proved:
+            lines += [f"  no checkpoint has {line}" for line in _cut(self.lost)]
+        rows = [("content id", self.straight), ("settings", self.config_fingerprint), ("ran on", self._machine())]
+        rows += [("ranks", self._describe_ranks())] if len({*self.ranks}) > 1 else []
+        if self.is_proved:
+            rows += [("not reached", line) for line in self.not_reached]
+            rows += [("not kept", f"{line}; no byte depended on it in these steps") for line in _cut(self.lost)]
+        rows += [("not kept", f"{line}; it did not change in these steps") for line in _cut(self.unchanged)]
+        if not self.looked_at:
+            rows += [("unsearched", "the recipe has no function or class of yours: forgotten state has no name here")]
+        ranks = f" --ranks {','.join(map(str, self.ranks))}" if len({*self.ranks}) > 1 else ""
+        rows += [("again with", f"--seed {self.seed} --steps {self.steps} --kills {len(self.kills)}{ranks}")]
+        return "\n".join([*lines, *(f"  {name:12}{value}" for name, value in rows)])
+
+    def _describe_verdict(self) -> list[str]:
+        what = f"{self.steps} steps of {self.recipe}"
+        killed = f"SIGKILL in step{'' if len(self.kills) == 1 else 's'} {', '.join(map(str, self.kills))}"
+        if self.is_proved:
+            chunks = f"in {len(self.chunks)} chunks"
+            return [f"proved: {what} end on the same bytes, straight and with {killed}, {chunks}"]
+        if self.gate:
+            lines = [f"not proved: {what}, with {killed}: the gate refuses to resume", f"  {self.gate}"]
+            return lines + describe_difference(self.first_step, self.first_differs_in, self.first_tensors, [])
+        lines = [f"not proved: {what} end on other bytes with {killed}"]
+        first = self.first_step, self.first_differs_in, self.first_tensors
+        return lines + describe_difference(*first, self.different)
+
+    def _describe_ranks(self) -> str:
+        """Return on how many ranks each life was trained."""
+        lives = [number for number, _ in zip(itertools.cycle(self.ranks), [0, *self.resumed_from], strict=False)]
+        return f"{self.ranks[0]} straight, and {', '.join(map(str, lives[:-1]))} and {lives[-1]} between the kills"
+
+    def _machine(self) -> str:
+        known = self.environment
+        gpus = ", ".join(gpu["name"] for gpu in known.get("gpus", [])) if known.get("device") == "cuda" else ""
+        return f"torch {known['torch']}, {gpus or known['cpu']}, {known['system']}, threads: {known['threads']}"
+
+
+def describe_found(found: Found) -> str:
+    """Return the line of a proof for state that no checkpoint has."""
+    return f"{found}: {found.remedy}"
+
+
+def list_unchanged(built: Sequence[Found], straight: Sequence[Found], lost: Sequence[Found]) -> list[Found]:
+    """Return the objects with a state of their own that no checkpoint has and that a proof could not judge.
+
+    Args:
+        built: found before the first step.
+        straight: found at the end of the straight run.
+        lost: what a resume is known to lose.
+    """
+    before, known = {found.key: found.sha256 for found in built}, {found.key for found in lost}
+    own = (found for found in straight if not found.is_plain and found.key not in known)
+    return [found for found in own if before.get(found.key) == found.sha256]
+
+
+def _cut(lines: Sequence[str]) -> list[str]:
+    more = [f"{len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return [*lines[:SHOWN], *more]
+
+
+def list_not_reached(
+    steps: int, epoch: int, own_epoch: int, events: dict[str, float], ranks: int, workers: int, device: str
+) -> list[str]:
+    """Return what a proof didn't try, a line each.
+
+    Args:
+        steps: the steps that the proof trained.
+        epoch, own_epoch: the length of an epoch in the proof, and in the recipe.
+        events: see `holdfast.training.list_events`.
+    """
+    lines = []
+    if epoch < own_epoch:
+        lines.append(f"the end of an epoch of {own_epoch} steps: here an epoch has {epoch}")
+    later = [f"{name} (step {step:g})" for name, step in events.items() if step > steps]
+    lines += ["; ".join(later)] if later else []
+    others = {"a GPU": device != "cuda", "several ranks": ranks == 1, "loader workers": not workers}
+    lines += [", ".join(name for name, is_missing in others.items() if is_missing)] if any(others.values()) else []
+    return lines

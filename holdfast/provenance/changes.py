@@ -1,0 +1,237 @@
+"""Compare settings, code and files of a run over time: every difference as a `Change`, and its class.
+
+Pure: identities, as `holdfast.provenance.fingerprint` hashes them, and records of code, hyperparameters, files and packages go in;
+a list of changes comes out. `holdfast.provenance.drift` decides which of them are allowed.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from holdfast.config import RunConfig, Section
+from holdfast.provenance.fingerprint import ABSENT, SHOWN_HASH_CHARS, canonical_json, to_plain
+
+FieldClass = Literal["identity", "schedule", "operational"]
+Kind = Literal["value", "added", "removed", "renamed", "source", "built", "file", "package"]
+
+# Identity changes the mathematics, schedule says how long to train, operational is everything else. A table is listed
+# field by field if its fields have different classes.
+FIELD_CLASSES: dict[str, FieldClass] = {
+    "recipe": "identity",
+    "seed": "identity",
+    "determinism": "identity",
+    "compute.ranks": "identity",
+    "compute.virtual_ranks": "identity",
+    "compute.parallel": "identity",
+    "compute.mixed_precision": "identity",
+    "settings": "identity",
+    "init_from": "identity",
+    "epochs": "schedule",
+    "run": "operational",
+    "store": "operational",
+    "where": "operational",
+    "chunk": "operational",
+    "checkpoint": "operational",
+    "retention": "operational",
+    "compute.device": "operational",
+    "compute.nodes": "operational",
+    "compute.launcher": "operational",
+    "compute.ray_address": "operational",
+    "compute.rendezvous": "operational",
+    "compute.wait_s": "operational",
+    "compute.lost_after_s": "operational",
+    "compute.loader_workers": "operational",
+    "compute.gpu_health": "operational",
+    "resume": "operational",
+    "preemption": "operational",
+    "proof": "operational",
+    "supervision": "operational",
+    "parity": "operational",
+    "log": "operational",
+    "report": "operational",
+    "signing_key": "operational",
+}
+
+# The first part of the names of changes that are not changes of settings.
+PREFIXES: dict[Kind, str] = {"source": "sources.", "built": "built.", "file": "files.", "package": "packages."}
+
+
+def classify(name: str) -> FieldClass:
+    """Return the class of a configuration's field from its dotted name. An unknown field is operational."""
+    return next((FIELD_CLASSES[table] for table in list_tables(name) if table in FIELD_CLASSES), "operational")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One difference between a saved record and the current one.
+
+    Attributes:
+        name: the dotted name; the new name of a renamed field.
+        saved, current: the two values as plain JSON; "(absent)" for a missing one.
+        was: the old name of a renamed field.
+        is_default: whether an added field has its default value.
+    """
+
+    name: str
+    kind: Kind
+    saved: Any = ABSENT
+    current: Any = ABSENT
+    was: str = ""
+    is_default: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self._what()}"
+
+    def _what(self) -> str:
+        if self.kind == "value":
+            return f"saved {show(self.saved)}, now {show(self.current)}"
+        if self.kind == "added":
+            return f"new, {'with its default' if self.is_default else 'and set to'} {show(self.current)}"
+        if self.kind == "removed":
+            return f"no longer a setting; saved {show(self.saved)}"
+        if self.kind == "renamed":
+            return f"was {self.was}, same value {show(self.current)}"
+        if self.kind in ("built", "package"):
+            return f"saved {show(self.saved)}, now {show(self.current)}"
+        among = "sources" if self.kind == "source" else "files that are read"
+        if ABSENT in (self.saved, self.current):
+            return f"not among the {among} before" if self.saved == ABSENT else f"no longer among the {among}"
+        return "its code has changed" if self.kind == "source" else "its content has changed"
+
+
+def show(value: Any) -> str:
+    """Return a value of a change as a person reads it: a hash cut short, NaN and large numbers as plain numbers."""
+    if isinstance(value, dict) and not _is_table(value):
+        return str(*value.values())
+    if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
+        return value[:SHOWN_HASH_CHARS]
+    return repr(value)
+
+
+# ---- comparing
+
+
+def find_defaults(section: type[Section] = RunConfig, table: str = "") -> dict[str, Any]:
+    """Return the defaults of all fields of the configuration that have one, by dotted name.
+
+    Defaults in ``settings`` are not included: only the recipe knows them.
+    """
+    defaults: dict[str, Any] = {}
+    for key, field in section.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if not field.is_required() and not isinstance(default, Section):
+            defaults[f"{table}{key}"] = default
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, Section):
+                defaults |= find_defaults(kind, f"{table}{key}.")
+    return defaults
+
+
+def compare(saved: Mapping[str, Any], current: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[Change]:
+    """Return the changes between two identities, sorted by name: none if their fingerprints are equal, otherwise some.
+
+    A removed field and an added field of the same table with an equal value count as one renamed field. If several
+    pairs fit, the most similar names are paired.
+
+    Args:
+        saved: the saved identity; it may have been read back from JSON.
+        defaults: the defaults of today's fields by dotted name: `find_defaults`, and ``settings.<name>``.
+    """
+    changes = list(_walk(to_plain(saved), to_plain(current), "", defaults))
+    return sorted(_join_renamed(changes), key=lambda change: change.name)
+
+
+def _walk(saved: dict[str, Any], current: dict[str, Any], table: str, defaults: Mapping[str, Any]) -> Iterator[Change]:
+    for key in saved.keys() | current.keys():
+        name = f"{table}.{key}" if table else key
+        if key not in saved:
+            yield from _walk_added(name, current[key], defaults)
+        elif key not in current:
+            yield Change(name=name, kind="removed", saved=saved[key])
+        elif _is_table(saved[key]) and _is_table(current[key]):
+            yield from _walk(saved[key], current[key], name, defaults)
+        elif not is_same(saved[key], current[key]):
+            yield Change(name=name, kind="value", saved=saved[key], current=current[key])
+
+
+def _walk_added(name: str, value: Any, defaults: Mapping[str, Any]) -> Iterator[Change]:
+    # A new table of fields is listed field by field. A field whose value is a table is compared with its default whole.
+    if _is_table(value) and any(field.startswith(f"{name}.") for field in defaults):
+        for key, inner in value.items():
+            yield from _walk_added(f"{name}.{key}", inner, defaults)
+        return
+    is_default = name in defaults and is_same(value, defaults[name])
+    yield Change(name=name, kind="added", current=value, is_default=is_default)
+
+
+def _join_renamed(changes: Sequence[Change]) -> list[Change]:
+    removed = [change for change in changes if change.kind == "removed"]
+    added = [change for change in changes if change.kind == "added"]
+    renamed = []
+    for old in removed:
+        new = _closest(old, [each for each in added if _fits(old, each)])
+        if new is not None and _closest(new, [each for each in removed if _fits(each, new)]) is old:
+            renamed.append(Change(name=new.name, kind="renamed", saved=old.saved, current=new.current, was=old.name))
+    joined = {name for change in renamed for name in (change.name, change.was)}
+    return [change for change in changes if change.name not in joined] + renamed
+
+
+def _fits(old: Change, new: Change) -> bool:
+    return old.name.rpartition(".")[0] == new.name.rpartition(".")[0] and is_same(old.saved, new.current)
+
+
+def _closest(change: Change, others: Sequence[Change]) -> Change | None:
+    if len(others) < 2:
+        return next(iter(others), None)
+    by_key = {other.name.rpartition(".")[2]: other for other in others}
+    near = difflib.get_close_matches(change.name.rpartition(".")[2], sorted(by_key), n=1)
+    return by_key[near[0]] if near else None
+
+
+def is_same(a: Any, b: Any) -> bool:
+    return canonical_json([a]) == canonical_json([b])  # as in the fingerprint: 1 equals 1.0 and differs from true
+
+
+def _is_table(value: Any) -> bool:
+    """Return whether a value is a table of fields, not a marked number; see `canonical`."""
+    return isinstance(value, dict) and value.keys() not in ({"$int"}, {"$float"})
+
+
+def list_tables(name: str) -> list[str]:
+    """Return a dotted name and the tables that contain it: ``a``, ``a.b``, ``a.b.c`` for ``a.b.c``."""
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+
+
+# ---- the lineage
+
+
+def to_lineage(changes: Iterable[Change]) -> dict[str, Any]:
+    """Return the changes as JSON, by name. `from_lineage` reads it."""
+    return {
+        change.name: {
+            "kind": change.kind,
+            "saved": change.saved,
+            "now": change.current,
+            "was": change.was,
+            "default": change.is_default,
+        }
+        for change in changes
+    }
+
+
+def from_lineage(record: Mapping[str, Mapping[str, Any]]) -> list[Change]:
+    """Return the changes that `to_lineage` wrote."""
+    return [
+        Change(
+            name=name,
+            kind=entry["kind"],
+            saved=entry["saved"],
+            current=entry["now"],
+            was=entry["was"],
+            is_default=entry["default"],
+        )
+        for name, entry in record.items()
+    ]

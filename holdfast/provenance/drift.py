@@ -1,0 +1,139 @@
+"""The decision on drift: the changes with which a run may continue, and the error that names the refused ones."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+
+from holdfast.errors import ConfigDrift
+from holdfast.provenance.changes import PREFIXES, Change, Kind, list_tables
+from holdfast.provenance.fingerprint import ABSENT, SHOWN_HASH_CHARS
+
+GROUPS: dict[Kind, str] = {
+    "value": "changed values",
+    "added": "changed schema",
+    "removed": "changed schema",
+    "renamed": "changed schema",
+    "source": "changed code",
+    "built": "changed hyperparameters",
+    "file": "changed files",
+    "package": "changed packages",
+}
+
+# The words of a message for changes that are not changes of settings.
+CALLED: dict[Kind, str] = {"source": "code", "built": "values", "file": "files"}
+SHOWN_CHANGES = 12
+
+
+def is_harmless(change: Change) -> bool:
+    """Return whether a change never stops a run.
+
+    Harmless are: a new field with its default (from an upgrade); a package's version and the number of ranks (they
+    affect only the promise of equal bits); a module or a file that was not used before; and a file that is no longer
+    read.
+    """
+    if change.kind == "package" or is_of_ranks(change):
+        return True
+    if change.kind == "file" and ABSENT in (change.saved, change.current):
+        return True
+    return (change.kind == "source" and change.saved == ABSENT) or (change.kind == "added" and change.is_default)
+
+
+def is_of_ranks(change: Change) -> bool:
+    """Return whether a run without virtual ranks goes on with another number of ranks."""
+    return change.kind == "value" and change.name == "compute.ranks"
+
+
+def is_accepted(change: Change, accept: Sequence[str]) -> bool:
+    """Return whether a change is accepted: by its name, by a table that contains it, or by the last part of its name.
+
+    A renamed field may be accepted by either name. For a module, a file or a built value the last part is not enough,
+    since a setting may have it too: ``my_package.model`` accepts ``sources.my_package.model``, ``model`` doesn't.
+    """
+    own = [name for name in (change.name, change.was) if name]
+    prefix = PREFIXES.get(change.kind)
+    short = [name.removeprefix(prefix) if prefix else name.rpartition(".")[2] for name in own]
+    return not {*short, *(table for name in own for table in list_tables(name))}.isdisjoint(accept)
+
+
+def find_refused(changes: Sequence[Change], accept: Sequence[str]) -> list[Change]:
+    """Return the changes that stop a run.
+
+    Changed built values stop a run only if nothing else has changed. Otherwise they follow from the change of settings,
+    code or files, which is judged instead.
+    """
+    others = [change for change in changes if change.kind != "built" and not is_harmless(change)]
+    judged = others or changes
+    return [change for change in judged if not is_harmless(change) and not is_accepted(change, accept)]
+
+
+def check_drift(
+    changes: Sequence[Change], accept: Sequence[str], saved_fingerprint: str, current_fingerprint: str
+) -> list[Change]:
+    """Return the changes for the lineage if all of them are allowed; otherwise raise ConfigDrift.
+
+    Args:
+        changes: the changes from `compare` and `holdfast.provenance.recorded`.
+        accept: the names in ``resume.accept_drift``; names that match no change are ignored.
+        saved_fingerprint: empty if none was saved. If it equals the current one, no setting can have changed.
+
+    Raises:
+        ConfigDrift: a change is neither harmless nor accepted; the error names every such change. Or the fingerprints
+            differ although no setting is known to have changed.
+    """
+    has_same_settings = saved_fingerprint in ("", current_fingerprint)
+    changes = [change for change in changes if change.kind in PREFIXES or not has_same_settings]
+    refused = find_refused(changes, accept)
+    is_unexplained = not has_same_settings and all(change.kind in PREFIXES for change in changes)
+    if not refused and not is_unexplained:
+        return changes
+    first = _first_line(refused)
+    if is_unexplained or any(change.kind not in PREFIXES for change in refused):
+        saved, current = saved_fingerprint[:SHOWN_HASH_CHARS], current_fingerprint[:SHOWN_HASH_CHARS]
+        first = f"settings differ: saved {saved}, now {current}"
+    if is_unexplained:
+        first += "; which settings differ is not on record"
+    raise ConfigDrift(
+        "\n".join([first, *_list_grouped(refused)]),
+        hint=_hint(refused, changes, is_unexplained),
+        saved=saved_fingerprint,
+        current=current_fingerprint,
+        fields={change.name: [change.saved, change.current] for change in refused},
+    )
+
+
+def _first_line(refused: Sequence[Change]) -> str:
+    """Return the first line of an error that refuses code, files or built values, but no setting."""
+    kinds = {change.kind for change in refused}
+    if kinds == {"built"}:
+        return "the recipe builds other values than when it was saved, though no setting, code or file has changed"
+    what = {"source": "the recipe's code is", "file": "the files that the recipe reads are"}
+    return f"{what['source' if 'source' in kinds else 'file']} not what the run was trained with"
+
+
+def _list_grouped(changes: Iterable[Change]) -> Iterator[str]:
+    rows: dict[str, list[str]] = {title: [] for title in GROUPS.values()}
+    for change in changes:
+        rows[GROUPS[change.kind]].append(f"  {change}")
+    for title, lines in rows.items():
+        if lines:
+            more = len(lines) - SHOWN_CHANGES
+            yield from (f"{title}:", *lines[:SHOWN_CHANGES], *([f"  and {more} more"] if more > 0 else []))
+
+
+def _hint(refused: Sequence[Change], changes: Sequence[Change], is_unexplained: bool) -> str:
+    kinds = dict.fromkeys(CALLED.get(change.kind, "values" if change.kind == "value" else "code") for change in refused)
+    what = sorted({*kinds, *(["values"] if is_unexplained else [])}, key=["values", "code", "files"].index)
+    put_back, go_apart = f"put the saved {' and '.join(what)} back", "train as a run of another name (--set run=...)"
+    if {change.kind for change in refused} == {"built"}:
+        put_back = "look for a changed environment variable or file, " + put_back
+    if is_unexplained:
+        return f"{put_back}, or {go_apart}"
+    # The option replaces the whole list, so the hint also names the changes that are accepted already.
+    is_built_only = all(change.kind == "built" for change in changes if not is_harmless(change))
+    named = [change for change in changes if not is_harmless(change) and (is_built_only or change.kind != "built")]
+    names = [change.name for change in named] if len(named) <= SHOWN_CHANGES else _shorten_names(named)
+    return f"{put_back}, accept this with --set 'resume.accept_drift={json.dumps(names)}', or {go_apart}"
+
+
+def _shorten_names(changes: Iterable[Change]) -> list[str]:
+    """Return few names that accept many changes: ``sources``, ``files`` and ``built`` for those, settings by name."""
+    return list(dict.fromkeys(PREFIXES.get(change.kind, change.name).removesuffix(".") for change in changes))

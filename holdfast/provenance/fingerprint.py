@@ -1,0 +1,104 @@
+"""The fingerprint of a configuration: the SHA-256 of its canonical JSON, and the comparison field by field."""
+
+import dataclasses
+import enum
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from holdfast.errors import ConfigDrift
+from holdfast.provenance.canonical import dump_json, mark_float, mark_int
+
+SHOWN_HASH_CHARS = 16
+ABSENT = "(absent)"
+
+
+def fingerprint(cfg: object) -> str:
+    """Return the SHA-256 (hex) of a configuration. Equal settings have an equal fingerprint on every machine.
+
+    Dataclasses (nested), pydantic models and mappings become canonical JSON. Fields whose name begins with ``_`` are
+    skipped. The order of fields doesn't count, and ``1`` equals ``1.0``. Any other object is hashed as ``str(cfg)``,
+    and its fingerprint is only as stable as that string.
+
+    Source: RFC 8785 (JSON Canonicalization Scheme).
+    """
+    return hashlib.sha256(canonical_json(cfg)).hexdigest()
+
+
+def canonical_json(cfg: object) -> bytes:
+    """Return the bytes that `fingerprint` hashes."""
+    fields = to_plain(cfg)
+    return dump_json(fields) if isinstance(fields, dict | list) else str(cfg).encode()
+
+
+def validate_fingerprint(cfg: object, saved: str, saved_cfg: object | None = None) -> None:
+    """Raise ConfigDrift unless ``cfg`` has the fingerprint ``saved``. An empty ``saved`` skips the check.
+
+    Args:
+        saved_cfg: the configuration that ``saved`` was computed from, if it is known.
+
+    Raises:
+        ConfigDrift: the fingerprints differ. The message has both, cut to 16 characters, and, if ``saved_cfg`` is
+            given, every field that differs with both values; ``data["fields"]`` has the full values.
+    """
+    current = fingerprint(cfg)
+    if not saved or current == saved:
+        return
+    fields = {} if saved_cfg is None else diff(saved_cfg, cfg)
+    lines = [f"  {name}: saved {old!r}, now {new!r}" for name, (old, new) in fields.items()]
+    raise ConfigDrift(
+        "\n".join([f"settings differ: saved {saved[:SHOWN_HASH_CHARS]}, now {current[:SHOWN_HASH_CHARS]}", *lines]),
+        hint="put the saved values back, or train the new ones as a run of another name (--set run=...)",
+        saved=saved,
+        current=current,
+        fields={name: list(pair) for name, pair in fields.items()},
+    )
+
+
+def diff(saved: object, current: object) -> dict[str, tuple[Any, Any]]:
+    """Return every field that differs, by dotted name, as ``(saved, current)``; a missing field is "(absent)"."""
+    old, new = _flatten(to_plain(saved)), _flatten(to_plain(current))
+    return {
+        name: (old.get(name, ABSENT), new.get(name, ABSENT))
+        for name in sorted(old.keys() | new.keys())
+        if name not in old or name not in new or canonical_json([old[name]]) != canonical_json([new[name]])
+    }
+
+
+def to_plain(value: object) -> Any:
+    """Convert a value to plain JSON without loss. A value of another type becomes ``str(value)``."""
+    if isinstance(value, enum.Enum):
+        return to_plain(value.value)
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return mark_int(value)
+    if isinstance(value, float):
+        return mark_float(value)
+    if isinstance(value, BaseModel):
+        declared = {name: getattr(value, name) for name in type(value).model_fields}
+        return _plain_fields(declared | (value.model_extra or {}))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain_fields({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    if isinstance(value, Mapping):
+        return _plain_fields(value)
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((to_plain(item) for item in value), key=dump_json)
+    return str(value)
+
+
+def _plain_fields(fields: Mapping[Any, object]) -> dict[str, Any]:
+    return {str(name): to_plain(value) for name, value in fields.items() if not str(name).startswith("_")}
+
+
+def _flatten(value: Any, name: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict) or (not value and name):
+        return {name or "(value)": value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= _flatten(item, f"{name}.{key}" if name else key)
+    return flat

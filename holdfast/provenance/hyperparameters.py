@@ -1,0 +1,77 @@
+"""The values that count as hyperparameters: plain ones that neither the process nor the machine decides."""
+
+import enum
+import hashlib
+import re
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.provenance.fingerprint import canonical_json, to_plain
+
+LISTED_ITEMS = 64
+A_DAY_S = 86_400.0
+# Ticks a second of a clock in seconds, milliseconds, microseconds and nanoseconds.
+CLOCKS = (1, 1e3, 1e6, 1e9)
+LATEST = 1e19  # larger than the time now on any of these clocks
+OF_A_PROCESS = re.compile(
+    r"[/~]|[A-Za-z]:[\\/]|\w+://|.* at 0x[0-9a-f]+"  # a path, a URL, an object's address
+    r"|\{?[0-9a-fA-F]{8}-?([0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}\}?$"  # a UUID
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d"  # a time
+    r"|(cpu|cuda|mps|xpu)(:\d+)?$"
+)
+SECRET = re.compile(r"(?i)secret|token|passw|credential|(api|access)_?key")
+LEFT_OUT = object()
+BEGAN_S = time.monotonic()
+# Attributes that torch and accelerate set on modules and schedulers; they are no hyperparameters.
+SKIPPED = {"training", "forward", "optimizer", "call_super_init", "dump_patches"}
+# Private attributes in which torch keeps the parts of a scheduler.
+INNER = {"_schedulers", "_milestones", "_scale_fn_custom"}
+
+
+def as_plain(value: Any) -> Any:
+    """Return a value as plain JSON; LEFT_OUT if it has no such form, or depends on the process or the machine."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, torch.dtype | torch.Size):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return LEFT_OUT if _is_of_a_process(value) else to_plain(value)
+    if isinstance(value, list | tuple | set | frozenset) and value and all(_is_number_or_text(each) for each in value):
+        items = to_plain(value)
+        if len(items) <= LISTED_ITEMS:
+            return items
+        return hashlib.sha256(canonical_json(items)).hexdigest()
+    return LEFT_OUT
+
+
+def _is_number_or_text(value: Any) -> bool:
+    return (value is None or isinstance(value, bool | int | float | str)) and not _is_of_a_process(value)
+
+
+def _is_of_a_process(value: Any) -> bool:
+    if isinstance(value, str):
+        return OF_A_PROCESS.match(value) is not None
+    if isinstance(value, bool) or value is None or abs(value) > LATEST:
+        return False
+    # A reading of `time.monotonic` or `time.perf_counter` since this process began has more digits than a constant.
+    readings = (value / clock for clock in (1, 1e9))
+    if any(BEGAN_S - 1 <= each <= time.monotonic() and each != round(each, 6) for each in readings):
+        return True
+    return any(abs(value / clock - time.time()) < A_DAY_S for clock in CLOCKS)
+
+
+def is_public(key: str) -> bool:
+    """Return whether an attribute of this name is the user's own and public."""
+    return (not key.startswith("_") or key in INNER) and key not in SKIPPED
+
+
+def is_hyperparameter(key: str, value: Any) -> bool:
+    """Return whether a module's attribute is public, and has a plain value that no process or machine decides."""
+    if not is_public(key) or not (value is None or isinstance(value, bool | int | float | str | np.generic)):
+        return False
+    return as_plain(value) is not LEFT_OUT and not (isinstance(value, str) and SECRET.search(key))

@@ -1,0 +1,75 @@
+"""The location of an error, the line of the user's own code that led to it, and hints for errors of other libraries."""
+
+import re
+import sys
+import traceback
+import types
+from collections.abc import Callable
+
+from holdfast.provenance.ownership import is_own_file
+
+_LINE = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
+MAX_LETTERS = 400
+# torch puts a loader worker's traceback into the message of the error, after this line.
+_WORKER = "Original Traceback (most recent call last):"
+
+# Texts in errors of other libraries, each with what to do about them in a run.
+HINTS = {
+    "initialize the default process group twice": "leave out init_process_group and destroy_process_group: the ranks "
+    "have a process group; run.rank, run.world_size and run.accelerator.prepare(model) take the place of DDP's lines",
+    "No module named 'pyspiel'": "pip install 'holdfast[cards]'",
+    "No module named 'transformers'": "pip install 'holdfast[transformers]', or 'holdfast[chat]' for the recipe chat",
+    "No module named 'peft'": "pip install 'holdfast[chat]', if this is the recipe chat",
+    "No module named 'lightning'": "pip install 'holdfast[lightning]'",
+}
+
+
+def find_hint(error: BaseException) -> str:
+    """Return what to do about a known error of another library; empty for all others."""
+    return next((hint for text, hint in HINTS.items() if text in str(error)), "")
+
+
+def describe_error(error: BaseException) -> str:
+    """Return one line for an error: file and line of the user's own code that led to it, its type and its message.
+
+    If the traceback has none of the user's code, the line is the one that raised the error.
+    """
+    text = str(error)
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    kind = f"{type(error).__name__}: "
+    if _WORKER in text:
+        frames += [(name, int(line)) for name, line in _LINE.findall(text)]
+        kind, text = "", text.strip().splitlines()[-1] + ", in a loader worker"
+    own = [frame for frame in frames if is_own_file(frame[0])]
+    where = "{}:{}: ".format(*(own or frames)[-1]) if frames else ""
+    text = " ".join(text.split())  # some of torch's messages have a hundred lines; the traceback is in the log
+    return f"{where}{kind}{text if len(text) <= MAX_LETTERS else text[:MAX_LETTERS] + '...'}"
+
+
+def find_frames(function: Callable[..., object], outside: types.CodeType | None = None) -> list[types.FrameType]:
+    """Return the frames of the user's own code on the stack up to this function's, innermost first.
+
+    Args:
+        outside: leave out the frames that this code has called.
+    """
+    frames: list[types.FrameType] = []
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is outside:
+            frames.clear()
+        elif is_own_file(frame.f_code.co_filename):
+            frames.append(frame)
+        if frame.f_code is getattr(function, "__code__", None):
+            break
+        frame = frame.f_back
+    return frames
+
+
+def find_place() -> str:
+    """Return the file and line of the user's code that called, with a colon; empty if there is none."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and not is_own_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}: "

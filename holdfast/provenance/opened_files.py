@@ -1,0 +1,176 @@
+"""The record of the files that a process reads while a recipe is built, with hashes of their content.
+
+Python raises an audit event for every file that it opens, also for NumPy and torch. Files that a library opens in C
+(h5py, pyarrow, SQLite) are not seen, nor are files that are read later, during training.
+"""
+
+import contextlib
+import hashlib
+import os
+import stat
+import sys
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.provenance.ownership import is_claimed, is_own_file
+
+WHOLE_BYTES = 64 * 2**20
+TOTAL_BYTES = 256 * 2**20
+# A larger file is sampled: SAMPLES pieces of this size, evenly spaced from the first bytes to the last.
+SAMPLE_BYTES = 2**20
+SAMPLES = 16
+# If a folder has more files than this, they become one entry.
+LISTED_FILES = 16
+
+# A package's own records are read by whoever asks what is installed; `holdfast.provenance.packages` has what they say.
+RECORDS = (".dist-info", ".egg-info")
+COMPILED = (".pyc", ".pyo", ".so", ".pyd", ".pth")
+SYSTEM = (
+    "/proc", "/sys", "/dev", "/etc", "/lib", "/lib64", "/bin", "/sbin", "/run", "/boot",
+    "/usr/lib", "/usr/share", "/usr/bin", "/usr/local/lib", "/usr/local/share",
+)  # fmt: skip
+
+Entry = dict[str, Any]
+
+
+class Opened:
+    """The files that were opened during a `watch` block.
+
+    Attributes:
+        read, written: the absolute paths of the files opened for reading, and for writing.
+    """
+
+    def __init__(self) -> None:
+        self.read: set[str] = set()
+        self.written: set[str] = set()
+
+    def note(self, path: object, mode: object, flags: object) -> None:
+        """Record the file of an ``open`` audit event."""
+        if not isinstance(path, str | bytes | os.PathLike):
+            return  # a descriptor
+        writes = bool(isinstance(mode, str) and set(mode) & set("wax+"))
+        if mode is None and isinstance(flags, int):  # os.open
+            writes = flags & os.O_ACCMODE != os.O_RDONLY
+        (self.written if writes else self.read).add(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100
+
+
+_watching: list[Opened] = []
+_is_hooked = False
+
+
+@contextlib.contextmanager
+def watch() -> Iterator[Opened]:
+    """Record the files that this process opens inside the block, in every thread."""
+    global _is_hooked
+    if not _is_hooked:  # an audit hook can't be removed; outside of a block it costs 0.1 microseconds for each event
+        sys.addaudithook(_record_event)
+        _is_hooked = True
+    opened = Opened()
+    _watching.append(opened)
+    try:
+        yield opened
+    finally:
+        _watching.remove(opened)
+
+
+def _record_event(event: str, arguments: tuple[Any, ...]) -> None:
+    if _watching and event == "open":
+        for opened in _watching:
+            opened.note(*arguments)
+
+
+# ---- describing
+
+
+def describe_files(opened: Opened, own: Collection[str], home: Path, ours: Iterable[str]) -> dict[str, Entry]:
+    """Return size and hashes of the data files that were read, by names that don't depend on the checkout's place.
+
+    Args:
+        own: the files of modules, which are left out: the user's modules are recorded as code.
+        home: the folder of the recipe's module.
+        ours: the folders that Holdfast writes to, which are left out.
+    """
+    folders = [os.path.abspath(folder) for folder in ours]  # noqa: PTH100
+    bases = (home, Path.cwd())
+    left_out = tuple(f"{folder}{os.sep}" for folder in (*SYSTEM, *folders))
+    read = sorted(opened.read - opened.written - {*own})
+    found = [Path(path) for path in read if is_claimed(path) or (not path.startswith(left_out) and is_own_file(path))]
+    names = _name([path for path in found if _is_data(path, bases)], bases)
+    left = TOTAL_BYTES
+    entries: dict[str, Entry] = {}
+    for path in sorted(names, key=names.__getitem__):
+        with contextlib.suppress(OSError):
+            entry = describe_file(path, min(left, WHOLE_BYTES))
+            left -= entry["size_bytes"] if "sha256" in entry else 0
+            entries[names[path]] = entry
+    return _fold(entries)
+
+
+def _is_data(path: Path, bases: Iterable[Path]) -> bool:
+    inner = next((path.relative_to(base) for base in bases if path.is_relative_to(base)), path)
+    # Hidden folders hold caches and the settings of other tools, which differ between machines.
+    if path.suffix in COMPILED or any(part.startswith(".") or part.endswith(RECORDS) for part in inner.parts[:-1]):
+        return False
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+def _name(paths: list[Path], bases: Iterable[Path]) -> dict[Path, str]:
+    """Name each path relative to the first base that contains it; other paths by as many last parts as are unique."""
+    names: dict[Path, str] = {}
+    for path in paths:
+        base = next((each for each in bases if path.is_relative_to(each)), None)
+        if base is not None:
+            names[path] = path.relative_to(base).as_posix()
+    others = [path for path in paths if path not in names]
+    for path in others:
+        tails = ([each.parts[-length:] for each in others] for length in range(1, len(path.parts) + 1))
+        lengths = (length for length, tail in enumerate(tails, 1) if tail.count(path.parts[-length:]) == 1)
+        names[path] = "/".join(path.parts[-next(lengths) :])
+    return names
+
+
+def describe_file(path: Path, whole_bytes: int = WHOLE_BYTES) -> Entry:
+    """Return a file's size and digests: the SHA-256 up to ``whole_bytes`` bytes, a digest of samples if it is large."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        entry: Entry = {"size_bytes": size}
+        if size <= whole_bytes:
+            entry["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+        if size > SAMPLE_BYTES * SAMPLES or "sha256" not in entry:
+            sha256 = hashlib.sha256()
+            for number in range(SAMPLES):
+                file.seek(max(size - SAMPLE_BYTES, 0) * number // (SAMPLES - 1))
+                sha256.update(file.read(SAMPLE_BYTES))
+            entry["sampled"] = sha256.hexdigest()
+    return entry
+
+
+def _fold(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    by_folder: dict[str, list[str]] = defaultdict(list)
+    for name in entries:
+        by_folder[name.rpartition("/")[0]].append(name)
+    folded: dict[str, Entry] = {}
+    for folder, names in sorted(by_folder.items()):
+        if len(names) <= LISTED_FILES:
+            folded |= {name: entries[name] for name in names}
+            continue
+        lines = [f"{entries[name].get('sha256') or entries[name]['sampled']}  {name}\n" for name in names]
+        folded[f"{folder}/*".lstrip("/")] = {
+            "size_bytes": sum(entries[name]["size_bytes"] for name in names),
+            "files": len(names),
+            "sha256": hashlib.sha256("".join(lines).encode()).hexdigest(),
+        }
+    return folded
+
+
+def is_same_file(saved: Entry, current: Entry) -> bool:
+    """Return whether two entries have equal content, by size and by the strongest digest that both have."""
+    if saved["size_bytes"] != current["size_bytes"]:
+        return False
+    common = next((name for name in ("sha256", "sampled") if name in saved and name in current), None)
+    return common is None or saved[common] == current[common]

@@ -1,0 +1,135 @@
+"""Hashes of the code that a run is trained with. Comments, blank lines and trailing whitespace don't count."""
+
+import hashlib
+import io
+import tokenize
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+
+from holdfast.errors import RecipeError
+from holdfast.provenance.imports import find_file, read_module
+
+
+def hash_sources(names: Iterable[str], folder: Path = Path()) -> dict[str, str]:
+    """Return the SHA-256 of each source's code, by name, equal on every machine and in every checkout.
+
+    Comments and blank lines of Python files don't count; of other files (an extension, for example) every byte counts.
+    A module that isn't loaded is hashed from the file that an import would load. A package's hash is that of its
+    ``__init__.py`` alone. Modules without a file are left out.
+
+    Args:
+        folder: the folder of the recipe's module, to which paths are relative.
+    """
+    found = {name: read_source(name, folder) for name in sorted(set(names)) if name}
+    return {
+        name: hash_source(each[0]) if each[1] else hashlib.sha256(each[0]).hexdigest()
+        for name, each in found.items()
+        if each is not None
+    }
+
+
+def read_source(name: str, folder: Path) -> tuple[bytes, bool] | None:
+    """Return the bytes of a recorded source (a module or a file) and whether it is Python; None if it is gone.
+
+    Args:
+        folder: the folder of the recipe's module, to which paths are relative.
+    """
+    if (data := read_module(name)) is not None:
+        return data, find_file(name).endswith(".py")
+    path = folder / name
+    return (path.read_bytes(), path.suffix == ".py") if path.is_file() else None
+
+
+def find_listed(sources: "Iterable[str | PathLike[str]]", folder: Path) -> tuple[list[str], dict[str, Path]]:
+    """Return the modules and the files (by name) that a recipe lists as its sources. A folder stands for all its files.
+
+    Args:
+        folder: the folder of the recipe's module, to which paths are relative.
+
+    Raises:
+        RecipeError: a source is neither a module nor a file.
+    """
+    modules: list[str] = []
+    files: dict[str, Path] = {}
+    for source in sources:
+        path = folder / source
+        is_path = not isinstance(source, str) or "/" in source
+        if not is_path and find_file(str(source)):
+            modules.append(str(source))
+        elif path.is_dir():
+            inside = (each for each in sorted(path.rglob("*")) if each.is_file() and not _is_hidden(each, path))
+            files |= {_name(each, folder): each for each in inside}
+        elif path.is_file():
+            files[_name(path, folder)] = path
+        else:
+            what = "no file" if is_path else "no module and no file"
+            raise RecipeError(
+                f"the recipe's sources: there is {what} {str(source)!r}",
+                hint=f"a path is relative to the folder of the recipe's module, {folder}",
+            )
+    return modules, files
+
+
+def _name(path: Path, folder: Path) -> str:
+    """Return a file's path relative to the recipe's folder; for a file elsewhere, its folder's name and its own."""
+    inner = path.resolve()
+    if inner.is_relative_to(folder):
+        return inner.relative_to(folder).as_posix()
+    return "/".join(inner.parts[-2:])
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(folder).parts)
+
+
+def hash_source(data: bytes) -> str:
+    """Return the SHA-256 of a Python file's code; of the file's bytes if it is not valid Python."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        text = io.TextIOWrapper(io.BytesIO(data), encoding).read()  # every line end becomes \n
+        return hashlib.sha256(strip_source(text).encode()).hexdigest()
+    except (SyntaxError, UnicodeError, tokenize.TokenError):
+        return hashlib.sha256(data).hexdigest()
+
+
+def strip_source(text: str) -> str:
+    """Return Python source without comments, blank lines and trailing whitespace. Strings stay unchanged.
+
+    Args:
+        text: the source, with ``\\n`` as line end.
+
+    Raises:
+        SyntaxError, tokenize.TokenError: the text is not valid Python.
+    """
+    rows = text.split("\n")
+    in_string = _cut_comments(rows)
+    kept: list[str] = []
+    for number, row in enumerate(rows, 1):
+        if number in in_string:
+            kept.append(row)
+        # A blank line after a backslash ends the statement: without it the next line would be part of it.
+        elif row.strip() or (kept and kept[-1].endswith("\\")):
+            kept.append(row.rstrip())
+    return "\n".join(kept)
+
+
+def _cut_comments(rows: list[str]) -> set[int]:
+    """Cut the comments from the rows in place. Return the numbers of the rows whose end lies inside a string."""
+    in_string: set[int] = set()
+    open_strings: list[int] = []
+    for token in tokenize.generate_tokens(io.StringIO("\n".join([*rows, ""])).readline):
+        kind, first, last = tokenize.tok_name[token.type], token.start[0], token.end[0]
+        # An unterminated string. (Before Python 3.12 some letters of identifiers are error tokens too.)
+        if kind == "ERRORTOKEN" and {"'", '"'} & set(token.string):
+            raise tokenize.TokenError(f"{token.string!r} has no end", token.start)
+        if kind == "STRING":
+            in_string.update(range(first, last))
+        # Before Python 3.12 an f-string is one token, in which # starts no comment. Newer versions are treated alike.
+        elif kind.endswith("STRING_START"):
+            open_strings.append(first)
+        elif kind.endswith("STRING_END"):
+            in_string.update(range(open_strings.pop(), last))
+        elif kind == "COMMENT" and not open_strings:
+            rows[first - 1] = rows[first - 1][: token.start[1]]
+    return in_string

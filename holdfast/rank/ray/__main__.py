@@ -1,0 +1,33 @@
+"""The entry point of the process between an attempt and its ranks on a Ray cluster."""
+
+import os
+import sys
+
+from holdfast.config import RunConfig
+from holdfast.errors import HoldfastError
+from holdfast.rank.events import Events
+from holdfast.rank.hanging import PATIENCE_VARIABLE
+from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE
+
+
+def main() -> int:
+    """Carry ranks until they end. Return the exit code: 0 if they have ended as they were told to."""
+    events = Events()  # Ray prints, too: from here on to the log
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported
+
+    from holdfast.rank.ray.relaying import carry
+
+    config = RunConfig.model_validate_json(os.environ[CONFIG_VARIABLE])
+    try:
+        carry(config, int(os.environ[COMMIT_VARIABLE]), float(os.environ[PATIENCE_VARIABLE]), events)
+    except HoldfastError as error:
+        print(error, file=sys.stderr)
+        events.send_error(error)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # Ray's own shutdown takes a second, and ends nothing that the end of this process doesn't

@@ -1,0 +1,298 @@
+"""The relay between an attempt and the carriers of its ranks: orders to node 0, and events of node 0 back.
+
+The first failure of any node ends all of them, and one is reported as the cause: a node that Ray has lost before an
+error of a rank, and that before the loss of a connection.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
+from ray.util.placement_group import remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+import holdfast
+from holdfast.config import RunConfig
+from holdfast.errors import ConfigError, HoldfastError, RankDied, RankHung
+from holdfast.rank.claim import find_attempt, not_shared
+from holdfast.rank.events import Events
+from holdfast.rank.messages import Begin, Failed, Restore, Stop, Train, decode_event, decode_order, encode
+from holdfast.rank.ray.carrying import Carrier, Host, Start, Taken
+from holdfast.rank.ray.orders import Orders
+from holdfast.rank.ray.placing import LOOK_EVERY_S, Bundle, Placement, connect, list_alive, list_nodes, place
+
+# A carrier's process starts in 5 s on a busy machine, and loads a working directory in minutes.
+STARTS_WITHIN_S = 300.0
+ENDS_WITHIN_S = 4.0
+LOOK_FOR_NODES_EVERY_S = 5.0
+# Otherwise a worker of Ray's that ends kills the processes that it has started; but orphans save themselves.
+ORPHANS_LIVE = {"RAY_kill_child_processes_on_worker_exit": "0"}
+# `take` waits, while others are called.
+CALLS_AT_A_TIME = 4
+
+
+def carry(config: RunConfig, commit: int, patience: float, events: Events) -> None:
+    """Carry the ranks of the attempt that has started this process, until they have ended.
+
+    Args:
+        commit: the number of the commit that the ranks read ahead; 0 for none.
+        patience: of the watch over the ranks; see `holdfast.rank.hanging`.
+
+    Raises:
+        HoldfastError: the ranks have no place, can't be started, or ended by themselves.
+    """
+    orders = Orders()
+    connect(config.compute)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in place of Ray's: until there are ranks, there is nothing to end
+    placement = place(config.compute, lambda: not orders.has_ended)
+    relay = Relay(config, placement, events)
+    signal.signal(signal.SIGTERM, lambda *_: relay.stop())
+    try:
+        relay.start(commit, patience)
+        orders.follow(relay.obey)
+        relay.run()
+    finally:
+        relay.end()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The end of one node's ranks.
+
+    Attributes:
+        is_loss: whether Ray has lost the node; otherwise its ranks have ended by this error.
+    """
+
+    error: HoldfastError
+    is_loss: bool = False
+
+
+class Relay:
+    """The carriers of an attempt's ranks, one on each node."""
+
+    def __init__(self, config: RunConfig, placement: Placement, events: Events) -> None:
+        self._config, self._placement, self._events = config, placement, events
+        self._carriers: Sequence[Any] = [make_carrier(placement, node) for node in range(placement.count)]
+        self._hosts: Sequence[Host] = ()
+        self._is_checked = False  # that all nodes see the attempt's claim
+        self._is_training = False
+        self._has_closed = False  # the ranks' input
+        self._is_told = False  # to let them save and end
+        self._is_stopped = False
+        self._has_joined = False
+        self._failures: list[Failure] = []
+        self._failed_at = 0.0
+        self._looked_at = time.monotonic()
+
+    # ---- start
+
+    def start(self, commit: int, patience: float) -> None:
+        """Start the ranks on all nodes; see `carry`.
+
+        Raises:
+            ConfigError: a node has another version of Holdfast, or none.
+            RankDied: Ray has lost a node meanwhile.
+        """
+        hosts = self._hosts = self._call_all("describe")
+        check_versions(hosts)
+        first = hosts[0]
+        address = f"[{first.address}]" if ":" in first.address else first.address
+        config = self._config.placed(self._placement.count, f"{address}:{first.port}").model_dump_json()
+        paths = tuple(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+        starts = [Start(config, node, commit, patience, str(Path.cwd()), paths) for node in range(len(hosts))]
+        self._call_all("start", *starts)
+
+    def _call_all(self, method: str, *arguments: object) -> list[Any]:
+        """Call a method on all carriers, with one argument for each if there are any."""
+        given: Sequence[Sequence[object]] = [[each] for each in arguments] or [[] for _ in self._carriers]
+        asked = [getattr(carrier, method).remote(*each) for carrier, each in zip(self._carriers, given, strict=True)]
+        try:
+            answers: list[Any] = ray.get(asked, timeout=STARTS_WITHIN_S)
+            return answers
+        except RayError as error:
+            if "ModuleNotFoundError" in str(error) or "ImportError" in str(error):
+                raise ConfigError(
+                    f"holdfast can't be imported on the nodes of the Ray cluster: {last_line(error)}",
+                    hint="the same packages have to be on all machines, as in one image",
+                ) from None
+            raise RankDied(f"a node of the Ray cluster is lost: {last_line(error)}") from None
+
+    # ---- orders
+
+    def obey(self, line: str) -> None:
+        """Pass an order on to node 0; an empty line for the end of the orders."""
+        carrier = self._carriers[0]
+        try:
+            if not line:
+                self._has_closed = True
+                ray.get(carrier.close.remote())
+                return
+            order = decode_order(line)
+            if not self._is_checked and isinstance(order, Restore | Begin | Train):
+                self._check_store()
+                self._is_checked = True
+            self._is_training |= isinstance(order, Train)
+            ray.get(carrier.order.remote(line))
+        except HoldfastError as error:
+            self._fail(Failure(error))
+        except RayError:
+            pass  # `run` finds the node lost, too
+
+    def _check_store(self) -> None:
+        """Check that all nodes see the attempt's claim, as it sees it on this machine.
+
+        Raises:
+            StoreError: a node doesn't.
+        """
+        attempt, config = find_attempt(self._config), self._config.model_dump_json()
+        asked = [
+            carrier.find_problem.remote(config, attempt, f"node {node} ({host.name})")
+            for node, (carrier, host) in enumerate(zip(self._carriers, self._hosts, strict=True))
+        ]
+        if problem := next(filter(None, ray.get(asked)), ""):
+            raise not_shared(problem)
+
+    def stop(self) -> None:
+        """Let the ranks save and end, as torchrun does at SIGTERM; end them at once if they have been told already."""
+        self._is_told, self._is_stopped = True, self._has_closed  # `run` sees them: this is called by a signal
+
+    # ---- events
+
+    def run(self) -> None:
+        """Pass events and logs on until the ranks of all nodes have ended, or one node has failed.
+
+        Raises:
+            HoldfastError: the ranks have not ended as they were told to.
+        """
+        asked = {carrier.take.remote(): node for node, carrier in enumerate(self._carriers)}
+        while asked and not self._is_stopped and not self._has_cause():
+            ready, _ = ray.wait([*asked], timeout=LOOK_EVERY_S)
+            for each in ready:
+                node = asked.pop(each)
+                if self._take(node, each):
+                    asked[self._carriers[node].take.remote()] = node
+            self._look_for_nodes()
+            if self._is_told and not self._has_closed:
+                self.obey("")
+        cause = self._find_cause()
+        if cause is not None and not cause.data.get("is_ordered"):
+            raise cause
+
+    def _take(self, node: int, answer: "ray.ObjectRef[Taken]") -> bool:
+        """Pass a carrier's answer on; return whether to ask for more."""
+        try:
+            taken: Taken = ray.get(answer)
+        except RayError as error:
+            host = self._hosts[node]
+            loss = RankDied(f"node {node} ({host.name}) is lost: {explain_loss(error, host)}")
+            self._fail(Failure(loss, is_loss=True))
+            return False
+        sys.stderr.buffer.write(taken.log)
+        sys.stderr.buffer.flush()
+        for event in map(decode_event, taken.events):
+            if isinstance(event, Failed):
+                self._fail(Failure(event.error))
+            elif node == 0:
+                self._events.send(event)
+        return not taken.is_over
+
+    def _fail(self, failure: Failure) -> None:
+        self._failures.append(failure)
+        self._failed_at = self._failed_at or time.monotonic()
+
+    def _has_cause(self) -> bool:
+        """Return whether the cause of a failure is known.
+
+        After a death the other nodes have time to save, or to tell an error that has led to it.
+        """
+        is_late = self._failures and time.monotonic() > self._failed_at + self._config.resume.stop_within_s
+        errors = [failure.error for failure in self._failures]
+        return bool(is_late) or any(isinstance(each, RankHung) or not isinstance(each, RankDied) for each in errors)
+
+    def _find_cause(self) -> HoldfastError | None:
+        """Return the failure that explains the others; None if there is none."""
+        if self._has_joined:
+            return RankDied("a node has joined the Ray cluster, so the ranks start again")
+        return choose_cause(self._failures) if self._failures else None
+
+    def _look_for_nodes(self) -> None:
+        """Let the ranks stop and save if a node has joined the cluster and the run may have more of them."""
+        placement, now = self._placement, time.monotonic()
+        is_whole = placement.count == self._config.compute.node_range[1]
+        if is_whole or not self._is_training or self._has_joined or self._failures:
+            return
+        if now > self._looked_at + LOOK_FOR_NODES_EVERY_S:
+            self._looked_at = now
+            if list_nodes(placement.bundle) - placement.known:
+                self._has_joined = True
+                self.obey(encode(Stop()))
+
+    # ---- end
+
+    def end(self) -> None:
+        """End the ranks of all nodes, and give their place back."""
+        asked = [carrier.end.remote() for carrier in self._carriers]
+        ray.wait(asked, num_returns=len(asked), timeout=ENDS_WITHIN_S)
+        remove_placement_group(self._placement.group)
+
+
+def check_versions(hosts: Sequence[Host]) -> None:
+    """Check that all nodes have this machine's version of Holdfast: another may not understand its messages.
+
+    Raises:
+        ConfigError: a node has another one.
+    """
+    for node, host in enumerate(hosts):
+        if host.version != holdfast.__version__:
+            raise ConfigError(
+                f"node {node} ({host.name}) has holdfast {host.version}, and this machine {holdfast.__version__}",
+                hint="the same version has to be on all machines",
+            )
+
+
+def choose_cause(failures: Sequence[Failure]) -> HoldfastError:
+    """Return the failure that explains the others: of those that explain most, the first in time."""
+
+    def weigh(failure: Failure) -> tuple[bool, ...]:
+        error = failure.error
+        is_ordered, is_effect = (bool(error.data.get(name)) for name in ("is_ordered", "is_effect"))
+        return not failure.is_loss, is_ordered, is_effect, isinstance(error, RankDied)
+
+    return min(failures, key=weigh).error
+
+
+def make_carrier(placement: Placement, node: int) -> Any:
+    """Start the carrier of a node in its bundle; return its handle."""
+    bundle: Bundle = placement.bundle
+    return (
+        ray.remote(Carrier)
+        .options(
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            max_concurrency=CALLS_AT_A_TIME,
+            runtime_env={"env_vars": ORPHANS_LIVE},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(placement.group, node),
+        )
+        .remote()
+    )
+
+
+def explain_loss(error: RayError, host: Host) -> str:
+    """Return why a carrier doesn't answer."""
+    if host.node_id not in list_alive():
+        return "its machine has left the Ray cluster"
+    if isinstance(error, ActorDiedError):
+        return "the process of Ray's that carries its ranks has died"
+    return last_line(error) if isinstance(error, RayTaskError) else "Ray can't reach it any more"
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of an error of Ray's, which says what happened."""
+    return str(error).strip().rpartition("\n")[2].strip().rstrip(".")

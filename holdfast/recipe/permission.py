@@ -1,0 +1,144 @@
+"""The recipes that runs may use: what an operator allows, and what a reader of a run's records trusts.
+
+The worker's environment variable ``HOLDFAST_ALLOWED_RECIPES`` says what an operator allows: module paths, recipes, or
+files and folders with code, for example ``my_models, holdfast.recipes.language:language, /srv/code/``. Entries are
+prefixes, separated by commas. A recipe's prefix ends at a dot, a colon or the end of the name; a folder allows the code
+below it, but for files in a store. An unset variable restricts nothing; an empty one allows nothing.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.errors import RecipeError
+from holdfast.provenance.imports import find_spec, list_prefixes
+from holdfast.provenance.ownership import RECIPES as OWN_RECIPES
+from holdfast.provenance.ownership import is_own_file
+from holdfast.store.permission import describe_allowed, list_allowed, split_store
+
+RECIPES = "HOLDFAST_ALLOWED_RECIPES"
+TAKE_OWN = "--recipe takes yours, as in a configuration"
+
+
+def check_recipe(name: str) -> None:
+    """Raise RecipeError unless the operator allows a recipe. The recipe is not imported."""
+    allowed = list_allowed(RECIPES)
+    if allowed is None:
+        return
+    files = _find_files(name)
+    if any(_allows(entry, name, files) for entry in allowed):
+        return
+    raise RecipeError(f"recipe {name!r} is not allowed on this machine", hint=describe_allowed(RECIPES, allowed))
+
+
+def _allows(entry: str, recipe: str, files: Sequence[Path]) -> bool:
+    if "/" not in entry and not entry.endswith(".py"):
+        return recipe == entry or recipe.startswith((f"{entry}.", f"{entry}:"))
+    before, _, function = entry.partition(".py:")
+    path = os.path.realpath(f"{before}.py" if function else before)
+    is_there = bool(files) and files[-1].is_relative_to(path) and not any(map(lies_in_store, files))
+    return is_there and function in ("", recipe.rpartition(":")[2])
+
+
+@dataclass(frozen=True)
+class Trust:
+    """The trust of a reader in a run's records, from which a command takes the recipe to train steps again.
+
+    Whoever may write to the store has chosen them. By default the recipe is taken if its code is the reader's own: it
+    comes with Holdfast, or lies in the current folder or on the module search path and is not installed. If the
+    operator allows some recipes, it has to be one of these. A file in a store is never taken.
+
+    Args:
+        recipe: the recipe to train with, from the reader, in place of the one on record; empty for that one.
+        records: whether to take any recipe on record, but for a file in a store.
+    """
+
+    recipe: str = ""
+    records: bool = False
+
+    def choose_recipe(self, recorded: str, store: str) -> str:
+        """Return the recipe to train with. Nothing is imported.
+
+        Args:
+            recorded: the recipe's name on record.
+            store: the path or URL of the run's store.
+
+        Raises:
+            RecipeError: the reader has to name the recipe.
+        """
+        if self.recipe:
+            return self.recipe
+        said, root, files = f"the run's records name the recipe {recorded!r}", _find_root(store), _find_files(recorded)
+        if inside := [file for file in files if lies_in_store(file, root)]:
+            raise RecipeError(f"{said}, whose file lies in a store: {inside[0]}", hint=TAKE_OWN)
+        if lies_in_store(Path.cwd(), root):
+            raise RecipeError(
+                "the current folder lies in a store, where others may put code",
+                hint="start the command in your project's folder",
+            )
+        if self.records:
+            return recorded
+        if list_allowed(RECIPES) is not None:
+            check_recipe(recorded)
+        elif not all(_is_readers(file, recorded) for file in files):
+            raise RecipeError(f"{said}, which is not code of this folder", hint=f"{TAKE_OWN}; or --trust-records")
+        return recorded
+
+
+# The reader has said nothing.
+BY_DEFAULT = Trust()
+
+
+def lies_in_store(path: Path, root: Path | None = None) -> bool:
+    """Return whether a path, without links, lies in a folder of runs.
+
+    Args:
+        root: the folder of a store, if it is known.
+    """
+    project = Path.cwd()
+    folders = [path, *path.parents]
+    if root in folders or any((folder / "run.json").is_file() for folder in folders):
+        return True
+    inner = [folder for folder in folders if project in folder.parents and folder.is_dir()]
+    return any(next(folder.glob("*/run.json"), None) is not None for folder in inner)
+
+
+def _find_root(store: str) -> Path | None:
+    parts = split_store(store)
+    return Path(*parts[1:]) if parts[:1] == ("",) else None
+
+
+def _find_files(recipe: str) -> list[Path]:
+    """Return the files that an import of a recipe's module would run, without links: the packages' that hold it, too.
+
+    A module that is nowhere to be found has no file.
+    """
+    module = recipe.rpartition(":")[0]
+    if module.endswith(".py"):
+        return [Path(os.path.realpath(module))]
+    with _searched_like_a_rank():
+        specs = [spec for each in list_prefixes(module) if (spec := find_spec(each))]
+    # A module without a file is a folder, of which nothing is run, or built into Python.
+    files = [spec.origin if spec.has_location else os.__file__ for spec in specs if spec.origin]
+    return [Path(os.path.realpath(file)) for file in files if file]
+
+
+@contextlib.contextmanager
+def _searched_like_a_rank() -> Iterator[None]:
+    """Put the current folder first on the module search path, where ``python -m`` has it."""
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(Path.cwd()))
+
+
+def _is_readers(file: Path, recipe: str) -> bool:
+    if file.is_relative_to(OWN_RECIPES):
+        return True
+    is_named_by_path = recipe.rpartition(":")[0].endswith(".py")
+    folders = [Path.cwd(), *(Path(entry).resolve() for entry in sys.path if entry)]
+    return is_own_file(str(file)) and (not is_named_by_path or any(map(file.is_relative_to, folders)))

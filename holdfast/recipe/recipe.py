@@ -1,0 +1,155 @@
+"""The `Recipe`, which says what to train."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from holdfast.errors import RecipeError
+from holdfast.recipe.anneal import Anneal
+from holdfast.recipe.probe import Limits
+from holdfast.recipe.schedule import Schedule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+    from torch.utils.data import Dataset
+
+USUAL_BATCH_SIZE = 32
+
+
+class Stateful(Protocol):
+    """An object with state that the next step depends on, such as an average of weights or a normaliser."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> object: ...
+
+
+@dataclass(kw_only=True)
+class Recipe:
+    """Everything that a run trains with.
+
+    Args:
+        model: the module to train, which ``loss`` calls. It is in ``train()`` mode for steps and in ``eval()`` mode for
+            ``evaluate``.
+        data: map-style (``len(data)`` samples, ``data[index]``), or iterable. Random numbers drawn in it and in
+            ``collate`` are seeded for each micro-batch. On resume, iterable data with ``state_dict`` and
+            ``load_state_dict`` continues where it was; other iterable data is read again from its beginning, and has to
+            yield the same samples. Each loader worker reads iterable data on its own: the data has to divide itself
+            among them by ``torch.utils.data.get_worker_info``. With ``batch_size=None`` it gives batches: see there.
+        optimizer: an optimizer over the model's parameters, with the base learning rates; or several, by name. With a
+            ``loss`` all of them step along its gradient.
+        loss: a function from ``(model, batch)`` to a scalar tensor, the mean over the collated batch.
+        step: in place of ``loss``, a function that takes a batch and makes the whole step: it computes gradients and
+            steps the optimizers. It returns the loss, or numbers to record by name. ``model`` is in ``train()`` mode.
+            Gradients are averaged over several ranks when an optimizer steps, and autocast is on if the configuration
+            has ``mixed_precision``. Gradients that it leaves without a step of an optimizer are saved.
+        batch_size: samples of a micro-batch over all ranks together. None: ``data`` is an iterable of batches with
+            ``state_dict`` and ``load_state_dict``, and gives each rank a part of its own. It is also None for a torch
+            ``DataLoader``, whose batches come in its own order and are shared out among the ranks.
+        grad_accum: micro-batches whose gradients make one step.
+        steps_per_epoch: the length of an epoch, by default one pass over ``data``. Required for data without a length.
+        clip_norm: the largest norm of the gradient; None for no clipping.
+        schedule: a `Schedule`, or torch schedulers over ``optimizer``, stepped after every step. A
+            ``ReduceLROnPlateau`` is stepped at the end of every epoch instead, with the epoch's mean loss. For several
+            optimizers, any of these by the optimizers' names.
+        evaluate: a function from the model, in ``eval()`` mode, to a few numbers by name; called at the end of every
+            epoch. Its changes of the model's buffers and attributes, and of random generators, are undone; its changes
+            of ``extras`` stay. Texts (``str``) and pictures (``bytes`` of a PNG or an SVG) among the numbers are shown
+            to people: at most 1 MiB each, no part of the state.
+        measured: names of metrics of ``evaluate`` that differ each time, such as times and memory. They are logged and
+            shown, but are not part of the state. Names that end in ``_s`` (``samples_per_s``) needn't be listed.
+        after_step: a function called after every step, when the weights have changed, for example to update an average.
+        extras: further objects with state, by name, saved and restored with the rest. Modules are moved to the device.
+            Each rank has its own state of each.
+        synchronized: names of extras that are modules which all ranks train together: gradients are averaged over the
+            ranks when an optimizer of the recipe, or one among the extras, steps, and buffers are the main rank's.
+        anneals: values that are functions of the step, by name; ``loss`` reads their ``value``.
+        probe: a function from the model, in ``eval()`` mode, to tensors and numbers by name, which show whether a
+            resumed model is the saved one. Its changes of the model's buffers and attributes are undone. The default is
+            the loss and the model's output on the first micro-batch (of a stream only if it is at most 256 KiB).
+        health: limits for the probe's numbers and for the built-in ``loss_window``; see `holdfast.recipe.probe`.
+        collate: a function from a list of samples to a batch, by default torch's.
+        data_sha256: content hash of the data, part of the fingerprint.
+        content: further content hashes by name that are part of the fingerprint: a tokenizer's, a vocabulary's.
+        sources: further parts of the recipe's code: modules, and files or folders (a header, a JSON file) by path
+            relative to the recipe's module. Modules that the recipe imports count without being listed.
+        sample_size: how many ``unit``\\ s a sample has, for the speed that is shown.
+
+    Raises:
+        RecipeError: a number is out of range, or arguments exclude each other.
+    """
+
+    model: "Module"
+    data: "Dataset[Any] | Iterable[Any]"
+    optimizer: "Optimizer | Mapping[str, Optimizer]"
+    loss: "Callable[[Module, Any], Tensor] | None" = None
+    step: "Callable[[Any], Tensor | Mapping[str, float | Tensor]] | None" = None
+    batch_size: int | None = USUAL_BATCH_SIZE
+    grad_accum: int = 1
+    steps_per_epoch: int | None = None
+    clip_norm: float | None = None
+    schedule: "Schedule | LRScheduler | Sequence[LRScheduler] | Mapping[str, Any] | None" = None
+    evaluate: "Callable[[Module], Mapping[str, float | Tensor | str | bytes]] | None" = None
+    measured: Sequence[str] = ()
+    after_step: Callable[[], object] | None = None
+    extras: Mapping[str, Stateful] = field(default_factory=dict)
+    synchronized: Sequence[str] = ()
+    anneals: Mapping[str, Anneal] = field(default_factory=dict)
+    probe: "Callable[[Module], Mapping[str, float | Tensor]] | None" = None
+    health: Mapping[str, Limits] = field(default_factory=dict)
+    collate: Callable[[list[Any]], Any] | None = None
+    data_sha256: str = ""
+    content: Mapping[str, str] = field(default_factory=dict)
+    sources: "Sequence[str | PathLike[str]]" = ()
+    sample_size: int = 1
+    unit: str = "samples"
+    # Whether a loop of the user's own makes the steps, so that this is what the loop keeps.
+    has_own_loop: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "grad_accum", "steps_per_epoch", "sample_size"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and value >= 1):
+                raise RecipeError(f"the recipe's {name} = {value!r}: expected an int above 0")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise RecipeError(
+                f"the recipe's clip_norm = {self.clip_norm!r}: expected a number above 0", hint="inf means no limit"
+            )
+
+        self._check_step()
+        self._check_batches()
+
+    def _check_step(self) -> None:
+        if self.has_own_loop:
+            return
+        if (self.loss is None) == (self.step is None):
+            raise RecipeError(
+                f"the recipe has {'neither loss nor step' if self.loss is None else 'a loss and a step'}",
+                hint="loss=... lets Holdfast step the optimizer, step=... makes the whole step",
+            )
+        for name, usual in (("grad_accum", 1), ("clip_norm", None)) if self.step is not None else ():
+            if (value := getattr(self, name)) != usual:
+                raise RecipeError(
+                    f"the recipe's {name} = {value!r} has no effect, because its step makes the whole step",
+                    hint=f"leave {name} out, and do it in step",
+                )
+
+    def _check_batches(self) -> None:
+        gives_batches = hasattr(self.data, "dataset") and hasattr(self.data, "batch_sampler")
+        if gives_batches and self.batch_size not in (None, USUAL_BATCH_SIZE):
+            raise RecipeError(
+                f"the data is a {type(self.data).__name__}, which gives batches already: batch_size has no effect",
+                hint="leave batch_size out, or give data=dataset with batch_size and collate",
+            )
+        if gives_batches:
+            self.batch_size = None
+        if self.batch_size is None and self.collate is not None:
+            raise RecipeError("collate has no effect on data that gives batches", hint="leave collate out")
+
+    def is_measured(self, metric: str) -> bool:
+        """Return whether a metric differs at each evaluation, so that it is not part of the state."""
+        return metric.endswith("_s") or metric in self.measured

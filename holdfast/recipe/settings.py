@@ -1,0 +1,146 @@
+"""The settings of a run's function: its parameters, or the fields of a pydantic model."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from holdfast.config import did_you_mean
+from holdfast.errors import RecipeError
+from holdfast.recipe.annotations import DEVICE, Function, own_parameters, takes_run
+
+# A parameter of this name whose annotation is a pydantic model takes all settings together.
+WHOLE = "settings"
+
+
+def _list_parameters(function: Function) -> list[inspect.Parameter]:
+    """Return a function's parameters, without those for its `Run` and for the device."""
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters
+    except Exception:  # an annotation that only a type checker can resolve
+        parameters = inspect.signature(function).parameters
+    own = own_parameters(function)
+    return [each for name, each in parameters.items() if name not in own]
+
+
+def _find_model(parameters: list[inspect.Parameter]) -> type[BaseModel] | None:
+    """Return the pydantic model that takes all settings, if a parameter is annotated so.
+
+    Raises:
+        RecipeError: there are parameters beside it.
+    """
+    whole = next((each for each in parameters if each.name == WHOLE), None)
+    if whole is None or not (isinstance(whole.annotation, type) and issubclass(whole.annotation, BaseModel)):
+        return None
+    for each in parameters:
+        if each is not whole:
+            raise RecipeError(
+                f"the function takes {each.name} beside {WHOLE}: {whole.annotation.__name__}, which has all settings",
+                hint=f"make {each.name} a field of {whole.annotation.__name__}",
+            )
+    return whole.annotation
+
+
+def _make_model(parameters: list[inspect.Parameter]) -> type[BaseModel]:
+    """Return a pydantic model with a field for each parameter."""
+    fields: dict[str, Any] = {}
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+            raise RecipeError(f"the recipe takes {parameter} by position; settings are passed by name")
+        is_known = parameter.annotation is not parameter.empty and not isinstance(parameter.annotation, str)
+        annotation = parameter.annotation if is_known else Any
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[parameter.name] = (annotation, default)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    config = ConfigDict(extra="allow" if takes_any else "forbid", protected_namespaces=())
+    return create_model("Settings", __config__=config, **fields)
+
+
+def _check_settings(function: Function, settings: Mapping[str, Any]) -> BaseModel:
+    """Return settings as an instance of the function's own pydantic model, or of one made from its parameters."""
+    parameters = _list_parameters(function)
+    model = _find_model(parameters) or _make_model(parameters)
+    _refuse_unknown(model, settings)
+    try:
+        return model.model_validate(dict(settings))
+    except ValidationError as error:
+        first = error.errors()[0]
+        names = [str(part) for part in first["loc"]]
+        key = ".".join(["settings", *names])
+        description = _describe_field(model, names)
+        if first["type"] == "missing":
+            table = ".".join(["settings", *names[:-1]])
+            hint = f"add {names[-1]} under [{table}]" + (f": {description}" if description else "")
+            raise RecipeError(f"{key} is missing", hint=hint) from None
+        # An error of the whole model, such as of a validator over several fields, has all settings as its input.
+        value = f" = {first['input']!r}" if names else ""
+        raise RecipeError(f"{key}{value}: {first['msg']}", hint=description) from None
+
+
+def _describe_field(model: type[BaseModel], names: Sequence[str]) -> str:
+    """Return the description of a field of a model, or of a field of a model inside it; empty if it has none."""
+    field = model.model_fields.get(names[0]) if names else None
+    if field is None:
+        return ""
+    if len(names) > 1 and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+        return _describe_field(field.annotation, names[1:])
+    return field.description or ""
+
+
+def _refuse_unknown(model: type[BaseModel], settings: Mapping[str, Any], table: str = "settings") -> None:
+    """Raise RecipeError for a key that the model has no field for, which pydantic would ignore; also in a table."""
+    known = dict(model.model_fields)
+    aliases = {each.alias: each for each in known.values() if each.alias}
+    for key, value in settings.items():
+        field = known.get(key) or aliases.get(key)
+        if field is None and model.model_config.get("extra") != "allow":
+            raise RecipeError(f"unknown key {table}.{key}", hint=did_you_mean(key, known))
+        inner = field.annotation if field is not None else None
+        if isinstance(inner, type) and issubclass(inner, BaseModel) and isinstance(value, Mapping):
+            _refuse_unknown(inner, value, f"{table}.{key}")
+
+
+def _takes_any(function: Function) -> bool:
+    """Return whether a function has no parameters but its `Run`, in which it reads its settings."""
+    return takes_run(function) and not _list_parameters(function)
+
+
+def resolve_settings(function: Function, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Check settings against a function's parameters and return them together with the defaults of the others.
+
+    A parameter ``settings`` that is annotated as a pydantic model stands for its fields. A function whose only
+    parameter is its `Run` reads its settings there, and takes any.
+
+    Raises:
+        RecipeError: a setting is unknown (the hint names the nearest known one), missing, or of the wrong type.
+    """
+    if _takes_any(function):
+        return dict(settings)
+    checked = _check_settings(function, settings)
+    return {name: getattr(checked, name) for name in type(checked).model_fields} | (checked.model_extra or {})
+
+
+def make_arguments(function: Function, settings: Mapping[str, Any], device: object) -> dict[str, Any]:
+    """Return the arguments for a function apart from its `Run`: its settings, and the device if it takes that.
+
+    Raises:
+        RecipeError: see `resolve_settings`.
+    """
+    own = {name: device for name, kind in own_parameters(function).items() if kind == DEVICE}
+    if _takes_any(function):
+        return own
+    if _find_model(_list_parameters(function)) is not None:
+        return own | {WHOLE: _check_settings(function, settings)}
+    return own | resolve_settings(function, settings)
+
+
+def list_defaults(function: Function) -> dict[str, Any]:
+    """Return the default values of a function's settings."""
+    parameters = _list_parameters(function)
+    if (model := _find_model(parameters)) is not None:
+        fields = model.model_fields.items()
+        return {name: each.get_default(call_default_factory=True) for name, each in fields if not each.is_required()}
+    return {each.name: each.default for each in parameters if each.default is not each.empty}

@@ -1,0 +1,70 @@
+"""The stores that runs may use: what an operator allows.
+
+The worker's environment variable ``HOLDFAST_ALLOWED_STORES`` has folders or URLs, for example ``/data/runs,
+s3://team/runs``, separated by commas. Each is a prefix that ends at a ``/`` or the end. An unset variable restricts
+nothing; an empty one allows nothing.
+"""
+
+import os
+import stat
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast.errors import ConfigError
+
+STORES = "HOLDFAST_ALLOWED_STORES"
+SCRATCH = "holdfast-"
+SAME_SCHEME = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "file": "", "local": ""}
+
+
+def check_store(url: str) -> None:
+    """Raise ConfigError unless the operator allows a store. The store is not opened.
+
+    Links and ``..`` in a folder's path are resolved first. A URL with ``.`` or ``..`` between slashes is not allowed.
+    """
+    allowed = list_allowed(STORES)
+    if allowed is None:
+        return
+    parts = split_store(url)
+    prefixes = [split_store(entry) for entry in allowed]
+    if parts and any(prefix and parts[: len(prefix)] == prefix for prefix in prefixes):
+        return
+    if not _is_scratch(parts):
+        raise ConfigError(f"store = {url!r} is not allowed on this machine", hint=describe_allowed(STORES, allowed))
+
+
+def split_store(url: str) -> tuple[str, ...]:
+    """Return a store's scheme and the parts of its path in one normal form; empty if the URL has no normal form."""
+    scheme, separator, path = url.partition("://")
+    scheme = SAME_SCHEME.get(scheme, scheme)
+    if not separator or scheme == "":
+        try:
+            return "", *Path(os.path.realpath(Path(path if separator else url).expanduser())).parts
+        except (ValueError, RuntimeError):  # a null character, or the home of an unknown user
+            return ()
+    parts = tuple(part for part in path.split("/") if part)
+    return () if {".", ".."} & set(parts) else (scheme, *parts)
+
+
+def _is_scratch(parts: Sequence[str]) -> bool:
+    """Return whether a store is in a temporary folder that a process of this user made for a proof or a replay."""
+    temporary = split_store(tempfile.gettempdir())
+    if parts[: len(temporary)] != temporary or not "".join(parts[len(temporary) :][:1]).startswith(SCRATCH):
+        return False
+    try:
+        found = os.lstat(Path(*parts[1 : len(temporary) + 1]))
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700
+
+
+def list_allowed(variable: str) -> list[str] | None:
+    """Return the entries of an environment variable that restricts something; None if it is unset."""
+    text = os.environ.get(variable)
+    return None if text is None else [entry.strip() for entry in text.split(",") if entry.strip()]
+
+
+def describe_allowed(variable: str, allowed: Sequence[str]) -> str:
+    """Return the hint for a thing that the operator doesn't allow."""
+    return f"{variable} allows {', '.join(allowed) or 'nothing'}"

@@ -1,0 +1,149 @@
+"""The verdict on a remote process, alive or lost, from its state, its signs of life and the watcher's own clock.
+
+==================  =========================================================  ================================
+state               alive while                                                after the window
+==================  =========================================================  ================================
+``RUNNING``         a new sign of life arrives within `LOST_AFTER_S`           lost: crashed (*vanished*)
+``CANCELLING``      a new sign of life arrives within `CANCELLED_AFTER_S`      lost: cancelled
+``PENDING``         its worker starts it within `NOT_BEGUN_AFTER_S`            lost: crashed (*vanished*)
+``PREPARING``       its cluster finds a machine within `NOT_PLACED_AFTER_S`    lost: crashed (*vanished*)
+``SCHEDULED``       it waits for a worker, without a limit                     -
+``PAUSED``          it waits for a person, without a limit                     -
+``VANISHED``        its last new mark is at most `DOUBTED_FOR_S` old           ended
+==================  =========================================================  ================================
+
+A sign of life is a change that the watcher sees: of the state, or of a mark that the process renews every few seconds.
+The watcher reads only its own monotonic clock and never compares the clocks of two machines. A false alarm costs only
+work: the next attempt fences the last one off.
+
+``VANISHED`` is the verdict of another watcher, an automation of the server. It may be wrong after the server itself was
+away. A process that finds itself called vanished sets its state back (`tasks.heartbeat`).
+"""
+
+import enum
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from holdfast.machine.preemption import Notice
+
+# Seconds between two signs of life.
+EVERY_S = 3.0
+# Ten signs of life: a machine ten times busier than usual still gives one.
+LOST_AFTER_S = 10 * EVERY_S
+# Shorter than `resume.stop_within_s`, so that a cancelled `train` has time to find that its attempt was already dead.
+CANCELLED_AFTER_S = 5 * EVERY_S
+# A worker starts a process within seconds; pulling a container image takes longer.
+NOT_BEGUN_AFTER_S = 120.0
+# A cluster takes minutes to add a machine with a GPU and to pull the image. While the cloud has no spot machine, it may
+# take hours: then another attempt begins to wait in place of this one.
+NOT_PLACED_AFTER_S = 3600.0
+# After a longer gap between two looks (the server or the watcher's machine was away) the window begins again.
+LONGEST_GAP_S = 10.0
+# Shorter than the automation's window of 10 s, so that a process that is really gone is not waited for again.
+DOUBTED_FOR_S = 3 * EVERY_S
+# A live worker signals the process of a cancelled flow run sooner than this. A dead worker never does.
+SIGNALLED_WITHIN_S = 10.0
+
+WINDOWS_S = {
+    "RUNNING": LOST_AFTER_S,
+    "CANCELLING": CANCELLED_AFTER_S,
+    "PENDING": NOT_BEGUN_AFTER_S,
+    "PREPARING": NOT_PLACED_AFTER_S,
+}
+FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+
+
+class Verdict(enum.Enum):
+    """A watcher's verdict on a process."""
+
+    ENDED = "its state is final"
+    ALIVE = "it may be alive"
+    LOST = "it gave no sign of life for longer than its window"
+
+
+class Watch:
+    """One watcher's memory of one process.
+
+    Attributes:
+        silent_s: seconds without a sign of life, as of the last `judge`.
+        has_beaten: whether a new mark of the process itself arrived while it was watched.
+    """
+
+    def __init__(self) -> None:
+        self.silent_s = 0.0
+        self.has_beaten = False
+        self._seen: tuple[object, object] | None = None
+        self._heard_at = self._marked_at = self._looked_at = -math.inf
+
+    def judge(self, kind: str, state: object, mark: object, now: float) -> Verdict:
+        """Return the verdict on what was read just now.
+
+        Args:
+            kind: the state's kind, as in the table above.
+            state: an id that tells this state from another one of its kind.
+            mark: the value that the process renews.
+            now: the time on the watcher's monotonic clock, in seconds.
+        """
+        is_new_mark = self._seen is not None and mark != self._seen[1]
+        is_back = now - self._looked_at > LONGEST_GAP_S
+        if is_back or (state, mark) != self._seen:
+            self._heard_at = now
+        if is_new_mark or (is_back and self._seen is not None):
+            self._marked_at = now
+        self.has_beaten = self.has_beaten or is_new_mark
+        self._seen, self._looked_at = (state, mark), now
+        self.silent_s = now - self._heard_at
+        if kind in FINAL or (kind == "VANISHED" and now - self._marked_at > DOUBTED_FOR_S):
+            return Verdict.ENDED
+        return Verdict.LOST if self.silent_s > WINDOWS_S.get(kind, math.inf) else Verdict.ALIVE
+
+
+class Asked(Protocol):
+    """The part of a state that shows a person's request."""
+
+    def is_paused(self) -> bool: ...
+    def is_cancelling(self) -> bool: ...
+    def is_cancelled(self) -> bool: ...
+
+
+class Request:
+    """A person's request to pause or cancel this process: a source of notices, which another thread polls.
+
+    Attributes:
+        state: the paused, cancelling or cancelled state that was found; None while there is none.
+    """
+
+    def __init__(self, read: Callable[[], Any], save_within_s: float) -> None:
+        """
+        Args:
+            read: returns this process's state; None if it has none, or if the server doesn't answer.
+            save_within_s: the limit for the last save after the request, in seconds.
+        """
+        self.read = read
+        self.state: Any = None
+        self._save_within_s = save_within_s
+        self._cancelling_since: float | None = None
+
+    def judge(self, state: Asked | None, now: float) -> Notice | None:
+        """Return a notice if a person paused this process, or cancelled it without a worker signalling it in time.
+
+        Args:
+            state: the state that was read just now.
+            now: the time on the monotonic clock, in seconds.
+        """
+        if state is None or not (state.is_paused() or is_cancel(state)):
+            self._cancelling_since = None
+            return None
+        if state.is_cancelling():
+            self._cancelling_since = now if self._cancelling_since is None else self._cancelling_since
+            if now - self._cancelling_since < SIGNALLED_WITHIN_S:
+                return None  # its worker is about to signal this process
+        self.state = state
+        reason = f"a person has {'paused' if state.is_paused() else 'cancelled'} this attempt"
+        return Notice(reason, self._save_within_s, is_at_once=True)
+
+
+def is_cancel(state: Asked | None) -> bool:
+    """Return whether this state shows that a person is cancelling, or has cancelled, its process."""
+    return state is not None and (state.is_cancelling() or state.is_cancelled())

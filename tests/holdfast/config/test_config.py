@@ -1,0 +1,267 @@
+"""A configuration is read completely, or refused with the name of a field."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from holdfast.config import ChunkLength, RunConfig, _known_keys, load_config, parse_config
+from holdfast.config.hints import MEANT, RESUMES
+from holdfast.errors import ConfigError
+from holdfast.recipe.function import default_settings
+
+MINIMAL = 'recipe = "module:function"\nrun = "a"\n'
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "a.toml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def test_overrides_are_toml_and_bare_words_are_strings(path: Path) -> None:
+    config = load_config(path, ["epochs=3", "settings.lr=3e-4", "settings.a.b=[1, 2]", "run=b", 'store="x y"'])
+    assert (config.epochs, config.run, config.store) == (3, "b", "x y")
+    assert config.settings == {"lr": 3e-4, "a": {"b": [1, 2]}}
+
+
+def test_a_name_that_no_listing_shows_is_refused(path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run = 'a\.tmp-1': a name with \.tmp- is that of an unfinished write"):
+        load_config(path, ["run=a.tmp-1"])
+
+
+@pytest.mark.parametrize("override", ["epochs", "=3", "a..b=1", "run.x=1"])
+def test_malformed_override_is_refused(path: Path, override: str) -> None:
+    with pytest.raises(ConfigError, match="--set"):
+        load_config(path, [override])
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("reticpe = 1", "unknown key reticpe", "did you mean recipe?"),
+        ("[retention]\nkeep_lats = 1", "unknown key retention.keep_lats", "did you mean retention.keep_last?"),
+        ("epochs = 0", "epochs = 0: Input should be greater than or equal to 1", ""),
+        ("epochs = 'many'", "epochs = 'many'", ""),
+        ("[chunk]\nsteps = 1\nepochs = 1", "give steps or epochs, not both", ""),
+        ("chunk = 'weekly'", "chunk = 'weekly': expected \"auto\", or a table with steps or epochs", ""),
+        ("[chunk]\nauto = true\nsteps = 1", "give auto or steps, not both", ""),
+        ("[determinism]\nmode = 'loose'", "determinism.mode = 'loose': Input should be 'strict' or 'fast'", ""),
+        ("[resume]\nstop_within_s = 0", "resume.stop_within_s = 0", ""),
+        ("where = '-'", "where = '-': expected letters, digits, '.', '_', '-' and spaces, and", ""),
+        ("[log]\nproject = 'a b'", "log.project = 'a b': expected letters, digits, '.', '_' and '-', at most 100", ""),
+    ],
+)
+def test_wrong_setting_is_named(path: Path, text: str, message: str, hint: str) -> None:
+    path.write_text(MINIMAL + text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert message in str(caught.value)
+    assert caught.value.hint == hint
+    assert isinstance(caught.value, ValueError)
+
+
+def test_code_in_place_of_its_configuration_is_refused(path: Path) -> None:
+    path.write_text(MINIMAL)
+    code = path.with_suffix(".py")
+    code.write_text("import torch\n")
+    with pytest.raises(ConfigError, match="is not TOML") as caught:
+        load_config(code)
+    assert caught.value.hint == f"did you mean {path}?"
+
+
+@pytest.mark.parametrize("run", ["", "../a", "a/b", ".hidden", "a b", "a" * 101])
+def test_run_name_is_one_folder(run: str) -> None:
+    with pytest.raises(ConfigError, match="run ="):
+        parse_config({"recipe": "m:f", "run": run})
+
+
+def test_missing_key_is_named() -> None:
+    with pytest.raises(ConfigError, match="recipe is missing"):
+        parse_config({"run": "a"})
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1234])
+def test_default_seed(seed: int | None) -> None:
+    assert parse_config({"recipe": "m:f", "run": "a", "seed": seed}).seed == 1234
+
+
+def test_identity_is_what_changes_the_mathematics() -> None:
+    base = RunConfig(recipe="m:f", run="a")
+    same = {
+        "run": "b",
+        "store": "c",
+        "epochs": 9,
+        "chunk": {"steps": 1},
+        "retention": {"keep_last": 9},
+        "log": {"every": 1, "folder": "d"},
+        "resume": {"stop_within_s": 1},
+        "compute": {"device": "cpu", "loader_workers": 2},
+    }
+    for name, value in same.items():
+        assert parse_config(base.model_dump() | {name: value}).identity == base.identity, name
+    other = {
+        "recipe": "m:g",
+        "seed": 2,
+        "determinism": {"threads": 2},
+        "compute": {"ranks": 2},
+        "settings": {"lr": 1},
+    }
+    for name, value in other.items():
+        assert parse_config(base.model_dump() | {name: value}).identity != base.identity, name
+
+
+@pytest.mark.parametrize(
+    ("length", "stops"),
+    [
+        (ChunkLength(steps=4), [4, 8, 10, 14, 18, 20, 24, 25]),
+        (ChunkLength(steps=100), [10, 20, 25]),
+        (ChunkLength(), [10, 20, 25]),
+        (ChunkLength(epochs=2), [20, 25]),
+        (ChunkLength(epochs=9), [25]),
+    ],
+)
+def test_chunks_end_with_their_epoch_or_the_run(length: ChunkLength, stops: list[int]) -> None:
+    found, step = [], 0
+    while step < 25:
+        step = length.next_stop(step, 10, 25)
+        found.append(step)
+    assert found == stops
+
+
+@pytest.mark.parametrize(
+    ("auto_steps", "stops"),
+    [
+        (4, [5, 10, 15, 20, 25, 30, 35]),  # two equal chunks in an epoch
+        (6, [5, 10, 15, 20, 25, 30, 35]),
+        (9, [10, 20, 30, 35]),
+        (14, [10, 20, 30, 35]),
+        (16, [20, 35]),  # two epochs at once; the run ends with 35
+        (1000, [35]),
+    ],
+)
+def test_automatic_chunks_end_with_an_epoch_where_their_length_allows(auto_steps: int, stops: list[int]) -> None:
+    assert walk(ChunkLength(auto=True), auto_steps, 35) == stops
+
+
+@pytest.mark.parametrize("auto_steps", [1, 3, 7, 50, 120])
+@pytest.mark.parametrize("steps_per_epoch", [1, 9, 100])
+def test_an_automatic_chunk_has_about_the_desired_length(auto_steps: int, steps_per_epoch: int) -> None:
+    stops = [0]
+    while stops[-1] < 1000 * steps_per_epoch - 3 * auto_steps:
+        stops.append(ChunkLength(auto=True).next_stop(stops[-1], steps_per_epoch, 1000 * steps_per_epoch, auto_steps))
+    lengths = [stop - start for start, stop in itertools.pairwise(stops)]
+    assert math.floor(auto_steps * 2 / 3) <= min(lengths)
+    assert max(lengths) <= math.ceil(auto_steps * 3 / 2)
+
+
+def test_automatic_chunks_end_with_every_epoch_if_configured() -> None:
+    assert walk(ChunkLength(auto=True, epochs=1), 1000, 35) == [10, 20, 30, 35]
+    assert walk(ChunkLength(auto=True, epochs=2), 1000, 35) == [20, 35]
+
+
+def test_automatic_chunks_end_where_retention_keeps_a_checkpoint() -> None:
+    keep = {"keep_every": 4, "keep_every_steps": 25}
+    config = parse_config({"recipe": "m:f", "run": "a", "epochs": 10, "chunk": "auto", "retention": keep})
+    stops = [0]
+    while stops[-1] < 100:
+        stops.append(config.next_stop(stops[-1], 10, 1000))
+    assert stops == [0, 25, 40, 50, 75, 80, 100]
+
+
+def walk(length: ChunkLength, auto_steps: int, total_steps: int) -> list[int]:
+    """Return the last steps of the chunks of a run with ten steps an epoch."""
+    stops = [0]
+    while stops[-1] < total_steps:
+        stops.append(length.next_stop(stops[-1], 10, total_steps, auto_steps))
+    return stops[1:]
+
+
+def test_an_automatic_length_is_a_word_or_a_table_and_is_no_part_of_the_identity(path: Path) -> None:
+    fixed = load_config(path, ["chunk.steps=4"])
+    path.write_text(MINIMAL + "[chunk]\nsteps = 4\n")
+    word = load_config(path, ["chunk=auto"])
+    path.write_text(MINIMAL + "[chunk]\nauto = true\n")
+    assert word == load_config(path) == RunConfig.model_validate_json(word.model_dump_json())
+    assert word.chunk == ChunkLength(auto=True)
+    assert word.identity == fixed.identity
+
+
+def test_the_form_asks_for_a_length_as_it_asks_for_the_rest() -> None:
+    """Prefect makes the form from the schema: fields from a table, a switch from a boolean."""
+    schema = RunConfig.model_json_schema()
+    assert schema["properties"]["chunk"]["$ref"] == "#/$defs/ChunkLength"
+    fields = schema["$defs"]["ChunkLength"]["properties"]
+    assert list(fields) == ["auto", "steps", "epochs"]
+    assert fields["auto"]["type"] == "boolean"
+
+
+def test_a_chunk_that_begins_late_has_the_usual_end() -> None:
+    assert ChunkLength(epochs=2).next_stop(13, 10, 100) == 20
+
+
+@pytest.mark.parametrize(
+    "store", ["s3://AKIA1:hunter2secret@bucket/runs", "az://container/runs?sig=hunter2secret", "gs://u:hunter2secret@b"]
+)
+def test_a_store_url_with_credentials_is_refused_and_not_shown(store: str) -> None:
+    with pytest.raises(ConfigError, match="holds credentials") as caught:
+        parse_config({"recipe": "m:f", "run": "a", "store": store})
+    assert "hunter2secret" not in str(caught.value)
+    with pytest.raises(ValidationError) as invalid:
+        RunConfig(recipe="m:f", run="a", store=store)
+    assert "hunter2secret" not in str(invalid.value)
+
+
+def test_retention_is_checked() -> None:
+    policy = {"keep_last": 2, "keep_best": {"metric": "accuracy", "mode": "max"}}
+    config = parse_config({"recipe": "m:f", "run": "a", "retention": policy})
+    assert config.retention.keep_best
+    assert config.retention.keep_best.count == 1
+    with pytest.raises(ConfigError, match="unknown key retention") as caught:
+        parse_config({"recipe": "m:f", "run": "a", "retention": {"keep_best": {"metrc": "accuracy"}}})
+    assert caught.value.hint == "did you mean retention.keep_best.metric?"
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("lr=0.1", "did you mean settings.lr?"),
+        ("learning_rate=0.1", "did you mean settings.lr?"),
+        ("optimizer.lr=0.1", "did you mean settings.lr?"),
+        ("checkpoint.dir=x", "did you mean store?"),
+        ("output_dir=x", "did you mean store?"),
+        ("scheduler.type=cosine", "did you mean settings.schedule?"),
+        ("checkpoint.retention=3", "did you mean retention?"),
+        ("save_total_limit=3", "did you mean retention.keep_last?"),
+        ("save-steps=3", "did you mean chunk.steps?"),
+        ("retention_policy.keep_last=3", "did you mean retention.keep_last?"),
+        ("reproducibility.cudnn_deterministic=true", "did you mean determinism.mode?"),
+        ("num_train_epochs=3", "did you mean epochs?"),
+        ("devices=2", "did you mean compute.ranks?"),
+        ("resume_from=x", "leave it out: the same command continues the run from its last verified checkpoint"),
+        ("resume.from=x", "leave it out: the same command continues the run from its last verified checkpoint"),
+        ("epoch=3", "did you mean epochs?"),
+        ("checkpoint.part_byte=3", "did you mean checkpoint.part_bytes?"),
+        ("width=3", "did you mean settings.width? A recipe's own settings are in that table"),
+    ],
+)
+def test_a_key_of_another_tool_gives_a_hint_to_holdfasts_name(path: Path, key: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match="unknown key") as caught:
+        load_config(path, [key])
+    assert caught.value.hint == hint
+
+
+def test_every_foreign_name_leads_to_a_setting_and_is_not_one() -> None:
+    known = set(_known_keys(RunConfig))
+    recipe = {f"settings.{name}" for name in default_settings("holdfast.recipes.language:language")}
+    assert set(MEANT.values()) <= known | recipe
+    assert not {*MEANT, *RESUMES} & known
+
+
+def test_descriptions_hold_no_markup() -> None:
+    """Prefect's form drops what looks like an HTML tag: sources.<module> was shown as "sources."."""
+    assert "<" not in json.dumps(RunConfig.model_json_schema())
