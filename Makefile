@@ -7,7 +7,7 @@
 #              make up GPUS=2, or GPUS=all: a worker for each GPU, so that two runs never share one
 #              make up RECIPES=my_models,/srv/code/: recipes that flow runs may train beside those of this repository
 # make setup   only prepare .venv                            make clean   remove it
-# make docs    generate pages from the code: docs/configuration.md and docs/map.md
+# make docs    generate pages from the code: docs/configuration.md and docs/rooms.md
 # make image   build the container images with docker or podman      make up-compose    run everything in containers
 # make dist    build wheel, sdist, list of components (SBOM) and licences in dist/      make check-infra    check infra/
 # make bench   measure the costs, as a table and bench.json  make bench ARGS="--full"
@@ -131,6 +131,10 @@ soak: .venv/ready
 
 docs: .venv/ready
 	@$(BIN)/python -m tests.support.pages
+
+# Print every file of the code, with the first line of its docstring.
+map: .venv/ready
+	@$(BIN)/python -m tests.support.pages map
 
 # Write pictures of the UI to docs/. This needs an installed Chromium.
 screenshots: .venv/extras

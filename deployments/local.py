@@ -23,9 +23,9 @@ from deployments.ledger import ROOT, Ledger, await_ready, check_current, check_o
 from deployments.pools import Kind
 from deployments.postgres import start_postgres
 from deployments.setup import set_up
-from holdfast.command import run_app
 from holdfast.errors import ConfigError
 from holdfast.recipe.permission import RECIPES
+from holdfast.terminal.command import run_app
 from tasks.credentials import AUTH, STATE, make_secret, new_auth, open_state
 from tasks.server import bypass_proxy, choose_port, describe_server, is_healthy
 

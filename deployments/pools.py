@@ -24,8 +24,8 @@ from prefect.settings import PREFECT_API_URL
 from prefect.workers.process import ProcessWorker
 
 from deployments.ledger import ROOT
-from holdfast.command import run_app
 from holdfast.errors import ConfigError, RunStopped
+from holdfast.terminal.command import run_app
 from tasks.server import bypass_proxy, check_access
 
 POOLS = {

@@ -21,8 +21,8 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 from deployments.automations import make_automations
 from deployments.ledger import ROOT
 from deployments.pools import Assignments, Kind, check_server, make_pools, parse_assignments
-from holdfast.command import run_app
 from holdfast.errors import RunStopped
+from holdfast.terminal.command import run_app
 
 PREFECT_FILE = ROOT / "deployments" / "prefect.yaml"
 

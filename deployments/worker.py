@@ -14,8 +14,8 @@ import tasks.untracked  # noqa: F401
 from cyclopts import App
 
 from deployments.ledger import own_temporary, tell_workers
-from holdfast.command import run_app
-from holdfast.machine import interrupt
+from holdfast.terminal import interrupt
+from holdfast.terminal.command import run_app
 
 app = App(name="python -m deployments.worker", help=__doc__.partition("\n")[0], version_flags=[])
 

@@ -11,11 +11,11 @@ from cyclopts.validators import Number
 from pydantic import PositiveInt
 
 from holdfast.attempt.progress import log_plain_lines
-from holdfast.command import EXIT_CODES, run_app
 from holdfast.errors import Damage, RunStopped
 from holdfast.journal import list_runs
 from holdfast.proof.audit import Audit, choose_commits
 from holdfast.store import open_store
+from holdfast.terminal.command import EXIT_CODES, run_app
 from tasks.auditing import audit_one
 from tasks.served import served_flow
 from tasks.server import server

@@ -10,11 +10,11 @@ from cyclopts import App, Parameter
 from prefect.artifacts import create_markdown_artifact
 
 from holdfast.attempt.progress import log_plain_lines
-from holdfast.command import EXIT_CODES, run_app
 from holdfast.journal import Journal
 from holdfast.journal.finding import find_commit, open_journal
 from holdfast.proof.evaluation import Evaluation, evaluate_commit
 from holdfast.store import open_store
+from holdfast.terminal.command import EXIT_CODES, run_app
 from tasks.own_run import own_flow_run
 from tasks.reporting import key_of
 from tasks.served import served_flow

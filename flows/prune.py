@@ -9,11 +9,11 @@ import tasks.untracked  # noqa: F401
 from cyclopts import App, Parameter
 
 from holdfast.attempt.progress import log_plain_lines
-from holdfast.command import EXIT_CODES, run_app
 from holdfast.errors import RunStopped
 from holdfast.journal import PruneReport, list_runs
 from holdfast.keeping.retention import summarize
 from holdfast.store import open_store
+from holdfast.terminal.command import EXIT_CODES, run_app
 from tasks.pruning import prune_one
 from tasks.served import served_flow
 from tasks.server import server

@@ -21,16 +21,16 @@ from flows.attempt import attempt
 from holdfast.attempt import started_ahead
 from holdfast.attempt.progress import log_plain_lines
 from holdfast.attempt.supervision import LONGEST_BACKOFF_S, judge
-from holdfast.command import EXIT_CODES, run_app
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
 from holdfast.journal.endings import Ending
 from holdfast.keeping.retention import prune_run
 from holdfast.ledger.standing import Outcome, TrainResult, is_finished, read_standing, stopped_early
-from holdfast.machine import interrupt
 from holdfast.proof.differences import gives_others
 from holdfast.store import open_store
+from holdfast.terminal import interrupt
+from holdfast.terminal.command import EXIT_CODES, run_app
 from tasks import own_run, pool
 from tasks.heartbeat import heartbeat
 from tasks.liveness import is_cancel

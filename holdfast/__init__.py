@@ -5,17 +5,17 @@ Importing it imports neither torch nor Prefect.
 
 from typing import TYPE_CHECKING, Any
 
-import holdfast.machine.interrupt  # noqa: F401
+import holdfast.terminal.interrupt  # noqa: F401
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import ConfigDrift, HoldfastError
 from holdfast.provenance.fingerprint import fingerprint, validate_fingerprint
 from holdfast.recipe import Recipe
 from holdfast.recipe.anneal import Anneal
 from holdfast.recipe.probe import Limits
-from holdfast.recipe.schedule import Schedule
+from holdfast.schedule import Schedule
 
 if TYPE_CHECKING:
-    from holdfast.training.run import Run, Step
+    from holdfast.training.own_loop.run import Run, Step
 
 __version__ = "0.2.0"
 
@@ -39,6 +39,6 @@ def __getattr__(name: str) -> Any:
     """Return `Run` or `Step`, whose module imports torch, when they are first asked for."""
     if name not in ("Run", "Step"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import holdfast.training.run
+    import holdfast.training.own_loop.run
 
-    return getattr(holdfast.training.run, name)
+    return getattr(holdfast.training.own_loop.run, name)

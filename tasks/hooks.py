@@ -25,7 +25,7 @@ from holdfast.journal.endings import Ending
 
 # Prefect sends this logger's records to its server (pyproject.toml, extra_loggers), but doesn't set its level.
 logging.getLogger("holdfast").setLevel(logging.INFO)
-# Prefect logs eight lines for each chunk, which say no more than the one line of `holdfast.attempt.progress.CommitLines`.
+# Prefect logs eight lines for each chunk, which say no more than one line of `holdfast.attempt.progress.CommitLines`.
 logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)
 
 COMMIT_EVENT = "holdfast.commit"

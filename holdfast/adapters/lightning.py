@@ -29,7 +29,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from holdfast.adapters.lightning_loop import Boundary, HeldFitLoop, Outputs
 from holdfast.terminal import counted
 from holdfast.training.devices import required_of_ddp
-from holdfast.training.run import Run
+from holdfast.training.own_loop.run import Run
 
 # Callbacks that can't be resumed exactly, each with the reason.
 REFUSED_CALLBACKS: tuple[tuple[type[pl.Callback], str], ...] = (

@@ -25,7 +25,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from holdfast.adapters.lightning_state import Attributes, Checkpointed, Counters, TrainerState
 from holdfast.training.build import cut_epoch
-from holdfast.training.run import Run, Step
+from holdfast.training.own_loop.run import Run, Step
 
 log = logging.getLogger(__name__)
 

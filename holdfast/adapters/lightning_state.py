@@ -20,8 +20,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from holdfast.training.digests import is_plain
-from holdfast.training.run import Run
+from holdfast.training.forgotten_state.digests import is_plain
+from holdfast.training.own_loop.run import Run
 
 # The attributes of a metric, and of a collection of metrics, that hold state besides what `add_state` declares.
 METRIC = ("_update_count", "_computed", "_forward_cache")

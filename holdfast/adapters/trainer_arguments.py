@@ -8,7 +8,7 @@ import torch
 from holdfast.errors import RecipeError
 from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.training.devices import choose_cuda
-from holdfast.training.run import Run
+from holdfast.training.own_loop.run import Run
 
 try:
     import transformers

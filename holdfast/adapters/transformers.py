@@ -12,7 +12,7 @@ from holdfast.adapters.trainer_arguments import check, choose_length, transforme
 from holdfast.errors import RecipeError
 from holdfast.state import Attributes
 from holdfast.training.devices import required_of_ddp
-from holdfast.training.run import Run, Step, Stopped
+from holdfast.training.own_loop.run import Run, Step, Stopped
 
 # The Trainer's own times and speeds, by the ends of their names.
 MEASURED = ("_runtime", "_per_second")

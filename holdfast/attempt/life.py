@@ -17,8 +17,8 @@ from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, OutOfMemory, RankDied
 from holdfast.journal.endings import TOLD_BY_A_SIGNAL, Ending, ending_of
 from holdfast.ledger.standing import Outcome
-from holdfast.machine import interrupt
 from holdfast.machine.preemption import Notice, Source, watch
+from holdfast.terminal import interrupt
 
 log = logging.getLogger(__name__)
 

@@ -161,8 +161,9 @@ class Line:
     def find_break(self, commit: Commit) -> str:
         """Return how a commit breaks the chain; empty if it doesn't.
 
-        The rules are those of `holdfast.keeping.verification`. They are applied to the commit and to its ancestors, back to the
-        commit that latest.json names, which this run itself has made; without latest.json, to `ANCESTORS` ancestors.
+        The rules are those of `holdfast.keeping.verification`. They are applied to the commit and to its ancestors,
+        back to the commit that latest.json names, which this run itself has made; without latest.json, to `ANCESTORS`
+        ancestors.
         """
         latest = self._read_latest()
         each: Commit | None = commit

@@ -20,6 +20,7 @@ from holdfast.attempt.line import Line
 from holdfast.attempt.ranks import AttemptRanks
 from holdfast.checkpoint import shorten
 from holdfast.checkpoint.departure import REHEARSED_STEPS, Difference, find_departure
+from holdfast.checkpoint.found import find_suspects
 from holdfast.config import ProofSettings
 from holdfast.errors import (
     Inexact,
@@ -33,7 +34,6 @@ from holdfast.journal import Commit, Journal, RehearsalRecord, now
 from holdfast.machine import faults
 from holdfast.rank.lived import delete_lived, find_lived
 from holdfast.rank.messages import Examined
-from holdfast.training.forgotten.found import find_suspects
 
 log = logging.getLogger(__name__)
 

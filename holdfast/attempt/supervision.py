@@ -1,7 +1,7 @@
 """The decision whether a run gets another attempt, and when: pure functions of how its attempts ended.
 
-`holdfast.journal.endings` lists the reasons, and the budget that each spends. Lost machines count over the whole life of the
-run. Failures count in a row: a committed step resets their number.
+`holdfast.journal.endings` lists the reasons, and the budget that each spends. Lost machines count over the whole life
+of the run. Failures count in a row: a committed step resets their number.
 """
 
 from collections.abc import Sequence

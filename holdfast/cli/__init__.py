@@ -16,7 +16,7 @@ from holdfast.cli import (
     watching,
 )
 from holdfast.cli.app import app, main
-from holdfast.command import EXIT_CODES, run_app
+from holdfast.terminal.command import EXIT_CODES, run_app
 
 __all__ = [
     "EXIT_CODES",

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from holdfast import __version__
-from holdfast.command import EXIT_CODES, run_app
 from holdfast.config import DEFAULT_STORE
-from holdfast.machine import interrupt
+from holdfast.terminal import interrupt
+from holdfast.terminal.command import EXIT_CODES, run_app
 
 app = App(
     name="holdfast",

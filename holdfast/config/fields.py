@@ -302,7 +302,7 @@ class Compute(Section):
 
     @property
     def rank_count(self) -> int:
-        """Return the number of ranks of a node, which `holdfast.machine.gpus.settle_ranks` has put in place of "all"."""
+        """Return the number of ranks of a node, put in place of "all" by `holdfast.machine.gpus.settle_ranks`."""
         assert self.ranks != "all", "the number of ranks is not settled yet"
         return self.ranks
 

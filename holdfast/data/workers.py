@@ -17,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast.data.content import digest_content
 from holdfast.errors import RecipeError
-from holdfast.machine.interrupt import LIKE_SIGTERM
+from holdfast.terminal.interrupt import LIKE_SIGTERM
 
 # Source: unix(7): a socket's path has at most 107 bytes. multiprocessing adds /pymp-12345678/listener-12345678 to it.
 SOCKET_FOLDER_BYTES = 107 - 32

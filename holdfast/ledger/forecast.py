@@ -4,8 +4,9 @@ An interval begins with a restart. Then the run trains chunks; each save takes t
 durable. A loss without an announcement costs all training since the newest durable save. A notice, if it is heard and
 leaves time for a last save, costs only the time of that save.
 
-On exponential lifetimes the replay agrees with Young's closed form, `holdfast.ledger.interval.expect`, as long as restarts,
-saves and intervals are short against the mean lifetime. It needs no such form: recorded lifetimes have heavy tails.
+On exponential lifetimes the replay agrees with Young's closed form, `holdfast.ledger.interval.expect`, as long as
+restarts, saves and intervals are short against the mean lifetime. It needs no such form: recorded lifetimes have heavy
+tails.
 """
 
 import random

@@ -9,8 +9,9 @@ checkpoint interval, 1974.
 
 Announced losses don't count, because an attempt that is told to end saves first. Failures of the recipe don't count
 either: a recipe that raises, runs out of memory or becomes unhealthy does so again, however often the run saves. So an
-attempt counts as a loss if `holdfast.journal.endings` marks its reason as one, even if its ranks survived and saved. An attempt
-that was preempted before it could save counts too. The journal doesn't record a rank that was replaced within its
+attempt counts as a loss if `holdfast.journal.endings` marks its reason as one, even if its ranks survived and saved. An
+attempt that was preempted before it could save counts too. The journal doesn't record a rank that was replaced within
+its
 attempt: such a loss counts only while that attempt lives.
 
 The journal's newest records suffice: this module reads a few dozen, however long the run is.

@@ -94,7 +94,8 @@ def describe_difference(step: int | None, fields: list[str], tensors: list[str],
     """Return lines for a person about where two runs of the same steps differ.
 
     Args:
-        step, fields, tensors: the first difference between their trails; see `holdfast.checkpoint.departure.Difference`.
+        step, fields, tensors: the first difference between their trails; see
+            `holdfast.checkpoint.departure.Difference`.
         different: names of the values that differ at the end.
     """
     lines = []

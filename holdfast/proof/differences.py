@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from holdfast import __version__
 from holdfast.attempt.lineage import Past, find_ancestor, identify
 from holdfast.checkpoint import shorten
 from holdfast.config import RunConfig
@@ -159,7 +160,7 @@ def _compare_recorded(journal: Journal, newest: Commit, config: RunConfig) -> tu
         "sources": sources,
         "packages": find_versions(saved.get("packages", {})),
         "package_files": find_contents(saved.get("package_files", {}), saved.get("package_files", {})),
-        "holdfast": describe_holdfast(),
+        "holdfast": describe_holdfast(__version__),
         "files": files,
     }
     compared = {

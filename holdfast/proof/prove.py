@@ -17,6 +17,7 @@ from holdfast.attempt import Line
 from holdfast.attempt.lineage import Present, describe_present
 from holdfast.attempt.refusing import explain_refusal
 from holdfast.checkpoint import Saved
+from holdfast.checkpoint.found import Found, find_suspects
 from holdfast.config import Log, RunConfig
 from holdfast.errors import ConfigError, GateTripped, HoldfastError, WrongUse
 from holdfast.journal import Commit, Journal
@@ -28,7 +29,6 @@ from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Examined, Problem, Progress, Ready, Tripped
 from holdfast.recipe.probe import Gate
 from holdfast.store import open_store
-from holdfast.training.forgotten.found import Found, find_suspects
 
 log = logging.getLogger(__name__)
 

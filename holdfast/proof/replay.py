@@ -187,8 +187,8 @@ def find_difference(trails: tuple[Trail, Trail], ends: tuple[Payload, Payload] |
 
     Returns:
         ``first_step``, ``first_differs_in`` and ``first_tensors`` if the trails differ (see
-        `holdfast.checkpoint.departure.Difference`); ``different``, the names of the values that differ at the end, if ``ends`` is
-        given.
+        `holdfast.checkpoint.departure.Difference`); ``different``, the names of the values that differ at the end, if
+        ``ends`` is given.
     """
     found: dict[str, Any] = {}
     if (first := find_first(*trails)) is not None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from holdfast.checkpoint.found import Found
 from holdfast.proof.audit import describe_difference
-from holdfast.training.forgotten.found import Found
 
 SHOWN = 5
 

@@ -1,7 +1,7 @@
 """Compare settings, code and files of a run over time: every difference as a `Change`, and its class.
 
-Pure: identities, as `holdfast.provenance.fingerprint` hashes them, and records of code, hyperparameters, files and packages go in;
-a list of changes comes out. `holdfast.provenance.drift` decides which of them are allowed.
+Pure: identities, as `holdfast.provenance.fingerprint` hashes them, and records of code, hyperparameters, files and
+packages go in; a list of changes comes out. `holdfast.provenance.drift` decides which of them are allowed.
 """
 
 import difflib

@@ -12,11 +12,9 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-import holdfast
-
 SITE_FOLDERS = {"site-packages", "dist-packages"}
 STDLIB = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")})
-ENGINE = str(Path(holdfast.__file__).resolve().parent)
+ENGINE = str(Path(__file__).resolve().parents[1])
 # The recipes that come with Holdfast, and what they share, are what is trained: they count as the user's.
 RECIPES = f"{ENGINE}{os.sep}recipes"
 

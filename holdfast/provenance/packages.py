@@ -11,7 +11,6 @@ from importlib.metadata import Distribution, PackageNotFoundError, PathDistribut
 from pathlib import Path
 from typing import Any
 
-import holdfast
 from holdfast.provenance.imports import find_file, list_imports
 from holdfast.provenance.ownership import ENGINE, SITE_FOLDERS
 
@@ -19,12 +18,12 @@ from holdfast.provenance.ownership import ENGINE, SITE_FOLDERS
 JUDGED_ELSEWHERE = {"torch", "numpy", "accelerate", "torchdata", "holdfast"}
 
 
-def describe_holdfast() -> str:
+def describe_holdfast(version: str) -> str:
     """Return Holdfast's version with a digest of its code, since a checkout's code changes without its version."""
     sha256 = hashlib.sha256()
     for path in sorted(Path(ENGINE).rglob("*.py")):
         sha256.update(path.relative_to(ENGINE).as_posix().encode() + b"\0" + path.read_bytes())
-    return f"{holdfast.__version__} ({sha256.hexdigest()[:12]})"
+    return f"{version} ({sha256.hexdigest()[:12]})"
 
 
 def find_packages(modules: Collection[str]) -> dict[str, str]:

@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict
 
 from holdfast import errors
 from holdfast.checkpoint import Saved
+from holdfast.checkpoint.found import Found
 from holdfast.errors import HoldfastError, RunStopped
 from holdfast.journal import Commit
 from holdfast.recipe.probe import Gate, Probe
-from holdfast.training.forgotten.found import Found
 
 SHOWN_LETTERS = 80
 

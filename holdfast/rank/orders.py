@@ -14,9 +14,9 @@ from holdfast.checkpoint import Saved
 from holdfast.ledger.durations import Durations, Slowing
 from holdfast.machine import heartbeats
 from holdfast.machine.heartbeats import Phase, Place
-from holdfast.machine.interrupt import take_like_sigterm
 from holdfast.rank.agreement import Agreement, Wish
 from holdfast.rank.messages import End, Order, Save, Stop, decode_order
+from holdfast.terminal.interrupt import take_like_sigterm
 from holdfast.training import Training
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast import __version__
 from holdfast.errors import ConfigDrift
 from holdfast.provenance.imports import find_code, find_file, read_module
 from holdfast.provenance.opened_files import Opened, describe_files
@@ -57,7 +58,7 @@ class Record:
             "source_bytes": dict(sorted(self._bytes.items())),
             "packages": dict(sorted(self._packages.items())),
             "package_files": self._find_contents(),
-            "holdfast": describe_holdfast(),
+            "holdfast": describe_holdfast(__version__),
             "files": self._files,
             "built": self._built,
         }

@@ -8,7 +8,7 @@ from typing import Any
 Function = Callable[..., Any]
 # Classes whose parameters Holdfast fills itself; their modules import torch.
 RUN, DEVICE = "Run", "device"
-OWN = (("holdfast.training.run", RUN), ("torch", DEVICE))
+OWN = (("holdfast.training.own_loop.run", RUN), ("torch", DEVICE))
 
 
 def takes_run(function: Function) -> bool:

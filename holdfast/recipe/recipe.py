@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from holdfast.errors import RecipeError
 from holdfast.recipe.anneal import Anneal
 from holdfast.recipe.probe import Limits
-from holdfast.recipe.schedule import Schedule
+from holdfast.schedule import Schedule
 
 if TYPE_CHECKING:
     from torch import Tensor

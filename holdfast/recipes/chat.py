@@ -21,8 +21,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from holdfast import Recipe, Schedule
 from holdfast.errors import RecipeError
-from holdfast.recipe.schedule import Name
 from holdfast.recipes.conversations import Conversation, read_conversations
+from holdfast.schedule import Name
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Settings(BaseModel):
     lr: float = Field(3e-3, gt=0, description="the learning rate")
     weight_decay: float = Field(0.1, ge=0, description="the weight decay")
     clip_norm: float = Field(1.0, gt=0, description="the largest norm of the gradient")
-    schedule: Name = Field("cosine", description="the shape of the learning rate; see holdfast.recipe.schedule")
+    schedule: Name = Field("cosine", description="the shape of the learning rate; see holdfast.schedule")
     schedule_epochs: float = Field(2.0, gt=0, description="epochs until the learning rate has its last value")
     warmup_steps: int = Field(40, ge=0, description="steps in which the learning rate rises")
     final_lr_scale: float = Field(0.05, ge=0, description="the last learning rate, as a part of lr")

@@ -18,8 +18,8 @@ from torch.utils.data import Dataset
 
 from holdfast import Recipe, Schedule
 from holdfast.errors import RecipeError
-from holdfast.recipe.schedule import Name
 from holdfast.recipes.texts import STANDARD_LIBRARY, find_standard_library, list_standard_library, read_files
+from holdfast.schedule import Name
 
 BYTES = 256
 HELD_OUT_FRACTION = 0.05
@@ -61,7 +61,7 @@ def language(
         data: ``stdlib``, or an fsspec URL or glob of text files, such as ``s3://bucket/books/*.txt``.
         context: the length of a window, in bytes.
         steps_per_epoch: None for one pass over the text.
-        schedule_epochs: epochs until the learning rate reaches its last value; see `holdfast.recipe.schedule`.
+        schedule_epochs: epochs until the learning rate reaches its last value; see `holdfast.schedule`.
         compiled: whether `torch.compile` compiles the model for training. It needs a C++ compiler, or a GPU.
         sample_bytes: bytes of text to sample after each prompt at the end of an epoch; 0 samples none.
 

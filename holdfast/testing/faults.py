@@ -1,4 +1,4 @@
-"""Faults that kill a run at a named point, for tests of your own recipes; `holdfast.machine.faults` carries them out."""
+"""Faults that kill a run at a named point, for tests of your recipes; `holdfast.machine.faults` carries them out."""
 
 from pathlib import Path
 

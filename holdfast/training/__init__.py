@@ -1,18 +1,18 @@
 """Training in one process: build a recipe, train it, save its state and resume it."""
 
 from holdfast.recipe.probe import Gate
-from holdfast.training.beginning import begin_from
 from holdfast.training.build import Training
-from holdfast.training.exchange import Exchange, exchange_of
-from holdfast.training.forgotten import Searched, find_forgotten
+from holdfast.training.forgotten_state.search import Searched, find_forgotten
 from holdfast.training.horizon import find_idle, list_events
+from holdfast.training.init_from import begin_from
 from holdfast.training.loop import Report, evaluate, steps, train
 from holdfast.training.probing import measure
 from holdfast.training.program import run_program
 from holdfast.training.progress import Progress
 from holdfast.training.resuming import Resumed, resume
 from holdfast.training.saving import begin_save, count_params, describe_state
-from holdfast.training.shares import find_shares, read_shares
+from holdfast.training.sharded.exchange import Exchange, exchange_of
+from holdfast.training.sharded.restoring import find_shares, read_shares
 from holdfast.training.surviving import go_back, save_alone
 
 __all__ = [

@@ -35,25 +35,25 @@ from holdfast.recipe import Recipe, Stateful
 from holdfast.recipe.function import build_recipe
 from holdfast.recipe.probe import Probe
 from holdfast.state import capture_rng, digest_rng, is_sharded
-from holdfast.training.begun import BegunSaves
+from holdfast.training.begun_saves import BegunSaves
 from holdfast.training.capturing import describe_built
 from holdfast.training.checksums import choose_every, describe_components
 from holdfast.training.detail import describe_parts
 from holdfast.training.devices import prepare
-from holdfast.training.elementwise import check_elementwise
-from holdfast.training.exchange import Exchange
 from holdfast.training.first_batch import FirstBatch
-from holdfast.training.gradients import Gradients
 from holdfast.training.grouping import Grouping
-from holdfast.training.kept import GRADIENTS, PRUNED, Kept
 from holdfast.training.optimizers import Optimizers, read_rates
+from holdfast.training.own_loop.kept import GRADIENTS, PRUNED, Kept
+from holdfast.training.own_loop.left_gradients import Gradients
+from holdfast.training.own_loop.pruned import find_pruned
 from holdfast.training.progress import OWN_FIELDS, Progress, Stage, Unread
-from holdfast.training.pruned import find_pruned
 from holdfast.training.schedulers import Schedulers
-from holdfast.training.sharding import check_sharding, place_model
+from holdfast.training.sharded.exchange import Exchange
+from holdfast.training.sharded.model import check_sharding, place_model
 from holdfast.training.structure import Structure, has_own_loading
 from holdfast.training.synchronizing import Synchronized
-from holdfast.training.virtual import VirtualRanks, make_virtual
+from holdfast.training.virtual_ranks.elementwise import check_elementwise
+from holdfast.training.virtual_ranks.step import VirtualRanks, make_virtual
 
 NO_BATCH = "more data, a smaller batch, or a loader without drop_last"
 

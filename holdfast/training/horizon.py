@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from holdfast.recipe.schedule import Schedule
+from holdfast.schedule import Schedule
 from holdfast.training.build import Training
 from holdfast.training.schedulers import name_schedules
 

@@ -14,13 +14,13 @@ from holdfast.machine import determinism, heartbeats
 from holdfast.machine.heartbeats import Phase, Place
 from holdfast.state import gather_whole
 from holdfast.training.build import Training
-from holdfast.training.norm import clip_to, take_norm
 from holdfast.training.progress import Stage, Unread, read_number
 from holdfast.training.restorable import check_beginning, check_step
 from holdfast.training.schedulers import waits_for_plateau
-from holdfast.training.taking import take_shares
 from holdfast.training.undisturbed import undisturbed
-from holdfast.training.virtual import VirtualRanks
+from holdfast.training.virtual_ranks.norm import clip_to, take_norm
+from holdfast.training.virtual_ranks.passes import take_shares
+from holdfast.training.virtual_ranks.step import VirtualRanks
 
 # Called with the finished step, its loss (None if a loop logs none), and the steps per second since `train` began.
 Report = Callable[[int, float | None, float], None]

@@ -13,7 +13,7 @@ from holdfast.recipe.settings import make_arguments, resolve_settings
 from holdfast.training.build import Training
 from holdfast.training.devices import prepare
 from holdfast.training.loop import train_step
-from holdfast.training.run import Run, Stopped
+from holdfast.training.own_loop.run import Run, Stopped
 
 # Gives a program its steps: yields before each one, as `holdfast.training.steps` does.
 Serve = Callable[[Training], Generator[None, None, None]]

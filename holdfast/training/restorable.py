@@ -16,7 +16,7 @@ from holdfast.errors import RecipeError, StateError
 from holdfast.provenance.location import find_place
 from holdfast.state.sharded import is_sharded, place_of
 from holdfast.training.capturing import capture_own, fitted
-from holdfast.training.forgotten import find_holder
+from holdfast.training.forgotten_state.search import find_holder
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.structure import has_own_loading

@@ -16,12 +16,12 @@ from holdfast.journal import format_time, now
 from holdfast.provenance.canonical import spell_floats
 from holdfast.recipe.probe import Probe, check_health
 from holdfast.store import Store
-from holdfast.training.begun import Begun
+from holdfast.training.begun_saves import Begun
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture
 from holdfast.training.checksums import describe_components
-from holdfast.training.exchange import exchange_of
 from holdfast.training.probing import measure
+from holdfast.training.sharded.exchange import exchange_of
 
 
 def begin_save(

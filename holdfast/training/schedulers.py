@@ -9,9 +9,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from holdfast.config import did_you_mean
 from holdfast.errors import RecipeError
 from holdfast.recipe import Recipe
-from holdfast.recipe.schedule import Schedule
-from holdfast.training.kept import Kept
+from holdfast.schedule import Schedule
 from holdfast.training.optimizers import Optimizers
+from holdfast.training.own_loop.kept import Kept
 
 
 class Schedulers(list[Any]):

@@ -24,13 +24,13 @@ EXTRA_MODULES = {
     "gcs": ["store/gcs.py"],
     "chat": ["recipes/chat_models.py", "recipes/chat_tokens.py"],
     "lightning": ["adapters/lightning.py", "adapters/lightning_loop.py", "adapters/lightning_state.py"],
-    "ray": ["ray/carrying.py", "ray/placing.py", "ray/relaying.py"],
+    "ray": ["rank/ray/carrying.py", "rank/ray/placing.py", "rank/ray/relaying.py"],
     "testing": ["testing/stores.py"],
-    "tensorboard": ["sinks/tensorboard.py"],
-    "trackio": ["sinks/trackio.py"],
+    "tensorboard": ["looking/sinks/tensorboard.py"],
+    "trackio": ["looking/sinks/trackio.py"],
     "transformers": ["adapters/trainer_arguments.py", "adapters/transformers.py"],
     "vision": ["recipes/digits.py"],
-    "wandb": ["sinks/wandb.py"],
+    "wandb": ["looking/sinks/wandb.py"],
 }
 # Extras that only make test-extras installs, in the dependency group `extras`, each with a module that it brings.
 LATER = {

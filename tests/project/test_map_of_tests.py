@@ -16,8 +16,9 @@ def read_table(heading: str) -> list[str]:
 
 
 def find_folders() -> list[str]:
-    """Return the folders below tests/ that hold Python files."""
-    return sorted({f"{path.parent.relative_to(TESTS)}/" for path in TESTS.rglob("*.py") if path.parent != TESTS})
+    """Return the folders below tests/ that hold Python files and test no room or module of the code."""
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("*.py") if path.parent != TESTS}
+    return sorted(f"{each}/" for each in folders if not ((ROOT / each).is_dir() or (ROOT / f"{each}.py").is_file()))
 
 
 def find_shared() -> list[str]:

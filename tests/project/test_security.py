@@ -25,22 +25,22 @@ SHOWN_BY = {
         "holdfast/keeping/verification/test_hostile.py::test_links_out_of_the_run_are_refused",
         "holdfast/keeping/verification/test_hostile.py::test_pruning_a_link_deletes_nothing_behind_it",
         "holdfast/store/test_local_store.py::test_deleting_a_local_folder_follows_no_links",
-        "holdfast/pack/test_hostile.py::test_hostile_files_are_refused",
-        "holdfast/signature/test_signature.py::test_a_signature_verifies_for_nothing_else",
+        "holdfast/keeping/pack/test_hostile.py::test_hostile_files_are_refused",
+        "holdfast/journal/signature/test_signature.py::test_a_signature_verifies_for_nothing_else",
         "holdfast/attempt/test_line.py::test_what_is_not_signed_is_not_trusted_and_stays",
         "holdfast/looking/report/test_page.py::test_texts_are_escaped_and_markup_is_not",
         "holdfast/keeping/verification/test_hostile_values.py::test_terminal_control_characters_are_escaped",
     ],
     "read a store": [
-        "holdfast/test_config.py::test_a_store_url_with_credentials_is_refused_and_not_shown",
-        "holdfast/test_built.py::test_secrets_are_left_out",
-        "holdfast/signature/test_keys.py::test_no_key_is_shown",
+        "holdfast/config/test_config.py::test_a_store_url_with_credentials_is_refused_and_not_shown",
+        "holdfast/training/test_built.py::test_secrets_are_left_out",
+        "holdfast/journal/signature/test_keys.py::test_no_key_is_shown",
         "flows/test_local.py::test_up_and_down_can_be_repeated",
     ],
     "start a flow run, or use the server's secret otherwise": [
-        "holdfast/test_permission.py::test_recipes_are_allowed_by_prefix_and_others_are_not_imported",
-        "holdfast/test_permission.py::test_files_are_allowed_by_folder_without_a_way_out",
-        "holdfast/test_permission.py::test_stores_are_allowed_by_prefix",
+        "holdfast/recipe/test_permission.py::test_recipes_are_allowed_by_prefix_and_others_are_not_imported",
+        "holdfast/recipe/test_permission.py::test_files_are_allowed_by_folder_without_a_way_out",
+        "holdfast/recipe/test_permission.py::test_stores_are_allowed_by_prefix",
     ],
     "open a web page in your browser": [
         "flows/test_doors.py::test_without_the_secret_the_attack_succeeds",
@@ -85,4 +85,4 @@ def test_nobody_else_may_enter_a_scratch_folder() -> None:
     sources = [*(ROOT / "holdfast").rglob("*.py"), *(ROOT / "flows").rglob("*.py"), *(ROOT / "tasks").rglob("*.py")]
     makers = re.compile(r"gettempdir\(\)|mktemp\(|[\"']/tmp[/\"']")
     found = {str(each.relative_to(ROOT)) for each in sources if makers.search(each.read_text("utf-8"))}
-    assert found == {"holdfast/data/workers.py", "holdfast/recipe/permission.py"}, "another way to the temporary folder"
+    assert found == {"holdfast/data/workers.py", "holdfast/store/permission.py"}, "another way to the temporary folder"

@@ -19,7 +19,7 @@ from holdfast.state.checksum import checksum, checksum_together
 from holdfast.training import Training
 from holdfast.training.devices import prepare
 from holdfast.training.loop import train_step
-from holdfast.training.norm import clip_to, take_norm
+from holdfast.training.virtual_ranks.norm import clip_to, take_norm
 from tests.support import shares
 from tests.support.device import DEVICE
 from tests.support.sharded import launch_checks

@@ -13,9 +13,9 @@ import flows.audit
 import flows.evaluate
 import flows.prune
 import flows.train  # noqa: F401
-from holdfast.command import run_app
 from holdfast.machine import faults
 from holdfast.rank.launching import Ranks
+from holdfast.terminal.command import run_app
 from tests.support.device import ON_GPUS
 from tests.support.forked import spawn_from
 from tests.support.lives import fork_server, ranks_of

@@ -1,7 +1,7 @@
 """Mutations that make a resume almost right, and the check that catches each: faults in a rank, and careless recipes.
 
-Each row of MUTATIONS is a test with real ranks in `tests/holdfast/proof/test_mutants.py`, and a row of a table in RESUME.md.
-`tests.support.forked` applies a fault in the ranks before they begin; everything else is unchanged code.
+Each row of MUTATIONS is a test with real ranks in `tests/holdfast/proof/test_mutants.py`, and a row of a table in
+RESUME.md. `tests.support.forked` applies a fault in the ranks before they begin; everything else is unchanged code.
 """
 
 import os

@@ -1,13 +1,14 @@
-"""Write the pages of docs/ that are made from the code, ``configuration.md`` and ``map.md``: ``make docs``."""
+"""Write the pages of docs/ that are made from the code, ``configuration.md`` and ``rooms.md``: ``make docs``."""
 
 import ast
-import itertools
-import re
+import functools
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import grimp
 from annotated_types import Ge, Gt, MinLen
 from pydantic.fields import FieldInfo
 
@@ -16,69 +17,14 @@ from holdfast.provenance.changes import FIELD_CLASSES, classify
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-ROOMS = ("docs", "holdfast", "tasks", "flows", "deployments", "infra", "tests")
-SUFFIXES = {".py", ".md", ".toml", ".yaml", ".png", ".txt", ".js", ".css", ".jinja"}
-# Descriptions of files that have no docstring.
+ENGINE = ROOT / "holdfast"
+# Rooms that are no packages.
 SAID = {
-    "README.md": "What Holdfast does, in ten minutes.",
-    "CONTRIBUTING.md": "How to set up, test, write and commit.",
-    "CHANGELOG.md": "What changed for users.",
-    "SECURITY.md": "Who can run code, and what the authentication gives.",
-    "LICENSE": "Apache 2.0.",
-    "Makefile": "Every command of the project: set-up, train, test, check, bench, docs, soak.",
-    "pyproject.toml": "Dependencies and extras, and the guards: layers, lint, types.",
-    "constraints.txt": "Every version that the project is tested with.",
-    "deployments/prefect.yaml": "All deployments, with their schedules.",
-    "holdfast/FORMAT.md": "What is on disk, as a promise.",
-    "holdfast/RESUME.md": "What a resume promises, and what catches a resume that is wrong.",
-    "holdfast/ledger/traces/LICENSES.txt": "The sources of the traces that come with Holdfast, and their licences.",
-    "holdfast/looking/report/curves.js": "The report's curves: values under the cursor, zoom, log scale, rolled-back steps.",
-    "holdfast/looking/report/page.css": "The look of a report: light, dark, on a telephone and on paper.",
-    "holdfast/looking/report/page.js": "What the report's scripts share: data, elements, numbers, the theme, copying.",
-    "holdfast/looking/report/parallel.js": "Parallel coordinates of several runs' settings and results.",
-    "holdfast/looking/report/tables.js": "The report's table of commits, page by page, and tables that can be sorted.",
-    "holdfast/looking/report/vendor/uPlot.iife.min.js": "uPlot 1.6.32, as it is published: it draws the report's curves.",
-    "holdfast/looking/report/vendor/uPlot.min.css": "uPlot's own styles.",
-    "holdfast/recipes/chat.toml": "The settings of the recipe `chat`: 2.5 minutes on one core.",
-    "holdfast/recipes/chat_template.jinja": "The chat template of Qwen2.5, with marks around the answers.",
-    "holdfast/recipes/language.toml": "The settings of `make train`: about two minutes on two cores.",
-    "holdfast/recipes/cards.toml": "Self-play on Kuhn poker: a few minutes on two cores.",
-    "docs/adding-a-recipe.md": "Train a model of your own, step by step.",
-    "docs/adding-a-store.md": "Keep runs on a storage of your own, step by step.",
-    "docs/cards.md": "Train a policy for a card game by self-play, against a league of its own past.",
-    "docs/chat.md": "Fine-tune a causal language model on conversations: data, templates, LoRA, your own model.",
-    "docs/concepts.md": "The words of the design, and how a run works.",
-    "docs/configuration.md": "Every setting; made from holdfast/config/fields.py.",
-    "docs/containers.md": "Images, everything in containers on one machine, and a pool whose attempts are containers.",
-    "docs/goodput.md": "Where a run's time goes, and what to expect on a recorded history of preemptions.",
-    "docs/digits.md": "The recipe digits: train it, kill it, look at its confusion matrix.",
-    "docs/keeping.md": "Keep, check, move and sign checkpoints.",
-    "docs/kubernetes.md": "Train on the spot GPUs of a Kubernetes cluster, from an empty account to a preemption.",
-    "docs/language.md": "The recipe language: samples, bf16, a compiled model, exported weights.",
-    "docs/lightning.md": "Keep Lightning's Trainer: what to change, what is kept, what is refused.",
-    "docs/looking.md": "Look at runs, watch them live, and compare two of them.",
-    "docs/map.md": "This page; made from the modules' docstrings.",
-    "docs/metrics.md": "Watch a run in TensorBoard, Weights & Biases, Trackio or MLflow, as one curve.",
-    "docs/nodes.md": "Train one run on several machines: batch systems, Kubernetes, what happens when one goes.",
-    "docs/operating.md": "Servers, work pools, lost machines, schedules, cancel.",
-    "docs/performance.md": "What Holdfast costs, and what bounds each figure.",
-    "docs/ranks.md": "Train on several ranks, and on any number of them to the same bytes.",
-    "docs/report.md": "See a run, several runs or a store as one HTML page.",
-    "docs/report-light.png": "Picture of a run's report: its curves.",
-    "docs/report-dark.png": "Picture of a run's report in the dark theme: its attempts and its goodput.",
-    "docs/report-sweep.png": "Picture of the report of a sweep.",
-    "docs/report-store.png": "Picture of the index of a store.",
-    "docs/storage.md": "What each storage needs: URL, credentials, rights, and how to test them.",
-    "docs/attempt.png": "Picture of an attempt in Prefect's UI.",
-    "docs/digits.png": "Picture of a confusion matrix in Prefect's UI.",
-    "docs/form.png": "Picture of the form that starts a run.",
-    "docs/summary.png": "Picture of a run's summary in Prefect's UI.",
-    "docs/train.png": "Picture of a run in Prefect's UI.",
-    "docs/trainer.md": "Keep a Hugging Face Trainer, or an SFTTrainer: what to change, what is kept, what is refused.",
-    "docs/your-own-loop.md": "Keep a training loop that you have: several optimizers, batches of your own, any step.",
-    "tests/README.md": "The map of the tests: what each folder is for, and how to run a part.",
-    "tests/project": "Tests of the project itself: layers, public names, dependencies, the wheel, every page.",
-    "tests/bench/peers.txt": "The packages that the benchmarks compare with.",
+    "deployments": "`make up`, `make down`, and the deployments, automations and work pools of a Prefect server.",
+    "flows": "Prefect's flows: train, attempt, audit, evaluate, prune, sweep and drill.",
+    "infra": "Images, Kubernetes, Terraform, and the checks of their files.",
+    "tasks": "What Prefect adds to the engine: chunk tasks, hooks, artifacts, heartbeats.",
+    "tests": "See [tests/README.md](../tests/README.md).",
 }
 
 CONFIGURATION = """\
@@ -103,11 +49,12 @@ The class of a key says what happens if you change it between two attempts of a 
 This page is made from the descriptions in `holdfast/config/fields.py` by `make docs`; a test compares them.
 """
 
-MAP = """\
-# Map of the repository
+ROOMS = """\
+# The rooms
 
-Every file, and what its docstring says of it. `flows` import `tasks`, and `tasks` import `holdfast`, never the other
-way round; the wheel ships `holdfast/` alone. `make docs` makes this page from the docstrings; a test compares them.
+Each folder of the code has one idea. A room imports only rooms that stand below it: `flows` import `tasks`, `tasks`
+import `holdfast`, and inside `holdfast` the order is that of this page. The wheel ships `holdfast/` alone. `make docs`
+makes this page from the packages' docstrings and imports; `make map` prints every file with its docstring's first line.
 """
 
 
@@ -217,66 +164,68 @@ def clean(text: str) -> str:
     return " ".join(text.split()).replace("``", "`").replace("|", "\\|").replace("<", "\\<")
 
 
-# ---- map.md
+# ---- rooms.md
 
 
-def make_map() -> str:
-    """Return docs/map.md: the repository's files, with the first paragraph of each docstring."""
-    lines = [MAP, "## The root", ""]
-    lines += [make_line(ROOT / name) for name in sorted(SAID, key=str.lower) if "/" not in name]
-    for room in ROOMS:
-        lines += ["", f"## {room}/", ""]
-        lines += map(make_line, sorted(list_files(ROOT / room), key=lambda path: path.relative_to(ROOT).as_posix()))
-    return "\n".join([*lines, ""])
+def make_rooms() -> str:
+    """Return docs/rooms.md: a line for each room, and one for each room inside it."""
+    engine = sorted(ENGINE.glob("*/__init__.py"))
+    top = [f"- [`{name}/`](../{name}): {SAID[name]}" for name in ("deployments", "flows", "tasks")]
+    lines = [ROOMS, *top, "- [`holdfast/`](../holdfast): the engine, in these rooms:"]
+    for room in order_rooms([path.parent.name for path in engine]):
+        inner = sorted(path.parent for path in (ENGINE / room).glob("*/__init__.py"))
+        lines += [make_line(ENGINE / room, 1), *(make_line(each, 2) for each in inner)]
+    lines += [f"- [`{name}/`](../{name}): {SAID[name]}" for name in ("infra", "tests")]
+    return "\n".join([*lines, "", *FURTHER_ROOMS.splitlines(), ""])
 
 
-def list_files(room: Path) -> Iterator[Path]:
-    """Yield what the map lists of a room: files, packages, and folders of tests."""
-    for path in room.rglob("*"):
-        if any(part.startswith((".", "__pycache__")) for part in path.relative_to(room).parts):
-            continue  # a tool's own
-        if path.is_dir():
-            is_package = (path / "__init__.py").exists()
-            if is_package or any(path.glob("test_*.py")):
-                yield path
-            continue
-        is_listed = path.suffix in SUFFIXES or room.name == "infra"
-        if is_listed and path.name != "__init__.py" and not path.name.startswith("test_"):
-            yield path
+FURTHER_ROOMS = """\
+`holdfast/errors.py` has every error with its exit code, and `holdfast/terminal/command.py` what all commands share.
+
+[CONTRIBUTING.md](../CONTRIBUTING.md) says what has to change for a store, a sink, a reason or a setting.
+"""
 
 
-def make_line(path: Path) -> str:
-    name = path.relative_to(ROOT).as_posix()
-    return f"- [`{name}{'/' if path.is_dir() else ''}`](../{name}): {describe(path, name)}"
+def order_rooms(rooms: list[str]) -> list[str]:
+    """Return the engine's rooms from the top to the bottom: each before the rooms that it imports."""
+    graph = grimp.build_graph("holdfast")
+    for room in rooms:
+        graph.squash_module(f"holdfast.{room}")
+
+    @functools.cache
+    def floor(room: str) -> int:
+        imported = graph.find_modules_directly_imported_by(f"holdfast.{room}")
+        below = {name.removeprefix("holdfast.") for name in imported} - {room}
+        return 1 + max((floor(each) for each in below if each in rooms), default=0)
+
+    return sorted(rooms, key=lambda room: (-floor(room), room))
 
 
-def describe(path: Path, name: str) -> str:
-    """Return the first paragraph of a module's docstring, or this module's description of another file."""
-    if name in SAID:
-        return SAID[name]
-    if path.is_dir() and any(path.glob("test_*.py")):
-        return f"Tests of {name.removeprefix('tests/')}/."
-    path = path / "__init__.py" if path.is_dir() else path
-    if path.suffix != ".py" and not path.name.endswith(".py.txt"):
-        return read_comment(path, name)
+def make_line(package: Path, depth: int) -> str:
+    name = package.relative_to(ROOT).as_posix()
+    return f"{'  ' * depth}- [`{package.name}/`](../{name}): {describe(package / '__init__.py')}"
+
+
+def describe(path: Path) -> str:
+    """Return the first paragraph of a module's docstring."""
     docstring = ast.get_docstring(ast.parse(path.read_text("utf-8")))
     if not docstring:
-        raise KeyError(f"{name} has no docstring")
+        raise KeyError(f"{path} has no docstring")
     return clean(docstring.partition("\n\n")[0]).removesuffix("::").rstrip()
 
 
-def read_comment(path: Path, name: str) -> str:
-    """Return the first sentence of the comment with which a file begins."""
-    lines = path.read_text("utf-8").splitlines() if path.suffix not in {".md", ".png"} else []
-    comment = itertools.takewhile(lambda line: line.startswith("# "), (line for line in lines if line[:2] != "#!"))
-    text = " ".join(line[2:] for line in comment)
-    if not text:
-        raise KeyError(f"{name} is new: say in SAID what it is, or begin it with a comment")
-    return clean(re.split(r"(?<=\.)\s", text)[0])
+def print_map() -> None:
+    """Print every Python file of the code, with its docstring's first paragraph."""
+    for room in ("holdfast", "tasks", "flows", "deployments", "infra", "tests"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            print(f"{path.relative_to(ROOT)}: {describe(path)}")
 
 
-PAGES = {"configuration.md": make_configuration, "map.md": make_map}
+PAGES = {"configuration.md": make_configuration, "rooms.md": make_rooms}
 
 if __name__ == "__main__":
-    for page, make in PAGES.items():
-        (DOCS / page).write_text(make(), "utf-8")
+    if sys.argv[1:] == ["map"]:
+        print_map()
+    else:
+        for page, make in PAGES.items():
+            (DOCS / page).write_text(make(), "utf-8")

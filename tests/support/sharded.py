@@ -24,7 +24,7 @@ from holdfast.state import gather_whole, has_shards, is_sharded, localize, to_pa
 from holdfast.state.sharded import ShardedBytes
 from holdfast.store.local import LocalStore
 from holdfast.training import Gate, Training, begin_save, exchange_of, find_shares, read_shares, resume
-from holdfast.training.exchange import Exchange
+from holdfast.training.sharded.exchange import Exchange
 from tests.support.device import DEVICE, device_of
 from tests.support.forked import launch
 from tests.support.makers import METADATA_FIELDS, commit_of

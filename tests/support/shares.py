@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from holdfast import Recipe, Run, Schedule
-from holdfast.training import buckets
+from holdfast.training.virtual_ranks import buckets
 from tests.support.device import DEVICE, device_of
 from tests.support.varied import Points
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from holdfast import RunConfig, checkpoint
 from holdfast.checkpoint import Metadata, Payload
+from holdfast.checkpoint.found import Found, find_suspects
 from holdfast.config import DEFAULT_SEED, Determinism
 from holdfast.errors import GateTripped
 from holdfast.store.local import LocalStore
 from holdfast.training import Gate, Training, begin_save, find_forgotten, resume, run_program, steps, train
-from holdfast.training.forgotten.found import Found, find_suspects
 
 Saved = tuple[Payload, Metadata]
 

@@ -1,8 +1,8 @@
 """Metric sinks: TensorBoard, Weights & Biases, Trackio and MLflow show a run as one curve, however often it dies.
 
 A sink is fed from commits alone, so that it never draws a step which a later commit doesn't contain. Each sink is a
-process of its own, `python -m holdfast.looking.sinks`, which the attempt starts and never waits for while it trains. So no
-sink's library is ever loaded beside training.
+process of its own, `python -m holdfast.looking.sinks`, which the attempt starts and never waits for while it trains. So
+no sink's library is ever loaded beside training.
 """
 
 import importlib

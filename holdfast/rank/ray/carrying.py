@@ -80,7 +80,7 @@ class Taken:
 
 
 class Carrier:
-    """One node's ranks. `holdfast.rank.ray.relaying` calls the methods from the attempt's machine, several at a time."""
+    """One node's ranks. `holdfast.rank.ray.relaying` calls its methods from the attempt's machine, several at once."""
 
     def __init__(self) -> None:
         self._ranks: Ranks | None = None

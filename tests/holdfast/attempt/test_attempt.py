@@ -39,12 +39,12 @@ from holdfast.keeping.verification import verify_run
 from holdfast.ledger import history, interval
 from holdfast.ledger.history import read_losses
 from holdfast.ledger.standing import Outcome
-from holdfast.machine import interrupt
 from holdfast.machine.preemption import Notice
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Progress
 from holdfast.rank.process import start_process
 from holdfast.store import open_store
+from holdfast.terminal import interrupt
 from tests.support.lives import Lives, ranks_of
 from tests.support.makers import claim
 from tests.support.waiting import await_equal

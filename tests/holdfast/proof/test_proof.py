@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from holdfast import RunConfig
+from holdfast.checkpoint.found import Found, find_suspects
 from holdfast.config import Compute, Determinism
 from holdfast.errors import WrongUse
 from holdfast.proof.kills import FEWEST_STEPS, MOST_STEPS, Speed, choose_kills
 from holdfast.proof.prove import check_ranks
 from holdfast.proof.result import Proof, describe_found, list_not_reached, list_unchanged
 from holdfast.testing import assert_resumes
-from holdfast.training.forgotten.found import Found, find_suspects
 
 
 @pytest.mark.parametrize("steps", [2, 3, 5, 8, 12, 20, 31])

@@ -200,5 +200,5 @@ def test_packages_that_are_not_installed_are_left_out() -> None:
 
 
 def test_holdfasts_version_changes_with_its_code() -> None:
-    assert describe_holdfast() == describe_holdfast()
-    assert describe_holdfast().startswith("0.")
+    assert describe_holdfast("0.1") == describe_holdfast("0.1")
+    assert describe_holdfast("0.1").startswith("0.1 (")

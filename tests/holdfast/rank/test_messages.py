@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 
 from holdfast.checkpoint import Saved
+from holdfast.checkpoint.found import Found
 from holdfast.errors import CheckpointDamaged, GateTripped, RankDied, RunStopped
 from holdfast.rank.messages import (
     Begin,
@@ -42,7 +43,6 @@ from holdfast.rank.messages import (
 )  # fmt: skip
 from holdfast.recipe.probe import Gate, Probe
 from holdfast.store import open_store
-from holdfast.training.forgotten.found import Found
 from tests.support.makers import commit_of, make_line, save_next
 
 LONG = 'ä\n\x00"\\' * 100_000

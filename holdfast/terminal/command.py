@@ -1,0 +1,62 @@
+"""The behaviour that all commands share: one line for an error, one for a hint, and documented exit codes."""
+
+import contextlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from holdfast.errors import HoldfastError
+from holdfast.memory.switches import check_names
+from holdfast.terminal import interrupt, printing
+
+EXIT_CODES = """\
+Exit codes: 0 good; 1 wrong use: a setting, a name or an option is wrong; 2 damage found; 3 the run stopped early, and \
+the same command continues it; 130 and 143 it was told to stop, by Ctrl-C or SIGTERM (or SIGUSR1, SIGUSR2, SIGHUP), \
+and has saved."""
+
+
+def run_app(app: App, arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code. Print an error as one line, and its hint as another."""
+    _escape_unknown_characters()
+    interrupt.catch()
+    with contextlib.suppress(ValueError):  # not in the main thread
+        interrupt.take_like_sigterm(interrupt.pass_on)
+    with printing():
+        return _run_app(app, arguments)
+
+
+def _run_app(app: App, arguments: Sequence[str] | None) -> int:
+    try:
+        check_names()
+        result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
+    except CycloptsError as error:
+        return _complain(str(error), hint="--help shows what there is", exit_code=1)
+    except HoldfastError as error:
+        return _complain(error.message, error.hint, error.exit_code)
+    except KeyboardInterrupt:
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C, while this ends, prints no traceback
+        return 130
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def _escape_unknown_characters() -> None:
+    """Print characters that the locale's encoding lacks as escapes, instead of raising UnicodeEncodeError."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _complain(message: str, hint: str, exit_code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+    return exit_code

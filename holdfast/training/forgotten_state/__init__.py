@@ -1,0 +1,1 @@
+"""The search for state that no checkpoint has, which explains a difference that a rehearsal has found."""

@@ -1,0 +1,175 @@
+"""What can be named from an object in one step: a function's variables, an object's attributes, a container's items."""
+
+import dis
+import functools
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from holdfast.provenance.ownership import ENGINE, is_own, is_own_file
+from holdfast.training.forgotten_state.digests import (
+    CACHES,
+    CONTAINERS,
+    MAX_ITEMS,
+    SCALARS,
+    is_iterator,
+    reduce_iterator,
+)
+
+NAMESPACES = ("SimpleNamespace", "Namespace", "Queue", "LifoQueue", "PriorityQueue", "partial")
+# Attributes that torch's own classes have; a hook among them may be the user's.
+OF_TORCH = {
+    *vars(nn.Module()),
+    *vars(torch.optim.SGD([torch.zeros(1)], lr=1.0)),
+    *("_opt_called", "_is_full_backward_hook", "step", "_compiled_call_impl", "_wrapped_by_lr_sched"),
+}
+
+
+@dataclass
+class Part:
+    """A value inside another one.
+
+    Attributes:
+        label: its own name.
+        name: its name from a variable on.
+        is_noted: whether the value counts by itself: a variable or an attribute, not an item of a container.
+    """
+
+    label: str
+    name: str
+    value: Any = field(repr=False)
+    is_noted: bool = True
+
+
+def list_parts(name: str, value: Any) -> Iterator[Part]:
+    """Yield what can be named from a value."""
+    if isinstance(value, types.FunctionType):
+        yield from _list_variables(value)
+    elif isinstance(value, types.MethodType):
+        owner = name.rpartition(".")[0] or "self"
+        yield Part(owner, owner, value.__self__, is_noted=False)
+        yield Part(name, name, value.__func__, is_noted=False)
+    elif isinstance(value, functools.partial):
+        yield Part(name, name, value.func, is_noted=False)
+        is_users = is_own(value.func)
+        yield from (Part("args", f"{name}.args[{index}]", each, is_users) for index, each in enumerate(value.args))
+        yield from (Part(key, key, each, is_users) for key, each in value.keywords.items())
+    elif isinstance(value, CONTAINERS):
+        yield from _list_items(name, value)
+    elif isinstance(value, types.GeneratorType):
+        inside = {**(value.gi_frame.f_locals if value.gi_frame else {}), "": value.gi_yieldfrom}
+        yield from (Part(key, f"{name}.{key}".rstrip("."), each, is_noted=False) for key, each in inside.items())
+    elif is_iterator(value):
+        yield from (Part("", name, each, is_noted=False) for each in reduce_iterator(value))
+    elif isinstance(value, type):
+        yield from _list_attributes(name, vars(value)) if is_own(value) else ()
+    elif not isinstance(value, (types.ModuleType, types.BuiltinFunctionType, types.CodeType, *SCALARS)):
+        yield from list_attributes(name, value)
+
+
+def list_attributes(name: str, value: Any) -> Iterator[Part]:
+    """Yield the attributes of an object and of its class."""
+    classes = [kind for kind in reversed(type(value).__mro__) if is_own(kind)]
+    defaults = {key: each for kind in classes for key, each in vars(kind).items() if isinstance(each, SCALARS)}
+    attributes: dict[str, Any] = {**defaults, **getattr(value, "__dict__", {})}
+    slots = (slot for kind in type(value).__mro__ for slot in _list_slots(kind))
+    attributes |= {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
+    if isinstance(value, nn.Module):
+        attributes |= {key: value._buffers.get(key) for key in value._non_persistent_buffers_set}
+    is_torchs = isinstance(value, nn.Module | torch.optim.Optimizer)
+    for part in _list_attributes(name, attributes):
+        if not is_torchs or part.label not in OF_TORCH:
+            yield part
+        elif part.label.endswith("_hooks"):
+            yield Part(part.label, part.name, part.value, is_noted=False)
+    yield from (Part("", kind.__name__, kind, is_noted=False) for kind in reversed(classes))
+
+
+def _list_slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _list_attributes(name: str, values: Mapping[str, Any]) -> Iterator[Part]:
+    for key, value in list(values.items()):
+        if isinstance(value, staticmethod | classmethod | property):
+            value = getattr(value, "__func__", None) or getattr(value, "fget", None)
+        if not key.startswith("__") or isinstance(value, types.FunctionType):
+            yield Part(key, f"{name}.{key}" if name else key, value)
+
+
+def _list_items(name: str, value: Any) -> Iterator[Part]:
+    """Yield the items of a container. An item is named by its position if its key differs between processes."""
+    keyed = value.items() if isinstance(value, dict) else enumerate(value)
+    is_of_hooks = name.endswith("_hooks")  # torch numbers all hooks of a process
+    for number, (key, each) in enumerate(keyed):
+        if number >= MAX_ITEMS:
+            break
+        label = repr(key) if isinstance(key, str | int | float) and not is_of_hooks else str(number)
+        yield Part("", f"{name}[{label}]", each, is_noted=False)
+
+
+def _list_variables(function: types.FunctionType) -> Iterator[Part]:
+    """Yield the variables that a function can name, except its locals and the globals of a library."""
+    is_users = is_own(function)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield Part(name, name, cell.cell_contents, is_users)
+        except ValueError:  # the variable isn't assigned yet
+            continue
+    parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
+    defaults = [*zip(reversed(parameters), reversed(function.__defaults__ or ()), strict=False)]
+    yield from (Part(name, name, value, is_users) for name, value in defaults)
+    yield from (Part(name, name, value, is_users) for name, value in (function.__kwdefaults__ or {}).items())
+    for name, value in vars(function).items():
+        yield Part(name, name if name == "__wrapped__" else f"{function.__name__}.{name}", value, is_users)
+    if is_users:
+        yield from _list_globals(function.__code__, function.__globals__)
+
+
+def _list_globals(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[Part]:
+    names = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    for name in sorted(names & variables.keys()):
+        value = variables[name]
+        if not isinstance(value, types.ModuleType):
+            yield Part(name, name, value)
+        elif is_own_file(getattr(value, "__file__", None) or ""):
+            yield from (Part(key, f"{name}.{key}", vars(value)[key]) for key in code.co_names if key in vars(value))
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _list_globals(inner, variables)
+
+
+def list_codes(value: Any) -> list[types.CodeType]:
+    """Return the code of the user's function, or of the methods of the user's class."""
+    functions = vars(value).values() if isinstance(value, type) else [value]
+    codes = [each.__code__ for each in functions if isinstance(each, types.FunctionType)]
+    return [each for each in codes if is_own_file(each.co_filename)]
+
+
+def is_entered(value: Any) -> bool:
+    """Return whether the search looks inside a value: not inside Python's own objects, such as a logger."""
+    if isinstance(value, (*SCALARS, torch.Tensor, types.ModuleType, types.BuiltinFunctionType, types.CodeType)):
+        return False
+    kind = type(value)
+    top = kind.__module__.partition(".")[0]
+    is_pythons = top in sys.stdlib_module_names
+    return not is_pythons or is_transparent(value)
+
+
+def is_holdfasts(value: Any) -> bool:
+    """Return whether a value is an object of Holdfast's, or a generator such as that of ``run.batches(dataset)``."""
+    if isinstance(value, types.GeneratorType):
+        return value.gi_code.co_filename.startswith(ENGINE) and not is_own_file(value.gi_code.co_filename)
+    return type(value).__module__.partition(".")[0] == "holdfast" and not is_own(type(value))
+
+
+def is_transparent(value: Any) -> bool:
+    """Return whether a value only holds others, as a container or a function does, and is no object of a library."""
+    kinds = (types.FunctionType, types.MethodType, types.GeneratorType, type, *CONTAINERS, CACHES)
+    return isinstance(value, kinds) or is_iterator(value) or type(value).__name__ in NAMESPACES

@@ -1,0 +1,144 @@
+"""The objects and the memory that a checkpoint has."""
+
+import random
+import types
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.data_loader import DataLoaderStateMixin
+from accelerate.scheduler import AcceleratedScheduler
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from holdfast import state
+from holdfast.data import is_stream, is_torch_loader, list_samplers, list_saved
+from holdfast.recipe import Recipe
+from holdfast.training.forgotten_state.digests import CONTAINERS
+from holdfast.training.forgotten_state.reach import list_attributes, list_parts
+from holdfast.training.optimizers import parts_of
+from holdfast.training.own_loop.kept import Kept
+
+MAX_OBJECTS = 5_000
+GLOBAL_GENERATORS = (random._inst, np.random.mtrand._rand, torch.default_generator)
+SCHEDULERS = (LRScheduler, ReduceLROnPlateau, AcceleratedScheduler)
+FUNCTIONS = (types.FunctionType, types.MethodType, types.ModuleType)
+MUTABLE = (Tensor, np.ndarray, *CONTAINERS)
+
+
+def has_state(value: Any) -> bool:
+    """Return whether an object is a generator of random numbers, or has ``state_dict`` and ``load_state_dict``."""
+    # A loader that accelerate has prepared has the methods, but no state of its own.
+    if isinstance(value, type | random.SystemRandom | DataLoaderStateMixin):
+        return False
+    kind = type(value)
+    return state.is_generator(value) or (
+        callable(getattr(kind, "state_dict", None)) and callable(getattr(kind, "load_state_dict", None))
+    )
+
+
+def own_ids(recipe: Recipe) -> set[int]:
+    """Return the ids of Holdfast's and accelerate's own objects, which are neither reported nor entered."""
+    return {id(each) for each in recipe.own} if isinstance(recipe, Kept) else set()
+
+
+class Registered:
+    """The objects and the memory that a checkpoint of a recipe has."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._own = own_ids(recipe)
+        self._ids = set(self._own)
+        self._memory: set[int] = set()
+        self._held: list[Any] = []  # an id holds while its object lives
+        for part in _list_registered(recipe, self._own):
+            self._add(part)
+        self._memory.discard(0)
+        self._ids -= {id(None), id(True), id(False)}
+
+    def has(self, value: Any) -> bool:
+        """Return whether a checkpoint has a value, or all its attributes."""
+        if isinstance(value, Tensor | np.ndarray) and _memory_of(value) in self._memory:
+            return True
+        return id(value) in self._ids or id(getattr(value, "__dict__", None)) in self._ids
+
+    def has_tensors(self, module: nn.Module) -> bool:
+        """Return whether a checkpoint has all tensors of a module, if there are any."""
+        return all(map(self.has, (*module.parameters(), *module.buffers())))
+
+    def _add(self, part: Any) -> None:
+        self._held.append(part)
+        self._ids.add(id(part))
+        if isinstance(part, nn.Module):
+            self._ids |= {id(each) for each in part.modules()}
+            tensors = [*part.parameters(), *_list_tensors(part.state_dict(keep_vars=True))]
+            self._memory |= {_memory_of(each) for each in tensors}
+        elif isinstance(part, MUTABLE):
+            self._add_value(part)
+        else:
+            self._add_inside(part)
+        if isinstance(part, torch.optim.Optimizer):
+            self._memory |= {_memory_of(each) for each in _list_tensors(list(part.state.values()))}
+
+    def _add_value(self, value: Any) -> None:
+        """Note a container with all in it, or a tensor's memory."""
+        if isinstance(value, Tensor | np.ndarray):
+            self._memory.add(_memory_of(value))
+        self._ids.add(id(value))
+        inside = value.values() if isinstance(value, dict) else value if isinstance(value, CONTAINERS) else ()
+        for each in inside:
+            if id(each) not in self._ids and (isinstance(each, MUTABLE) or has_state(each)):
+                self._add_value(each)
+
+    def _add_inside(self, part: Any) -> None:
+        """Note the objects with state inside a registered object, which saves them with its own."""
+        waiting, seen = deque([part]), {id(part): part}
+        while waiting and len(seen) < MAX_OBJECTS:
+            each = waiting.popleft()
+            inner = list_parts("", each) if isinstance(each, CONTAINERS) else list_attributes("", each)
+            for value in (found.value for found in inner if not isinstance(found.value, type)):
+                if id(value) in seen or id(value) in self._own or isinstance(value, FUNCTIONS):
+                    continue
+                seen[id(value)] = value
+                is_schedulers_own = isinstance(part, SCHEDULERS) and isinstance(value, torch.optim.Optimizer)
+                if has_state(value) and not is_schedulers_own and not isinstance(value, nn.Module):
+                    self._ids.add(id(value))
+                    self._held.append(value)
+                if isinstance(value, CONTAINERS) or hasattr(value, "__dict__"):
+                    waiting.append(value)
+
+
+def _list_registered(recipe: Recipe, own: set[int]) -> Iterator[Any]:
+    yield from (recipe.model, recipe.optimizer, *parts_of(recipe.optimizer))
+    yield from recipe.schedule if isinstance(recipe.schedule, list | tuple) else [recipe.schedule]
+    yield from (*GLOBAL_GENERATORS, *torch.cuda.default_generators)
+    yield from (each for each in recipe.extras.values() if id(each) not in own)
+    if isinstance(recipe, Kept):
+        yield from (each for each in recipe.originals if id(each) not in own)
+        yield from (*recipe.schedulers, *recipe.modules.values())
+    if recipe.batch_size is None:
+        yield from list_saved(recipe.data)
+    elif is_stream(recipe.data) and hasattr(recipe.data, "state_dict"):
+        yield recipe.data
+    if is_torch_loader(recipe.data):
+        yield from list_samplers(recipe.data)[1:]
+
+
+def _list_tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, CONTAINERS):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _list_tensors(each)
+
+
+def _memory_of(value: Any) -> int:
+    """Return the address of the memory that a tensor or an array is a part of; 0 if it has none."""
+    if isinstance(value, np.ndarray):
+        while isinstance(value.base, np.ndarray):
+            value = value.base
+        return int(value.__array_interface__["data"][0])
+    if state.is_sharded(value) or value.layout is not torch.strided or value.is_meta:
+        return 0
+    return int(value.untyped_storage().data_ptr())

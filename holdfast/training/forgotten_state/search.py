@@ -1,0 +1,272 @@
+"""The search for forgotten state: values that a program reaches and that no checkpoint has, each with a digest.
+
+The search begins at the recipe's functions, its data, its model and its optimizer; of a loop, at the variables that the
+loop carries. It follows everything that a Python function can name: closures, defaults, globals, bound objects,
+attributes, containers, hooks and iterators. It leaves out what a checkpoint has.
+
+A value that is found is no fault: most are constants, caches and logs. If a run didn't continue exactly, the values
+that differ between a process that lived and one that resumed explain it; see
+`holdfast.checkpoint.found.find_suspects`.
+"""
+
+import dis
+import functools
+import hashlib
+import types
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast import state
+from holdfast.checkpoint import serialize
+from holdfast.checkpoint.found import Found
+from holdfast.provenance.hyperparameters import is_hyperparameter
+from holdfast.provenance.ownership import is_own
+from holdfast.recipe import Recipe
+from holdfast.training.forgotten_state.carried import find_outputs
+from holdfast.training.forgotten_state.digests import SCALARS, digest, is_plain
+from holdfast.training.forgotten_state.reach import (
+    Part,
+    is_entered,
+    is_holdfasts,
+    is_transparent,
+    list_codes,
+    list_parts,
+)
+from holdfast.training.forgotten_state.registered import Registered, has_state, own_ids
+from holdfast.training.forgotten_state.remedies import At, find_remedy, last_part
+from holdfast.training.optimizers import parts_of
+from holdfast.training.own_loop.kept import LOOP, Kept
+
+# Limits of one search: objects in all, values that are reported, and objects of libraries inside each other.
+MAX_OBJECTS = 20_000
+MAX_FOUND = 10_000
+MAX_FOREIGN = 2
+
+FUNCTIONS = ("loss", "step", "after_step", "evaluate", "probe", "collate")
+MODULES = (nn.Module, torch.optim.Optimizer)
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The result of a search.
+
+    Attributes:
+        looked_at: the user's functions, classes and objects that were entered.
+    """
+
+    found: list[Found]
+    looked_at: int
+
+
+def find_forgotten(recipe: Recipe) -> Searched:
+    """Search for the values that a recipe or a loop reaches and that no checkpoint has."""
+    search = _Search(recipe)
+    search.run()
+    return Searched(search.describe(), search.looked_at)
+
+
+def find_holder(recipe: Recipe, parameter: Tensor) -> Found | None:
+    """Search for a module that has a parameter and that no checkpoint has; None if there is none."""
+    search = _Search(recipe)
+    search.run()
+    return search.find_holder(parameter)
+
+
+def _list_roots(recipe: Recipe) -> Iterator[At]:
+    own = own_ids(recipe)
+    if isinstance(recipe, Kept):
+        yield At(LOOP, "", recipe.function)
+        variables = (each for each in recipe.list_variables() if id(each.value) not in own)
+        yield from (At(each.root, each.name, each.value, place=each.place) for each in variables)
+        yield from (At("schedule", "", getattr(each, "lr_lambdas", None), is_noted=False) for each in recipe.schedulers)
+    for field in (*FUNCTIONS, "schedule", "data"):
+        if (value := getattr(recipe, field)) is not None:
+            yield At(field, "" if isinstance(value, types.FunctionType) else field, value)
+    modules = recipe.modules if isinstance(recipe, Kept) else {"model": recipe.model}
+    for prefix, module in modules.items():
+        yield from (At("model", name, each) for name, each in module.named_modules(prefix=prefix))
+        for name, parameter in module.named_parameters(prefix=prefix):
+            for key in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                yield At("model", name, getattr(parameter, key, None), is_noted=False)
+            yield from (At("model", f"{name}.{key}", each, parameter) for key, each in vars(parameter).items())
+    yield from (At("optimizer", "optimizer", each) for each in parts_of(recipe.optimizer))
+    for name, extra in recipe.extras.items():
+        if id(extra) not in own:
+            yield At("extras", name, extra)
+    everywhere = vars(torch.nn.modules.module).items()
+    yield from (At("model", key, each, is_noted=False) for key, each in everywhere if key.startswith("_global_"))
+
+
+class _Search:
+    """One search.
+
+    Attributes:
+        looked_at: see `Searched`.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._registered = Registered(recipe)
+        self._waiting: deque[At] = deque()
+        self._seen: dict[int, Any] = {}  # the objects, too, since an id holds while its object lives
+        self._codes: dict[types.CodeType, None] = {}
+        self._plain: dict[tuple[str, str], tuple[At, str]] = {}  # by root and name, with the digest
+        self._stateful: dict[int, At] = {}
+        self.looked_at = 0
+
+    def run(self) -> None:
+        """Reach all values."""
+        for at in _list_roots(self._recipe):
+            is_registered = self._registered.has(at.value)
+            # A module, an optimizer or an extra may have more attributes than it saves.
+            if is_registered and (isinstance(at.value, MODULES) or (at.root == "extras" and is_own(type(at.value)))):
+                self._enter(at)
+            else:
+                self._meet(at)
+        while self._waiting and len(self._seen) < MAX_OBJECTS:
+            self._look_into(self._waiting.popleft())
+
+    def find_holder(self, parameter: Tensor) -> Found | None:
+        """Return the outermost module that has a parameter."""
+        modules = [at for at in self._list_outer() if isinstance(at.value, nn.Module)]
+        holders = [at for at in modules if any(each is parameter for each in at.value.parameters())]
+        return self._describe(holders[0], "", is_plain=False) if holders else None
+
+    def _list_outer(self) -> list[At]:
+        inner = {id(part) for at in self._stateful.values() for part in _list_inner(at.value)}
+        return [at for key, at in self._stateful.items() if key not in inner]
+
+    def describe(self) -> list[Found]:
+        """Return what was found: objects with a state first."""
+        outer = self._list_outer()
+        rows = [(at, _digest_state(at.value), False) for at in outer]
+        rows += [(at, sha256, True) for at, sha256 in self._plain.values()]
+        return [self._describe(at, sha256, is_plain=is_plain) for at, sha256, is_plain in rows[:MAX_FOUND]]
+
+    def _describe(self, at: At, sha256: str, *, is_plain: bool) -> Found:
+        place = at.place or (self._find_place(at.name) if is_plain else "")
+        remedy = find_remedy(at, is_loop=isinstance(self._recipe, Kept))
+        kind = type(at.value).__qualname__
+        return Found(
+            name=at.name, kind=kind, reached_by=at.root, is_plain=is_plain, sha256=sha256, place=place, remedy=remedy
+        )
+
+    def _enter(self, at: At) -> None:
+        if id(at.value) not in self._seen:
+            self._seen[id(at.value)] = at.value
+            self._waiting.append(at)
+
+    def _meet(self, at: At) -> None:
+        """Note a value, or look into it later, unless a checkpoint has it."""
+        value = at.value
+        if is_holdfasts(value) or (not isinstance(value, SCALARS) and self._registered.has(value)):
+            return
+        if has_state(value) and not (isinstance(value, nn.Module) and self._registered.has_tensors(value)):
+            known = self._stateful.get(id(value))
+            # A variable's name replaces the name "self" from a method that was found before.
+            if known is None or (known.name == "self" and at.name != "self"):
+                self._stateful[id(value)] = at
+            return
+        if at.is_noted and is_plain(value) and (sha256 := digest(value, self._registered.has)):
+            self._note(at, sha256)
+        if is_entered(value):
+            self._enter(at)
+
+    def _note(self, at: At, sha256: str) -> None:
+        """Note a plain value. Of two values of one name the second gets a number."""
+        key, number = (at.root, at.name), 1
+        while key in self._plain and self._plain[key][1] != sha256:
+            number += 1
+            key = at.root, f"{at.name} #{number}"
+        self._plain.setdefault(key, (replace(at, name=key[1]), sha256))
+
+    def _look_into(self, at: At) -> None:
+        value = at.value
+        is_object = not isinstance(value, type | types.FunctionType)
+        kinds = type(value).__mro__ if is_object else (value,)
+        codes = [code for each in kinds if is_own(each) for code in list_codes(each)]
+        is_users = is_own(kinds[0])
+        self.looked_at += is_users
+        self._codes |= dict.fromkeys(codes)
+        depth = 0 if is_users else at.depth + (not is_transparent(value))
+        left_out = set() if isinstance(value, types.FunctionType) else find_outputs(codes)
+        if at.root == "extras" and self._registered.has(value):
+            left_out |= _list_saved_names(value)
+        # Private attributes are a library's, also in the user's object, unless the user's code names them.
+        named = {name for code in codes for name in code.co_names}
+        is_alone = is_users and all(is_own(each) for each in kinds if each is not object)
+        labels = []
+        for part in self._list_parts(at):
+            is_private = part.label.startswith("_") and not is_alone and part.label not in named
+            is_noted = part.is_noted and not is_private and depth < MAX_FOREIGN
+            if is_noted and (part.label in left_out or self._is_restored(value, part)):
+                continue
+            labels += [part.label] if is_noted else []
+            self._meet(At(at.root, part.name, part.value, value, depth, is_noted=is_noted))
+        if is_users and is_object and at.name and hasattr(value, "__dict__"):
+            self._note(at, digest(sorted(labels)))  # the first attribute of a name differs from none
+
+    def _list_parts(self, at: At) -> list[Part]:
+        try:
+            return list(list_parts(at.name, at.value))
+        except Exception:  # of the user's own methods: a search may not end a run
+            return []
+
+    def _is_restored(self, owner: Any, part: Part) -> bool:
+        """Return whether a checkpoint of a loop has an attribute: a public plain one of a module or an optimizer."""
+        is_kept = isinstance(self._recipe, Kept) and isinstance(owner, MODULES) and self._registered.has(owner)
+        return is_kept and part.value is not None and is_hyperparameter(part.label, part.value)
+
+    # ---- what is said
+
+    def _find_place(self, name: str) -> str:
+        """Return the first line of the user's code that changes a variable or an attribute, or else reads it."""
+        key = last_part(name)
+        codes = [each for each in self._codes if each.co_name != "__init__" and key not in each.co_cellvars]
+        for kind in ("STORE", "LOAD"):
+            for code in codes:
+                if line := _index_lines(code).get((kind, key)):
+                    return f"{code.co_filename}:{line}: "
+        return ""
+
+
+@functools.cache
+def _index_lines(code: types.CodeType) -> dict[tuple[str, str], int]:
+    """Return the first line of a function that stores, and that loads, each attribute and each outer variable."""
+    found: dict[tuple[str, str], int] = {}
+    for each in dis.get_instructions(code):
+        kind, _, where = each.opname.partition("_")
+        if where in ("ATTR", "METHOD", "DEREF", "GLOBAL") and each.positions and each.positions.lineno:
+            found.setdefault((kind, str(each.argval)), each.positions.lineno)
+    return found
+
+
+def _list_inner(value: Any) -> list[nn.Module]:
+    return list(value.modules())[1:] if isinstance(value, nn.Module) else []
+
+
+def _list_saved_names(value: Any) -> set[str]:
+    """Return the names in an object's ``state_dict``, with and without a leading underscore."""
+    try:
+        names = {str(each) for each in value.state_dict()}
+    except Exception:
+        names = set()
+    return names | {f"_{each}" for each in names}
+
+
+def _digest_state(value: Any) -> str:
+    """Return the SHA-256 of an object's state; empty if reading it raises any error."""
+    try:
+        if state.is_generator(value):
+            read = state.read_generator(value)
+        else:
+            read = value if isinstance(value, Tensor) else value.state_dict()
+        payload = state.to_payload(read)
+        return hashlib.sha256(b"".join(map(bytes, serialize(payload)))).hexdigest()
+    except Exception:
+        return ""

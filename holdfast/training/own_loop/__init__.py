@@ -1,0 +1,1 @@
+"""A loop of the user's own: what it keeps, and what its steps leave for the next ones."""

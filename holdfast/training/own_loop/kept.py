@@ -1,0 +1,192 @@
+"""What a loop keeps, in the form of a recipe: the state of its objects, sorted by what they are."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.scheduler import AcceleratedScheduler
+from accelerate.utils import extract_model_from_parallel
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from holdfast.data import refuse_inexact
+from holdfast.recipe import Recipe, Stateful
+from holdfast.state import Ties, as_stateful
+from holdfast.training.modes import Modes
+from holdfast.training.optimizers import Optimizers, lay_out_state, list_stepped
+from holdfast.training.own_loop.left_gradients import Gradients
+from holdfast.training.own_loop.pruned import find_pruned
+
+# Names of extras that `Kept` adds itself.
+OWN_EXTRAS = MODES, GRADIENTS, ACCUMULATION, INNER, PRUNED = (
+    "modes", "gradients", "accumulation", "inner_optimizers", "pruned"
+)  # fmt: skip
+
+
+# The roots of variables: a loop of the user's own, and what an adapter lists of its framework's objects.
+LOOP, FRAMEWORK = "loop", "framework"
+
+
+class Variable(NamedTuple):
+    """A variable of a loop, with the file and line that reads it first; see `forgotten_state.found.Found`."""
+
+    name: str
+    value: Any
+    place: str = ""
+    root: str = LOOP
+
+
+@dataclass(kw_only=True)
+class Kept(Recipe):
+    """The objects that a loop keeps, as a recipe without a loss: the loop trains the steps itself.
+
+    Args:
+        function: the user's function.
+        originals: the objects as the loop passed them, which may be wrappers of the objects in the other fields.
+        own: Holdfast's and accelerate's objects, which `find_forgotten` doesn't enter.
+        list_variables: returns the variables that the loop's functions carry, for `find_forgotten`.
+        constants: the plain values that the loop reads and never assigns, by name.
+        schedulers: the schedulers, which the loop steps itself.
+        modules: the modules by name: the model, or its parts.
+
+    ``data`` is a loader or an iterable of batches, or None if the loop makes its own; with ``batch_size``, a dataset.
+    """
+
+    has_own_loop: ClassVar[bool] = True
+    data: Any = None
+    batch_size: int | None = None
+    unit: str = "steps"
+    function: Callable[..., object]
+    originals: list[Any]
+    own: list[Any]
+    list_variables: Callable[[], list[Variable]]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    schedulers: list[Any] = field(default_factory=list)
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)
+
+    @property
+    def trained(self) -> dict[str, nn.Module]:
+        """Return the modules with parameters that an optimizer steps, by name."""
+        stepped = {id(each) for each in list_stepped(self.optimizer)}
+        found = self.modules.items()
+        return {name: each for name, each in found if not stepped.isdisjoint(map(id, each.parameters()))}
+
+
+def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str, Any]:
+    """Return the fields ``model``, ``modules``, ``optimizer``, ``schedulers`` and ``extras`` of a `Kept`.
+
+    One module is the model itself; several become a ``ModuleDict`` by name.
+
+    Raises:
+        RecipeError: an object's state can't be read and restored in place.
+    """
+    modules: dict[str, nn.Module] = {}
+    optimizers: dict[str, torch.optim.Optimizer] = {}
+    schedulers: dict[str, Any] = {}
+    extras: dict[str, Stateful] = {}
+    ties = Ties(modules)
+    for name, each in sorted(objects.items()):
+        if isinstance(each, nn.Module):
+            modules[name] = extract_model_from_parallel(each, keep_torch_compile=False)
+        elif isinstance(each, AcceleratedOptimizer):
+            optimizers[name] = each.optimizer
+        elif isinstance(each, torch.optim.Optimizer):
+            optimizers[name] = each
+        elif isinstance(each, AcceleratedScheduler):
+            schedulers[name] = each.scheduler
+        elif isinstance(each, LRScheduler | ReduceLROnPlateau):
+            schedulers[name] = each
+        else:
+            refuse_inexact(f"run.keep({name}=...)", each)  # again: an iterator may have been made since
+            extras[name] = as_stateful(name, each, ties)
+    model = next(iter(modules.values())) if len(modules) == 1 else nn.ModuleDict(modules)
+    # An optimizer inside another kept one is saved with it.
+    inside = {id(value) for each in optimizers.values() for value in vars(each).values()}
+    optimizers = {name: each for name, each in optimizers.items() if id(each) not in inside}
+    optimizer: Any = next(iter(optimizers.values())) if len(optimizers) == 1 else Optimizers(optimizers)
+    own: dict[str, Any] = {
+        MODES: Modes(model, optimizer),
+        GRADIENTS: Gradients(model, optimizer),
+        ACCUMULATION: Count(accelerator),
+    }
+    if inner := _find_inner(optimizers):
+        own[INNER] = InnerOptimizers(inner)
+    if pruned := find_pruned(model):
+        own[PRUNED] = pruned
+    return {
+        "model": model, "modules": modules, "optimizer": optimizer, "schedulers": list(schedulers.values()),
+        "extras": extras | own,
+    }  # fmt: skip
+
+
+def list_checkpointed(accelerator: Accelerator, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the objects that a loop has given to ``accelerator.register_for_checkpointing`` and not kept, by name."""
+    known = {id(each) for each in objects.values()}
+    found = accelerator._custom_objects
+    return {f"registered_{number}": each for number, each in enumerate(found) if id(each) not in known}
+
+
+def _find_inner(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, "Inner"]:
+    """Return the optimizers inside kept ones, which torch's own ``state_dict`` leaves out: that of SAM, say."""
+    kept = {id(each) for each in optimizers.values()}
+    return {
+        f"{name}.{key}": Inner(each, value)
+        for name, each in optimizers.items()
+        if type(each).state_dict is torch.optim.Optimizer.state_dict
+        for key, value in vars(each).items()
+        if isinstance(value, torch.optim.Optimizer) and id(value) not in kept
+    }
+
+
+class Inner:
+    """An optimizer inside another one, whose parameter groups it may share."""
+
+    def __init__(self, outer: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._is_shared = outer.param_groups is optimizer.param_groups
+        if self._is_shared:
+            outer.register_load_state_dict_post_hook(self._share)
+
+    def _share(self, outer: torch.optim.Optimizer) -> None:
+        self._optimizer.param_groups = outer.param_groups
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._optimizer.state_dict()
+        return {"state": state["state"]} if self._is_shared else state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        groups = self._optimizer.param_groups
+        self._optimizer.load_state_dict({"param_groups": self._optimizer.state_dict()["param_groups"], **state})
+        lay_out_state(self._optimizer, are_saved=True)
+        if self._is_shared:
+            self._optimizer.param_groups = groups
+
+
+class InnerOptimizers:
+    """The states of optimizers inside kept ones, by name."""
+
+    def __init__(self, optimizers: Mapping[str, Inner]) -> None:
+        self._optimizers = dict(sorted(optimizers.items()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: each.state_dict() for name, each in self._optimizers.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, each in self._optimizers.items():
+            each.load_state_dict(state[name])
+
+
+class Count:
+    """accelerate's count of accumulated steps, as a state."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self._accelerator.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._accelerator.step = state["step"]

@@ -1,0 +1,283 @@
+"""The exchange of a sharded state between the rows that each rank holds and the parts that each rank owns.
+
+A checkpoint's parts are the same for any sharding. To save, each rank first copies its rows; then the owner of a part
+collects them from the ranks' copies while training goes on. To restore, the owner sends each rank the rows that this
+rank holds. Parts pass through small windows, so that no rank needs memory for a whole part.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, distributed
+
+from holdfast.checkpoint import WINDOWS, Part, Stream, count_window_bytes
+from holdfast.errors import HoldfastError, RunStopped, StateError
+from holdfast.training.sharded.extents import Move, Placed, Plan, describe, list_moves, place, take_held, view_held
+
+if TYPE_CHECKING:
+    from holdfast.training.build import Training
+
+# Waiting for a slow store is no error; a rank that dies closes its connections, which is noticed at once.
+PATIENCE = datetime.timedelta(days=7)
+
+T = TypeVar("T")
+
+
+class Link(NamedTuple):
+    """The process group that copies bytes between the ranks, None for training's own, and whose memory it sends."""
+
+    group: Any
+    device: torch.device
+
+
+class Exchange:
+    """All ranks of a training, as the `checkpoint.peers.Peers` that write one checkpoint together.
+
+    Attributes:
+        window_bytes: the size of a window; None chooses it by the size of the state.
+
+    Args:
+        device: the device whose memory the ranks exchange in training.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """All ranks call it together."""
+        self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
+        self.window_bytes: int | None = None
+        self._is_lost = False  # whether another rank is
+        # The thread of a save agrees and exchanges beside training, whose collectives have an order of their own.
+        self.group = distributed.new_group(backend="gloo", timeout=PATIENCE)
+        self._in_training, self._beside = Link(None, device), Link(self.group, torch.device("cpu"))
+
+    # ---- agreement, from the thread of a save, or while no save is in progress
+
+    def decide(self, work: Callable[[], T]) -> T:
+        """Let the main rank work, and return its result in all ranks, or raise its error in all ranks."""
+        found: list[Any] = [self._attempt(work) if self.rank == 0 else None]
+        with self._noting_loss():
+            distributed.broadcast_object_list(found, 0, group=self.group)
+        result: T = _result(found[0])
+        return result
+
+    def each(self, work: Callable[[], T]) -> list[T]:
+        """Let each rank work, and return the results by rank, or raise the first error in all ranks."""
+        found: list[Any] = [None] * self.ranks
+        own = self._attempt(work)
+        with self._noting_loss():
+            distributed.all_gather_object(found, own, group=self.group)
+        return [_result(each) for each in found]
+
+    def _attempt(self, work: Callable[[], T]) -> "T | _Failure":
+        try:
+            return work()
+        except Exception as error:
+            if self._is_lost:  # the others can't be told: some may wait for this rank in the middle of their work
+                raise
+            if isinstance(error, HoldfastError):
+                return _Failure(error)
+            return _Failure(RunStopped(f"rank {self.rank}: {type(error).__name__}: {error}"))  # fit to be sent
+
+    @contextlib.contextmanager
+    def _noting_loss(self) -> Iterator[None]:
+        """Note that an error in the block means the loss of another rank."""
+        try:
+            yield
+        except Exception:
+            self._is_lost = True
+            raise
+
+    # ---- rows
+
+    def choose_window(self, size_bytes: int, windows: int) -> int:
+        """Return the size of each of some windows for a state, both in bytes."""
+        return self.window_bytes or count_window_bytes(size_bytes // self.ranks, windows)
+
+    def hold(self, parts: Sequence[Part], owners: Mapping[str, int]) -> "tuple[list[Part], Held]":
+        """Return this rank's bytes of each part, which are to be copied before the state changes, and their exchange.
+
+        Args:
+            owners: the rank that owns each part, by the part's name.
+        """
+        own: list[Part] = []
+        plans: dict[str, Plan] = {}
+        for part in parts:
+            owner, placed = owners[part.name], place(part.pieces)
+            # Every rank has made the same header, and has the bytes that are not cut; those are the main rank's.
+            extents = [describe(*placed[0], [owner]), *(describe(*each, [0], owner) for each in placed[1:])]
+            plans[part.name] = Plan(owner, part.size_bytes, extents)
+            pairs = zip(placed, extents, strict=True)
+            held = [take_held(each, extent.held[self.rank]) for (_, each), extent in pairs if self.rank in extent.held]
+            own.append(Part(part.name, tuple(held)))
+        return own, Held(self, plans, self.choose_window(sum(part.size_bytes for part in parts), WINDOWS))
+
+    def plan_restore(self, pieces: Iterable[Placed], owner: int, size_bytes: int) -> Plan:
+        """Return the exchange of a part that its owner reads, with all ranks whose tensors have bytes of it.
+
+        Args:
+            pieces: the tensors' bytes in the part.
+            size_bytes: the size of the part.
+        """
+        extents = []
+        for position, piece in sorted(pieces, key=lambda each: each.position):
+            extent = describe(position, piece, range(self.ranks))
+            if self.rank in extent.held:
+                extent = dataclasses.replace(extent, memory=view_held(piece, extent.held[self.rank]))
+            extents.append(extent)
+        return Plan(owner, size_bytes, extents)
+
+    def pass_windows(
+        self,
+        plans: Mapping[str, Plan],
+        window_bytes: int,
+        take: Callable[[str, int], memoryview],
+        done: Callable[[str, memoryview], object],
+        *,
+        is_saved: bool,
+    ) -> None:
+        """Exchange some parts window by window, side by side. All ranks call it together.
+
+        Args:
+            take: returns memory for a window of a part that this rank owns, or with its bytes, by the part's name and
+                the window's size.
+            done: called with this memory after the exchange.
+            is_saved: whether the owners get the bytes; otherwise they send them.
+        """
+        longest = max((plan.size_bytes for plan in plans.values()), default=0)
+        for start in range(0, longest, window_bytes):
+            moves: list[Move] = []
+            taken: list[tuple[str, memoryview]] = []
+            for name, plan in plans.items():
+                stop = min(start + window_bytes, plan.size_bytes)
+                window = take(name, stop - start) if plan.owner == self.rank and start < stop else None
+                if window is not None:
+                    taken.append((name, window))
+                moves += list_moves(plan, start, stop, window, self.rank, is_saved=is_saved)
+            self.copy(moves, self._beside if is_saved else self._in_training)
+            for name, window in taken:
+                done(name, window)
+
+    def copy(self, moves: Iterable[Move], link: Link) -> None:
+        """Carry out some moves. All ranks call it, each with the moves that it takes part in, in the same order."""
+        between: dict[tuple[int, int], list[Move]] = {}
+        for move in moves:
+            if move.source != move.target:
+                between.setdefault((move.source, move.target), []).append(move)
+            elif move.source == self.rank:
+                assert move.read is not None
+                assert move.write is not None
+                move.write.copy_(move.read)
+        orders, landings = [], []
+        for (source, target), together in between.items():
+            small = [each for each in together if not each.is_direct]
+            for message in (*([each] for each in together if each.is_direct), *([small] if small else [])):
+                if self.rank == source:
+                    packed = _pack(message, link.device)
+                    orders.append(distributed.P2POp(distributed.isend, packed, target, link.group))
+                else:
+                    landing = _make_landing(message, link.device)
+                    landings.append((message, landing))
+                    orders.append(distributed.P2POp(distributed.irecv, landing, source, link.group))
+        with self._noting_loss():
+            for work in distributed.batch_isend_irecv(orders) if orders else ():
+                work.wait()
+        for message, landing in landings:
+            _unpack(message, landing)
+
+
+class Held:
+    """The exchange of the bytes that each rank has copied of a checkpoint's parts; a `checkpoint.peers.Held`.
+
+    Args:
+        plans: the exchange of each part, by the part's name.
+    """
+
+    def __init__(self, exchange: Exchange, plans: Mapping[str, Plan], window_bytes: int) -> None:
+        self.owners: Mapping[str, int] = {name: plan.owner for name, plan in plans.items()}
+        self.sizes: Mapping[str, int] = {name: plan.size_bytes for name, plan in plans.items()}
+        self.window_bytes = window_bytes
+        self._exchange, self._plans = exchange, plans
+
+    def check(self) -> None:
+        """Raise StateError in all ranks if they have tensors of other names or shapes. All ranks call it together."""
+        layout = [
+            (name, plan.owner, *((each.size_bytes, each.shape) for each in plan.extents[1:]))
+            for name, plan in self._plans.items()
+        ]
+        if len({*self._exchange.each(lambda: hashlib.sha256(repr(layout).encode()).hexdigest())}) > 1:
+            raise StateError(
+                "the ranks have different states, of which one checkpoint can't have a share of each",
+                hint="give each module, optimizer and extra the same names and shapes in all ranks",
+            )
+
+    def stream(self, names: Sequence[str], copies: Mapping[str, memoryview], streams: Mapping[str, Stream]) -> None:
+        """Let the owners of some parts collect their bytes, all parts side by side. All ranks call it together.
+
+        Args:
+            copies: the copy of this rank's bytes of each part.
+            streams: where the bytes of each part go that this rank owns.
+        """
+        plans = {name: self._bind(self._plans[name], copies[name]) for name in names}
+        self._exchange.pass_windows(
+            plans,
+            self.window_bytes,
+            lambda name, size_bytes: streams[name].take(size_bytes),
+            lambda name, window: streams[name].put(window),
+            is_saved=True,
+        )
+
+    def _bind(self, plan: Plan, copy: memoryview) -> Plan:
+        """Return a plan whose memory is in the copy of this rank's bytes."""
+        extents, end, rank = [], 0, self._exchange.rank
+        for extent in plan.extents:
+            region = extent.held.get(rank)
+            if region is not None:
+                start, end = end, end + region.size
+                memory = torch.frombuffer(copy[start:end], dtype=torch.uint8).view(region.shape)
+                extent = dataclasses.replace(extent, memory=memory)
+            extents.append(extent)
+        return dataclasses.replace(plan, extents=extents)
+
+
+def exchange_of(training: "Training") -> Exchange:
+    """Return the exchange between the ranks of a training. All ranks call it together."""
+    if training.exchange is None:
+        training.exchange = Exchange(training.accelerator.device)
+    return training.exchange
+
+
+def _pack(message: list[Move], device: torch.device) -> Tensor:
+    # Each by itself: on a GPU, a part also has tensors that are in the host's memory, such as an optimizer's step.
+    pieces = [move.read.contiguous().view(-1).to(device) for move in message if move.read is not None]
+    return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+
+def _make_landing(message: list[Move], device: torch.device) -> Tensor:
+    """Return memory for a message: its destination, if the message can be written there."""
+    first = message[0].write
+    if len(message) == 1 and first is not None and first.is_contiguous() and first.device == device:
+        return first.view(-1)
+    return torch.empty(sum(move.size_bytes for move in message), dtype=torch.uint8, device=device)
+
+
+def _unpack(message: list[Move], landing: Tensor) -> None:
+    for move, piece in zip(message, torch.split(landing, [each.size_bytes for each in message]), strict=True):
+        assert move.write is not None
+        if piece.data_ptr() != move.write.data_ptr():
+            move.write.copy_(piece.view(move.write.shape))
+
+
+@dataclass(frozen=True)
+class _Failure:
+    error: HoldfastError
+
+
+def _result(found: Any) -> Any:
+    if isinstance(found, _Failure):
+        raise found.error
+    return found

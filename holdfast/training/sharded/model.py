@@ -1,0 +1,126 @@
+"""A model that is cut over the ranks by torch's `fully_shard` (FSDP2): `compute.parallel = "fsdp"`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from holdfast.config import RunConfig
+from holdfast.errors import ConfigError
+from holdfast.recipe import Recipe
+from holdfast.state import is_sharded
+from holdfast.training.optimizers import parts_of
+from holdfast.training.sharded.meta_device import materialize
+from holdfast.training.synchronizing import share_tensor
+
+SETTING = 'compute.parallel = "fsdp"'
+
+
+def check_sharding(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> None:
+    """Raise ConfigError if the configuration asks for a sharded model and this program can't have one, or has none."""
+    if config.compute.parallel != "fsdp":
+        return
+    if recipe.has_own_loop:
+        if is_cut(config, accelerator) and not any(map(is_sharded, recipe.model.parameters())):
+            hint = "model = run.wrap(model) before the optimizer is built"
+            raise ConfigError(f"{SETTING}: the loop has cut no model over the ranks", hint=hint)
+    elif recipe.loss is None:
+        raise _can_not_shard("a step of its own", "return a Recipe with a loss")
+    if config.compute.mixed_precision == "fp16":
+        raise _can_not_shard("fp16, whose GradScaler sees a share of the gradient", 'mixed_precision = "bf16"')
+
+
+def _can_not_shard(problem: str, hint: str) -> ConfigError:
+    return ConfigError(f"{SETTING}: the engine can't shard {problem}", hint=hint)
+
+
+def is_cut(config: RunConfig, accelerator: Accelerator) -> bool:
+    """Return whether the model is cut over the ranks. One rank holds all of it."""
+    return config.compute.parallel == "fsdp" and accelerator.num_processes > 1
+
+
+def place_model(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> None:
+    """Put the recipe's model in its place; see `cut_model`. The optimizers step the shares from then on.
+
+    An `AveragedModel` among the extras is treated alike, because it is updated from the model's shares.
+    """
+    averages = [each.module for each in recipe.extras.values() if isinstance(each, AveragedModel)]
+    before = dict(recipe.model.named_parameters(remove_duplicate=False))
+    for model in (recipe.model, *averages):
+        cut_model(config, model, accelerator)
+    after = dict(recipe.model.named_parameters(remove_duplicate=False))
+    _replace(recipe, {id(each): after[name] for name, each in before.items() if after[name] is not each})
+
+
+def cut_model(config: RunConfig, model: nn.Module, accelerator: Accelerator) -> None:
+    """Give a model on the meta device memory, and cut it over the ranks.
+
+    It is cut if `compute.parallel` is "fsdp" and there are several ranks. Each block, which `list_blocks` chooses, is
+    gathered for its own forward and backward pass alone. No rank has memory for more than one block of a model on the
+    meta device.
+
+    Raises:
+        RecipeError: the model is on the meta device, and a module has no ``reset_parameters``.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for block in list_blocks(model):
+        materialize(block, accelerator.device, made)
+        if is_cut(config, accelerator):
+            _cut_block(block, accelerator)
+
+
+def _cut_block(block: nn.Module, accelerator: Accelerator) -> None:
+    from torch.distributed.device_mesh import init_device_mesh  # which takes 1.3 s to import
+    from torch.distributed.fsdp import fully_shard
+
+    for tensor in (*block.parameters(), *block.buffers()):
+        if not is_sharded(tensor):
+            tensor.data = tensor.data.to(accelerator.device)
+            share_tensor(tensor)  # as DDP does it: a recipe may build other weights in a rank
+    # Shares are what optimizers and checkpoints find in the model, also between a forward pass and a step.
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    fully_shard(block, mesh=mesh, reshard_after_forward=True)
+
+
+def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules whose parameters are gathered together: each item of every `ModuleList`, then the model.
+
+    Inner blocks come before outer ones, as `fully_shard` needs it.
+    """
+    lists = (module for module in reversed(list(model.modules())) if isinstance(module, nn.ModuleList))
+    items = {id(item): item for each in lists for item in reversed(list(each))}
+    for item in items.values():
+        is_container = isinstance(item, nn.ModuleList | nn.ModuleDict)
+        if item is not model and not is_container and any(True for _ in item.parameters()):
+            yield item
+    yield model
+
+
+def _replace(recipe: Recipe, shares: dict[int, nn.Parameter]) -> None:
+    """Let the recipe's optimizers step the parameters that now stand for those that they were built with.
+
+    Args:
+        shares: the new parameters, each by the id of the one that it stands for.
+    """
+    for optimizer in parts_of(recipe.optimizer):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if is_sharded(shares.get(id(parameter))) and parameter in optimizer.state:
+                    state = optimizer.state.pop(parameter)
+                    optimizer.state[shares[id(parameter)]] = _cut(state, parameter, shares[id(parameter)])
+            group["params"] = [shares.get(id(each), each) for each in group["params"]]
+
+
+def _cut(state: dict[str, Any], whole: nn.Parameter, share: Any) -> dict[str, Any]:
+    """Return an optimizer's state of a parameter, cut as the parameter is. Adagrad has one before its first step."""
+    from torch.distributed.tensor import distribute_tensor
+
+    return {
+        name: distribute_tensor(value, share.device_mesh, share.placements)
+        if isinstance(value, torch.Tensor) and value.shape == whole.shape
+        else value
+        for name, value in state.items()
+    }

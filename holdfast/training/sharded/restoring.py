@@ -1,0 +1,164 @@
+"""Reading a checkpoint into a sharded state: each part is read by one rank, which sends the others their rows."""
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from holdfast import checkpoint
+from holdfast.checkpoint import ABREAST, READ_DEPTH, READ_WINDOWS, Header, PartsReader, Payload, Tensor
+from holdfast.errors import CheckpointDamaged
+from holdfast.journal import Commit
+from holdfast.memory import Buffers
+from holdfast.state.decoding import shape_of
+from holdfast.state.encoding import DTYPES
+from holdfast.state.sharded import ShardedBytes, is_sharded, local_of
+from holdfast.state.tensors import TensorBytes
+from holdfast.store import Store
+from holdfast.training.capturing import capture_extras
+from holdfast.training.own_loop.kept import GRADIENTS
+from holdfast.training.sharded.exchange import Exchange
+from holdfast.training.sharded.extents import Placed, Plan
+
+if TYPE_CHECKING:
+    from holdfast.training.build import Training
+
+# By name, ``model.layer.weight`` or ``extras.average.layer.weight``: the tensors that are cut over the ranks.
+Shares = Mapping[str, Any]
+
+
+def find_shares(training: "Training") -> Shares:
+    """Return the tensors of the model and the extras that are cut over the ranks, by name; empty if none is."""
+    model = training.accelerator.unwrap_model(training.model)
+    return dict(_list_shares({"model": model.state_dict(), "extras": capture_extras(training)}, ""))
+
+
+def _list_shares(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if is_sharded(value):
+        yield name, value
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in items:
+        yield from _list_shares(item, f"{name}.{key}" if name else str(key))
+
+
+def read_shares(
+    exchange: Exchange, shares: Shares, folder: Store, commit: Commit, buffers: Buffers | None = None
+) -> Payload:
+    """Read a committed state and verify it while reading; each rank keeps its own rows. All ranks call it together.
+
+    A rank reads the parts that it owns in windows, so that it needs memory for its share and a few windows. No save
+    may be in progress, because its threads use the same exchange.
+
+    Args:
+        shares: tensors by name; those of the state are cut in the same way.
+        buffers: memory for the windows; without it, new memory.
+
+    Raises:
+        CheckpointDamaged: a file is missing or differs, whichever rank has found it.
+    """
+    parts = {part.name: part for part in checkpoint.find_parts(commit)}
+    sizes = [part.size_bytes for part in parts.values()]
+    owners = dict(zip(parts, checkpoint.deal(sizes, exchange.ranks), strict=True))
+    own = [part for part in parts.values() if owners[part.name] == exchange.rank]
+    found = exchange.each(lambda: checkpoint.read_headers(folder, commit, own))
+    headers = {name: header for each in found for name, header in each.items()}
+    payload, places = _allocate([headers[name] for name in parts], shares)
+    plans = {
+        name: exchange.plan_restore(pieces, owners[name], parts[name].size_bytes)
+        for name, pieces in zip(parts, places, strict=True)
+    }
+    window_bytes = exchange.choose_window(sum(sizes), READ_WINDOWS)
+    lane_bytes = READ_DEPTH * window_bytes
+    memory = (buffers or Buffers()).take(0, READ_WINDOWS * window_bytes)
+    with contextlib.ExitStack() as stack:
+        readers: dict[str, PartsReader] = {}
+        for lane in range(ABREAST):
+            windows = memory[lane * lane_bytes : (lane + 1) * lane_bytes]
+            reader = PartsReader(folder, commit, own[lane::ABREAST], windows, window_bytes)
+            stack.callback(reader.close)
+            readers |= {part.name: reader for part in own[lane::ABREAST]}
+        for names in checkpoint.list_batches(owners, ABREAST):
+            _read_batch(exchange, {name: plans.pop(name) for name in names}, window_bytes, readers)
+    return payload
+
+
+def _read_batch(
+    exchange: Exchange, plans: Mapping[str, Plan], window_bytes: int, readers: Mapping[str, PartsReader]
+) -> None:
+    """Read some parts, send their rows to the ranks that hold them, and verify the parts."""
+
+    def take(name: str, size_bytes: int) -> memoryview:
+        return readers[name].take()
+
+    def done(name: str, window: memoryview) -> None:
+        readers[name].give_back()
+
+    def check() -> None:
+        for name, plan in plans.items():
+            if plan.owner == exchange.rank:
+                readers[name].check()
+
+    exchange.pass_windows(plans, window_bytes, take, done, is_saved=False)
+    exchange.each(check)
+
+
+def _allocate(headers: list[Header], shares: Shares) -> tuple[Payload, list[list[Placed]]]:
+    """Return a state with memory for this rank's rows, and where the bytes of its tensors are in each part."""
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+    firsts: list[list[int]] = []  # for the rows of each part: their first byte in the tensor
+    for header in headers:
+        firsts.append([])
+        for rows in header.rows:
+            dtype, shape = shapes.get(rows.name, (rows.dtype, (0, *rows.shape[1:])))
+            if (dtype, shape[1:]) != (rows.dtype, rows.shape[1:]):
+                raise CheckpointDamaged(f"the rows of {rows.name} don't fit together")
+            before = math.prod(shape) if rows.name in shapes else 0
+            firsts[-1].append(checkpoint.size_of(dtype, (before,)))
+            shapes[rows.name] = dtype, (shape[0] + rows.shape[0], *shape[1:]) if rows.shape else ()
+    tensors = {name: _make(name, dtype, shape, shares) for name, (dtype, shape) in shapes.items()}
+    places = [
+        [
+            Placed(rows.position, tensors[rows.name].pieces[0][first : first + rows.size_bytes])
+            for rows, first in zip(header.rows, starts, strict=True)
+            if rows.size_bytes
+        ]
+        for header, starts in zip(headers, firsts, strict=True)
+    ]
+    return Payload(tensors, headers[0].tree), places
+
+
+def _make(name: str, dtype: str, shape: tuple[int, ...], shares: Shares) -> Tensor:
+    """Return a tensor with new memory: for this rank's rows of it, if it is cut over the ranks."""
+    like = _find_share(name, shares)
+    if like is None or tuple(like.shape) != shape:
+        whole = torch.empty(shape_of(dtype, shape), dtype=DTYPES[dtype])
+        return Tensor(dtype, shape, (TensorBytes(whole) if whole.numel() else b"",))
+    from torch.distributed.tensor import DTensor
+
+    local = torch.empty_like(local_of(like), dtype=DTYPES[dtype], memory_format=torch.contiguous_format)
+    stride = torch.empty(shape, device="meta").stride()
+    cut = DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=stride)
+    return Tensor(dtype, shape, (ShardedBytes(cut) if cut.numel() else b"",))
+
+
+def _find_share(name: str, shares: Shares) -> Any:
+    """Return the tensor that is cut as the one of this name in a checkpoint; None if there is none.
+
+    An optimizer's state of a parameter, such as ``optimizer.state.layer.weight.exp_avg``, is cut as the parameter is.
+    """
+    component, _, rest = name.partition(".")
+    if component == "extras":  # a list with the extras of each rank, or of all
+        _, _, rest = rest.partition(".")
+        if rest.startswith(f"{GRADIENTS}."):  # cut as the parameters are, and not there before the first step
+            return shares.get(f"model.{rest.removeprefix(f'{GRADIENTS}.')}")
+        return shares.get(f"extras.{rest}")
+    if component != "optimizer":
+        return shares.get(name)
+    parameter = rest.removeprefix("state.")
+    while parameter := parameter.rpartition(".")[0]:
+        for place in (f"model.{parameter}", parameter):
+            if place in shares:
+                return shares[place]
+    return None

@@ -1,0 +1,1 @@
+"""Virtual ranks: a step whose bits don't depend on the number of ranks that train it."""

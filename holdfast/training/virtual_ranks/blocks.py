@@ -1,0 +1,232 @@
+"""The sums of gradients over the shares of a batch, for ranks that each hold a part of the model (FSDP2).
+
+The shares are dealt in rounds: in round k, rank r of R trains share k * R + r. Each block's gradient is exchanged as
+soon as a round's backward pass has it: a rank gets its rows of every rank's gradient and adds them in the tree's order.
+The shares come in their order, so the sums work like a binary counter over rows: a rank never keeps a whole gradient,
+and the tree, and so each bit, is the same as for ranks that hold the whole model.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from holdfast.errors import RecipeError
+from holdfast.state.checksum import checksum, checksum_together
+from holdfast.training.sharded.model import list_blocks
+from holdfast.training.virtual_ranks.buckets import Turn, join_checksums, refuse_sparse
+from holdfast.training.virtual_ranks.tree import Node, TreeSum
+
+# What to do if the model does something that the blocks' sums can't follow.
+HINT = 'call the same blocks in every forward pass, or compute.parallel = "ddp"'
+
+
+class BlockSum:
+    """The sum of one block's gradient: FSDP2 calls it in place of its reduce-scatter.
+
+    Args:
+        name: the block's name in the model.
+        block: a module that `fully_shard` has cut.
+        parameters: the names of the parameters that are gathered and reduced together with it.
+
+    Attributes:
+        parameters: these parameters, each with its rows in this rank.
+        used: for each parameter, whether an own share of this step has a gradient of it.
+        checksums: for each parameter, a checksum of the gradient of the last share of a step in detail.
+        fact: a checksum of this rank's rows of the whole sum, in such a step.
+    """
+
+    def __init__(self, name: str, block: Any, parameters: Sequence[str], shares: int, rank: int, ranks: int) -> None:
+        self._name, self._block, self._names = name, block, parameters
+        self._shares, self._rank, self._ranks = shares, rank, ranks
+        self._hooked: dict[int, nn.Parameter] = {}
+        self._round: range | None = None
+        self.parameters: list[nn.Parameter] = []
+        block.set_custom_reduce_scatter(self)
+        # FSDP2 takes float64 and float16 for a sum, and would divide what is a mean already by the number of ranks.
+        block.set_force_sum_reduction_for_comms(True)
+        block.set_gradient_divide_factor(1.0)
+        block.register_forward_pre_hook(self._watch)
+
+    def begin(self, *, in_detail: bool) -> None:
+        """Begin a step. ``in_detail`` says whether to note `checksums`."""
+        self.parameters = [self._block.get_parameter(name) for name in self._names]
+        self.used = [False] * len(self._names)
+        self.tree, self._is_detailed, self.fact = TreeSum(self._shares), in_detail, ""
+        self.end_share()
+
+    def begin_micro_batch(self, round_: range, *, is_last: bool) -> None:
+        """Begin a micro-batch of a round; ``is_last`` says whether the round's gradients are exchanged after it."""
+        self._round, self._is_last, self._calls, self._is_done = round_, is_last, 0, False
+        self._block.set_requires_gradient_sync(False, recurse=False)
+
+    def end_share(self) -> None:
+        """Forget the checksums of the share that was trained last."""
+        self.checksums: list[int | None] = [None] * len(self._names)
+
+    def finish(self) -> None:
+        """End a step: leave the gradients as they are from now on.
+
+        Raises:
+            RecipeError: only some of the shares have used the block.
+        """
+        self._round = None
+        self._block.set_requires_gradient_sync(True, recurse=False)
+        if self.tree.parts:
+            raise RecipeError(f"only some shares of the batch have used {self._name}", hint=HINT)
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return memory for a collective's input or output."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        """Add the gradients of a round, and write the mean of all shares' to the output if it is the last one.
+
+        Args:
+            output_tensor: this rank's rows of the block's gradients.
+            input_tensor: the block's gradients in this rank, first the rows of the first rank, and so on.
+        """
+        own = input_tensor.view(self._ranks, -1)
+        if self._round is None:  # a probe, which takes the gradient of one micro-batch in all ranks
+            output_tensor.copy_(own[self._rank])
+            return
+        if self._is_done:
+            raise RecipeError(f"the gradient of {self._name} comes in several parts", hint=HINT)
+        self._is_done = True
+        for parameter in self.parameters:
+            parameter.grad = None  # of the round before, to which FSDP2 would add
+        received = torch.empty_like(own)
+        distributed.all_to_all_single(received.view(-1), input_tensor, group=group)
+        for share, rows in zip(self._round, received, strict=False):  # a last round may have fewer shares than ranks
+            self.tree.add(Node(0, share), rows)
+        if self._round.stop < self._shares:
+            output_tensor.zero_()
+            # The sums that stay are views of what was received from all ranks: keep their rows alone.
+            place = received.untyped_storage().data_ptr()
+            for node, part in self.tree.parts.items():
+                if part.untyped_storage().data_ptr() == place:
+                    self.tree.parts[node] = part.clone()
+        elif self.tree.is_complete:
+            total = self.tree.root()
+            if self._is_detailed:
+                self.fact = f"{checksum_together([total]):016x}"
+            torch.div(total, self._shares, out=output_tensor)
+            self.tree.parts.clear()
+
+    def _watch(self, *_: object) -> None:
+        """Watch which of the block's parameters get a gradient. FSDP2 has just gathered them."""
+        if self._round is None:
+            return
+        self._calls += 1
+        # FSDP2 calls back after each call's backward pass, and only the last time there is a gradient; see `note`.
+        self._block.set_requires_gradient_sync(self._is_last and self._calls == 1, recurse=False)
+        for place, name in enumerate(self._names):
+            whole = self._block.get_parameter(name)
+            if whole.requires_grad and id(whole) not in self._hooked:
+                self._hooked[id(whole)] = whole
+                whole.register_post_accumulate_grad_hook(self._make_note(place))
+
+    def _make_note(self, place: int) -> Callable[[Tensor], None]:
+        def note(whole: Tensor) -> None:
+            if self._round is None or whole.grad is None:
+                return
+            refuse_sparse(whole.grad)
+            self._block.set_requires_gradient_sync(self._is_last, recurse=False)
+            self.used[place] = True
+            if self._is_detailed:
+                (self.checksums[place],) = checksum([whole.grad])
+
+        return note
+
+
+class ShardSums:
+    """The sums of gradients over the shares of each step, in a model that `fully_shard` has cut over the ranks.
+
+    Args:
+        shares: the number of shares, V.
+
+    Attributes:
+        turns: the shares that this rank trains, one in each round.
+        facts: of a step in detail, a checksum of this rank's rows of the whole sum.
+    """
+
+    def __init__(self, shares: int, rank: int, ranks: int) -> None:
+        self._shares, self._rank, self._ranks = shares, rank, ranks
+        self._rounds = [range(first, min(first + ranks, shares)) for first in range(0, shares, ranks)]
+        self.turns = [
+            Turn(each.start + rank) if rank < len(each) else Turn(each.start + rank - ranks, counts=False)
+            for each in self._rounds
+        ]
+        self.facts: dict[str, str] = {}
+        self._models: Sequence[Any] = ()
+        self._blocks: list[BlockSum] = []
+
+    def attach(self, models: Sequence[Any]) -> None:
+        """Sum the gradients of models that have been cut, and take a gradient outside of a step from one rank."""
+        self._models = models
+        self._blocks = [block for model in models for block in _make_sums(model, self._shares, self._rank, self._ranks)]
+
+    def begin(self, *, in_detail: bool) -> None:
+        """Begin a step. ``in_detail`` says whether to note `facts`, and whether `describe` will be called."""
+        self._is_detailed, self.facts = in_detail, {}
+        for model in self._models:  # a parameter may have a gradient in some ranks only
+            model.set_reduce_scatter_unused_params(True)
+        for block in self._blocks:
+            block.begin(in_detail=in_detail)
+        self._turn = 0
+
+    def begin_micro_batch(self, turn: Turn, *, is_last: bool) -> None:
+        """Begin a micro-batch of a share. The gradients of a share's micro-batches are added, then exchanged."""
+        for block in self._blocks:
+            block.begin_micro_batch(self._rounds[self._turn], is_last=is_last)
+
+    def overlapped(self) -> contextlib.AbstractContextManager[None]:
+        """Exchange gradients in the block, a backward pass; FSDP2 always does."""
+        return contextlib.nullcontext()
+
+    def describe(self) -> str:
+        """Return a checksum of the gradient of the share that was trained last."""
+        found = {
+            id(parameter): value
+            for block in self._blocks
+            for parameter, value in zip(block.parameters, block.checksums, strict=True)
+        }
+        parameters = (each for model in self._models for each in model.parameters() if each.requires_grad)
+        return join_checksums([found[id(each)] for each in parameters])
+
+    def add(self, turn: Turn) -> None:
+        """End a share, whose gradient has been added in the backward pass."""
+        self._turn += 1
+        for block in self._blocks:
+            block.end_share()
+
+    def finish(self) -> None:
+        """Leave the mean over all shares in the parameters. All ranks call it together."""
+        for model in self._models:
+            model.set_reduce_scatter_unused_params(False)
+        for block in self._blocks:
+            block.finish()
+        if self._is_detailed:
+            self.facts["sum"] = "".join(block.fact for block in self._blocks)
+        places = [(block, place) for block in self._blocks for place in range(len(block.used))]
+        device = self._blocks[0].parameters[0].device
+        used = torch.tensor([block.used[place] for block, place in places], dtype=torch.int32, device=device)
+        distributed.all_reduce(used, distributed.ReduceOp.MAX)
+        for (block, place), is_used in zip(places, used.tolist(), strict=True):
+            if not is_used:
+                block.parameters[place].grad = None
+
+
+def _make_sums(model: nn.Module, shares: int, rank: int, ranks: int) -> list[BlockSum]:
+    found, seen = [], set[int]()
+    names = {id(module): name or "the model" for name, module in model.named_modules()}
+    for block in list_blocks(model):
+        own = {name: each for name, each in block.named_parameters() if id(each) not in seen}
+        seen |= {id(each) for each in own.values()}
+        if own:
+            found.append(BlockSum(names[id(block)], block, list(own), shares, rank, ranks))
+    return found

@@ -1,0 +1,92 @@
+"""The norm of a gradient in a fixed order: the same bits for whole tensors and for tensors that are cut by rows."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, distributed
+
+from holdfast.state import is_sharded
+from holdfast.state.sharded import list_regions, local_of
+from holdfast.training.virtual_ranks.tree import sum_columns
+
+# At most so many numbers are squared at once: on a CPU few enough for its caches, elsewhere many for each launch.
+MOST_NUMBERS = 2**20
+MOST_ELSEWHERE = 2**24
+
+
+def take_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the 2-norm of some gradients; scalar float32, or float64 if one of them is.
+
+    The squares of each row (an index of the first dimension) are added first, in an order that follows from the row's
+    length alone. No row is cut, so each rank adds those of its own rows. Then all ranks add the sums of all rows.
+    """
+    if not gradients:
+        return torch.zeros(())
+    dtype = torch.float64 if any(each.dtype in (torch.float64, torch.complex128) for each in gradients) else torch.float
+    *firsts, total = itertools.accumulate((_count_rows(each) for each in gradients), initial=0)
+    sums = torch.zeros(1, total, dtype=dtype, device=gradients[0].device)
+    most = MOST_NUMBERS if sums.device.type == "cpu" else MOST_ELSEWHERE
+    pieces = [
+        (first + _find_first(each) + start, piece)
+        for first, each in zip(firsts, gradients, strict=True)
+        for start, piece in _cut(_to_rows(each), most)
+    ]
+    for group in _group(pieces, most):
+        found = [piece.to(dtype) for _, piece in group]
+        squares = found[0].square() if len(found) == 1 else torch.cat(found).square_()
+        ends = torch.split(sum_columns(squares), [len(each) for each in found])
+        for (first, _), own in zip(group, ends, strict=True):
+            sums[0, first : first + len(own)] = own
+    if any(map(is_sharded, gradients)):
+        distributed.all_reduce(sums)  # exact: of each row all ranks but one have a zero
+    return sum_columns(sums)[0].sqrt()
+
+
+def clip_to(gradients: Sequence[Tensor], limit: float, norm: Tensor) -> None:
+    """Scale gradients down to a norm of at most ``limit``, as torch's ``clip_grad_norm_`` does."""
+    scale = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    for each in gradients:
+        (local_of(each) if is_sharded(each) else each).mul_(scale.to(each.device))
+
+
+def _count_rows(gradient: Tensor) -> int:
+    return len(gradient) if gradient.dim() else 1
+
+
+def _find_first(gradient: Tensor) -> int:
+    """Return the first row that this rank holds."""
+    return list_regions(gradient)[distributed.get_rank()].offset[0] if is_sharded(gradient) else 0
+
+
+def _to_rows(gradient: Tensor) -> Tensor:
+    """Return the rows that this rank holds as a matrix of real numbers."""
+    local = local_of(gradient) if is_sharded(gradient) else gradient
+    local = local if local.dim() else local[None]
+    if local.is_complex():
+        local = torch.view_as_real(local)
+    return local.reshape(len(local), math.prod(local.shape[1:]))
+
+
+def _cut(rows: Tensor, most: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield pieces of a matrix of ``most`` numbers at most, or of one row, each with the number of its first row."""
+    count = max(1, most // max(1, rows.shape[1]))
+    for start in range(0, len(rows), count):
+        yield start, rows[start : start + count]
+
+
+def _group(pieces: Sequence[tuple[int, Tensor]], most: int) -> Iterator[list[tuple[int, Tensor]]]:
+    """Yield groups of pieces that can be joined: of equal width and kind, together of ``most`` numbers at most."""
+    alike: dict[tuple[int, torch.dtype, torch.device], list[tuple[int, Tensor]]] = {}
+    for each in pieces:
+        alike.setdefault((each[1].shape[1], each[1].dtype, each[1].device), []).append(each)
+    for members in alike.values():
+        group, size = list[tuple[int, Tensor]](), 0
+        for each in members:
+            if group and size + each[1].numel() > most:
+                yield group
+                group, size = [], 0
+            group.append(each)
+            size += each[1].numel()
+        yield group

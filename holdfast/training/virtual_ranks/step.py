@@ -1,0 +1,263 @@
+"""Virtual ranks: a step whose bits don't depend on the number of ranks that train it.
+
+A step's batch is cut into V shares. Each share has random numbers of its own, which follow from seed, step and share,
+and begins with the same buffers. The shares' gradients are summed in the order of a fixed binary tree, by any number of
+ranks up to V that each hold the whole model (`holdfast.training.virtual_ranks.whole`) or a part of it
+(`holdfast.training.virtual_ranks.blocks`).
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, distributed, nn
+
+from holdfast.config import RunConfig
+from holdfast.data import is_stream, list_batch_sizes, list_divisors
+from holdfast.errors import ConfigError, RecipeError
+from holdfast.machine import determinism
+from holdfast.recipe import Recipe
+from holdfast.state import capture_rng, digest_rng
+from holdfast.state.checksum import checksum_together
+from holdfast.state.layout import copy_into
+from holdfast.training.optimizers import list_stepped
+from holdfast.training.sharded.model import is_cut
+from holdfast.training.synchronizing import share_buffers
+from holdfast.training.virtual_ranks.blocks import ShardSums
+from holdfast.training.virtual_ranks.buckets import Turn
+from holdfast.training.virtual_ranks.tree import sum_columns
+from holdfast.training.virtual_ranks.whole import WholeSums
+
+
+def make_virtual(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> "VirtualRanks | None":
+    """Return the shares of this rank, if the configuration has virtual ranks.
+
+    Raises:
+        ConfigError: virtual ranks can't train this program, or there are more ranks.
+    """
+    shares, sizes = config.compute.virtual_ranks, _list_sizes(recipe)
+    if not shares:
+        return None
+    uneven = next((size for size in sizes if size % shares), 0)
+    if recipe.loss is None and not recipe.has_own_loop:
+        problem, hint = "a step of its own", "return a Recipe with a loss, or leave virtual_ranks out"
+    elif not sizes:
+        problem, hint = "data that it can't cut into shares", _HINTS[recipe.has_own_loop]
+    elif uneven and uneven == sizes[0]:
+        hint = f"a number that divides it: {list_divisors(uneven)}"
+        problem = f"a batch of {uneven} samples in equal shares"
+    elif uneven:
+        problem, hint = f"a pass's last batch of {uneven} samples in equal shares", "drop_last=True"
+    elif recipe.batch_size is None and recipe.grad_accum > 1:
+        problem, hint = "several batches of a loader in a step", "grad_accum = 1 and a larger batch_size"
+    elif config.compute.mixed_precision == "fp16":
+        problem, hint = "in fp16, which scales the gradient", 'mixed_precision = "bf16"'
+    elif not _trains_model_alone(recipe):
+        problem, hint = "an optimizer of more than the model", "put all modules that learn into Recipe(model=...)"
+    elif layers := [name for name, each in recipe.model.named_modules() if isinstance(each, nn.SyncBatchNorm)]:
+        problem = f"{layers[0]}, a SyncBatchNorm, which sums over the ranks in each forward pass"
+        hint = "leave convert_sync_batchnorm out: batch statistics are those of a share"
+    else:
+        return VirtualRanks(shares, accelerator, config.seed, is_cut=is_cut(config, accelerator))
+    raise ConfigError(f"compute.virtual_ranks = {shares}: virtual ranks can't train {problem}", hint=hint)
+
+
+# What data virtual ranks need, for a recipe and for a loop of the user's own.
+_HINTS = {
+    False: "map-style data with a batch_size, or a DataLoader over it",
+    True: "run.batches(dataset, batch_size=...) or run.steps(loader), of a map-style dataset, and step.shares()",
+}
+
+
+def _list_sizes(recipe: Recipe) -> list[int]:
+    """Return the sizes of the batches that can be cut into shares; of a loader the last one of a pass, too."""
+    if recipe.batch_size is None:
+        return list_batch_sizes(recipe.data)
+    return [] if is_stream(recipe.data) else [recipe.batch_size]
+
+
+def _trains_model_alone(recipe: Recipe) -> bool:
+    """Return whether the recipe's optimizers step no other parameters than the model's, and no extra learns too."""
+    own = {id(each) for each in recipe.model.parameters()}
+    return not recipe.synchronized and all(id(each) in own for each in list_stepped(recipe.optimizer))
+
+
+class VirtualRanks:
+    """The shares of each step that this rank trains.
+
+    Args:
+        shares: the number of virtual ranks, V.
+        is_cut: whether the model is cut over the ranks.
+
+    Attributes:
+        turns: the shares to train in each step, in their order.
+        own: the shares of this rank: those of the turns that count.
+        is_first_step: whether no step has ended in this process.
+        is_last: whether the present micro-batch is this rank's last one of the step.
+        numbers: what the step's shares have logged, by name: shape (V,), zero for the shares of other ranks.
+        facts: for a step in detail, checksums of each own share's generators, buffers, loss and gradient; see
+            `holdfast.training.detail`.
+        sums: the sums of the gradients; their `facts` have checksums in such a step.
+        is_undoable: whether `undo` can undo all that the step in progress has changed so far.
+    """
+
+    def __init__(self, shares: int, accelerator: Accelerator, seed: int, *, is_cut: bool = False) -> None:
+        """
+        Raises:
+            ConfigError: there are more ranks than shares.
+        """
+        rank, ranks = accelerator.process_index, accelerator.num_processes
+        check_ranks(shares, ranks)
+        self.shares, self.is_cut = shares, is_cut
+        self._seed, self._ranks, self._device = seed, ranks, accelerator.device
+        self.sums: WholeSums | ShardSums = (ShardSums if is_cut else WholeSums)(shares, rank, ranks)
+        self.turns = self.sums.turns
+        self.own = [turn.share for turn in self.turns if turn.counts]
+        self.is_first_step, self.is_last = True, False
+        self.numbers: dict[str, Tensor] = {}
+        self._logged: dict[str, list[Tensor]] = {}  # in the share that is trained
+        self.facts: list[dict[str, str]] = []
+        self.is_undoable = False
+        self._is_detailed = False
+
+    def attach(self, models: Sequence[nn.Module]) -> None:
+        """Take the models whose gradients are summed, in their place, before the first step and the first probe."""
+        self.sums.attach(models)
+
+    @contextlib.contextmanager
+    def step(self, model: nn.Module, step: int, *, in_detail: bool = False) -> Iterator[None]:
+        """Train one step's shares in the block, each in `share`. Afterwards the models have the gradient of all shares.
+
+        Args:
+            model: the module with all buffers.
+            in_detail: whether to note `facts`.
+
+        Buffers end as the first share leaves them, as with DDP. The generators then have a state of the step.
+        """
+        self.sums.begin(in_detail=in_detail)
+        self.numbers = {}
+        self._model, self._step = model, step
+        self._before = [each.clone() for each in model.buffers()]
+        self._versions = [(each, each._version) for each in model.parameters()]
+        self.is_undoable = True
+        self._after = self._before
+        self._is_detailed, self.facts = in_detail, []
+        yield
+        self.sums.finish()
+        self._put_buffers(self._after)
+        if self._ranks > 1:
+            share_buffers(model)
+        self._reseed("end")
+        self.is_first_step = False
+
+    @contextlib.contextmanager
+    def share(self, turn: Turn) -> Iterator[None]:
+        """Train one share in the block, which leaves its gradient in the parameters and calls `log`.
+
+        Call `micro_batch` before each of its micro-batches.
+
+        Raises:
+            RecipeError: the share has logged other numbers than the one before it.
+        """
+        self._reseed(turn.share)
+        if turn != self.turns[0]:
+            self._put_buffers(self._before)
+        buffers = self._describe_beginning() if self._is_detailed else {}
+        self._logged = {}
+        yield
+        if turn.share == 0:
+            self._after = [each.clone() for each in self._model.buffers()]
+        if self._is_detailed and turn.counts:
+            losses = self._logged.get("loss", [])
+            self.facts.append(buffers | {"loss": _describe(losses), "gradient": self.sums.describe()})
+        self.sums.add(turn)
+        if turn.counts:
+            self._note_numbers(turn)
+
+    def _note_numbers(self, turn: Turn) -> None:
+        """Note the mean over a share's micro-batches of each number that it has logged."""
+        if turn.share != self.own[0] and self._logged.keys() != self.numbers.keys():
+            raise RecipeError(
+                "the shares of a batch have logged different numbers, whose means can't be taken: "
+                f"{_join(self.numbers)}, and {_join(self._logged)}",
+                hint="log the same numbers in all shares",
+            )
+        for name, logged in self._logged.items():
+            if name not in self.numbers:
+                self.numbers[name] = torch.zeros(self.shares, device=self._device)
+            self.numbers[name][turn.share] += torch.stack(logged).sum() / len(logged)
+
+    def log(self, name: str, number: Tensor) -> None:
+        """Log a number of the present micro-batch; scalar float32."""
+        self._logged.setdefault(name, []).append(number)
+
+    def micro_batch(self, turn: Turn, *, is_last: bool) -> None:
+        """Begin a micro-batch of a share; ``is_last`` says whether it is the share's last one."""
+        self.is_last = is_last and turn == self.turns[-1]
+        self.sums.begin_micro_batch(turn, is_last=is_last)
+
+    def overlapped(self) -> contextlib.AbstractContextManager[None]:
+        """In the block, the backward pass of the present micro-batch, exchange gradients that are complete.
+
+        Only for a pass after which nothing changes gradients.
+        """
+        return self.sums.overlapped() if self.is_last else contextlib.nullcontext()
+
+    def undo(self) -> bool:
+        """Put the buffers back to what they were before the step in progress. Return whether that undoes the step.
+
+        It doesn't if the optimizer may have stepped, if the loss itself has changed a parameter, or if the model has
+        further state, which a forward pass may change. A loss that changes an extra is refused in a process's first
+        step, and so in the step that follows a restored checkpoint.
+        """
+        if not self.is_undoable or self.has_changed_parameters:
+            return False
+        known = (self._model.named_parameters, self._model.named_buffers)
+        if self._model.state_dict().keys() - {name for names in known for name, _ in names(remove_duplicate=False)}:
+            return False
+        self._put_buffers(self._before)
+        return True
+
+    @property
+    def has_changed_parameters(self) -> bool:
+        """Return whether a parameter was written to since the step began."""
+        return any(each._version != version for each, version in self._versions)
+
+    def mean(self, numbers: Sequence[Tensor]) -> Tensor:
+        """Return the means over all shares of numbers that each have a column for every share, as `numbers` has them.
+
+        All ranks call it together; shape (n, V) to (n,).
+        """
+        columns = torch.stack([*numbers])
+        if self._ranks > 1:
+            distributed.all_reduce(columns)  # exact: of each number all ranks but one have a zero
+        return sum_columns(columns) / self.shares
+
+    def _describe_beginning(self) -> dict[str, str]:
+        return {"generators": digest_rng(capture_rng()), "buffers": _describe([*self._model.buffers()])}
+
+    def _reseed(self, name: int | str) -> None:
+        determinism.reseed(determinism.derive_seed(self._seed, self._step, name))
+
+    def _put_buffers(self, values: Sequence[Tensor]) -> None:
+        for buffer, value in zip(self._model.buffers(), values, strict=True):
+            copy_into(buffer, value)
+
+
+def check_ranks(shares: int, ranks: int) -> None:
+    """Raise ConfigError if there are more ranks than shares."""
+    if ranks > shares:
+        raise ConfigError(
+            f"compute.ranks = {ranks}: there are only {shares} virtual ranks",
+            hint=f"at most {shares} ranks; 4 to 8 times as many virtual ranks as ranks share the work out evenly",
+        )
+
+
+def _join(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def _describe(tensors: Sequence[Tensor]) -> str:
+    """Return a checksum of some tensors, 16 hex characters."""
+    return f"{checksum_together(tensors):016x}"

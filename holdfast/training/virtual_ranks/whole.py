@@ -1,0 +1,167 @@
+"""The sums of gradients over the shares of a batch, for ranks that each hold the whole model.
+
+A rank trains a contiguous block of the shares and adds their gradients as they come, so that it ends with the few sums
+of the block's subtrees. Bucket by bucket the ranks then exchange them (`holdfast.training.virtual_ranks.buckets`): in
+the engine's own loop while the backward pass of a rank's last share goes on.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from holdfast.errors import RecipeError
+from holdfast.state.checksum import checksum_together
+from holdfast.training.virtual_ranks.buckets import (
+    Bucket,
+    BucketSum,
+    Turn,
+    describe_gradient,
+    make_buckets,
+    refuse_sparse,
+)
+from holdfast.training.virtual_ranks.tree import deal
+
+# What to do if a gradient can't be exchanged while the backward pass goes on.
+HINT = "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+
+
+class WholeSums:
+    """The sums of whole gradients over the shares of each step.
+
+    All ranks exchange the same buckets in the same order. A rank begins with a bucket once it is complete, during the
+    backward pass of its last share (`overlapped`), or in `finish`: for the other ranks there is no difference.
+
+    Args:
+        shares: the number of shares, V.
+
+    Attributes:
+        turns: the shares that this rank trains: a contiguous block.
+        facts: of a step in detail, checksums of the sum over the own shares, and of this rank's part of the whole sum.
+    """
+
+    def __init__(self, shares: int, rank: int, ranks: int) -> None:
+        self._shares, self._ranks = shares, ranks
+        self._blocks = deal(shares, ranks)
+        self.turns = [Turn(each) for each in self._blocks[rank]]
+        self.facts: dict[str, str] = {}
+        self._models: Sequence[nn.Module] = ()
+        self._parameters: list[nn.Parameter] = []
+        self._plain: list[Bucket] = []
+        self._ordered: list[Bucket] | None = None  # in the order in which a backward pass completes gradients
+        self._comes_at_once = False
+        self._completed: list[int] | None = None  # while the order of gradients is looked for
+        self._hooked: dict[int, nn.Parameter] = {}
+        self._is_overlapped = False
+
+    def attach(self, models: Sequence[nn.Module]) -> None:
+        """Sum the gradients of some models."""
+        self._models = models
+
+    def begin(self, *, in_detail: bool) -> None:
+        """Begin a step. ``in_detail`` says whether to note `facts`, and whether `describe` will be called."""
+        parameters = [each for model in self._models for each in model.parameters() if each.requires_grad]
+        if [*map(id, parameters)] != [*map(id, self._parameters)]:
+            self._parameters, self._plain = parameters, make_buckets(parameters[::-1])
+            self._ordered, self._completed = None, None
+        # Facts follow from the buckets, so these are the same for a step in detail, the first one of a process or not.
+        buckets = self._plain if in_detail or self._ordered is None else self._ordered
+        self._sums = [BucketSum(each, self._shares, self._blocks, in_detail=in_detail) for each in buckets]
+        self._sum_of = {id(each): found for found in self._sums for each in found.bucket.parameters}
+        self._sent = 0  # the number of buckets whose exchange has begun
+        self._is_detailed, self.facts = in_detail, {}
+
+    def begin_micro_batch(self, turn: Turn, *, is_last: bool) -> None:
+        """Begin a micro-batch of a share. Its gradient adds to those of the micro-batches before."""
+
+    @contextlib.contextmanager
+    def overlapped(self) -> Iterator[None]:
+        """Exchange gradients in the block: the backward pass of the last share's last micro-batch.
+
+        Nothing else may change gradients between the block and `add`. All ranks have such a block in the same steps.
+        """
+        if self._ranks > 1:
+            self._watch()
+        try:
+            yield
+        finally:
+            self._is_overlapped = False
+
+    def _watch(self) -> None:
+        each: Any
+        for each in self._parameters:
+            if id(each) not in self._hooked:
+                self._hooked[id(each)] = each
+                each.register_post_accumulate_grad_hook(self._note)
+        if self._ordered is None:
+            self._completed = []
+        self._is_overlapped = True
+
+    def _note(self, parameter: Tensor) -> None:
+        """Note that a gradient is complete, and begin to exchange the buckets that are complete."""
+        if not self._is_overlapped or id(parameter) not in self._sum_of:
+            return
+        if self._completed is not None:
+            self._completed.append(id(parameter))
+        elif not self._is_detailed and self._comes_at_once:
+            self._sum_of[id(parameter)].awaited.discard(id(parameter))
+            while self._sent < len(self._sums) and not self._sums[self._sent].awaited:
+                self._sums[self._sent].add(self.turns[-1].share)
+                self._send_next()
+
+    def describe(self) -> str:
+        """Return a checksum of the gradient of the share that was trained last, before `add`."""
+        for each in self._parameters:
+            refuse_sparse(each.grad)
+        return describe_gradient([each.grad for each in self._parameters])
+
+    def add(self, turn: Turn) -> None:
+        """Add the gradient that a share has left in the parameters.
+
+        Raises:
+            RecipeError: the share has added to a gradient whose exchange had begun.
+        """
+        late = {
+            id(each) for sent in self._sums[: self._sent] for each in sent.bucket.parameters if each.grad is not None
+        }
+        if late:
+            names = [name for model in self._models for name, each in model.named_parameters() if id(each) in late]
+            raise RecipeError(f"the gradient of {names[0]} comes in several parts of a backward pass", hint=HINT)
+        for each in self._sums[self._sent :]:
+            each.add(turn.share)
+
+    def finish(self) -> None:
+        """Leave the mean over all shares in the parameters. All ranks call it together."""
+        if self._is_detailed:
+            parts = [part for each in self._sums for part in each.tree.parts.values()]
+            self.facts["partial_sum"] = f"{checksum_together(parts):016x}"
+        if self._ranks > 1:
+            while self._sent < len(self._sums):
+                self._send_next()
+            self._sums[-1].pass_on()
+            if self._is_detailed:
+                self.facts["sum"] = "".join(each.fact for each in self._sums)
+        for each in self._sums:
+            each.put_back()
+        if self._completed is not None:
+            self._agree_on_order()
+
+    def _send_next(self) -> None:
+        """Begin to exchange the next bucket, and pass on what the one before has come to."""
+        self._sums[self._sent].send()
+        if self._sent:
+            self._sums[self._sent - 1].pass_on()
+        self._sent += 1
+
+    def _agree_on_order(self) -> None:
+        """Fill the next steps' buckets in the order in which the main rank's backward pass completes gradients."""
+        assert self._completed is not None
+        self._comes_at_once = len({*self._completed}) == len(self._completed)
+        places = {id(each): place for place, each in enumerate(self._parameters)}
+        completed = [places.pop(each) for each in dict.fromkeys(self._completed)]
+        order = torch.tensor([*completed, *places.values()], device=self._parameters[0].device)
+        distributed.broadcast(order, 0)
+        self._ordered = make_buckets([self._parameters[place] for place in order.tolist()])
+        self._completed = None
