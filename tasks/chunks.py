@@ -13,7 +13,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 
-from holdfast.attempt import RETRIES, RETRY_AFTER_S, Acts, Attempt, Chunk, Proposal, publish_commit
+from holdfast.attempt import RETRIES, RETRY_AFTER_S, Acts, Attempt, Chunk, Line, Proposal, publish_commit
 from holdfast.checkpoint import Saved
 from holdfast.journal import Commit
 from tasks import hooks
@@ -77,22 +77,22 @@ def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
 
 
 @task(task_run_name="commit {proposal.saved.path}", retries=0, **UNSTORED)
-def commit_chunk(attempt: Attempt, proposal: Proposal) -> Commit:
+def commit_chunk(line: Line, proposal: Proposal) -> Commit:
     """Commit a checkpoint, so that it counts, while the ranks already train the next chunk.
 
     Args:
-        attempt: The attempt that commits it.
+        line: The run's line of commits, which its attempt extends.
         proposal: The checkpoint, and the reason for the commit.
     """
-    return publish_commit(attempt, proposal)
+    return publish_commit(line, proposal)
 
 
-def publish(attempt: Attempt, proposal: Proposal) -> Commit:
+def publish(line: Line, proposal: Proposal) -> Commit:
     """Commit a checkpoint of a chunk, a stop or an adoption.
 
     Make the commit a task, unless the attempt is stopping: Prefect begins no task in a suspended flow run.
     """
-    return publish_commit(attempt, proposal) if attempt.is_stopping else uncover(commit_chunk)(attempt, proposal)
+    return publish_commit(line, proposal) if proposal.is_urgent else uncover(commit_chunk)(line, proposal)
 
 
 ACTS = Acts(uncover(open_run), uncover(train_chunk), publish)

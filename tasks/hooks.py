@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import State
 from prefect.events import emit_event
 from prefect.states import Cancelled, Completed, Failed
 
-from holdfast.attempt import Attempt, Observer, opens_again, trains_again
+from holdfast.attempt import AttemptView, Observer, opens_again, trains_again
 from holdfast.errors import StoreDenied, StoreError
 from holdfast.journal import Commit
 from holdfast.journal.endings import Ending
@@ -34,7 +34,7 @@ COMMIT_EVENT = "holdfast.commit"
 class Events(Observer):
     """An observer that emits each commit as an event, to which your own automations can react."""
 
-    def committed(self, attempt: Attempt, commit: Commit) -> None:
+    def committed(self, attempt: AttemptView, commit: Commit) -> None:
         run = f"{attempt.journal.store_url}/{attempt.journal.run}"
         facts = commit.model_dump(include={"number", "step", "epoch", "path", "checkpoint_sha256", "metrics", "why"})
         emit_event(COMMIT_EVENT, {"prefect.resource.id": f"holdfast.run.{run}", "holdfast.run": run}, payload=facts)

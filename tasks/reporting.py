@@ -24,7 +24,7 @@ from prefect.artifacts import (
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.context import SyncClientContext
 
-from holdfast.attempt import Attempt, Observer
+from holdfast.attempt import AttemptView, Observer
 from holdfast.checkpoint import SHOWN
 from holdfast.checkpoint.shown import SVG, TEXT, Shown, read_newest, read_shown
 from holdfast.errors import RecordDamaged
@@ -53,13 +53,13 @@ class Report(Observer):
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._run,), name="reporting", daemon=True)
 
-    def progressed(self, attempt: Attempt, progress: Progress) -> None:
+    def progressed(self, attempt: AttemptView, progress: Progress) -> None:
         if time.monotonic() - self._last_sent > BAR_EVERY_S:
             self._last_sent = time.monotonic()
             text = f"step {progress.step} of {attempt.total_steps}  {progress.loss_text}".rstrip()
             self._send("bar", self._show_bar, attempt, progress.step, text)
 
-    def committed(self, attempt: Attempt, commit: Commit) -> None:
+    def committed(self, attempt: AttemptView, commit: Commit) -> None:
         self._rows.append(describe_chunk(attempt.journal, commit))
         text = f"step {commit.step} of {attempt.total_steps} is committed"
         self._send("bar", self._show_bar, attempt, commit.step, text)
@@ -67,7 +67,7 @@ class Report(Observer):
         if any(file.name == SHOWN for file in commit.files):
             self._send(f"shown {commit.number}", self._show_shown, attempt.journal, commit)
 
-    def ended(self, attempt: Attempt) -> None:
+    def ended(self, attempt: AttemptView) -> None:
         self._done.set()
         self._news.set()
         if self._thread.is_alive():
@@ -79,7 +79,7 @@ class Report(Observer):
         if self._thread.ident is None:  # not earlier: nothing ends it if the attempt is never made
             self._thread.start()
 
-    def _show_bar(self, attempt: Attempt, step: int, text: str) -> None:
+    def _show_bar(self, attempt: AttemptView, step: int, text: str) -> None:
         percent = 100.0 * step / attempt.total_steps
         if "bar" in self._artifacts:
             update_progress_artifact(self._artifacts["bar"], percent, text)

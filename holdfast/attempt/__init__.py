@@ -14,7 +14,7 @@ from holdfast.attempt.life import (
     trains_again,
 )
 from holdfast.attempt.line import Line
-from holdfast.attempt.observers import Observer
+from holdfast.attempt.observers import AttemptView, Observer
 from holdfast.attempt.pipeline import Chunk
 from holdfast.attempt.ranks import started_ahead
 
@@ -23,6 +23,7 @@ __all__ = [
     "RETRY_AFTER_S",
     "Acts",
     "Attempt",
+    "AttemptView",
     "Cause",
     "Chunk",
     "Line",

@@ -19,7 +19,7 @@ from holdfast.attempt.commits import Proposal, Publish, publish_commit
 from holdfast.attempt.failures import Failures
 from holdfast.attempt.line import Line
 from holdfast.attempt.lineage import Past, judge_drift, judge_environment
-from holdfast.attempt.observers import Observer, Observers
+from holdfast.attempt.observers import AttemptView, Observer, Observers
 from holdfast.attempt.opening import Known, await_completed, describe_beginning, describe_built
 from holdfast.attempt.pipeline import Chunk, Pipeline
 from holdfast.attempt.ranks import AttemptRanks
@@ -65,7 +65,7 @@ class Attempt:
 
     Attributes:
         ranks: the attempt's ranks.
-        upkeep: what is done after a commit.
+        upkeep: what is done after a commit, once the ranks are built.
         notice: the notice that this machine goes away; None if there is none.
     """
 
@@ -90,7 +90,6 @@ class Attempt:
         self._is_fresh = False  # whether the ranks have restored the head and trained nothing yet
         self._observers = Observers(observers)
         self._publish: Publish = publish or publish_commit
-        self.upkeep = Upkeep(self)
         self._pipeline = Pipeline(self._choose_stop)
         self._stopping = Stopping.TRAINING
         self._is_on_record = False  # whether its ending is
@@ -145,7 +144,7 @@ class Attempt:
     def next_chunk(self) -> Chunk | None:
         """Return the steps to train next; None if nothing is left to train, or no time. Do owed upkeep before None."""
         if self.is_complete and not self.is_stopping:
-            self.upkeep.do_if_owed()  # which may find that the last checkpoint is damaged
+            self._do_owed_upkeep()  # which may find that the last checkpoint is damaged
         if self.is_complete or self._stopping is Stopping.STOPPED:
             return None
         number = self.line.next_number + len(self._pipeline.uncommitted)
@@ -187,7 +186,7 @@ class Attempt:
         except BaseException:
             self.close()
             raise
-        self._observers.tell("opened", self)
+        self._tell("opened")
 
     def _build(self) -> Known:
         """Start the ranks and open the line of commits; return how the run stood before."""
@@ -211,6 +210,7 @@ class Attempt:
             trusted_keys=trusted_keys,
             commit_adopted=self._commit_adopted,
         )
+        self.upkeep = Upkeep(self._line, self.ranks, self.fall_back)
         return known
 
     def _claim(self, known: Known) -> bool:
@@ -368,7 +368,7 @@ class Attempt:
         is_rehearsed = self.rehearsals.may_follow(self.line, self._chunk_s)
         if not is_rehearsed:
             self._order_next(stop)  # which is trained while this chunk is committed
-        self.upkeep.do_if_owed()
+        self._do_owed_upkeep()
         while True:
             self._pass_on_notice()
             event = ranks.next_event(self.notice.left_s() if self.notice else None)
@@ -380,7 +380,7 @@ class Attempt:
             if isinstance(event, Rehearsed):
                 self.rehearsals.note_lived(event.lines)
             if isinstance(event, Progress):
-                self._observers.tell("progressed", self, event)
+                self._tell("progressed", event)
                 if is_rehearsed and event.step >= stop:
                     is_rehearsed = False
                     self._rehearse_or_order(stop, time.monotonic() - began, event.steps_per_s)
@@ -416,7 +416,8 @@ class Attempt:
         """
         assert saved == self._pipeline.uncommitted[0], "chunks are committed in the order of training"
         try:
-            self._commit(Proposal(saved, "preempted" if self._stopping is Stopping.STOPPED else "chunk"))
+            reason = "preempted" if self._stopping is Stopping.STOPPED else "chunk"
+            self._commit(Proposal(saved, reason, self.is_stopping))
         except NameTaken:
             # The ranks hold a state that no commit names: the next chunk needs new ranks.
             self.close()
@@ -434,13 +435,24 @@ class Attempt:
     def _commit(self, proposal: Proposal) -> None:
         """Make a commit and tell the observers. Every commit takes this path: a chunk's, a stop's, an adoption's."""
         began = time.monotonic()
-        commit = self._publish(self, proposal)
+        commit = self._publish(self.line, proposal)
         self._commits.add(time.monotonic() - began)
-        self._observers.tell("committed", self, commit)
+        self._tell("committed", commit)
 
     def _commit_adopted(self, saved: Saved) -> None:
-        self._commit(Proposal(saved, "adopted"))
+        self._commit(Proposal(saved, "adopted", self.is_stopping))
         self.upkeep.is_owed = True  # later: only the restore that follows verifies the checkpoint
+
+    def _do_owed_upkeep(self) -> None:
+        """Do the upkeep if an earlier commit still waits for it and no notice has told the attempt to end."""
+        if self.upkeep.is_owed and self.notice is None:
+            self.upkeep.do()
+
+    def _tell(self, what: str, *news: object) -> None:
+        """Tell the observers; see `Observer`."""
+        built = self.ranks.built if self._line else None
+        view = AttemptView(self.config, self.journal, self.number, self.head, self.step, built, self.signal_ranks)
+        self._observers.tell(what, view, *news)
 
     def fall_back(self) -> None:
         """Make the newest commit that isn't quarantined the head, and end the ranks: the next chunk starts new ones."""
@@ -536,7 +548,7 @@ class Attempt:
             if self._is_claimed and self.head is not None:
                 self.rehearsals.end(self.head)
             self._record_ending(ending)
-            self._observers.tell("ended", self)
+            self._tell("ended")
 
     def _record_ending(self, ending: Ending) -> None:
         if not self._is_claimed or self._is_on_record:

@@ -5,14 +5,11 @@ There is one path for every commit, whoever asks for it: a chunk, a stop, a noti
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from holdfast.attempt.line import Line
 from holdfast.checkpoint import Saved
 from holdfast.errors import ConfigDrift
 from holdfast.journal import Commit
-
-if TYPE_CHECKING:
-    from holdfast.attempt.attempt import Attempt
 
 
 @dataclass(frozen=True)
@@ -22,16 +19,18 @@ class Proposal:
     Attributes:
         saved: the checkpoint.
         reason: ``chunk``, ``preempted`` or ``adopted``.
+        is_urgent: whether the attempt has been told to end.
     """
 
     saved: Saved
     reason: str
+    is_urgent: bool = False
 
 
-Publish = Callable[["Attempt", Proposal], Commit]
+Publish = Callable[[Line, Proposal], Commit]
 
 
-def publish_commit(attempt: "Attempt", proposal: Proposal) -> Commit:
+def publish_commit(line: Line, proposal: Proposal) -> Commit:
     """Check a checkpoint, and publish its commit's record and latest.json.
 
     Raises:
@@ -39,13 +38,13 @@ def publish_commit(attempt: "Attempt", proposal: Proposal) -> Commit:
         CheckpointDamaged: a file of it is missing or cut short, or its hashes contradict each other.
         Superseded: a later attempt owns the run.
     """
-    if attempt.head is not None and attempt.head.path == proposal.saved.path:
-        return attempt.head  # an interrupted call got so far
-    check_fingerprint(attempt, proposal)
-    return attempt.line.commit(proposal.saved, proposal.reason)
+    if line.head is not None and line.head.path == proposal.saved.path:
+        return line.head  # an interrupted call got so far
+    check_fingerprint(line, proposal)
+    return line.commit(proposal.saved, proposal.reason)
 
 
-def check_fingerprint(attempt: "Attempt", proposal: Proposal) -> None:
+def check_fingerprint(line: Line, proposal: Proposal) -> None:
     """Return if a checkpoint was trained with the run's settings.
 
     An adopted one may have been trained with others that were let through; see `Line.may_adopt`.
@@ -54,7 +53,7 @@ def check_fingerprint(attempt: "Attempt", proposal: Proposal) -> None:
         ConfigDrift: it was not.
     """
     trained_with = proposal.saved.metadata.config_fingerprint
-    is_adopted = proposal.reason == "adopted" and attempt.line.may_adopt(trained_with)
-    if trained_with != attempt.fingerprint and not is_adopted:
-        path, current = proposal.saved.path, attempt.fingerprint
+    is_adopted = proposal.reason == "adopted" and line.may_adopt(trained_with)
+    if trained_with != line.config_fingerprint and not is_adopted:
+        path, current = proposal.saved.path, line.config_fingerprint
         raise ConfigDrift(f"{path} was trained with settings {trained_with[:16]}, not {current[:16]}")

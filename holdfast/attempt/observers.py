@@ -1,16 +1,45 @@
 """Observers of an attempt: a bar on the terminal, a table in Prefect's UI, a metric sink of your own."""
 
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from holdfast.journal import Commit
-from holdfast.rank.messages import Progress
-
-if TYPE_CHECKING:
-    from holdfast.attempt.attempt import Attempt
+from holdfast.config import RunConfig
+from holdfast.journal import Commit, Journal
+from holdfast.rank.messages import Progress, Ready
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AttemptView:
+    """An attempt as its observers see it, at one moment: no observer can open, stop or end it.
+
+    Attributes:
+        number: the attempt's.
+        head: the commit that the run continues from; None before the first.
+        step: the newest step whose checkpoint is durable, committed or not.
+        built: the ranks' description of what they have built; None if they never did.
+        signal_ranks: sends all ranks a signal, for a drill.
+    """
+
+    config: RunConfig
+    journal: Journal
+    number: int
+    head: Commit | None
+    step: int
+    built: Ready | None
+    signal_ranks: Callable[[int], None]
+
+    @property
+    def total_steps(self) -> int:
+        """The steps of the whole run; 0 if the ranks never built it."""
+        return self.config.epochs * self.built.steps_per_epoch if self.built else 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self.built is not None and self.step >= self.total_steps
 
 
 class Observer:
@@ -20,16 +49,16 @@ class Observer:
     raises an error, the attempt logs a warning and goes on.
     """
 
-    def opened(self, attempt: "Attempt") -> None:
+    def opened(self, attempt: AttemptView) -> None:
         """Called when the ranks hold the state that training begins with."""
 
-    def progressed(self, attempt: "Attempt", progress: Progress) -> None:
+    def progressed(self, attempt: AttemptView, progress: Progress) -> None:
         """Called when the ranks have reported a step, every ``log.every`` steps."""
 
-    def committed(self, attempt: "Attempt", commit: Commit) -> None:
+    def committed(self, attempt: AttemptView, commit: Commit) -> None:
         """Called after each commit, be it of a chunk, of a stop or of an adopted checkpoint."""
 
-    def ended(self, attempt: "Attempt") -> None:
+    def ended(self, attempt: AttemptView) -> None:
         """Called once, when the ranks have ended; also if opening has failed."""
 
 
@@ -40,7 +69,7 @@ class Observers:
         self._observers = observers
         self._warned: set[str] = set()
 
-    def tell(self, what: str, attempt: "Attempt", *arguments: Any) -> None:
+    def tell(self, what: str, attempt: AttemptView, *arguments: Any) -> None:
         """Call the method named ``what`` of each observer; log the same failure once."""
         for observer in self._observers:
             try:

@@ -6,7 +6,7 @@ import time
 
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-from holdfast.attempt import Attempt, Observer
+from holdfast.attempt.observers import AttemptView, Observer
 from holdfast.journal import Commit
 from holdfast.rank.messages import Progress
 from holdfast.terminal import printable
@@ -54,12 +54,13 @@ class ProgressView(Observer):
         )
         self._task = self._bar.add_task("", numbers="")
 
-    def opened(self, attempt: Attempt) -> None:
+    def opened(self, attempt: AttemptView) -> None:
         self._bar.update(self._task, total=attempt.total_steps, completed=attempt.step)
         self._bar.start()
 
-    def progressed(self, attempt: Attempt, progress: Progress) -> None:
-        built = attempt.ranks.built
+    def progressed(self, attempt: AttemptView, progress: Progress) -> None:
+        built = attempt.built
+        assert built is not None, "no step without a recipe"
         units_per_s = progress.steps_per_s * built.samples_per_step * built.sample_size
         numbers = f"{progress.loss_text}{units_per_s:,.0f} {built.unit}/s"
         self._bar.update(self._task, completed=progress.step, numbers=numbers)
@@ -67,14 +68,14 @@ class ProgressView(Observer):
             log.info("step %d of %d: %s", progress.step, attempt.total_steps, numbers)
             self._last_line = time.monotonic()
 
-    def ended(self, attempt: Attempt) -> None:
+    def ended(self, attempt: AttemptView) -> None:
         self._bar.stop()
 
 
 class CommitLines(Observer):
     """An observer that logs each commit as one plain line."""
 
-    def committed(self, attempt: Attempt, commit: Commit) -> None:
+    def committed(self, attempt: AttemptView, commit: Commit) -> None:
         start = attempt.journal.read_commit(commit.parent).step if commit.parent else 0
         names = {"avg_loss": "loss"}
         numbers = "".join(

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from holdfast.attempt.observers import Observer
+from holdfast.attempt.observers import AttemptView, Observer
 from holdfast.config import RunConfig
 from holdfast.errors import NameMissing, Superseded
 from holdfast.journal import REPORT, Commit, Journal, record_name
@@ -15,7 +15,6 @@ from holdfast.memory.priority import Priority
 from holdfast.store import open_store
 
 if TYPE_CHECKING:
-    from holdfast.attempt.attempt import Attempt
     from holdfast.looking.report import Publisher
 
 log = logging.getLogger(__name__)
@@ -43,10 +42,10 @@ class Reporting(Observer):
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._run,), name="report", daemon=True)
 
-    def committed(self, attempt: "Attempt", commit: Commit) -> None:
+    def committed(self, attempt: AttemptView, commit: Commit) -> None:
         self._tell(attempt)
 
-    def ended(self, attempt: "Attempt") -> None:
+    def ended(self, attempt: AttemptView) -> None:
         if not self._every_s or not _is_due(attempt):
             return
         self._ends.set()
@@ -54,7 +53,7 @@ class Reporting(Observer):
         self._thread.join(COMPLETE_WITHIN_S if attempt.head and attempt.is_complete else STOPPED_WITHIN_S)
         self._is_left = True
 
-    def _tell(self, attempt: "Attempt") -> None:
+    def _tell(self, attempt: AttemptView) -> None:
         if not self._every_s:
             return
         self._attempt = attempt.number
@@ -89,7 +88,7 @@ class Reporting(Observer):
             self._has_warned = True
 
 
-def _is_due(attempt: "Attempt") -> bool:
+def _is_due(attempt: AttemptView) -> bool:
     """Return whether an attempt that ends has something to report.
 
     If it found the run complete, and so never claimed it, the attempt before may have died before it wrote the report.

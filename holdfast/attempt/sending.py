@@ -9,17 +9,13 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from holdfast.attempt.observers import Observer
+from holdfast.attempt.observers import AttemptView, Observer
 from holdfast.config import RunConfig
 from holdfast.journal import Commit
 from holdfast.looking.sinks import check_usable
 from holdfast.looking.sinks.orders import CONFIG_VARIABLE, Order
 from holdfast.rank.process import Process, start_process
-
-if TYPE_CHECKING:
-    from holdfast.attempt.attempt import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -45,19 +41,19 @@ class Sending(Observer):
         check_usable(config.log.sinks)
         self._processes = [SinkProcess(name) for name in config.log.sinks]
 
-    def opened(self, attempt: "Attempt") -> None:
+    def opened(self, attempt: AttemptView) -> None:
         self._tell(attempt, Order())
 
-    def committed(self, attempt: "Attempt", commit: Commit) -> None:
+    def committed(self, attempt: AttemptView, commit: Commit) -> None:
         if any(each.is_started for each in self._processes):  # before that, a commit is adopted and not yet verified
             self._tell(attempt, Order())
 
-    def _tell(self, attempt: "Attempt", order: Order) -> None:
+    def _tell(self, attempt: AttemptView, order: Order) -> None:
         for each in self._processes:
             each.start(attempt.config, attempt.number)
             each.tell(order)
 
-    def ended(self, attempt: "Attempt") -> None:
+    def ended(self, attempt: AttemptView) -> None:
         started = [each for each in self._processes if each.is_started]
         is_complete = bool(started) and attempt.is_complete
         within_s = COMPLETE_WITHIN_S if is_complete else STOPPED_WITHIN_S

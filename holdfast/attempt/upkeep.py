@@ -6,15 +6,14 @@ run is complete. It need not read back: it hashes every byte of the checkpoint t
 """
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from holdfast import checkpoint
+from holdfast.attempt.line import Line
+from holdfast.attempt.ranks import AttemptRanks
 from holdfast.errors import HoldfastError
 from holdfast.journal import PruneReport
 from holdfast.keeping import retention
-
-if TYPE_CHECKING:
-    from holdfast.attempt.attempt import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -26,17 +25,16 @@ class Upkeep:
         is_owed: whether an earlier commit still waits for it.
     """
 
-    def __init__(self, attempt: "Attempt") -> None:
-        self._attempt = attempt
+    def __init__(self, line: Line, ranks: AttemptRanks, fall_back: Callable[[], None]) -> None:
+        """
+        Args:
+            fall_back: makes the newest commit that isn't quarantined the head, and ends the ranks.
+        """
+        self._line, self._ranks, self._fall_back = line, ranks, fall_back
         self._has_read_back = False
         self._verified = 0  # the commit whose bytes are known to be right since the last `read_back`
         self._pruned: PruneReport | None = None
         self.is_owed = False
-
-    def do_if_owed(self) -> None:
-        """Do the upkeep if an earlier commit still waits for it and no notice has told the attempt to end."""
-        if self.is_owed and self._attempt.notice is None:
-            self.do()
 
     def do(self) -> None:
         """Read back the newest commit if it is due, and prune; a failure is logged as a warning."""
@@ -56,20 +54,20 @@ class Upkeep:
         Raises:
             Superseded: a later attempt owns the run.
         """
-        attempt, every = self._attempt, self._attempt.config.parity.every
-        commit, self._verified = attempt.head, 0
+        line, every = self._line, self._ranks.config.parity.every
+        commit, self._verified = line.head, 0
         if commit is None:
             return False
-        if commit.number == attempt.ranks.verified:
+        if commit.number == self._ranks.verified:
             self._verified = commit.number
             return False
         if not every or (self._has_read_back and commit.number % every):
             return False
         self._has_read_back = True
-        if damaged := checkpoint.verify(attempt.journal.store, commit, is_urgent=False):
+        if damaged := checkpoint.verify(line.journal.store, commit, is_urgent=False):
             reason = f"read back after its commit: {'; '.join(map(str, damaged))}"
-            attempt.journal.quarantine(commit.number, reason, attempt.number)
-            attempt.fall_back()
+            line.journal.quarantine(commit.number, reason, line.attempt)
+            self._fall_back()
         else:
             self._verified = commit.number
         return True
@@ -80,14 +78,13 @@ class Upkeep:
         Raises:
             Superseded: a later attempt owns the run, perhaps with another policy.
         """
-        attempt = self._attempt
+        line = self._line
         is_first = self._pruned is None  # it also deletes what earlier attempts have left
-        policy = attempt.config.retention
         self._pruned = retention.prune(
-            attempt.journal,
-            policy,
-            attempt.steps_per_epoch,
-            attempt=attempt.number,
+            line.journal,
+            self._ranks.config.retention,
+            line.steps_per_epoch,
+            attempt=line.attempt,
             verified=self._verified,
             collect=is_first,
         )
@@ -97,9 +94,9 @@ class Upkeep:
         """Return the report of the last prune, or of a dry run if this attempt has not pruned."""
         if self._pruned is not None:
             return self._pruned
-        attempt = self._attempt
+        policy = self._ranks.config.retention
         try:
-            return retention.prune(attempt.journal, attempt.config.retention, attempt.steps_per_epoch, dry_run=True)
+            return retention.prune(self._line.journal, policy, self._line.steps_per_epoch, dry_run=True)
         except HoldfastError as error:
             log.warning("%s", error)
             return None

@@ -109,7 +109,7 @@ def write(name: str, kind: str, folder: Path) -> None:
         ConfigError: a file of either name exists; then nothing is written.
     """
     template = TEMPLATES[kind]
-    code = files("holdfast").joinpath("templates", f"{kind}.py.txt").read_bytes()
+    code = files("holdfast.cli").joinpath("templates", f"{kind}.py.txt").read_bytes()
     contents = {f"{name}.py": code, f"{name}.toml": CONFIGURATION.format(name=name, **vars(template)).encode()}
     if taken := [each for each in contents if (folder / each).exists()]:
         raise ConfigError(f"{taken[0]} exists", hint="give another name, or remove it")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from holdfast.attempt import Attempt, Observer
+from holdfast.attempt import AttemptView, Observer
 from holdfast.checkpoint import read_payload
 from holdfast.journal import Commit, Journal
 from holdfast.proof.replay import find_difference, read_run_trail
@@ -53,7 +53,7 @@ class Striker(Observer):
     def __init__(self) -> None:
         self._kills = KILLS.validate_json(os.environ.get(VARIABLE, "[]"))
 
-    def progressed(self, attempt: Attempt, progress: Progress) -> None:
+    def progressed(self, attempt: AttemptView, progress: Progress) -> None:
         while self._kills and progress.step >= self._kills[0].at_step:
             _strike(self._kills.pop(0), attempt)
 
@@ -67,7 +67,7 @@ def left_after(kills: Sequence[Kill], ended_early: int) -> list[Kill]:
     return left
 
 
-def _strike(kill: Kill, attempt: Attempt) -> None:
+def _strike(kill: Kill, attempt: AttemptView) -> None:
     number = signal.Signals[kill.how]
     if kill.what in ("ranks", "machine"):
         attempt.signal_ranks(number)

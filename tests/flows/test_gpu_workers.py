@@ -10,7 +10,7 @@ import pytest
 from deployments import local
 from deployments.gpus import GPU_VARIABLE, plan_workers
 from deployments.ledger import Ledger, end
-from tests.conftest import has_not_ended, kill_tree
+from tests.conftest import IN_SOAK, has_not_ended, kill_tree
 from tests.support.nvidia_smi import HOPPER, install, print_gpus, uuid
 from tests.support.pools import ENDS_WITHIN_S, Pool, PoolRun, await_true, served
 from tests.support.processes import variables_of
@@ -56,6 +56,7 @@ def count_attempts(runs: list[PoolRun]) -> int:
     return sum(run.journal().attempts() for run in runs)
 
 
+@IN_SOAK
 def test_gpus_that_no_machine_has_are_one_line_on_the_flow_run(pool: Pool, tmp_path: Path) -> None:
     make_up(pool, "1")
     run = PoolRun(pool, tmp_path, "too-many")

@@ -163,6 +163,7 @@ def is_open_to_all(path: Path) -> bool:
     return all(folder.stat().st_mode & 0o5 == 0o5 for folder in (path, *path.parents))
 
 
+@IN_SOAK
 def test_up_needs_neither_root_nor_ps(slim: Local) -> None:
     """It starts a worker for each of two GPUs, too, without nvidia-smi."""
     up = slim.run("up", "--gpus", "2")

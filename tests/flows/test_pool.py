@@ -34,7 +34,7 @@ AWAY_S = 15.0  # longer than the window of an automation
 VICTIMS = ("attempt", "ranks", "worker", "machine")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 # Each test takes half a minute. test_a_run_survives_deaths_during_a_save also kills a rank and an attempt by SIGKILL.
-ALWAYS = {("worker", signal.SIGTERM), ("machine", signal.SIGKILL)}
+ALWAYS = {("machine", signal.SIGKILL)}
 DEATHS = [each for each in itertools.product(VICTIMS, SIGNALS) if IS_SOAK or each in ALWAYS]
 names = itertools.count(1)
 
@@ -167,6 +167,7 @@ def test_a_worker_that_is_told_to_end_lets_its_attempt_save(run: PoolRun, refere
     assert_right_bytes(run, reference)
 
 
+@IN_SOAK
 def test_a_death_without_automations_is_noticed(run: PoolRun, reference: Reference, forgetful: None) -> None:
     """The machine is gone and no automation notices it: train finds out by itself."""
     train = run.start()
@@ -207,6 +208,7 @@ def test_a_cancelled_attempt_that_is_dead_does_not_hold_up_the_next_start(
     assert_right_bytes(run, reference)
 
 
+@IN_SOAK
 def test_cancelled_without_its_worker_an_attempt_saves_and_ends(run: PoolRun, forgetful: None) -> None:
     train = run.start(epochs=30)
     run.await_commits(1)
@@ -465,6 +467,7 @@ def test_a_recipe_without_enough_memory_spends_its_budget(run: PoolRun) -> None:
     assert {reason for reason, _ in run.reasons()} == {"out_of_memory"}
 
 
+@IN_SOAK
 def test_a_pool_that_does_not_exist_is_named(run: PoolRun, reference: Reference) -> None:
     train = run.pool.await_end(run.start(where="nowhere"))
     assert train["state"]["type"] == "FAILED"
@@ -563,6 +566,7 @@ def test_a_dropped_database_loses_nothing(run: PoolRun, reference: Reference) ->
     assert_right_bytes(run, reference)
 
 
+@IN_SOAK
 def test_flow_runs_that_are_called_vanished_say_that_they_live(run: PoolRun, reference: Reference) -> None:
     train = run.start()
     run.await_commits(1)
@@ -610,6 +614,7 @@ def test_a_sweep(run: PoolRun) -> None:
     assert "settings.lr" in (run.folder / "runs" / f"{run.name}-sweep.html").read_text("utf-8")
 
 
+@IN_SOAK
 def test_a_drill(run: PoolRun) -> None:
     kills = [{"what": "ranks", "at_step": 3}, {"what": "attempt", "how": "SIGTERM", "at_step": 6}]
     drill = run.pool.await_end(run.pool.start("drill/drill", config=run.config(), kills=kills))

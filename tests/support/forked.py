@@ -24,7 +24,7 @@ from accelerate.state import AcceleratorState
 
 import holdfast.cli
 from holdfast import errors
-from holdfast.attempt import Acts, Attempt, Chunk, Observer, live, rehearsal
+from holdfast.attempt import Acts, Attempt, AttemptView, Chunk, Observer, live, rehearsal
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import HoldfastError
@@ -198,7 +198,7 @@ def train_until_ended(path: str) -> int:
     """Train a run to its end; once that is on record, and before the report has it, SIGKILL ends this process."""
 
     class Kill(Observer):
-        def ended(self, attempt: Attempt) -> None:
+        def ended(self, attempt: AttemptView) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     fork_ranks()

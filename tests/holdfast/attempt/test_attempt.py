@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from holdfast import checkpoint
-from holdfast.attempt import Acts, Attempt, Observer, Proposal, live, publish_commit, started_ahead
+from holdfast.attempt import Acts, Attempt, AttemptView, Line, Observer, Proposal, live, publish_commit, started_ahead
 from holdfast.attempt.upkeep import Upkeep
 from holdfast.checkpoint import read_metadata
 from holdfast.config import Checkpoint, ChunkLength, InitFrom, Log, Parity, Retention, RunConfig
@@ -153,7 +153,7 @@ def test_a_command_that_comes_before_the_first_has_ended_completes_too(
     config, others = make_config(tmp_path, "run"), list[Outcome]()
 
     class Overtaken(Observer):
-        def committed(self, attempt: Attempt, commit: Commit) -> None:
+        def committed(self, attempt: AttemptView, commit: Commit) -> None:
             if attempt.is_complete:
                 others.append(live(config))
 
@@ -184,7 +184,7 @@ def test_what_is_read_back_otherwise_than_it_was_hashed_is_trained_again(
     read_back: list[int] = []
 
     class Damage(Observer):
-        def committed(self, attempt: Attempt, commit: Commit) -> None:
+        def committed(self, attempt: AttemptView, commit: Commit) -> None:
             if commit.number == 2:
                 payload = tmp_path / "run" / commit.path / "checkpoint.safetensors"
                 data = bytearray(payload.read_bytes())
@@ -223,7 +223,7 @@ def test_automatic_chunks_survive_a_kill_on_the_same_bytes(
     config = make_config(tmp_path, "run", "tests.support.toy:toy", epochs=4, chunk=chunk)
 
     class Kill(Observer):
-        def progressed(self, attempt: Attempt, progress: Progress) -> None:
+        def progressed(self, attempt: AttemptView, progress: Progress) -> None:
             if progress.step >= 16:
                 attempt.signal_ranks(signal.SIGKILL)
 
@@ -302,12 +302,18 @@ def test_ranks_that_replace_failed_ones_are_told_of_the_notice_too(
     monkeypatch.setenv("POLICY_LIMITS", "1")
     config = make_config(tmp_path, "run", settings={"collapse_at": 5}, log=Log(every=1, folder=str(tmp_path)))
 
-    class Tell(Observer):
-        def progressed(self, attempt: Attempt, progress: Progress) -> None:
-            if progress.step == 5 and attempt.notice is None:
-                attempt.notify(Notice("the machine goes away", 300.0, is_at_once=True))
+    attempts: list[Attempt] = []
 
-    outcome = live(config, [Tell()])
+    def open_run(attempt: Attempt) -> None:
+        attempts.append(attempt)
+        attempt.open()
+
+    class Tell(Observer):
+        def progressed(self, attempt: AttemptView, progress: Progress) -> None:
+            if progress.step == 5 and attempts[0].notice is None:
+                attempts[0].notify(Notice("the machine goes away", 300.0, is_at_once=True))
+
+    outcome = live(config, [Tell()], Acts(open=open_run))
     assert not outcome.complete
     (ending,) = journal_of(config).endings()
     assert ending.reason == "preempted"
@@ -381,7 +387,7 @@ def test_an_attempt_takes_over_the_ranks_that_were_started_ahead_for_it(tmp_path
     seen: list[list[psutil.Process]] = []
 
     class See(Observer):
-        def progressed(self, attempt: Attempt, progress: Progress) -> None:
+        def progressed(self, attempt: AttemptView, progress: Progress) -> None:
             seen.append(ranks_of(os.getpid()))
 
     with started_ahead(config):
@@ -455,7 +461,7 @@ def test_a_signal_whose_exception_is_lost_ends_the_attempt_after_the_chunk(
             os.kill(os.getpid(), signal.SIGTERM)
 
     class Loses(Observer):
-        def committed(self, attempt: Attempt, commit: Commit) -> None:
+        def committed(self, attempt: AttemptView, commit: Commit) -> None:
             Killed()
 
     monkeypatch.setattr(interrupt, "_came", [])
@@ -492,29 +498,29 @@ def test_every_commit_is_made_and_told_of_the_same_way_whoever_asks_for_it(tmp_p
     """A chunk's, a stop's, and what dead ranks had saved: checked before, told of after, in order."""
     calls: list[tuple[str, object]] = []
 
-    def publish(attempt: Attempt, proposal: Proposal) -> Commit:
+    def publish(line: Line, proposal: Proposal) -> Commit:
         calls.append(("before", proposal.reason))
-        return publish_commit(attempt, proposal)
+        return publish_commit(line, proposal)
 
     class Tell(Observer):
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def committed(self, attempt: Attempt, commit: Commit) -> None:
+        def committed(self, attempt: AttemptView, commit: Commit) -> None:
             calls.append((self.name, commit.step))
 
     class Failing(Observer):
-        def committed(self, attempt: Attempt, commit: Commit) -> None:
+        def committed(self, attempt: AttemptView, commit: Commit) -> None:
             raise ZeroDivisionError("nobody minds")
 
     def make() -> Attempt:
         attempt = Attempt(config, None, [Tell("one"), Failing(), Tell("other")], publish)
+        attempt.open()
         attempt.upkeep.prune_epochs = lambda: calls.append(("upkeep", attempt.step))  # type: ignore[method-assign, assignment, func-returns-value]
         return attempt
 
     config = make_config(tmp_path, "run", "tests.support.toy:toy", chunk=ChunkLength(steps=2), epochs=2)
     attempt = make()
-    attempt.open()
     attempt.commit(train_next(attempt))
     assert calls == [("before", "chunk"), ("one", 2), ("other", 2), ("upkeep", 2)]
 
@@ -534,7 +540,6 @@ def test_every_commit_is_made_and_told_of_the_same_way_whoever_asks_for_it(tmp_p
     train_next(lost)
     lost.close()  # it had saved, and dies before it commits
     heir = make()
-    heir.open()
     adopted = [("before", "adopted"), ("one", heir.step), ("other", heir.step)]
     assert calls[-3:] == adopted
     train_next(heir)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.attempt import Attempt, Observer, life, live
+from holdfast.attempt import Acts, Attempt, AttemptView, Observer, life, live
 from holdfast.config import RunConfig
 from holdfast.journal import Commit, Journal
 from holdfast.machine import preemption
@@ -50,17 +50,18 @@ def train(config: RunConfig, after_step: int, do: Callable[[Attempt], object]) -
     attempts: list[Attempt] = []
     done_at = 0.0
 
-    class Do(Observer):
-        def opened(self, attempt: Attempt) -> None:
-            attempts.append(attempt)
+    def open_run(attempt: Attempt) -> None:
+        attempts.append(attempt)
+        attempt.open()
 
-        def progressed(self, attempt: Attempt, progress: Progress) -> None:
+    class Do(Observer):
+        def progressed(self, attempt: AttemptView, progress: Progress) -> None:
             nonlocal done_at
             if progress.step >= after_step and not done_at:
                 done_at = time.time()
-                do(attempt)
+                do(attempts[0])
 
-    live(config, [Do()])
+    live(config, [Do()], Acts(open=open_run))
     return attempts[0], done_at
 
 

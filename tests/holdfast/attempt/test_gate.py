@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.attempt import Acts, Attempt, Observer, live
+from holdfast.attempt import Acts, Attempt, AttemptView, Observer, live
 from holdfast.config import ChunkLength, Log, Resume, RunConfig
 from holdfast.errors import GateTripped, RankDied
 from holdfast.journal import Commit, Journal
@@ -25,7 +25,7 @@ class KillAfter(Observer):
     def __init__(self, number: int) -> None:
         self._number = number
 
-    def committed(self, attempt: Attempt, commit: Commit) -> None:
+    def committed(self, attempt: AttemptView, commit: Commit) -> None:
         if commit.number == self._number:
             attempt.signal_ranks(signal.SIGKILL)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.attempt import Acts, Attempt, Observer, live, ranks, rehearsal
+from holdfast.attempt import Acts, Attempt, AttemptView, Observer, live, ranks, rehearsal
 from holdfast.config import RunConfig
 from holdfast.errors import GateTripped, Inexact
 from holdfast.journal import Commit, Journal
@@ -184,7 +184,7 @@ class Kill(Observer):
     def __init__(self, step: int) -> None:
         self._step = step
 
-    def progressed(self, attempt: Attempt, progress: object) -> None:
+    def progressed(self, attempt: AttemptView, progress: object) -> None:
         if progress.step == self._step:  # type: ignore[attr-defined]
             attempt.signal_ranks(signal.SIGKILL)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.attempt import Attempt, Observer, live, reporting
+from holdfast.attempt import AttemptView, Observer, live, reporting
 from holdfast.config import ChunkLength, Log, Report, RunConfig
 from holdfast.errors import Superseded
 from holdfast.journal import REPORT, Commit, Journal
@@ -41,7 +41,7 @@ def test_a_run_that_trains_has_a_report(tmp_path: Path) -> None:
     seen: list[str] = []
 
     class Look(Observer):
-        def committed(self, attempt: Attempt, commit: Commit) -> None:
+        def committed(self, attempt: AttemptView, commit: Commit) -> None:
             if commit.number == 2:  # the thread of the first commit, or of this one, writes meanwhile
                 await_equal((tmp_path / "run" / REPORT).exists, True)
                 seen.append((tmp_path / "run" / REPORT).read_text("utf-8"))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.server import free_port
+from tests.conftest import IN_SOAK
 from tests.support.lives import Lives
 from tests.support.machines import Nodes, nodes_in
 
@@ -76,6 +77,7 @@ def test_nodes_with_other_code_or_settings_are_refused_by_name(nodes: Nodes, tmp
         assert "Traceback" not in said
 
 
+@IN_SOAK
 def test_a_store_that_one_node_cannot_reach_is_named(nodes: Nodes, tmp_path: Path) -> None:
     nodes.start(0)
     nodes.start(1, "--set", f"store={tmp_path}/another")
@@ -83,6 +85,7 @@ def test_a_store_that_one_node_cannot_reach_is_named(nodes: Nodes, tmp_path: Pat
     assert f"node 1 ({socket.gethostname()}) does not share the store {tmp_path}/another: attempt 1" in nodes.said(0)
 
 
+@IN_SOAK
 def test_an_error_on_another_node_reaches_the_attempt(nodes: Nodes) -> None:
     """The ranks of node 0 only lose their connections."""
     for node in (0, 1):

@@ -13,7 +13,8 @@ import pytest
 from holdfast import Recipe
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.recipe.function import build_recipe, find_program, returns_recipe
-from holdfast.recipe.permission import RECIPES, STORES, check_recipe
+from holdfast.recipe.permission import RECIPES, check_recipe
+from holdfast.store.permission import STORES
 from holdfast.store import open_store
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.attempt import Attempt, Observer, live
+from holdfast.attempt import AttemptView, Observer, live
 from holdfast.checkpoint import PAYLOAD, Payload
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import ConfigError, RankDied
@@ -95,7 +95,7 @@ def test_a_part_of_the_state_that_is_forgotten_changes_the_bytes(
 
 def test_observers_are_told_of_each_commit_once(tmp_path: Path) -> None:
     class Steps(Observer):
-        def committed(self, attempt: Attempt, commit: Commit) -> None:
+        def committed(self, attempt: AttemptView, commit: Commit) -> None:
             seen.append(commit.step)
 
     seen: list[int] = []
