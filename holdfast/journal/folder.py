@@ -55,6 +55,8 @@ class RunFolder:
         try:
             record = read_record(self.store, RunRecord, "run.json")
         except NameMissing:
+            if "run.json" in self.store.list():
+                raise RecordDamaged(f"run.json of run {self.run!r} is not a file") from None
             raise RunUnknown(
                 f"there is no run {self.run!r} in {self.store_url}",
                 hint=f"holdfast runs {self.store_url} lists the runs there",

@@ -190,7 +190,9 @@ def _find_lost(
         if file not in there[folder]:
             yield f"{name} is missing"
             continue
-        with contextlib.suppress(NameMissing, Unreadable):  # a folder of this name: reported with the other records
+        if name.startswith("signatures/") and not journal.store.exists(name):  # the other records were read
+            yield f"{name} is not a file"
+        with contextlib.suppress(NameMissing, Unreadable):  # unpinned just now
             if sha256 and (found := checkpoint.hash_file(journal.store, folder, file).sha256) != sha256:
                 yield f"{name} is {found} but was committed with {sha256}"
 
@@ -255,6 +257,8 @@ def _check_latest(journal: Journal, newest: int) -> tuple[list[str], list[str]]:
     try:
         latest = read_record(journal.store, Latest, "latest.json")
     except NameMissing:
+        if "latest.json" in journal.store.list():
+            return ["latest.json is not a file"], []
         return [], ["latest.json is missing; the next attempt writes it again"] if newest else []
     except RecordDamaged as error:
         return [f"{error}; the next attempt writes it again"], []
@@ -272,6 +276,8 @@ def _check_copy(journal: Journal, commit: Commit, expected: FileRecord, newest: 
     try:
         found = checkpoint.hash_file(journal.store, folder, file)
     except NameMissing:
+        if file in journal.store.list(folder):
+            return f"{name} is not a file"
         if commit.number == newest:  # killed before it was written; the next attempt copies it from the checkpoint
             return None
         return f"{name} is missing"
