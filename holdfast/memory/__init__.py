@@ -3,20 +3,19 @@
 Each optimization has a name. ``HOLDFAST_WITHOUT="direct,prefetch"`` turns the named ones off, to find the cause of a
 problem or to measure a gain. `make bench` has a row "without" for each; docs/performance.md has the figures.
 
-==============  ========================================================================================
-``buffers``     `Buffers`: each save uses the memory of the save before
-``huge pages``  `map_memory`: large pieces of memory are mapped in pages of 2 MiB
-``direct``      `memory.direct`: large files are written and read past the system's page cache
-``priority``    `Priority`: the threads of a save have a lower priority than training
-``pinning``     `memory.pinning`: a GPU copies into page-locked memory
-``prefetch``    `rank.prefetch`: a rank reads its checkpoint while it imports torch
-==============  ========================================================================================
+============  ========================================================================================
+``buffers``   `Buffers`: each save uses the memory of the save before
+``direct``    `memory.direct`: large files are written and read past the system's page cache
+``priority``  `Priority`: the threads of a save have a lower priority than training
+``pinning``   `memory.pinning`: a GPU copies into page-locked memory
+``prefetch``  `rank.prefetch`: a rank reads its checkpoint while it imports torch
+============  ========================================================================================
 
 Only `memory.pinning` imports torch, so this package does not import it.
 """
 
-from holdfast.memory.buffers import ALIGNED_BYTES, Buffers, map_memory
+from holdfast.memory.buffers import Buffers, map_memory
 from holdfast.memory.priority import Priority
 from holdfast.memory.switches import WITHOUT_VARIABLE, is_on
 
-__all__ = ["ALIGNED_BYTES", "WITHOUT_VARIABLE", "Buffers", "Priority", "is_on", "map_memory"]
+__all__ = ["WITHOUT_VARIABLE", "Buffers", "Priority", "is_on", "map_memory"]

@@ -1,7 +1,6 @@
 """The decoding of a state from tensors and one JSON value: the other direction of `holdfast.state.encoding`."""
 
 import base64
-import math
 from collections import OrderedDict
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +10,13 @@ import numpy as np
 import torch
 
 from holdfast.checkpoint import Payload, Tensor, copy_pieces, count_cores, in_memory
-from holdfast.memory import ALIGNED_BYTES, map_memory
 from holdfast.provenance.canonical import read_exactly
 from holdfast.state.classes import find_class, is_enum, is_named, is_of_plain, make_again
 from holdfast.state.encoding import ARRAYS, DTYPES, PAIRS
 from holdfast.state.layout import Memories
 from holdfast.state.sharded import ShardedBytes
+
+LARGE_BYTES = 2**21
 
 
 def from_payload(payload: Payload, lent: Collection[str] = ()) -> Any:
@@ -62,7 +62,7 @@ class _Decoder:
         with ThreadPoolExecutor(count_cores()) as pool:
             filling = []
             for name, copy in self._own.items():
-                if copy.nbytes >= ALIGNED_BYTES:  # first touching new memory is slow, so several threads do it
+                if copy.nbytes >= LARGE_BYTES:  # first touching new memory is slow, so several threads do it
                     filling.append(pool.submit(_fill, copy, self._tensors[name]))
                 else:  # handing a small copy to a thread costs more than the copy
                     _fill(copy, self._tensors[name])
@@ -143,11 +143,7 @@ def shape_of(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _new(tensor: Tensor) -> torch.Tensor:
-    """Allocate memory for a tensor; for a large one in huge pages, since each new page costs microseconds."""
-    dtype, shape = DTYPES[tensor.dtype], shape_of(tensor.dtype, tensor.shape)
-    if tensor.size_bytes < ALIGNED_BYTES:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(map_memory(tensor.size_bytes), dtype=dtype, count=math.prod(shape)).view(shape)
+    return torch.empty(shape_of(tensor.dtype, tensor.shape), dtype=DTYPES[tensor.dtype])
 
 
 def _fill(copy: torch.Tensor, tensor: Tensor) -> None:

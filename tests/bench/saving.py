@@ -35,7 +35,6 @@ WITHOUT = [
     ("stall", "stall", "buffers"),
     ("durable and hashed", "durable", "direct"),
     ("restored and verified", "restore", "direct"),
-    ("restored into new memory", "restore anew", "huge pages"),
 ]
 
 
@@ -133,12 +132,9 @@ class _Bench:
             yield name, time_of(lambda write=write: self._save_and_hash(write))
 
     def _round_without(self) -> Iterator[tuple[str, float]]:
-        for name, means, restore in (
-            ("restore", "direct", self._restore), ("restore anew", "huge pages", self._restore_anew)
-        ):  # fmt: skip
-            make_cold(self.folder / "run" / self.saved.path)
-            with without(means):
-                yield f"{name} without {means}", time_of(restore)
+        make_cold(self.folder / "run" / self.saved.path)
+        with without("direct"):
+            yield "restore without direct", time_of(self._restore)
         for place, (name, means) in enumerate([("stall", "buffers"), ("durable", "direct")]):
             self.store.delete_folder(self.saved.path)
             with without(means):

@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from holdfast.config import ChunkLength, RunConfig, load_config, parse_config
-from holdfast.config.loading import _known_keys
 from holdfast.config.hints import MEANT, RESUMES
+from holdfast.config.loading import _known_keys
 from holdfast.errors import ConfigError
 from holdfast.recipe.function import default_settings
 

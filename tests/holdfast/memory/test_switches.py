@@ -1,10 +1,8 @@
 """Optimizations that are turned off are not used, and the bytes stay the same."""
 
 import fcntl
-import mmap
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,8 +24,8 @@ SHA256 = "c59a4686df5f951ce45d896a7de4320661463eeb659bf49f684712a2ca313214"
 def test_every_optimization_is_on_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(WITHOUT_VARIABLE, raising=False)
     assert all(map(is_on, NAMES))
-    monkeypatch.setenv(WITHOUT_VARIABLE, "direct, huge pages,")
-    assert [name for name in NAMES if not is_on(name)] == ["huge pages", "direct"]
+    monkeypatch.setenv(WITHOUT_VARIABLE, "direct, buffers,")
+    assert [name for name in NAMES if not is_on(name)] == ["buffers", "direct"]
 
 
 def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,21 +75,6 @@ def test_without_pinning_memory_is_not_pinned(monkeypatch: pytest.MonkeyPatch) -
     assert pinning(torch.device("cuda")) is not None
     monkeypatch.setenv(WITHOUT_VARIABLE, "pinning")
     assert pinning(torch.device("cuda")) is None
-
-
-@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="there are no huge pages to ask for")
-@pytest.mark.parametrize("without", ["", "huge pages"])
-def test_huge_pages_are_requested_unless_they_are_turned_off(monkeypatch: pytest.MonkeyPatch, without: str) -> None:
-    monkeypatch.setenv(WITHOUT_VARIABLE, without)
-    asked = list[int]()
-
-    class Memory(mmap.mmap):
-        def madvise(self, option: int, *range_of: Any) -> None:
-            asked.append(option)
-
-    monkeypatch.setattr(mmap, "mmap", Memory)
-    map_memory(BYTES)
-    assert asked == ([] if without else [mmap.MADV_HUGEPAGE])
 
 
 @pytest.mark.parametrize("without", ["", *NAMES])

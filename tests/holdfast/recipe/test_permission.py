@@ -14,8 +14,8 @@ from holdfast import Recipe
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.recipe.function import build_recipe, find_program, returns_recipe
 from holdfast.recipe.permission import RECIPES, check_recipe
-from holdfast.store.permission import STORES
 from holdfast.store import open_store
+from holdfast.store.permission import STORES
 
 if TYPE_CHECKING:
     from nowhere import Recipe as Later  # type: ignore[import-not-found]

@@ -13,7 +13,7 @@ from holdfast.keeping.pack import pack, unpack
 from holdfast.keeping.retention import prune
 from holdfast.keeping.verification import verify_run
 from holdfast.store.local import LocalStore
-from tests.support.makers import CONFIG, IDENTITY, SETTINGS, STEPS_PER_EPOCH, Keys, make_line, root, train
+from tests.support.makers import CONFIG, IDENTITY, SETTINGS, STEPS_PER_EPOCH, Keys, make_line, train
 from tests.support.verified import check
 
 SHOWN = b'{"step": 1, "epoch": 0, "name": "a", "type": "text/plain", "text": "b"}\n'
