@@ -119,7 +119,7 @@ def mark_pinned(rows: list[dict[str, Any]], best: tuple[str, Commit] | None) -> 
     """Add to the sweep's table which checkpoint is the best one, and pinned."""
     for row in rows:
         is_best = best is not None and row["run"] == best[0]
-        row["pinned"] = f"commit {best[1].number} at step {best[1].step}, the best" if best and is_best else ""
+        row["pinned"] = f"commit {best[1].number}" if best and is_best else ""
 
 
 def describe_run(config: RunConfig, grid: dict[str, list[Any]]) -> dict[str, Any]:

@@ -23,8 +23,6 @@ from holdfast.errors import StoreDenied, StoreError
 from holdfast.journal import Commit
 from holdfast.journal.endings import Ending
 
-# Prefect sends this logger's records to its server (pyproject.toml, extra_loggers), but doesn't set its level.
-logging.getLogger("holdfast").setLevel(logging.INFO)
 # Prefect logs eight lines for each chunk, which say no more than one line of `holdfast.attempt.progress.CommitLines`.
 logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)
 

@@ -1,9 +1,11 @@
-"""The environment for Prefect: usage data off, and the local server's secret. Import this module before Prefect.
+"""The environment for Prefect: usage data off, the local server's secret, and the engine's log on.
 
-Prefect reads the environment when it is imported. `DO_NOT_TRACK` and `PREFECT_SERVER_ANALYTICS_ENABLED` keep the values
-that you have set. The setting in pyproject.toml would count only in the repository's folder.
+Import this module before Prefect, which reads the environment when it is imported. `DO_NOT_TRACK` and
+`PREFECT_SERVER_ANALYTICS_ENABLED` keep the values that you have set. The setting in pyproject.toml would count only in
+the repository's folder.
 """
 
+import logging
 import os
 
 from tasks.credentials import find_auth
@@ -21,3 +23,5 @@ def prepare() -> None:
 
 
 prepare()
+# Prefect sends this logger's records to its server (pyproject.toml, extra_loggers), but doesn't set its level.
+logging.getLogger("holdfast").setLevel(logging.INFO)

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from holdfast import checkpoint
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
-from tests.conftest import Engine, RunFlow
+from tests.conftest import ROOT, Engine, RunFlow
 from tests.support.lives import Lives
 from tests.support.varied import STEPS_PER_EPOCH, pythonic
 
@@ -93,6 +95,13 @@ def test_an_evaluation_reports_damage_and_quarantines_nothing(engine: Engine, st
     assert done.stderr.startswith("error: checkpoint epoch-0002 (commit 6) is damaged: ")
     assert files(run) == before
     assert Journal(open_store(str(tmp_path)), "toy").quarantine_reasons() == []
+
+
+def test_a_flow_that_trains_nothing_logs_what_it_has_found() -> None:
+    """Prefect's client sends the server only what the logger's level lets through."""
+    program = "import flows.evaluate, logging; print(logging.getLogger('holdfast').isEnabledFor(logging.INFO))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
 
 
 def test_evaluate_as_a_flow(store: Path, run_flow: RunFlow) -> None:

@@ -606,7 +606,7 @@ def test_a_sweep(run: PoolRun) -> None:
     (table,) = run.pool.artifacts(sweep)
     rows = json.loads(table["data"])
     assert [row["settings.lr"] for row in rows] == [0.1, 0.01]
-    assert sorted(row["pinned"] for row in rows) == ["", "commit 3 at step 10, the best"]
+    assert sorted(row["pinned"] for row in rows) == ["", "commit 3"]
     runs = [PoolRun(run.pool, run.folder, f"{run.name}-lr-{lr}") for lr in ("0.1", "0.01")]
     assert [each.standing().step for each in runs] == [10, 10]
     pins = [(each.standing().avg_loss, each.journal().numbers("pins")) for each in runs]
