@@ -8,7 +8,7 @@ import tasks.untracked  # noqa: F401
 from prefect import flow, runtime
 from prefect.artifacts import create_markdown_artifact
 
-from flows.train import supervise
+from flows.supervisor import Supervisor
 from holdfast.config import Log, RunConfig
 from holdfast.errors import ConfigError, Damage, RunStopped
 from holdfast.journal import Journal
@@ -67,7 +67,11 @@ def _train(config: RunConfig, run: str, epochs: int, kills: list[Kill]) -> Journ
     }
     config = config.model_copy(update=changes)
     journal = Journal(open_store(config.store), run)
-    ending = supervise(config, journal, lambda: to_environment(left_after(kills, len(journal.endings()))))
+
+    def choose_environment() -> dict[str, str]:
+        return to_environment(left_after(kills, len(journal.endings())))
+
+    ending = Supervisor(config, journal, choose_environment).run()
     if ending.reason != "completed":
         raise RunStopped(f"run {run} was cancelled")
     return journal

@@ -9,7 +9,7 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Running
 
-from flows.train import find_ending
+from flows.supervisor import find_ending
 from holdfast.journal import Journal
 from holdfast.journal.endings import Ending
 from holdfast.store import open_store

@@ -1,14 +1,17 @@
 """Tests of supervision: which endings spend which budget, and when a run gets no further attempt."""
 
+from typing import Any
+
 import pytest
 
-from holdfast.attempt.supervision import judge, without_progress
+from holdfast.attempt.supervision import Action, Known, choose_action, choose_wait_s, without_progress
 from holdfast.config import Supervision
 from holdfast.errors import (
     CheckpointDamaged,
     ConfigDrift,
     Damage,
     HoldfastError,
+    Inexact,
     NoProgress,
     OutOfMemory,
     RankDied,
@@ -31,39 +34,91 @@ def ends(*found: tuple[str, int]) -> list[Ending]:
     return [Ending(reason, f"why {reason}", step) for reason, step in found]
 
 
+CANCELLED, PREEMPTED, COMPLETED = ends(("cancelled", 8), ("preempted", 8), ("completed", 12))
+DONE, START, WATCH = Action(Ending("completed")), Action(), Action()
+
+
+def after(last: Ending, **facts: Any) -> Known:
+    return Known(last=last, endings=[last], **facts)
+
+
+@pytest.mark.parametrize(
+    ("known", "action"),
+    [
+        (Known(), START),
+        (Known(is_finished=True), DONE),
+        (Known(is_finished=True, is_disputed=True), START),
+        (Known(is_live=True), WATCH),
+        (Known(is_live=True, is_finished=True), WATCH),
+        (after(COMPLETED, is_finished=True), DONE),
+        (after(COMPLETED, is_finished=True, is_dead=True), START),
+        (after(COMPLETED, is_finished=True, is_disputed=True), START),
+        (after(COMPLETED), START),
+        (after(PREEMPTED), START),
+        (after(PREEMPTED, is_finished=True), DONE),
+        (after(CANCELLED), Action(CANCELLED)),
+        (after(CANCELLED, is_finished=True), Action(CANCELLED)),
+        (after(CANCELLED, was_cancelled=True), START),
+        (after(CANCELLED, was_cancelled=True, is_finished=True), DONE),
+        (Known(refusals=1), Action(wait_s=5)),
+        (Known(refusals=3), Action(wait_s=20)),
+        (Known(refusals=30), Action(wait_s=300)),
+        (Known(refusals=1, is_finished=True), DONE),
+        (Known(last=ends(("crashed", 8))[0], endings=ends(("preempted", 8), ("crashed", 8))), Action(wait_s=1)),
+    ],
+)
+def test_what_comes_next(known: Known, action: Action) -> None:
+    assert choose_action(known, LIMITS) == action
+
+
+@pytest.mark.parametrize(
+    ("endings", "error"),
+    [
+        (ends(*[("recipe_failed", 8)] * 4), NoProgress),
+        (ends(("preempted", 8), ("settings", 8)), WrongUse),
+        (ends(("inexact", 8)), Inexact),
+    ],
+)
+def test_what_ends_a_run_before_it_is_complete(endings: list[Ending], error: type[HoldfastError]) -> None:
+    with pytest.raises(error):
+        choose_action(Known(last=endings[-1], endings=endings), LIMITS)
+
+
 @pytest.mark.parametrize("reason", sorted(LOST_MACHINES))
 def test_lost_machines_never_end_a_run_by_themselves(reason: str) -> None:
-    assert judge(ends(*[(reason, 0)] * 1000), LIMITS) > 0
+    assert choose_wait_s(ends(*[(reason, 0)] * 1000), LIMITS) > 0
 
 
 def test_more_lost_machines_than_allowed_end_the_run() -> None:
     limits = Supervision(max_preemptions=2)
-    judge(ends(("preempted", 4), ("vanished", 8)), limits)
+    choose_wait_s(ends(("preempted", 4), ("vanished", 8)), limits)
     with pytest.raises(NoProgress, match=r"3 machines were lost, and supervision\.max_preemptions is 2"):
-        judge(ends(("preempted", 4), ("vanished", 8), ("preempted", 12)), limits)
-    judge(ends(("preempted", 4), ("vanished", 8), ("preempted", 12), ("crashed", 16)), limits)  # not for a machine
+        choose_wait_s(ends(("preempted", 4), ("vanished", 8), ("preempted", 12)), limits)
+    choose_wait_s(
+        ends(("preempted", 4), ("vanished", 8), ("preempted", 12), ("crashed", 16)), limits
+    )  # not for a machine
 
 
 @pytest.mark.parametrize("reason", FAILURES)
 def test_failures_without_progress_end_the_run(reason: str) -> None:
-    judge(ends((reason, 36), (reason, 36), (reason, 36)), LIMITS)
+    choose_wait_s(ends((reason, 36), (reason, 36), (reason, 36)), LIMITS)
     with pytest.raises(NoProgress, match=f"3 attempts in a row failed .* why {reason}"):
-        judge(ends((reason, 36), (reason, 36), (reason, 36), (reason, 36)), LIMITS)
+        choose_wait_s(ends((reason, 36), (reason, 36), (reason, 36), (reason, 36)), LIMITS)
 
 
 def test_progress_resets_the_number_of_failures() -> None:
     found = ends(("rank_crashed", 4), ("rank_crashed", 4), ("rank_crashed", 4), ("rank_crashed", 8))
-    assert judge(found, LIMITS) == 0
-    judge([*found, *ends(("rank_crashed", 8), ("rank_crashed", 8))], LIMITS)
+    assert choose_wait_s(found, LIMITS) == 0
+    choose_wait_s([*found, *ends(("rank_crashed", 8), ("rank_crashed", 8))], LIMITS)
     with pytest.raises(NoProgress):
-        judge([*found, *ends(("rank_crashed", 8), ("rank_crashed", 8), ("rank_crashed", 8))], LIMITS)
+        choose_wait_s([*found, *ends(("rank_crashed", 8), ("rank_crashed", 8), ("rank_crashed", 8))], LIMITS)
 
 
 def test_lost_machines_neither_count_as_failures_nor_reset_them() -> None:
     found = ends(("crashed", 0), ("preempted", 0), ("crashed", 0), ("vanished", 0))
-    judge(found, LIMITS)
+    choose_wait_s(found, LIMITS)
     with pytest.raises(NoProgress, match="3 attempts in a row failed"):
-        judge([*found, *ends(("crashed", 0))], LIMITS)
+        choose_wait_s([*found, *ends(("crashed", 0))], LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -72,15 +127,15 @@ def test_lost_machines_neither_count_as_failures_nor_reset_them() -> None:
 )
 def test_errors_that_another_attempt_cannot_mend_are_raised(reason: str, error: type[HoldfastError]) -> None:
     with pytest.raises(error, match=f"why {reason}"):
-        judge(ends(("preempted", 4), (reason, 4)), LIMITS)
+        choose_wait_s(ends(("preempted", 4), (reason, 4)), LIMITS)
 
 
 def test_the_wait_doubles_while_nothing_is_committed() -> None:
-    assert judge(ends(("preempted", 4)), LIMITS) == 0
-    waits = [judge(ends(*[("preempted", 0)] * number), LIMITS) for number in range(1, 12)]
+    assert choose_wait_s(ends(("preempted", 4)), LIMITS) == 0
+    waits = [choose_wait_s(ends(*[("preempted", 0)] * number), LIMITS) for number in range(1, 12)]
     assert waits[:4] == [1, 2, 4, 8]
     assert waits[-1] == 300
-    assert judge(ends(*[("preempted", 0)] * 1000), Supervision(backoff_s=0)) == 0
+    assert choose_wait_s(ends(*[("preempted", 0)] * 1000), Supervision(backoff_s=0)) == 0
 
 
 def test_reaching_an_old_step_again_is_no_progress() -> None:
