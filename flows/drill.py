@@ -8,7 +8,6 @@ import tasks.untracked  # noqa: F401
 from prefect import flow, runtime
 from prefect.artifacts import create_markdown_artifact
 
-from flows.supervisor import Supervisor
 from holdfast.config import Log, RunConfig
 from holdfast.errors import ConfigError, Damage, RunStopped
 from holdfast.journal import Journal
@@ -16,6 +15,7 @@ from holdfast.proof.drill import Kill, Verdict, judge_drill, left_after, to_envi
 from holdfast.store import open_store
 from tasks.heartbeat import heartbeat
 from tasks.reporting import describe_run, key_of
+from tasks.supervisor import Supervisor
 
 log = logging.getLogger("holdfast.proof.drill")
 

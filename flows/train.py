@@ -14,7 +14,6 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 
 from flows.attempt import attempt
-from flows.supervisor import Supervisor
 from holdfast.attempt import started_ahead
 from holdfast.attempt.progress import log_plain_lines
 from holdfast.config import RunConfig, load_config
@@ -30,6 +29,7 @@ from tasks.heartbeat import heartbeat
 from tasks.reporting import summarize
 from tasks.served import served_flow
 from tasks.server import check_configured, server
+from tasks.supervisor import Supervisor
 
 log = logging.getLogger("holdfast.train")
 

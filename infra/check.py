@@ -7,8 +7,6 @@
 The folder is the repository by default. The exit code is 1 if a check finds a fault.
 """
 
-# Over 300 lines: a short function for each kind of file.
-
 import os
 import re
 import shutil

@@ -4,8 +4,6 @@ Single-threaded: the ranks are processes of their own, and they are ordered to t
 is committed, so that a commit costs no training time. `holdfast.attempt.life.live` calls the verbs in their order.
 """
 
-# Over 300 lines: the one class that holds an attempt's state; what can stand alone lies beside it.
-
 import logging
 import os
 import platform

@@ -3,8 +3,6 @@
 It needs no rank and no torch: the caller passes the function that restores a checkpoint.
 """
 
-# Over 300 lines: one class, so that every rule of what extends the line stands in one place.
-
 import contextlib
 import hashlib
 import logging

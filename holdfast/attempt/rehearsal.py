@@ -7,8 +7,6 @@ equal, the run continues exactly from that commit. Otherwise it stops, before a 
 Ranks that have died are a witness, too: the steps that they had trained are on the disk; see `holdfast.rank.lived`.
 """
 
-# Over 300 lines: one rehearsal from its date to its verdict, and the same comparison after a death.
-
 import logging
 import time
 from collections.abc import Callable, Sequence

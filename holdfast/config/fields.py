@@ -1,7 +1,5 @@
 """The fields of a configuration, in sections, each with its description and its bounds."""
 
-# Over 300 lines: all sections of one configuration, each field beside its bounds.
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self

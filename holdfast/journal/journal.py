@@ -6,8 +6,6 @@ and ``pruned/`` (commits whose checkpoints were deleted). These records are the 
 newest number, so that finding it doesn't take longer as a run grows.
 """
 
-# Over 300 lines: one class, so that every rule of who may write and what counts stands in one place.
-
 import contextlib
 import hashlib
 import logging

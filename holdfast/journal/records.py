@@ -1,7 +1,5 @@
 """The records of a run: JSON files, each with the hash of its own content."""
 
-# Over 300 lines: every record of a run, so that the format on the store stands in one place.
-
 import hashlib
 import json
 from datetime import UTC, datetime

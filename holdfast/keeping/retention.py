@@ -1,7 +1,5 @@
 """Retention: which checkpoints to keep (a pure function over the commits), and the deletion of the others."""
 
-# Over 300 lines: the order of reading, recording and deleting protects the last good checkpoint, so it stands together.
-
 import contextlib
 import logging
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The ranks of an attempt, seen from the attempt: start, watch, command and end them."""
 
-# Over 300 lines: one class, through which an attempt starts, commands and ends its ranks.
-
 import contextlib
 import logging
 import math

@@ -4,8 +4,6 @@ Each message is a frozen class. On the wire it is a line of JSON: its class name
 import torch, because the attempt doesn't.
 """
 
-# Over 300 lines: every message between an attempt and its ranks, so that the wire stands in one place.
-
 import json
 from collections.abc import Mapping
 from typing import Any, Self, get_args

@@ -1,7 +1,5 @@
 """The main loop of a rank: build the recipe, then carry out one order after the other."""
 
-# Over 300 lines: one function an order, so that all that a rank is told to do stands in one place.
-
 import contextlib
 import faulthandler
 import functools

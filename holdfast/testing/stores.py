@@ -8,8 +8,6 @@
             return MyStore("an/empty/folder")
 """
 
-# Over 300 lines: one test class, which tests of other stores inherit as a whole.
-
 import contextlib
 import functools
 import mmap

@@ -1,7 +1,5 @@
 """A recipe that is built and ready to train in this process, with its progress."""
 
-# Over 300 lines: one class, which all that trains, saves and restores reads.
-
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass

@@ -9,12 +9,12 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Running
 
-from flows.supervisor import find_ending
 from holdfast.journal import Journal
 from holdfast.journal.endings import Ending
 from holdfast.store import open_store
 from tasks import own_run
 from tasks.states import ending_of_state
+from tasks.supervisor import find_ending
 from tests.support.makers import claim
 
 

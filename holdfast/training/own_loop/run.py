@@ -4,8 +4,6 @@
 kept objects; between two steps it records the step, obeys the attempt's orders and begins saves; and it ends the loop.
 """
 
-# Over 300 lines: the one class that a loop of a user's own sees; a third of it is its documentation.
-
 import contextlib
 import gc
 import hashlib
