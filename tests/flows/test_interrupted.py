@@ -95,7 +95,7 @@ def test_ctrl_c_ends_a_command_whose_ranks_and_server_start(alone: Driver) -> No
         assert_quiet(terminal.screen)
 
 
-@pytest.mark.parametrize("death", ["SIGKILL", "closed"])
+@pytest.mark.parametrize("death", ["SIGKILL", pytest.param("closed", marks=IN_SOAK)])
 def test_a_dead_command_leaves_nothing_that_runs_or_prints(alone: Driver, death: str) -> None:
     with opened(alone) as terminal:
         terminal.await_true(lambda: is_trained(alone))

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import COMMAND_WITHIN_S, ROOT, MakeHome, await_ended, kill_tree
+from tests.conftest import COMMAND_WITHIN_S, IN_SOAK, ROOT, MakeHome, await_ended, kill_tree
 from tests.support.lives import ranks_of
 from tests.support.processes import command_of
 
@@ -69,7 +69,9 @@ def test_the_main_job_learns_and_prints_where_the_run_lies(tmp_path: Path) -> No
     assert re.fullmatch("[0-9a-f]{64}", shown["config_fingerprint"])
 
 
-@pytest.mark.parametrize(("moment", "deadly"), [("starting", signal.SIGKILL), ("training", signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("moment", "deadly"), [pytest.param("starting", signal.SIGKILL, marks=IN_SOAK), ("training", signal.SIGTERM)]
+)
 def test_no_process_is_left_behind(tmp_path: Path, make_home: MakeHome, moment: str, deadly: signal.Signals) -> None:
     """The command's death must end the ranks and its temporary server. Prefect's own server would survive for ever."""
     make_home(tmp_path / "prefect")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, Driver, kill_tree
+from tests.conftest import IS_SOAK, ROOT, Driver, kill_tree
 from tests.support.terminals import BEGINS_WITHIN_S, Terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -94,7 +94,7 @@ def test_the_trap_records_what_prefect_sends_by_default(tmp_path: Path, trap: Tr
     assert any("prefect.io" in asked or "amplitude.com" in asked for asked in trap.asked)
 
 
-@pytest.mark.parametrize("module", ["train", "attempt", "sweep"])
+@pytest.mark.parametrize("module", ["train", *["attempt", "sweep"] * IS_SOAK])
 def test_importing_a_flow_sends_nothing(tmp_path: Path, trap: Trap, module: str) -> None:
     program = f"import flows.{module}; print('imported'); input()"
     printed = trap.run(tmp_path, [PYTHON, "-c", program], within_s=5, begun="imported")

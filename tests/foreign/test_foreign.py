@@ -293,7 +293,7 @@ FORGOTTEN = [
     "row",
     [
         pytest.param(row, marks=mark(row.name), id=f"{row.name}-{row.argument}")
-        for row in (FORGOTTEN if IS_SOAK else FORGOTTEN[::2])
+        for row in (FORGOTTEN if IS_SOAK else FORGOTTEN[::3])
     ],
 )
 def test_what_is_left_out_is_found(tmp_path: Path, ready: Lives, row: Forgotten) -> None:

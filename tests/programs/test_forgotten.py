@@ -12,7 +12,7 @@ from tests.support.rehearsed import REHEARSED, Outcome, Program, find_straight
 pytestmark = pytest.mark.slow
 
 # Of all rows, those that each run of the suite tries; make soak tries all.
-TRIED = WAYS if IS_SOAK else WAYS[::8]
+TRIED = WAYS if IS_SOAK else WAYS[::12]
 
 
 def make_program(nursery: Lives, folder: Path, way: Way, after: int) -> Program:

@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.conftest import COMMAND_WITHIN_S, ROOT
+from tests.conftest import COMMAND_WITHIN_S, IN_SOAK, ROOT
 from tests.project.test_dependencies import CORE
 
 pytestmark = pytest.mark.slow
@@ -135,6 +135,7 @@ def test_the_recipes_files_are_there(binaries: Path, recipe: Path) -> None:
     assert {"language.toml", "chat.toml", "chat_template.jinja"} <= {*found}
 
 
+@IN_SOAK
 def test_the_wheel_proves(binaries: Path, recipe: Path) -> None:
     options = ["--steps", "8", "--kills", "1", "--seed", "7"]
     said = run(binaries / "holdfast", "prove", "my_line.toml", *options, cwd=recipe)

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.config import Compute, Log, RunConfig
 from holdfast.proof.result import Proof
-from tests.conftest import IS_SOAK
+from tests.conftest import IN_SOAK, IS_SOAK
 from tests.support.lives import Lives
 from tests.support.ordinary import OPTIMIZERS, SCHEDULERS
 
@@ -62,6 +62,7 @@ def test_ordinary_recipes_are_proved(nursery: Lives, tmp_path: Path, recipe: str
     assert not proof.unchanged
 
 
+@IN_SOAK
 @NEEDS_COMPILER
 def test_a_compiled_model_is_proved(nursery: Lives, tmp_path: Path) -> None:
     proof = prove(nursery, tmp_path, "tests.support.ordinary:compiled", kills=1)

@@ -45,7 +45,7 @@ def test_a_recipe_without_a_mutation_is_proved(nursery: Lives, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutation", PROVED if IS_SOAK else PROVED[::2], ids=lambda row: row.name)
+@pytest.mark.parametrize("mutation", PROVED if IS_SOAK else PROVED[::3], ids=lambda row: row.name)
 def test_a_mutation_is_caught(nursery: Lives, tmp_path: Path, mutation: Mutation) -> None:
     found = prove(nursery, mutation, tmp_path)
     if mutation.caught_by == "start":

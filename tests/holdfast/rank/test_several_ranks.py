@@ -16,7 +16,7 @@ from holdfast.proof.result import Proof
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Progress, Ready
 from holdfast.store import open_store
-from tests.conftest import COMMAND_WITHIN_S, has_not_ended
+from tests.conftest import COMMAND_WITHIN_S, IN_SOAK, has_not_ended
 from tests.support.device import DEVICE
 from tests.support.lives import Lives, ranks_of
 from tests.support.processes import variables_of
@@ -52,7 +52,7 @@ def train_to_the_end(ranks: Ranks) -> HoldfastError:
         return error
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=IN_SOAK), 1])
 def test_the_error_of_any_rank_names_the_recipes_line(tmp_path: Path, started: list[Ranks], rank: int) -> None:
     started.append(Ranks(make_config(tmp_path, how="raise", rank=rank), tmp_path / "ranks.log"))
     error = train_to_the_end(started[0])
@@ -81,6 +81,7 @@ def test_a_crash_in_native_code_names_rank_signal_and_line(tmp_path: Path, start
     assert str(error).startswith(f"the ranks ended: rank 1: signal 11 (SIGSEGV) at {place}:")
 
 
+@IN_SOAK
 def test_a_rank_without_memory_is_named(tmp_path: Path, started: list[Ranks]) -> None:
     started.append(Ranks(make_config(tmp_path, how="greed", rank=1), tmp_path / "ranks.log"))
     error = train_to_the_end(started[0])
@@ -143,6 +144,7 @@ def test_a_kill_reaches_every_rank(tmp_path: Path, started: list[Ranks]) -> None
     assert not list(tmp_path.glob("several/*/metadata.json")), "none has saved one more step"
 
 
+@IN_SOAK
 def test_end_waits_for_the_ranks_if_torchrun_has_died(tmp_path: Path, started: list[Ranks]) -> None:
     started.append(ranks := Ranks(make_config(tmp_path), tmp_path / "ranks.log"))
     ranks.expect(Ready)
@@ -158,6 +160,7 @@ def test_end_waits_for_the_ranks_if_torchrun_has_died(tmp_path: Path, started: l
     assert not [process for process in processes if has_not_ended(process)]
 
 
+@IN_SOAK
 def test_end_waits_for_a_rank_that_has_lost_its_mark(
     tmp_path: Path, started: list[Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:

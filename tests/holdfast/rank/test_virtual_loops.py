@@ -8,6 +8,7 @@ import pytest
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
+from tests.conftest import IS_SOAK
 from tests.support.lives import Lives
 from tests.support.shares import write_config
 
@@ -36,7 +37,7 @@ def read(folder: Path) -> tuple[dict[int, str], list[str]]:
     return commits, text.splitlines()
 
 
-@pytest.mark.parametrize("recipe", ["looped", "loaded", "from_loader"])
+@pytest.mark.parametrize("recipe", ["looped", *["loaded", "from_loader"] * IS_SOAK])
 def test_the_number_of_ranks_and_their_shards_change_no_byte(nursery: Lives, tmp_path: Path, recipe: str) -> None:
     one, many = tmp_path / "one", tmp_path / "many"
     done = train(
