@@ -90,7 +90,7 @@ test-extras: .venv/extras .venv/mlflow/ready
 test-pools: export CONTAINERS_CONF := $(CURDIR)/tests/support/containers.conf
 test-pools: .venv/ready
 	@infra/image rank-cpu || BASE=debian infra/image rank-cpu || echo "there is no image: tests are skipped"
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m pool $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "pool and not extras" $(ARGS)
 
 # Without a GPU this says so, runs nothing and succeeds.
 test-gpus: .venv/ready
