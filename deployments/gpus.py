@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from deployments.ledger import Ledger, end
+from deployments.ledger import ProcessLedger, end
 from holdfast.errors import ConfigError
 from holdfast.machine.gpus import Gpu, describe_visible, list_visible, read_report
 
@@ -21,7 +21,7 @@ WITHOUT = "make up, without GPUS, starts one worker for the whole machine"
 
 
 @dataclass(frozen=True)
-class Plan:
+class WorkerPlan:
     """The workers to have.
 
     Attributes:
@@ -33,7 +33,7 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-def plan_workers(asked: str, ledger: Ledger) -> Plan:
+def plan_workers(asked: str, ledger: ProcessLedger) -> WorkerPlan:
     """Return the workers for the value of GPUS: a number, ``all``, or nothing.
 
     Without a value, keep the workers that the ledger has. So a plain `make up` restarts what has died.
@@ -43,7 +43,7 @@ def plan_workers(asked: str, ledger: Ledger) -> Plan:
     """
     if not asked:
         known = {name: str(entry["gpu"]) for name, entry in ledger.known.items() if "gpu" in entry}
-        return Plan(known or {WORKER: ""})
+        return WorkerPlan(known or {WORKER: ""})
     if asked != "all" and not (asked.isdecimal() and int(asked)):
         raise ConfigError(f"GPUS={asked}: expected a number of GPUs, or all", hint="make up GPUS=all")
     report = read_report()
@@ -57,7 +57,7 @@ def plan_workers(asked: str, ledger: Ledger) -> Plan:
     return _plan_seen(asked, visible, describe_visible(report, visible))
 
 
-def _plan_seen(asked: str, visible: tuple[Gpu, ...], found: str) -> Plan:
+def _plan_seen(asked: str, visible: tuple[Gpu, ...], found: str) -> WorkerPlan:
     healthy = [gpu for gpu in visible if not gpu.faults]
     faults = [f"{gpu} is unhealthy: {', '.join(gpu.faults)}" for gpu in visible if gpu.faults]
     number = len(healthy) if asked == "all" else int(asked)
@@ -66,10 +66,10 @@ def _plan_seen(asked: str, visible: tuple[Gpu, ...], found: str) -> Plan:
     if number > len(healthy) or not healthy:
         hint = f"GPUS={len(healthy)} leaves the others out" if healthy else "a reset of a GPU may help"
         raise ConfigError(f"GPUS={asked}: {'; '.join(faults)}", hint=hint)
-    return Plan({f"{WORKER}-{gpu.index}": gpu.uuid for gpu in healthy[:number]}, tuple(faults))
+    return WorkerPlan({f"{WORKER}-{gpu.index}": gpu.uuid for gpu in healthy[:number]}, tuple(faults))
 
 
-def _plan_unseen(asked: str, *, is_split: bool) -> Plan:
+def _plan_unseen(asked: str, *, is_split: bool) -> WorkerPlan:
     """Return the plan for GPUs that nvidia-smi doesn't describe: by CUDA_VISIBLE_DEVICES, or by number.
 
     Args:
@@ -88,10 +88,10 @@ def _plan_unseen(asked: str, *, is_split: bool) -> Plan:
         raise ConfigError(f"GPUS={asked}: CUDA_VISIBLE_DEVICES={shown} has {len(entries)}", hint="GPUS=all")
     chosen = entries or [str(index) for index in range(number)]
     note = "the health of the GPUs is not known: nvidia-smi doesn't describe them"
-    return Plan({f"{WORKER}-{index}": entry for index, entry in enumerate(chosen[:number])}, (note,))
+    return WorkerPlan({f"{WORKER}-{index}": entry for index, entry in enumerate(chosen[:number])}, (note,))
 
 
-def end_others(ledger: Ledger, plan: Plan) -> list[str]:
+def end_others(ledger: ProcessLedger, plan: WorkerPlan) -> list[str]:
     """End the workers of the pool that the plan doesn't have, or has with another GPU; return their names.
 
     Their flow runs save first. An attempt continues as another one, on one of the other workers.

@@ -28,7 +28,7 @@ ROUNDED_BY_S = 1.5
 DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
-class Ledger:
+class ProcessLedger:
     """The record of started processes: ``started.json`` in the state folder, beside their output.
 
     Attributes:
@@ -79,7 +79,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def check_owner(ledger: Ledger) -> None:
+def check_owner(ledger: ProcessLedger) -> None:
     """Check that all live processes were started from this checkout, or from one that is gone.
 
     Raises:
@@ -95,7 +95,7 @@ def check_owner(ledger: Ledger) -> None:
             )
 
 
-def check_current(ledger: Ledger) -> None:
+def check_current(ledger: ProcessLedger) -> None:
     """Check that all live processes run this checkout's code, with a server that requires the secret.
 
     Raises:
@@ -176,7 +176,7 @@ def own_temporary() -> str:
 
 
 def start(
-    ledger: Ledger,
+    ledger: ProcessLedger,
     name: str,
     command: Sequence[str],
     environment: Mapping[str, str],
@@ -215,7 +215,7 @@ def _reset_signals() -> None:
         signal.signal(each, signal.SIG_DFL)
 
 
-def end(ledger: Ledger, names: Iterable[str]) -> list[str]:
+def end(ledger: ProcessLedger, names: Iterable[str]) -> list[str]:
     """End the processes that were started under these names, all at once. Return the names of those that were alive.
 
     A process that doesn't end by itself in time is killed.
@@ -274,7 +274,7 @@ def _await_gone(is_there: Callable[[], bool]) -> bool:
     return not is_there()
 
 
-def await_ready(what: str, is_ready: Callable[[], bool], ledger: Ledger, name: str) -> None:
+def await_ready(what: str, is_ready: Callable[[], bool], ledger: ProcessLedger, name: str) -> None:
     """Wait until a process that was just started is ready.
 
     Raises:

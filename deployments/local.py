@@ -18,8 +18,18 @@ import tasks.untracked  # noqa: F401
 from cyclopts import App
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from deployments.gpus import Plan, describe_gpu, end_others, find_holder, plan_workers
-from deployments.ledger import ROOT, Ledger, await_ready, check_current, check_owner, end, locked, own_temporary, start
+from deployments.gpus import WorkerPlan, describe_gpu, end_others, find_holder, plan_workers
+from deployments.ledger import (
+    ROOT,
+    ProcessLedger,
+    await_ready,
+    check_current,
+    check_owner,
+    end,
+    locked,
+    own_temporary,
+    start,
+)
 from deployments.pools import Kind
 from deployments.postgres import start_postgres
 from deployments.setup import set_up
@@ -38,7 +48,7 @@ QUERY_EVERY_S = 1.0
 # ---- the server
 
 
-def start_server(ledger: Ledger, database_url: str, port: int = 0) -> str:
+def start_server(ledger: ProcessLedger, database_url: str, port: int = 0) -> str:
     """Start a Prefect server that requires the secret in ``auth``, unless it runs already. Return its API's URL."""
     if ledger.is_alive("server"):
         return str(ledger.known["server"]["url"])
@@ -73,7 +83,7 @@ def seal_pages(folder: Path, url: str) -> None:
         page.write_text(text.replace("<head>", f"<head>{tag}", 1), "utf-8")
 
 
-def own_auth(ledger: Ledger) -> str:
+def own_auth(ledger: ProcessLedger) -> str:
     """Return the server's secret. The first call makes it."""
     return make_secret(ledger.folder / AUTH, new_auth())
 
@@ -92,7 +102,7 @@ def sqlite_url(path: Path) -> str:
 
 
 def start_worker(
-    ledger: Ledger, pool: str, url: str, environment: Mapping[str, str] | None = None, kind: Kind = "process"
+    ledger: ProcessLedger, pool: str, url: str, environment: Mapping[str, str] | None = None, kind: Kind = "process"
 ) -> None:
     """Start a worker for the pool, unless one runs already. Its flow runs inherit its environment, with the secret."""
     name = f"worker-{pool}"
@@ -102,7 +112,7 @@ def start_worker(
     print(f"worker      {name}")
 
 
-def start_gpu_worker(ledger: Ledger, name: str, gpu: str, url: str) -> None:
+def start_gpu_worker(ledger: ProcessLedger, name: str, gpu: str, url: str) -> None:
     """Start a worker of the pool `gpu` that sees one GPU and runs one flow run at a time, unless it runs already.
 
     Don't start it while a process that an earlier worker has left behind uses the GPU.
@@ -117,7 +127,7 @@ def start_gpu_worker(ledger: Ledger, name: str, gpu: str, url: str) -> None:
     print(f"worker      {name}   {gpu}")
 
 
-def start_gpu_workers(ledger: Ledger, plan: Plan, url: str) -> None:
+def start_gpu_workers(ledger: ProcessLedger, plan: WorkerPlan, url: str) -> None:
     """Start the workers of the pool `gpu` that the plan has and that don't run yet; end those that it doesn't have."""
     for name in end_others(ledger, plan):
         print(f"ended       {name}")
@@ -146,12 +156,12 @@ def allow_recipes(named: str) -> str:
     return ", ".join(filter(None, (usual, named)))
 
 
-def _environment(ledger: Ledger, url: str) -> dict[str, str]:
+def _environment(ledger: ProcessLedger, url: str) -> dict[str, str]:
     own = {"PREFECT_WORKER_QUERY_SECONDS": str(QUERY_EVERY_S), "TMPDIR": own_temporary()}
     return access(ledger, url) | own
 
 
-def access(ledger: Ledger, url: str) -> dict[str, str]:
+def access(ledger: ProcessLedger, url: str) -> dict[str, str]:
     """Return the environment of a client of the server."""
     return {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": own_auth(ledger)}
 
@@ -171,7 +181,7 @@ def up(*, postgres: bool = False, gpus: str = "", recipes: str = "") -> None:
     bypass_proxy()
     open_state(STATE)
     with locked(STATE):
-        ledger = Ledger(STATE)
+        ledger = ProcessLedger(STATE)
         check_owner(ledger)
         check_current(ledger)
         plan = plan_workers(gpus, ledger)
@@ -198,7 +208,7 @@ def down() -> None:
     if STATE.is_dir():
         open_state(STATE)
         with locked(STATE):
-            ledger = Ledger(STATE)
+            ledger = ProcessLedger(STATE)
             check_owner(ledger)
             for _, names in groupby(sorted(ledger.known, key=_order), key=_order):
                 for name in end(ledger, names):

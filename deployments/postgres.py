@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from deployments.ledger import Ledger, await_ready, start
+from deployments.ledger import ProcessLedger, await_ready, start
 from holdfast.errors import ConfigError, RunStopped
 from tasks.credentials import make_secret
 from tasks.server import choose_port
@@ -17,7 +17,7 @@ from tasks.server import choose_port
 POSTGRES_USER = "postgres"  # Debian's
 
 
-def start_postgres(ledger: Ledger) -> str:
+def start_postgres(ledger: ProcessLedger) -> str:
     """Start a Postgres on the loopback interface, unless it runs already. Return its database's URL."""
     programs = find_postgres()
     user, folder = _choose_postgres_user(ledger.folder)

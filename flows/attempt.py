@@ -17,8 +17,8 @@ from holdfast.proof.drill import Striker
 from tasks import own_run, pool
 from tasks.chunks import ACTS
 from tasks.heartbeat import heartbeat
-from tasks.hooks import Events, final_state
-from tasks.reporting import Report
+from tasks.hooks import CommitEvents, final_state
+from tasks.reporting import ArtifactReport
 
 
 @flow(name="attempt", flow_run_name="{config.run} attempt {number}", retries=0, persist_result=False)
@@ -38,7 +38,7 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
         try:
             outcome = live(
                 config,
-                [CommitLines(), Report(), Events(), ProgressView(), Striker()],
+                [CommitLines(), ArtifactReport(), CommitEvents(), ProgressView(), Striker()],
                 ACTS,
                 number=pool.choose_number(config, number),
                 sources=asked.sources,

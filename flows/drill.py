@@ -11,7 +11,7 @@ from prefect.artifacts import create_markdown_artifact
 from holdfast.config import Log, RunConfig
 from holdfast.errors import ConfigError, Damage, RunStopped
 from holdfast.journal import Journal
-from holdfast.proof.drill import Kill, Verdict, judge_drill, left_after, to_environment
+from holdfast.proof.drill import DrillVerdict, Kill, judge_drill, left_after, to_environment
 from holdfast.store import open_store
 from tasks.heartbeat import heartbeat
 from tasks.reporting import describe_run, key_of
@@ -21,7 +21,7 @@ log = logging.getLogger("holdfast.proof.drill")
 
 
 @flow(name="drill", flow_run_name="drill {config.run}", retries=0, persist_result=False)
-def drill(config: RunConfig, kills: list[Kill], epochs: int = 1, keep: bool = False) -> Verdict:
+def drill(config: RunConfig, kills: list[Kill], epochs: int = 1, keep: bool = False) -> DrillVerdict:
     """Train a copy of a run twice on its work pool, once undisturbed and once with kills, and compare the bytes.
 
     Both copies are new runs; yours stays as it is. The drill restarts no killed worker: whatever starts yours must.

@@ -20,7 +20,7 @@ from holdfast.ledger.standing import read_standing
 from holdfast.looking.report import Gatherer, make_comparison
 from holdfast.store import open_store
 from tasks import pool
-from tasks.liveness import Watch
+from tasks.liveness import ProcessWatch
 from tasks.reporting import key_of
 
 log = logging.getLogger("flows.grid")
@@ -71,11 +71,11 @@ def _train_here(configs: list[RunConfig]) -> dict[str, str]:
 
 def _train_on_pool(configs: list[RunConfig], at_once: int) -> dict[str, str]:
     """Train each run by a `train` flow run of its own. Return the reason of each failure, by the run's name."""
-    waiting, live, failed = list(configs), list[tuple[RunConfig, FlowRun, Watch]](), dict[str, str]()
+    waiting, live, failed = list(configs), list[tuple[RunConfig, FlowRun, ProcessWatch]](), dict[str, str]()
     while waiting or live:
         while waiting and len(live) < at_once:
             config = waiting.pop(0)
-            live.append((config, pool.start_train(config, key=f"{runtime.flow_run.id}:{config.run}"), Watch()))
+            live.append((config, pool.start_train(config, key=f"{runtime.flow_run.id}:{config.run}"), ProcessWatch()))
         time.sleep(pool.POLL_EVERY_S)
         for each in list(live):
             config, flow_run, watch = each

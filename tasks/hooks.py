@@ -1,12 +1,12 @@
 """Prefect's additions to a chunk and a commit: retries, final states and events.
 
-==========================  =============================================================  =======================
-around a commit             in this order                                                  if it fails
-==========================  =============================================================  =======================
-`publish_commit`, a task    fingerprint, hashes, the commit's record, latest.json          the task fails
-observers, at once          the commit's line, `tasks.reporting.Report`, `Events`          a warning
-`Attempt.upkeep`            read the checkpoint back, prune the epochs                     a warning
-==========================  =============================================================  =======================
+==========================  ===================================================================  =====================
+around a commit             in this order                                                        if it fails
+==========================  ===================================================================  =====================
+`publish_commit`, a task    fingerprint, hashes, the commit's record, latest.json                the task fails
+observers, at once          the commit's line, `tasks.reporting.ArtifactReport`, `CommitEvents`  a warning
+`Attempt.upkeep`            read the checkpoint back, prune the epochs                           a warning
+==========================  ===================================================================  =====================
 
 A task that fails is tried again if `should_open_again`, `should_train_again` or `is_about_the_store` says so.
 """
@@ -29,7 +29,7 @@ logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)
 COMMIT_EVENT = "holdfast.commit"
 
 
-class Events(Observer):
+class CommitEvents(Observer):
     """An observer that emits each commit as an event, to which your own automations can react."""
 
     def committed(self, attempt: AttemptView, commit: Commit) -> None:

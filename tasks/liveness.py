@@ -54,7 +54,7 @@ WINDOWS_S = {
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
-class Verdict(enum.Enum):
+class ProcessVerdict(enum.Enum):
     """A watcher's verdict on a process."""
 
     ENDED = "its state is final"
@@ -62,7 +62,7 @@ class Verdict(enum.Enum):
     LOST = "it gave no sign of life for longer than its window"
 
 
-class Watch:
+class ProcessWatch:
     """One watcher's memory of one process.
 
     Attributes:
@@ -76,7 +76,7 @@ class Watch:
         self._seen: tuple[object, object] | None = None
         self._heard_at = self._marked_at = self._looked_at = -math.inf
 
-    def judge(self, kind: str, state: object, mark: object, now: float) -> Verdict:
+    def judge(self, kind: str, state: object, mark: object, now: float) -> ProcessVerdict:
         """Return the verdict on what was read just now.
 
         Args:
@@ -95,11 +95,11 @@ class Watch:
         self._seen, self._looked_at = (state, mark), now
         self.silent_s = now - self._heard_at
         if kind in FINAL or (kind == "VANISHED" and now - self._marked_at > DOUBTED_FOR_S):
-            return Verdict.ENDED
-        return Verdict.LOST if self.silent_s > WINDOWS_S.get(kind, math.inf) else Verdict.ALIVE
+            return ProcessVerdict.ENDED
+        return ProcessVerdict.LOST if self.silent_s > WINDOWS_S.get(kind, math.inf) else ProcessVerdict.ALIVE
 
 
-class Asked(Protocol):
+class _RequestedState(Protocol):
     """The part of a state that shows a person's request."""
 
     def is_paused(self) -> bool: ...
@@ -125,7 +125,7 @@ class Request:
         self._save_within_s = save_within_s
         self._cancelling_since: float | None = None
 
-    def judge(self, state: Asked | None, now: float) -> Notice | None:
+    def judge(self, state: _RequestedState | None, now: float) -> Notice | None:
         """Return a notice if a person paused this process, or cancelled it without a worker signalling it in time.
 
         Args:
@@ -144,6 +144,6 @@ class Request:
         return Notice(reason, self._save_within_s, is_at_once=True)
 
 
-def is_cancel(state: Asked | None) -> bool:
+def is_cancel(state: _RequestedState | None) -> bool:
     """Return whether this state shows that a person is cancelling, or has cancelled, its process."""
     return state is not None and (state.is_cancelling() or state.is_cancelled())

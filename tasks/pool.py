@@ -37,7 +37,7 @@ from holdfast.journal import Journal
 from holdfast.store import open_store
 from tasks.asking import ask_server
 from tasks.heartbeat import BEAT_LABEL, is_called_vanished
-from tasks.liveness import Verdict, Watch
+from tasks.liveness import ProcessVerdict, ProcessWatch
 from tasks.own_run import raise_if_paused
 from tasks.states import describe_wait, is_final, kind_of, state_of_lost
 
@@ -136,7 +136,7 @@ def _start(
     return ask_server(start)
 
 
-def refresh(flow_run: FlowRun, watch: Watch) -> FlowRun:
+def refresh(flow_run: FlowRun, watch: ProcessWatch) -> FlowRun:
     """Return a flow run as it is on the server now. If it is lost, set its state to Crashed or Cancelled first.
 
     If the server calls it vanished, but it gave a sign of life just now, wait until it says that it lives or is silent.
@@ -155,10 +155,10 @@ def refresh(flow_run: FlowRun, watch: Watch) -> FlowRun:
         if state is None:
             return found
         verdict = watch.judge(kind_of(state), state.id, found.labels.get(BEAT_LABEL), time.monotonic())
-        if verdict is not Verdict.ALIVE or not is_called_vanished(state):
+        if verdict is not ProcessVerdict.ALIVE or not is_called_vanished(state):
             break
         time.sleep(POLL_EVERY_S)
-    if verdict is not Verdict.LOST:
+    if verdict is not ProcessVerdict.LOST:
         return found
     lost = state_of_lost(state, watch.silent_s)
     log.warning("%s is %s, but lost: %s", found.name, state.name, lost.message)
@@ -194,7 +194,7 @@ def await_end(flow_run: FlowRun) -> FlowRun:
     Raises:
         Pause: a person paused the current flow run, which waits.
     """
-    watch, logged, began = Watch(), "", time.monotonic()
+    watch, logged, began = ProcessWatch(), "", time.monotonic()
     for poll in itertools.count():
         found = refresh(flow_run, watch)
         if is_final(found):
@@ -213,7 +213,7 @@ def await_sign(flow_run: FlowRun) -> bool:
     """Wait for a Running flow run's next sign of life and return True; return False when it is lost or has ended."""
     if flow_run.deployment_id is None:
         return True  # a person's command, which gives no signs of life
-    watch = Watch()
+    watch = ProcessWatch()
     while not is_final(refresh(flow_run, watch)):
         if watch.has_beaten:
             return True
@@ -252,7 +252,7 @@ def cancel(flow_run: FlowRun, within_s: float) -> None:
     """Tell a flow run to save and to end. Wait until it has ended or is lost, at most `within_s` seconds."""
     with contextlib.suppress(ObjectNotFound):
         ask_server(lambda client: client.set_flow_run_state(flow_run.id, Cancelling()))
-    watch, deadline = Watch(), time.monotonic() + within_s
+    watch, deadline = ProcessWatch(), time.monotonic() + within_s
     while not is_final(refresh(flow_run, watch)) and time.monotonic() < deadline:
         time.sleep(POLL_EVERY_S)
 

@@ -40,7 +40,7 @@ SENT_WITHIN_S = 10.0
 ROWS = 200
 
 
-class Report(Observer):
+class ArtifactReport(Observer):
     """An observer that makes artifacts of the current flow run: a bar, a table of commits, texts and pictures."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
-from holdfast.adapters.lightning_state import Attributes, Checkpointed, Counters, TrainerState
+from holdfast.adapters.lightning_state import Checkpointed, Counters, TrainerState, UnsavedAttributes
 from holdfast.training.build import cut_epoch
 from holdfast.training.own_loop.run import Run, Step
 
@@ -121,7 +121,7 @@ class Boundary:
         )
         own = [self, checkpointed, state, self._counters, trainer, *trainer.callbacks, *trainer.loggers]
         own += [*trainer.strategy._lightning_optimizers, *([trainer.datamodule] if trainer.datamodule else [])]
-        self.run.adopt(own, Attributes(self.run, trainer).list_variables)
+        self.run.adopt(own, UnsavedAttributes(self.run, trainer).list_variables)
 
     def next_batch(self) -> Any:
         """Record the step before, and return the next batch.

@@ -232,7 +232,7 @@ def _put_back(value: Any, tensors: dict[str, Tensor]) -> Any:
     return tensors[value.removeprefix(OWN)] if isinstance(value, str) and value.startswith(OWN) else value
 
 
-class Attributes:
+class UnsavedAttributes:
     """The attributes of the module and the callbacks that no checkpoint has, for the search for forgotten state."""
 
     def __init__(self, run: Run, trainer: pl.Trainer) -> None:

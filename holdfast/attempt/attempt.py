@@ -42,7 +42,7 @@ from holdfast.journal import Commit, Journal
 from holdfast.journal.endings import Ending
 from holdfast.journal.signature import load_signing_key, load_trusted_key
 from holdfast.ledger.durations import LEAST_MARGIN_S, MARGIN_S, Durations
-from holdfast.ledger.history import History
+from holdfast.ledger.history import CostHistory
 from holdfast.ledger.interval import FIRST_STEPS
 from holdfast.machine import faults
 from holdfast.machine.gpus import explain_ranks, settle_ranks
@@ -95,7 +95,7 @@ class Attempt:
         self._takes_all_gpus = config.compute.ranks == "all"
         self._failures = Failures()
         self._commits = Durations(unknown_s=MARGIN_S, least_s=LEAST_MARGIN_S)
-        self._history: History | None = None  # of an automatic chunk length
+        self._history: CostHistory | None = None  # of an automatic chunk length
         self._chunk_s = 0.0  # seconds in the steps of the last chunk
         self._line: Line | None = None
 
@@ -226,7 +226,7 @@ class Attempt:
         # At once, so that a process that sleeps hardly ever replaces the settings of a later attempt.
         self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
         known.record_lost_attempts(self.journal, self.number)
-        self._history = History(self.journal, self.number) if self.config.chunk.auto else None
+        self._history = CostHistory(self.journal, self.number) if self.config.chunk.auto else None
         self.upkeep.is_owed = known.newest is not None  # the attempt before may have left it, or died in it
         if is_end:
             log.info("attempt %d (%s): trains nothing, and does what was left to do", self.number, reason)

@@ -32,7 +32,7 @@ def carry(config: RunConfig) -> None:
         RunStopped: the attempt has ended before the run is complete; the same command on all nodes continues it.
         HoldfastError: the ranks of this node can't be started.
     """
-    carrier = Carrier(settle_ranks(config))
+    carrier = _NodeCarrier(settle_ranks(config))
     log.info("node %d: %s", find_node(config.compute), describe_wait(config.compute))
     while not carrier.is_over():
         try:
@@ -44,7 +44,7 @@ def carry(config: RunConfig) -> None:
     carrier.report()
 
 
-class Carrier:
+class _NodeCarrier:
     """One node's ranks, one set after the other."""
 
     def __init__(self, config: RunConfig) -> None:

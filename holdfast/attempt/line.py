@@ -53,7 +53,7 @@ Restore = Callable[[Commit], HoldfastError | None]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class _RehearsalVerdict:
     """The findings of a line's rehearsals; see `Commit`.
 
     Attributes:
@@ -71,7 +71,7 @@ class Verdict:
     reason: str = ""
 
     @classmethod
-    def of(cls, commit: Commit | None) -> "Verdict":
+    def of(cls, commit: Commit | None) -> "_RehearsalVerdict":
         """Return the findings that a commit has on record."""
         if commit is None:
             return cls()
@@ -116,7 +116,7 @@ class Line:
         self._taken: set[str] = set()  # folders that can't be adopted
         self._signing_key = signing_key
         self._trusted_keys = trusted_keys
-        self._noted: tuple[int, Verdict] | None = None  # since the commit of this number
+        self._noted: tuple[int, _RehearsalVerdict] | None = None  # since the commit of this number
         self._commit_adopted = commit_adopted or (lambda saved: self.commit(saved, "adopted"))
 
     def resume(self, restore: Restore) -> None:
@@ -261,12 +261,12 @@ class Line:
     # ---- rehearsals
 
     @property
-    def verdict(self) -> "Verdict":
+    def verdict(self) -> "_RehearsalVerdict":
         """Return what rehearsals of this line have found so far."""
         number = self.head.number if self.head else 0
         if self._noted is not None and self._noted[0] == number:
             return self._noted[1]
-        return Verdict.of(self.head)
+        return _RehearsalVerdict.of(self.head)
 
     def note_rehearsal(self, step: int, cost_s: float) -> None:
         """Note that a rehearsal from the head was equal; the next commit says so.
@@ -276,7 +276,7 @@ class Line:
         """
         assert self.head is not None
         steps = (*self.verdict.rehearsed, step)[-REHEARSALS:]
-        self._noted = self.head.number, Verdict(steps, cost_s=cost_s)
+        self._noted = self.head.number, _RehearsalVerdict(steps, cost_s=cost_s)
 
     def note_unrehearsed(self, reason: str) -> None:
         """Note why the line is not rehearsed, unless it was before."""

@@ -14,7 +14,7 @@ from holdfast.attempt.observers import AttemptView, Observer
 from holdfast.config import RunConfig
 from holdfast.journal import Commit
 from holdfast.looking.sinks import check_usable
-from holdfast.looking.sinks.orders import CONFIG_VARIABLE, Order
+from holdfast.looking.sinks.orders import CONFIG_VARIABLE, SinkOrder
 from holdfast.rank.process import Process, start_process
 
 log = logging.getLogger(__name__)
@@ -42,13 +42,13 @@ class Sending(Observer):
         self._processes = [SinkProcess(name) for name in config.log.sinks]
 
     def opened(self, attempt: AttemptView) -> None:
-        self._tell(attempt, Order())
+        self._tell(attempt, SinkOrder())
 
     def committed(self, attempt: AttemptView, commit: Commit) -> None:
         if any(each.is_started for each in self._processes):  # before that, a commit is adopted and not yet verified
-            self._tell(attempt, Order())
+            self._tell(attempt, SinkOrder())
 
-    def _tell(self, attempt: AttemptView, order: Order) -> None:
+    def _tell(self, attempt: AttemptView, order: SinkOrder) -> None:
         for each in self._processes:
             each.start(attempt.config, attempt.number)
             each.tell(order)
@@ -58,7 +58,7 @@ class Sending(Observer):
         is_complete = bool(started) and attempt.is_complete
         within_s = COMPLETE_WITHIN_S if is_complete else STOPPED_WITHIN_S
         for each in started:
-            each.tell(Order(is_end=True, is_complete=is_complete, within_s=within_s if is_complete else LINGER_S))
+            each.tell(SinkOrder(is_end=True, is_complete=is_complete, within_s=within_s if is_complete else LINGER_S))
         _await(started, within_s + 1)
 
 
@@ -104,7 +104,7 @@ class SinkProcess:
         self._reader = threading.Thread(target=context.run, args=(_log_lines, process, self._name, path), daemon=True)
         self._reader.start()
 
-    def tell(self, order: Order) -> None:
+    def tell(self, order: SinkOrder) -> None:
         """Send an order; the last one also closes the pipe."""
         if self._process is None:
             return

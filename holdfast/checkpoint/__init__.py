@@ -37,8 +37,8 @@ from holdfast.checkpoint.streaming import (
     READ_DEPTH,
     READ_WINDOWS,
     WINDOWS,
+    MemoryWindows,
     Stream,
-    Windows,
     count_window_bytes,
 )
 from holdfast.checkpoint.trail import split_lines
@@ -73,7 +73,7 @@ __all__ = [
     "Saver",
     "Stream",
     "Tensor",
-    "Windows",
+    "MemoryWindows",
     "check_saved",
     "content_id",
     "copy_pieces",

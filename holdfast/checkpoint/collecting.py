@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.checkpoint.files import check_same, write_file
 from holdfast.checkpoint.peers import Held, Peers, list_batches
-from holdfast.checkpoint.streaming import ABREAST, Stream, Windows
+from holdfast.checkpoint.streaming import ABREAST, MemoryWindows, Stream
 from holdfast.checkpoint.writing import File, copy_part, end_writing, write_part
 from holdfast.errors import NameTaken
 from holdfast.journal import FileRecord
@@ -48,7 +48,7 @@ class Collected:
     def write(self, path: str) -> list[FileRecord]:
         """Write the files; see `Writing.write`. All ranks call it together."""
         unchanged = self._find_unchanged()
-        windows = Windows(self._memory, self._held.window_bytes)
+        windows = MemoryWindows(self._memory, self._held.window_bytes)
         is_named: Future[None] = Future()
         running: list[Future[Any]] = []
 
@@ -78,7 +78,7 @@ class Collected:
     def _collect(
         self,
         names: Sequence[str],
-        windows: Windows,
+        windows: MemoryWindows,
         take: Callable[[File, Stream], None],
         running: "list[Future[Any]]",
     ) -> None:
@@ -120,7 +120,7 @@ class Collected:
             self._held.check()
             _, *others = self._held.owners  # the first part always changes
             lasting = self._agree(name for name in others if name in self._own and self._own[name].may_be_copied())
-            windows = Windows(self._memory, self._held.window_bytes)
+            windows = MemoryWindows(self._memory, self._held.window_bytes)
             running: list[Future[Any]] = []
             for batch in self._list_batches(lasting):
                 self._collect(batch, windows, lambda file, stream: _note(file, stream.finish()), running)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from holdfast.checkpoint.files import FileDamage, damage_error
 from holdfast.checkpoint.format import HEADER_METADATA, MAX_HEADER_BYTES, METADATA_KEY, size_of
-from holdfast.checkpoint.streaming import Windows
+from holdfast.checkpoint.streaming import MemoryWindows
 from holdfast.checkpoint.verifying import check_others
 from holdfast.errors import CheckpointDamaged, NameMissing
 from holdfast.journal import Commit, FileRecord
@@ -95,7 +95,7 @@ class PartsReader:
         self, folder: Store, commit: Commit, parts: Iterable[FileRecord], windows: memoryview, window_bytes: int
     ) -> None:
         self._folder, self._commit, self._window_bytes = folder, commit, window_bytes
-        self._windows = Windows(windows, window_bytes)
+        self._windows = MemoryWindows(windows, window_bytes)
         self._ahead = len(windows) // window_bytes - 1
         self._filled = queue.SimpleQueue[tuple[memoryview, int]]()
         self._taken = memoryview(b"")

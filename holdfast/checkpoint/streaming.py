@@ -28,7 +28,7 @@ def count_window_bytes(share_bytes: int, windows: int) -> int:
     return min(MOST_WINDOW_BYTES, max(LEAST_WINDOW_BYTES, chosen))
 
 
-class Windows:
+class MemoryWindows:
     """Windows of memory, each of which is free or in use.
 
     Args:
@@ -52,7 +52,7 @@ class Windows:
 class Stream:
     """The bytes of one part: windows that one thread fills in order, and another takes in the same order."""
 
-    def __init__(self, name: str, size_bytes: int, windows: Windows) -> None:
+    def __init__(self, name: str, size_bytes: int, windows: MemoryWindows) -> None:
         self._name, self._size_bytes, self._windows = name, size_bytes, windows
         self._filled = queue.SimpleQueue[tuple[memoryview, int] | BaseException]()
         self._taken: memoryview | None = None

@@ -29,7 +29,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class History:
+class CostHistory:
     """Costs and losses of a run as its live attempt knows them: from the journal, and from this attempt itself."""
 
     def __init__(self, journal: Journal, attempt: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -17,7 +17,7 @@ from holdfast.config import DEFAULT_SEED, Compute, Determinism
 from holdfast.errors import DeterminismError
 from holdfast.machine import determinism
 from holdfast.machine.environment import describe_environment
-from holdfast.machine.gpus import Report, list_taken, list_visible
+from holdfast.machine.gpus import GpuReport, list_taken, list_visible
 from holdfast.terminal import counted
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _differing(steps: list[Bits]) -> list[str]:
     return [part for part in steps[0] if len({bits[part] for bits in steps}) > 1]
 
 
-def judge_gpus(report: Report, compute: Compute, seen_by_torch: int) -> tuple[Finding, ...]:
+def judge_gpus(report: GpuReport, compute: Compute, seen_by_torch: int) -> tuple[Finding, ...]:
     """Return which GPUs a run with these settings would take, and their health.
 
     Args:

@@ -56,7 +56,7 @@ class Place(enum.IntEnum):
     """It waits for the other ranks, or is about to."""
 
 
-class Standing(enum.IntEnum):
+class RankStanding(enum.IntEnum):
     """The standing of a rank among the others: in training, or on its way out."""
 
     TRAINING = 0
@@ -89,7 +89,7 @@ class Beat:
     place: Place
     marks: int
     step: int
-    standing: Standing
+    standing: RankStanding
     longest_s: Mapping[Phase, float]
     where: str
 
@@ -181,7 +181,7 @@ class Heartbeat:
         self._numbers[3] = place
         self._numbers[4] += 1
 
-    def stand(self, standing: Standing) -> None:
+    def stand(self, standing: RankStanding) -> None:
         """Change the rank's standing."""
         self._numbers[7] = standing
 
@@ -221,7 +221,7 @@ def _read(record: memoryview) -> tuple[int, Beat] | None:
     where = bytes(record[TEXT_AT:]).rstrip(b"\0").decode(errors="replace")
     if not pid:
         return None
-    return rank, Beat(pid, phases, Phase(phase), Place(place), marks, step, Standing(standing), longest_s, where)
+    return rank, Beat(pid, phases, Phase(phase), Place(place), marks, step, RankStanding(standing), longest_s, where)
 
 
 def _map(path: Path) -> mmap.mmap:
@@ -255,7 +255,7 @@ def mark(place: Place) -> None:
         _own.mark(place)
 
 
-def stand(standing: Standing) -> None:
+def stand(standing: RankStanding) -> None:
     """Change this rank's standing."""
     if _own is not None:
         _own.stand(standing)

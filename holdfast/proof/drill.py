@@ -86,7 +86,7 @@ def _is_worker(pid: int) -> bool:
         return False
 
 
-class Verdict(BaseModel):
+class DrillVerdict(BaseModel):
     """The result of a drill.
 
     Attributes:
@@ -123,7 +123,7 @@ class Verdict(BaseModel):
         return "\n".join([*lines, *(f"  attempt {number + 1:3} {end}" for number, end in enumerate(self.attempts))])
 
 
-def judge_drill(kills: Sequence[Kill], straight: Journal, drilled: Journal) -> Verdict:
+def judge_drill(kills: Sequence[Kill], straight: Journal, drilled: Journal) -> DrillVerdict:
     """Compare the last checkpoints of two complete runs of one configuration; return the verdict."""
     ends = [f"ended at step {end.step}: {end.reason.replace('_', ' ')}" for end in drilled.endings()]
     one, other = _newest(straight), _newest(drilled)
@@ -134,7 +134,7 @@ def judge_drill(kills: Sequence[Kill], straight: Journal, drilled: Journal) -> V
     if one.checkpoint_sha256 != other.checkpoint_sha256:
         states = read_payload(straight.store, one), read_payload(drilled.store, other)
         found |= find_difference((read_run_trail(straight), read_run_trail(drilled)), states)
-    return Verdict(**found)
+    return DrillVerdict(**found)
 
 
 def _newest(journal: Journal) -> Commit:

@@ -15,7 +15,7 @@ from holdfast.training import Training
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeIdentity:
     """What a node would train.
 
     Args:
@@ -40,13 +40,13 @@ def check_same(training: Training, environment: dict[str, Any]) -> None:
     """
     config, own = training.config, None
     if training.accelerator.is_local_main_process:
-        own = Node(name_node(config.compute), describe_settings(config), environment)
+        own = NodeIdentity(name_node(config.compute), describe_settings(config), environment)
     first, *others = [node for node in training.gather(own) if node]
     for node in others:
         compare_nodes(first, node)
 
 
-def compare_nodes(first: Node, second: Node) -> None:
+def compare_nodes(first: NodeIdentity, second: NodeIdentity) -> None:
     """Raise ConfigDrift if two nodes would train different things."""
     there, here = first.environment, second.environment
     versions = [

@@ -18,7 +18,7 @@ SIGNS = 6
 LEFT = "left"
 
 
-class Watch:
+class NodeWatch:
     """The signs of one node and of the others. Each sign is a count and the name of its node."""
 
     def __init__(

@@ -12,7 +12,7 @@ from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
 from holdfast.config import Compute
 from holdfast.errors import HoldfastError, RankDied
-from holdfast.rank.alive import Watch
+from holdfast.rank.alive import NodeWatch
 from holdfast.rank.events import Events
 from holdfast.rank.messages import Failed, decode_event, encode
 from holdfast.rank.rendezvous import find_node, split_address
@@ -43,7 +43,7 @@ class Nodes:
         self._compute = compute
         self._is_zero = find_node(compute) == 0
         self._store = self._connect()
-        self._watch: Watch | None = None
+        self._watch: NodeWatch | None = None
         is_first = os.environ["LOCAL_RANK"] == "0"
         self._take_place(is_first)
         if is_first:
@@ -54,7 +54,7 @@ class Nodes:
                 os._exit(error.exit_code)
 
             own, count = int(os.environ["GROUP_RANK"]), int(os.environ["GROUP_WORLD_SIZE"])
-            self._watch = Watch(self._connect, own, count, name_node(compute), compute.lost_after_s, report)
+            self._watch = NodeWatch(self._connect, own, count, name_node(compute), compute.lost_after_s, report)
 
     def _connect(self) -> TCPStore:
         host, port = split_address(self._compute)

@@ -17,7 +17,7 @@ from holdfast.training import Training
 from holdfast.training.built import describe_built
 
 
-class Record:
+class CodeRecord:
     """The record of one rank's code.
 
     A module is hashed once, as soon as it is found: somebody may edit its file while the run trains.

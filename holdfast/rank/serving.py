@@ -21,7 +21,7 @@ from holdfast.errors import (
 from holdfast.journal import Commit
 from holdfast.machine import heartbeats
 from holdfast.machine.environment import describe_environment
-from holdfast.machine.heartbeats import Phase, Standing
+from holdfast.machine.heartbeats import Phase, RankStanding
 from holdfast.provenance import opened_files as opened
 from holdfast.provenance.canonical import spell_floats
 from holdfast.provenance.fingerprint import to_plain
@@ -53,8 +53,8 @@ from holdfast.rank.messages import (
 from holdfast.rank.nodes import Nodes
 from holdfast.rank.orders import Orders
 from holdfast.rank.prefetch import Prefetch
-from holdfast.rank.record import Record
-from holdfast.rank.surviving import Chunk, Survivor
+from holdfast.rank.record import CodeRecord
+from holdfast.rank.surviving import RankChunk, Survivor
 from holdfast.recipe.function import default_settings
 from holdfast.store import Store, open_store
 from holdfast.training import (
@@ -88,7 +88,7 @@ PHASES: dict[type, Phase] = {
 
 
 def serve(
-    training: Training, events: Events, prefetch: Prefetch, record: Record | None, survivor: Survivor
+    training: Training, events: Events, prefetch: Prefetch, record: CodeRecord | None, survivor: Survivor
 ) -> Generator[None, None, None]:
     """Report what was built, then obey orders until one says to end or to stop. Yield before each step to train."""
     orders = Orders(training, events.send)
@@ -100,7 +100,9 @@ def serve(
         yield from obey(training, orders, events, prefetch, record, ready.environment, survivor)
         orders.check()
     except BaseException:
-        heartbeats.stand(Standing.LEAVING)  # the save under way may take long, and the others may wait for this rank
+        heartbeats.stand(
+            RankStanding.LEAVING
+        )  # the save under way may take long, and the others may wait for this rank
         raise
     finally:
         training.saver.wait()
@@ -114,7 +116,7 @@ def obey(
     orders: Orders,
     events: Events,
     prefetch: Prefetch,
-    record: Record | None,
+    record: CodeRecord | None,
     ran_on: dict[str, Any],
     survivor: Survivor,
 ) -> Generator[None, None, None]:
@@ -162,7 +164,7 @@ def train_and_save(
     order: Train,
     orders: Orders,
     events: Events,
-    record: Record | None,
+    record: CodeRecord | None,
     ran_on: dict[str, Any],
     survivor: Survivor,
 ) -> Generator[None, None, bool]:
@@ -184,7 +186,7 @@ def train_and_save(
     while training.progress.step < order.stop or training.has_new_steps:
         began = time.monotonic() - training.unsaved_s
         if training.can_survive and not order.into:
-            survivor.chunk = Chunk(training, folder, order.fingerprint, ran_on, began)
+            survivor.chunk = RankChunk(training, folder, order.fingerprint, ran_on, began)
         yield from steps(training, order.stop, orders.is_pausing, report)
         train_s = time.monotonic() - began
         if record is not None:
@@ -221,7 +223,7 @@ def rehearse(training: Training, order: Rehearse, orders: Orders, events: Events
     return is_stopping
 
 
-def share_environment(training: Training, record: Record | None, ran_on: dict[str, Any]) -> dict[str, Any]:
+def share_environment(training: Training, record: CodeRecord | None, ran_on: dict[str, Any]) -> dict[str, Any]:
     """Return the environment for a checkpoint's metadata; all ranks call it together if one may have to save alone.
 
     Only the main rank has the record of code and files, which it completes as training imports more modules.
@@ -326,7 +328,7 @@ def begin(training: Training, order: Begin, events: Events) -> None:
         events.send(Begun(anneal_offset=training.progress.anneal_offset))
 
 
-def describe(training: Training, record: Record | None) -> Ready:
+def describe(training: Training, record: CodeRecord | None) -> Ready:
     """Describe what was built: an attempt uses it for the fingerprint, the journal and its log."""
     return Ready(
         settings=training.settings,
@@ -384,7 +386,7 @@ def main(prefetch: Prefetch | None = None) -> int:
         built.append(training)
         heartbeats.note_device(str(training.accelerator.device))
         is_first = training.accelerator.is_local_main_process
-        record = Record(training, before, files, prefetch.read_environment()) if is_first else None
+        record = CodeRecord(training, before, files, prefetch.read_environment()) if is_first else None
         training.saver.buffers = prefetch.buffers
         training.note_lines = survivor.lived.add
         gc.freeze()  # otherwise collecting what was built so far would stall a step by 0.2 s now and then
@@ -405,7 +407,7 @@ def main(prefetch: Prefetch | None = None) -> int:
     except Exception as error:
         failed = describe_failure(built[0] if built else None, error)
         if failed is error:
-            heartbeats.stand(Standing.REFUSED)
+            heartbeats.stand(RankStanding.REFUSED)
             traceback.print_exc()
         elif isinstance(failed, RankDied):
             print(failed, file=sys.stderr)  # a traceback here would bury the traceback of the rank that died

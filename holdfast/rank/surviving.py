@@ -11,7 +11,7 @@ import traceback
 from typing import Any, NamedTuple
 
 from holdfast.machine import heartbeats
-from holdfast.machine.heartbeats import Phase, Standing
+from holdfast.machine.heartbeats import Phase, RankStanding
 from holdfast.machine.processes import is_running
 from holdfast.rank.lived import open_lived
 from holdfast.store import Store
@@ -22,7 +22,7 @@ LOOK_EVERY_S = 0.02
 NOTICES_WITHIN_S = 3.0
 
 
-class Chunk(NamedTuple):
+class RankChunk(NamedTuple):
     """The chunk that a rank trains: where and with which facts its steps are saved; see `holdfast.training.begin_save`.
 
     Attributes:
@@ -45,7 +45,7 @@ class Survivor:
     """
 
     def __init__(self) -> None:
-        self.chunk: Chunk | None = None
+        self.chunk: RankChunk | None = None
         self.lived = open_lived()
 
     def save(self) -> None:
@@ -59,7 +59,7 @@ class Survivor:
                 _say(f"step {training.progress.step} is not saved: the next step had begun to change the state")
             elif await_turn(int(os.environ["RANK"])):
                 saved = save_alone(training, folder, fingerprint, environment, time.monotonic() - began)
-                heartbeats.stand(Standing.SAVED)
+                heartbeats.stand(RankStanding.SAVED)
                 if saved is not None:
                     _say(f"another rank is lost; step {saved.step} is saved in {saved.path}")
         except Exception:  # the error that ends this rank is the lost connection
@@ -74,10 +74,10 @@ def await_turn(rank: int) -> bool:
     """
     deadline = time.monotonic() + NOTICES_WITHIN_S
     while beats := heartbeats.read_all():
-        if any(beat.standing in (Standing.SAVED, Standing.REFUSED) for beat in beats.values()):
+        if any(beat.standing in (RankStanding.SAVED, RankStanding.REFUSED) for beat in beats.values()):
             return False
         earlier = [beat for number, beat in beats.items() if number < rank and is_running(beat.pid)]
-        has_noticed = any(beat.standing is Standing.LEAVING for beat in earlier)
+        has_noticed = any(beat.standing is RankStanding.LEAVING for beat in earlier)
         if not earlier or (not has_noticed and time.monotonic() > deadline):
             return True
         time.sleep(LOOK_EVERY_S)

@@ -10,9 +10,9 @@ import torch
 
 from holdfast.state.generators import is_generator
 from holdfast.state.originals import Originals
-from holdfast.state.reading import Reader
+from holdfast.state.reading import ContainerReader
 from holdfast.state.ties import Ties
-from holdfast.state.writing import Writer
+from holdfast.state.writing import ContainerWriter
 
 SCALARS = (bool, int, float, str, bytes, type(None))
 KEYS = (str, int, float, bool)
@@ -52,12 +52,12 @@ class Attributes:
         built = {name: self._copy(value) for name, value in unchanged.items()}
         restored: dict[str, Any] = {}
         state = state | self._read(built, Originals({}, "attributes"))
-        Writer("attributes", self._originals, self._ties).write_all(restored, {"value": state})
+        ContainerWriter("attributes", self._originals, self._ties).write_all(restored, {"value": state})
         for name, value in restored.items():
             setattr(own, name, value)
 
     def _read(self, attributes: dict[str, Any], originals: Originals) -> dict[str, Any]:
-        reader = Reader("attributes", originals, self._ties, self._is_left_out, is_strict=False)
+        reader = ContainerReader("attributes", originals, self._ties, self._is_left_out, is_strict=False)
         return reader.read_all(attributes)["value"]  # type: ignore[no-any-return]
 
     def _is_left_out(self, key: Any) -> bool:

@@ -34,7 +34,7 @@ from holdfast.state.ties import Ties, has_memory
 from holdfast.state.views import Views
 
 
-class Reader:
+class ContainerReader:
     """One reading of a container's items.
 
     Args:

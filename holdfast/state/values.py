@@ -12,10 +12,10 @@ from holdfast.state.generators import is_generator, read_generator, write_genera
 from holdfast.state.items import overlaps
 from holdfast.state.mapped import is_foreign
 from holdfast.state.originals import has_methods
-from holdfast.state.reading import Reader
+from holdfast.state.reading import ContainerReader
 from holdfast.state.sharded import is_sharded
 from holdfast.state.ties import Ties, has_memory
-from holdfast.state.writing import Writer
+from holdfast.state.writing import ContainerWriter
 
 
 def as_stateful(name: str, value: Any, ties: Ties | None = None) -> Any:
@@ -133,7 +133,7 @@ class _Container(_Adapter):
         self._name = name
 
     def state_dict(self) -> dict[str, Any]:
-        items = Reader(self._name, self.originals, self.ties)
+        items = ContainerReader(self._name, self.originals, self.ties)
         state = items.read_all(self.value)
         if items.objects > self.originals.objects:
             raise RecipeError(
@@ -145,4 +145,4 @@ class _Container(_Adapter):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        Writer(self._name, self.originals, self.ties).write_all(self.value, state)
+        ContainerWriter(self._name, self.originals, self.ties).write_all(self.value, state)

@@ -37,7 +37,7 @@ from holdfast.state.ties import Ties, has_memory, place_in_memory
 from holdfast.state.views import Views
 
 
-class Writer:
+class ContainerWriter:
     """One restoring of a container's items.
 
     Args:

@@ -8,7 +8,7 @@ from holdfast.training.init_from import begin_from
 from holdfast.training.loop import Report, evaluate, steps, train
 from holdfast.training.probing import measure
 from holdfast.training.program import run_program
-from holdfast.training.progress import Progress
+from holdfast.training.progress import TrainingProgress
 from holdfast.training.resuming import Resumed, resume
 from holdfast.training.saving import begin_save, count_params, describe_state
 from holdfast.training.sharded.exchange import Exchange, exchange_of
@@ -18,7 +18,7 @@ from holdfast.training.surviving import go_back, save_alone
 __all__ = [
     "Exchange",
     "Gate",
-    "Progress",
+    "TrainingProgress",
     "Report",
     "Resumed",
     "Training",

@@ -18,7 +18,7 @@ KEPT = 3
 
 
 @dataclass(frozen=True)
-class Begun:
+class BegunSave:
     """A save that was begun, or the checkpoint that was restored.
 
     Attributes:
@@ -39,31 +39,31 @@ class BegunSaves:
     """The last saves that a rank has begun and that the main rank writes."""
 
     def __init__(self) -> None:
-        self._saves = [Begun(0, "")]
+        self._saves = [BegunSave(0, "")]
 
     def restart(self, step: int, content_id: str) -> None:
         """Begin anew with a restored checkpoint."""
-        self._saves = [Begun(step, content_id)]
+        self._saves = [BegunSave(step, content_id)]
 
-    def add(self, save: Begun) -> None:
+    def add(self, save: BegunSave) -> None:
         """Add a save; forget those that can't be the newest durable one any more."""
         self._saves = [*self._saves[1 - KEPT :], save]
 
-    def find_durable(self, folder: Store, steps_per_epoch: int, fingerprint: str) -> Begun | None:
+    def find_durable(self, folder: Store, steps_per_epoch: int, fingerprint: str) -> BegunSave | None:
         """Return the newest durable save, with lines, texts and seconds of the saves after it; None if there is none.
 
         Args:
             folder: the run's folder on the store.
             fingerprint: that of the settings with which the saves were begun.
         """
-        lost = Begun(0)
+        lost = BegunSave(0)
         for save in reversed(self._saves):
             content_id = save.content_id
             if content_id is None:
                 content_id = _find_content_id(folder, save.step, steps_per_epoch, fingerprint)
             if content_id is not None:
                 return replace(lost, step=save.step, content_id=content_id)
-            lost = Begun(0, None, save.lines + lost.lines, save.shown + lost.shown, save.train_s + lost.train_s)
+            lost = BegunSave(0, None, save.lines + lost.lines, save.shown + lost.shown, save.train_s + lost.train_s)
         return None
 
 

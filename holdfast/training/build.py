@@ -44,7 +44,7 @@ from holdfast.training.optimizers import Optimizers, read_rates
 from holdfast.training.own_loop.kept import GRADIENTS, PRUNED, Kept
 from holdfast.training.own_loop.left_gradients import Gradients
 from holdfast.training.own_loop.pruned import find_pruned
-from holdfast.training.progress import OWN_FIELDS, Progress, Stage, Unread
+from holdfast.training.progress import OWN_FIELDS, Stage, TrainingProgress, Unread
 from holdfast.training.schedulers import Schedulers
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.sharded.model import check_sharding, place_model
@@ -99,7 +99,8 @@ class Training:
         structure: the layers and tensors of the modules as the recipe built them.
         built: the hyperparameters as the recipe built them.
         first: a stream's first micro-batch, for the probe.
-        touched: what the model's calls in the last probe changed, and no checkpoint has; see `undisturbed.Kept`.
+        touched: what the model's calls in the last probe changed, and no checkpoint has; see
+            `undisturbed.ModelSnapshot`.
         parent: the content id of the last durable checkpoint; empty for none.
         saver: writes checkpoints in the background, one at a time.
         metrics: the trail since the last checkpoint, a line per step.
@@ -159,7 +160,7 @@ class Training:
         self.grouping = Grouping(self)
         self.structure = Structure(_list_roots(self.recipe))
         self.built = describe_built(self)
-        self.progress = Progress()
+        self.progress = TrainingProgress()
         self.first = FirstBatch()
         self.parent = ""
         # Fewer checkpoints share a file than are kept, so that a fallback has a file of its own.

@@ -21,7 +21,7 @@ from holdfast.state.checksum import checksum_together
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.synchronizing import share_buffers
-from holdfast.training.undisturbed import Kept, undisturbed
+from holdfast.training.undisturbed import ModelSnapshot, undisturbed
 
 if TYPE_CHECKING:
     from holdfast.training.build import Training
@@ -88,7 +88,7 @@ def _take_outputs(training: "Training", outputs: Outputs) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _undisturbed(training: "Training", model: nn.Module, *, may_swap: bool = False) -> Iterator[Kept]:
+def _undisturbed(training: "Training", model: nn.Module, *, may_swap: bool = False) -> Iterator[ModelSnapshot]:
     with undisturbed(model, training.optimizer, may_swap=may_swap) as kept:
         yield kept
     training.touched |= kept.touched

@@ -28,7 +28,7 @@ class Stage(enum.Enum):
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """The progress of a run. It is part of the state: equal runs have equal progress, whatever their chunks."""
 
     step: int = 0

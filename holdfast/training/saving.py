@@ -16,7 +16,7 @@ from holdfast.journal import format_time, now
 from holdfast.provenance.canonical import spell_floats
 from holdfast.recipe.probe import Probe, check_health
 from holdfast.store import Store
-from holdfast.training.begun_saves import Begun
+from holdfast.training.begun_saves import BegunSave
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture
 from holdfast.training.checksums import describe_components
@@ -85,7 +85,7 @@ def begin_save(
         finally:
             stall_s.set_result(time.monotonic() - began)
     if training.can_survive and not training.is_main:
-        training.begun.add(Begun(training.progress.step, None, lines, shown, train_s))
+        training.begun.add(BegunSave(training.progress.step, None, lines, shown, train_s))
     training.metrics = []
     training.probe = probe
 

@@ -28,7 +28,9 @@ MOST_ITEMS = 1000
 
 
 @contextlib.contextmanager
-def undisturbed(model: nn.Module, optimizer: torch.optim.Optimizer, *, may_swap: bool = False) -> Iterator["Kept"]:
+def undisturbed(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, may_swap: bool = False
+) -> Iterator["ModelSnapshot"]:
     """Set the model to evaluation mode for the block, and restore it afterwards.
 
     For each module this restores the buffers and other tensors with their values, the training mode, and the
@@ -47,7 +49,7 @@ def undisturbed(model: nn.Module, optimizer: torch.optim.Optimizer, *, may_swap:
     Raises:
         RecipeError: the block has changed one of the optimizer's parameters.
     """
-    kept = Kept(model, optimizer, may_swap)
+    kept = ModelSnapshot(model, optimizer, may_swap)
     model.eval()
     try:
         yield kept
@@ -56,7 +58,7 @@ def undisturbed(model: nn.Module, optimizer: torch.optim.Optimizer, *, may_swap:
         kept.put_back()
 
 
-class Kept:
+class ModelSnapshot:
     """A model's state, to put back after a block of `undisturbed`.
 
     Attributes:

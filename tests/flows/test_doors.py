@@ -206,7 +206,7 @@ def test_a_page_can_do_nothing_with_the_server_of_make_up(
     chromium: str, page: str, own_home: Path, make_home: MakeHome
 ) -> None:
     make_home(own_home)
-    ledger = local.Ledger(own_home)
+    ledger = local.ProcessLedger(own_home)
     try:
         url = local.start_server(ledger, "", port=server.free_port())
         target = Target(url, local.own_auth(ledger))

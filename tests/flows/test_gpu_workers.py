@@ -9,7 +9,7 @@ import pytest
 
 from deployments import local
 from deployments.gpus import GPU_VARIABLE, plan_workers
-from deployments.ledger import Ledger, end
+from deployments.ledger import ProcessLedger, end
 from tests.conftest import IN_SOAK, has_not_ended, kill_tree
 from tests.support.nvidia_smi import HOPPER, install, print_gpus, uuid
 from tests.support.pools import ENDS_WITHIN_S, Pool, PoolRun, await_true, served
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.pool, pytest.mar
 def pool(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[Pool]:
     """Yield a pool without workers, on a machine with three GPUs on which a step of the toy recipe takes a while."""
     folder = tmp_path_factory.mktemp("state")
-    pool = Pool(Ledger(folder), {})
+    pool = Pool(ProcessLedger(folder), {})
     with (shared / "gpus").open("w") as lock, pytest.MonkeyPatch.context() as patch:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process of pytest would have the same GPUs
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deployments.ledger import Ledger
+from deployments.ledger import ProcessLedger
 from tasks.server import free_port
 from tests.conftest import ROOT
 from tests.support.containers import IMAGE, engine_up, find_engine
@@ -90,7 +90,7 @@ def composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compos
     folder = tmp_path / "copy"
     shutil.copytree(ROOT / "infra", folder / "infra", ignore=shutil.ignore_patterns(".env"))
     shutil.copy(ROOT / "Makefile", folder)
-    pool = Composed(Ledger(tmp_path), {})
+    pool = Composed(ProcessLedger(tmp_path), {})
     ports = {name: str(free_port()) for name in ("PORT", "STORE_PORT", "CONSOLE_PORT")}
     name = f"holdfast-{uuid.uuid4().hex[:12]}"
     pool.folder, pool.url = folder, f"http://127.0.0.1:{ports['PORT']}/api"

@@ -79,7 +79,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterator[D
         "env": {"TOY_DELAY_S": DELAY, "TOY_TRAINED": str(shared), "TOY_HURRIED": str(hurried)},
         "labels": {"holdfast.test": own},
     }
-    pool = DockerPool(local.Ledger(folder), engine.environment, "docker", values)
+    pool = DockerPool(local.ProcessLedger(folder), engine.environment, "docker", values)
     pool.engine, pool.label = engine, f"holdfast.test={own}"
     try:
         with served(pool):

@@ -56,7 +56,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> Iterator
         "env": {"TOY_DELAY_S": "0.1", "TOY_TRAINED": str(folder), "TZ": "UTC"},
     }
     environment = read_worker_settings() | {"KUBECONFIG": str(cluster.write_kubeconfig())}
-    pool = KubernetesPool(local.Ledger(folder), environment, "kubernetes", values)
+    pool = KubernetesPool(local.ProcessLedger(folder), environment, "kubernetes", values)
     pool.cluster, cluster.shared = cluster, folder
     with served(pool):
         cluster.secrets["holdfast-auth"] = {"auth-string": local.own_auth(pool.ledger)}

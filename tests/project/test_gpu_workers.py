@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.gpus import GPU_VARIABLE, Plan, describe_gpu, end_others, find_holder, plan_workers
-from deployments.ledger import Ledger
+from deployments.gpus import GPU_VARIABLE, WorkerPlan, describe_gpu, end_others, find_holder, plan_workers
+from deployments.ledger import ProcessLedger
 from deployments.local import _order
 from holdfast.errors import ConfigError
 from tests.support.nvidia_smi import HOPPER, LOST, NO_DEVICES, NO_DRIVER, SICK, Machine, uuid
@@ -19,15 +19,15 @@ WAITS = [sys.executable, "-c", "import signal; signal.pause()"]
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(tmp_path)
+def ledger(tmp_path: Path) -> Iterator[ProcessLedger]:
+    ledger = ProcessLedger(tmp_path)
     yield ledger
     for process in ledger.processes:
         process.kill()
         process.wait()
 
 
-def start(ledger: Ledger, name: str, **facts: str) -> "subprocess.Popen[bytes]":
+def start(ledger: ProcessLedger, name: str, **facts: str) -> "subprocess.Popen[bytes]":
     process = subprocess.Popen(WAITS, start_new_session=True)
     ledger.processes.append(process)
     ledger.add(name, process.pid, **facts)
@@ -45,13 +45,13 @@ def start(ledger: Ledger, name: str, **facts: str) -> "subprocess.Popen[bytes]":
     ],
 )
 def test_each_gpu_has_a_worker(
-    asked: str, visible: str, gpus: dict[str, str], machine: Machine, ledger: Ledger
+    asked: str, visible: str, gpus: dict[str, str], machine: Machine, ledger: ProcessLedger
 ) -> None:
     machine(HOPPER, HOPPER, HOPPER, visible=visible)
-    assert plan_workers(asked, ledger) == Plan(gpus)
+    assert plan_workers(asked, ledger) == WorkerPlan(gpus)
 
 
-def test_an_unhealthy_gpu_has_no_worker(machine: Machine, ledger: Ledger) -> None:
+def test_an_unhealthy_gpu_has_no_worker(machine: Machine, ledger: ProcessLedger) -> None:
     machine(HOPPER, HOPPER | SICK, HOPPER)
     plan = plan_workers("all", ledger)
     assert plan.gpus == plan_workers("2", ledger).gpus == {"worker-gpu-0": uuid(0), "worker-gpu-2": uuid(2)}
@@ -80,7 +80,7 @@ def test_an_unhealthy_gpu_has_no_worker(machine: Machine, ledger: Ledger) -> Non
     ],
 )
 def test_gpus_that_the_machine_does_not_have(
-    asked: str, text: str, visible: str, error: str, machine: Machine, ledger: Ledger
+    asked: str, text: str, visible: str, error: str, machine: Machine, ledger: ProcessLedger
 ) -> None:
     machine(HOPPER, HOPPER, text=text, exit_code=9 if text else 0, visible=visible)
     with pytest.raises(ConfigError, match=error) as refused:
@@ -89,7 +89,7 @@ def test_gpus_that_the_machine_does_not_have(
 
 
 def test_gpus_that_nobody_describes_have_numbers(
-    no_program: None, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    no_program: None, ledger: ProcessLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert plan_workers("2", ledger).gpus == {"worker-gpu-0": "0", "worker-gpu-1": "1"}
@@ -103,42 +103,42 @@ def test_gpus_that_nobody_describes_have_numbers(
         plan_workers("3", ledger)
 
 
-def test_parts_of_a_gpu_have_workers(machine: Machine, ledger: Ledger) -> None:
+def test_parts_of_a_gpu_have_workers(machine: Machine, ledger: ProcessLedger) -> None:
     machine(HOPPER, visible="MIG-0a,MIG-1b")
     assert plan_workers("all", ledger).gpus == {"worker-gpu-0": "MIG-0a", "worker-gpu-1": "MIG-1b"}
 
 
 @pytest.mark.parametrize("asked", ["2", "all"])
-def test_parts_of_a_gpu_have_no_numbers(asked: str, machine: Machine, ledger: Ledger) -> None:
+def test_parts_of_a_gpu_have_no_numbers(asked: str, machine: Machine, ledger: ProcessLedger) -> None:
     machine(HOPPER | {"mig_mode/current_mig": "Enabled"})
     with pytest.raises(ConfigError, match=r"a GPU is in parts \(MIG\)") as refused:
         plan_workers(asked, ledger)
     assert "nvidia-smi -L" in refused.value.hint
 
 
-def test_without_gpus_one_worker_sees_them_all(no_program: None, ledger: Ledger) -> None:
-    assert plan_workers("", ledger) == Plan({"worker-gpu": ""})
+def test_without_gpus_one_worker_sees_them_all(no_program: None, ledger: ProcessLedger) -> None:
+    assert plan_workers("", ledger) == WorkerPlan({"worker-gpu": ""})
     assert describe_gpu("") == {}
 
 
-def test_make_up_without_gpus_keeps_the_workers_that_there_are(no_program: None, ledger: Ledger) -> None:
+def test_make_up_without_gpus_keeps_the_workers_that_there_are(no_program: None, ledger: ProcessLedger) -> None:
     start(ledger, "worker-gpu-0", gpu="GPU-0")
     start(ledger, "worker-gpu-1", gpu="GPU-1").kill()
     start(ledger, "worker-stable")
     plan = plan_workers("", ledger)
-    assert plan == Plan({"worker-gpu-0": "GPU-0", "worker-gpu-1": "GPU-1"})
+    assert plan == WorkerPlan({"worker-gpu-0": "GPU-0", "worker-gpu-1": "GPU-1"})
     assert end_others(ledger, plan) == []
 
 
-def test_workers_that_the_plan_lacks_are_ended(ledger: Ledger) -> None:
+def test_workers_that_the_plan_lacks_are_ended(ledger: ProcessLedger) -> None:
     for name in ("server", "worker-stable", "worker-gpu"):
         start(ledger, name)
     for number in range(3):
         start(ledger, f"worker-gpu-{number}", gpu=f"GPU-{number}")
-    plan = Plan({"worker-gpu-0": "GPU-0", "worker-gpu-1": "GPU-9"})
+    plan = WorkerPlan({"worker-gpu-0": "GPU-0", "worker-gpu-1": "GPU-9"})
     assert sorted(end_others(ledger, plan)) == ["worker-gpu", "worker-gpu-1", "worker-gpu-2"]
     assert sorted(ledger.known) == ["server", "worker-gpu-0", "worker-stable"]
-    assert sorted(end_others(ledger, Plan({"worker-gpu": ""}))) == ["worker-gpu-0"]
+    assert sorted(end_others(ledger, WorkerPlan({"worker-gpu": ""}))) == ["worker-gpu-0"]
 
 
 def test_workers_end_in_order() -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from deployments import ledger
-from deployments.ledger import Ledger, began_at, children_of, end, is_running
+from deployments.ledger import ProcessLedger, began_at, children_of, end, is_running
 from tests.support.waiting import await_equal
 
 WAITS = [sys.executable, "-c", "import signal; signal.pause()"]
@@ -87,7 +87,7 @@ def test_the_record_of_a_version_that_asked_ps_is_understood(process: "subproces
 def test_a_record_that_fits_no_start_time_ends_nothing(
     began: str, process: "subprocess.Popen[bytes]", tmp_path: Path
 ) -> None:
-    known = Ledger(tmp_path)
+    known = ProcessLedger(tmp_path)
     known.add("server", process.pid)
     known.known["server"]["began"] = began
     assert end(known, ["server"]) == []
@@ -96,19 +96,19 @@ def test_a_record_that_fits_no_start_time_ends_nothing(
 
 
 def test_processes_are_ended_together(tmp_path: Path) -> None:
-    known = Ledger(tmp_path)
+    known = ProcessLedger(tmp_path)
     names = ["one", "two", "three"]
     for name in names:
         ledger.start(known, name, WAITS, {})
     known.add("gone", 2**22 + 1)
     assert end(known, [*names, "gone"]) == names
-    assert Ledger(tmp_path).known == {}
+    assert ProcessLedger(tmp_path).known == {}
     assert [process.wait() for process in known.processes] == [-signal.SIGTERM] * 3
 
 
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "DOWN_WITHIN_S", 0.5)
-    known = Ledger(tmp_path)
+    known = ProcessLedger(tmp_path)
     ready = tmp_path / "ready"
     program = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({str(ready)!r}, 'w'); signal.pause()"
     ledger.start(known, "server", [sys.executable, "-c", program], {})
@@ -136,7 +136,7 @@ while True:
 
 
 def test_a_worker_starts_no_flow_run_while_its_own_are_ended(tmp_path: Path) -> None:
-    known = Ledger(tmp_path)
+    known = ProcessLedger(tmp_path)
     ledger.start(known, "worker-gpu-0", [sys.executable, "-c", WORKER, str(tmp_path)], {})
     pid = known.processes[0].pid
     await_equal((tmp_path / "listens-0").exists, True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deployments import ledger
-from deployments.ledger import ROOT, Ledger, check_current, check_owner, locked
+from deployments.ledger import ROOT, ProcessLedger, check_current, check_owner, locked
 from holdfast.errors import ConfigError
 from tasks.credentials import STARTED, make_secret, new_auth, open_state
 
@@ -68,34 +68,34 @@ def test_a_second_checkout_is_refused_and_told_whose_it_is(
     first, second = tmp_path / "first checkout", tmp_path / "second"
     first.mkdir()
     monkeypatch.setattr(ledger, "ROOT", first)
-    Ledger(tmp_path).add("server", pid, checkout=str(first), url="http://127.0.0.1:4200/api")
-    check_owner(Ledger(tmp_path))
-    check_current(Ledger(tmp_path))
+    ProcessLedger(tmp_path).add("server", pid, checkout=str(first), url="http://127.0.0.1:4200/api")
+    check_owner(ProcessLedger(tmp_path))
+    check_current(ProcessLedger(tmp_path))
     monkeypatch.setattr(ledger, "ROOT", second)
     with pytest.raises(ConfigError, match=f"server is up already, started from {first}, not from {second}") as refused:
-        check_owner(Ledger(tmp_path))
+        check_owner(ProcessLedger(tmp_path))
     assert f"make -C '{first}' down" in refused.value.hint
     assert "HOLDFAST_STATE=" in refused.value.hint
     first.rmdir()  # the checkout was moved or deleted: make down is allowed, make up is not
-    check_owner(Ledger(tmp_path))
+    check_owner(ProcessLedger(tmp_path))
     with pytest.raises(ConfigError, match="which is gone"):
-        check_current(Ledger(tmp_path))
+        check_current(ProcessLedger(tmp_path))
 
 
 def test_dead_processes_belong_to_no_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "first").mkdir()
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        Ledger(tmp_path).add("server", process.pid, checkout=str(tmp_path / "first"))
-    check_owner(Ledger(tmp_path))
-    check_current(Ledger(tmp_path))
+        ProcessLedger(tmp_path).add("server", process.pid, checkout=str(tmp_path / "first"))
+    check_owner(ProcessLedger(tmp_path))
+    check_current(ProcessLedger(tmp_path))
 
 
 def test_a_server_without_authentication_does_not_stay(tmp_path: Path, pid: int) -> None:
     """The make up of an earlier version started this server."""
-    Ledger(tmp_path).add("server", pid, url="http://127.0.0.1:4200/api")
-    check_owner(Ledger(tmp_path))
+    ProcessLedger(tmp_path).add("server", pid, url="http://127.0.0.1:4200/api")
+    check_owner(ProcessLedger(tmp_path))
     with pytest.raises(ConfigError, match="without authentication") as refused:
-        check_current(Ledger(tmp_path))
+        check_current(ProcessLedger(tmp_path))
     assert refused.value.hint == "make down, then try again"
 
 
@@ -134,7 +134,7 @@ def test_nobody_else_may_read_a_file_in_the_state_folder(tmp_path: Path) -> None
     (tmp_path / "prefect.db").touch(0o644)
     (tmp_path / "program").touch(0o755)
     open_state(tmp_path)
-    book = Ledger(tmp_path)
+    book = ProcessLedger(tmp_path)
     book.add("this", os.getpid())
     writes = [
         sys.executable,

@@ -18,7 +18,7 @@ from holdfast.attempt.lineage import describe_present
 from holdfast.config import RunConfig
 from holdfast.journal import Commit, Journal
 from holdfast.provenance import opened_files as opened
-from holdfast.rank.record import Record
+from holdfast.rank.record import CodeRecord
 from holdfast.rank.serving import describe
 from holdfast.store import open_store
 from holdfast.training import Gate, Training, begin_save, resume, run_program, steps
@@ -159,7 +159,7 @@ def live(settings: dict[str, Any], until: int, flip: str, flip_at: int) -> int:
 
     def serve(training: Training) -> Generator[None, None, None]:
         watching.close()
-        built = describe(training, Record(training, before, files))
+        built = describe(training, CodeRecord(training, before, files))
         present = describe_present(config, built, None)
         journal = Journal(open_store(config.store), config.run)
         journal.begin(config.recipe)

@@ -53,7 +53,7 @@ class Pool:
         values: defaults of variables of the job template.
     """
 
-    ledger: local.Ledger
+    ledger: local.ProcessLedger
     environment: dict[str, str]
     kind: Kind = "process"
     values: dict[str, Any] = field(default_factory=dict)
@@ -307,7 +307,7 @@ def pool_up(folder: Path, **environment: str) -> Iterator[Pool]:
     """Run everything that ``make up`` starts while the block lasts."""
     folder.mkdir(parents=True, exist_ok=True)
     environment |= {"TOY_TRAINED": str(folder), "TOY_HURRIED": f"{folder}/hurried"}
-    with served(Pool(local.Ledger(folder), environment)) as pool:
+    with served(Pool(local.ProcessLedger(folder), environment)) as pool:
         pool.make_up()
         yield pool
 

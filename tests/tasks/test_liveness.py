@@ -31,9 +31,9 @@ from tasks.liveness import (
     NOT_BEGUN_AFTER_S,
     NOT_PLACED_AFTER_S,
     SIGNALLED_WITHIN_S,
+    ProcessVerdict,
+    ProcessWatch,
     Request,
-    Verdict,
-    Watch,
 )
 from tasks.states import describe_turned_away, describe_wait, kind_of, state_of_lost
 
@@ -46,7 +46,7 @@ def flow_run(state: State[Any]) -> FlowRun:
     return FlowRun(id=uuid.uuid4(), flow_id=uuid.uuid4(), name="toy attempt 1", state=state, work_pool_name="gpu")
 
 
-def judge(watch: Watch, state: State[Any], mark: str, now: float) -> Verdict:
+def judge(watch: ProcessWatch, state: State[Any], mark: str, now: float) -> ProcessVerdict:
     return watch.judge(kind_of(state), state.id, mark, now)
 
 
@@ -56,11 +56,11 @@ def lost_after(states: Iterable[tuple[float, State[Any], str]], until_s: float) 
     Args:
         states: second, state and sign of life, for each change of the process.
     """
-    watch, changes = Watch(), list(states)
+    watch, changes = ProcessWatch(), list(states)
     for poll in range(int(until_s / POLL_S) + 1):
         now = poll * POLL_S
         _, state, beat = max((change for change in changes if change[0] <= now), key=lambda change: change[0])
-        if judge(watch, state, beat, 1000.0 + now) is Verdict.LOST:
+        if judge(watch, state, beat, 1000.0 + now) is ProcessVerdict.LOST:
             return now
     return math.inf
 
@@ -85,8 +85,8 @@ def test_a_silent_process_is_lost_after_its_states_window(state: State[Any], win
 
 @pytest.mark.parametrize("state", [Completed(), Failed(), Crashed(), Cancelled(), Completed(name="Preempted")])
 def test_an_ended_process_is_never_lost(state: State[Any]) -> None:
-    watch = Watch()
-    assert {judge(watch, state, "", now) for now in range(0, 1000, 5)} == {Verdict.ENDED}
+    watch = ProcessWatch()
+    assert {judge(watch, state, "", now) for now in range(0, 1000, 5)} == {ProcessVerdict.ENDED}
 
 
 @pytest.mark.parametrize("state", [Running(), Cancelling()])
@@ -110,45 +110,45 @@ def test_other_machines_clocks_do_not_matter() -> None:
 
 def test_a_gap_between_two_looks_restarts_the_window() -> None:
     """The server was away, or the watcher's machine slept. The window begins again when the watcher can look."""
-    watch, running = Watch(), Running()
+    watch, running = ProcessWatch(), Running()
     for now in (0.0, LOST_AFTER_S - 1, LOST_AFTER_S - 1 + LONGEST_GAP_S + 1, 1000.0, 2000.0):
-        assert judge(watch, running, "a", now) is Verdict.ALIVE
+        assert judge(watch, running, "a", now) is ProcessVerdict.ALIVE
     back = 2000.0
-    while judge(watch, running, "a", back) is Verdict.ALIVE:
+    while judge(watch, running, "a", back) is ProcessVerdict.ALIVE:
         back += POLL_S
     assert back == 2000.0 + LOST_AFTER_S + POLL_S
 
 
 def test_a_slow_server_does_not_keep_the_dead_alive() -> None:
-    watch, running, now = Watch(), Running(), 0.0
-    while judge(watch, running, "a", now) is Verdict.ALIVE:
+    watch, running, now = ProcessWatch(), Running(), 0.0
+    while judge(watch, running, "a", now) is ProcessVerdict.ALIVE:
         now += LONGEST_GAP_S - 1
         assert now < 2 * LOST_AFTER_S
 
 
 def test_a_process_that_gave_a_sign_is_not_believed_to_have_vanished() -> None:
-    watch, vanished = Watch(), Crashed(name="Vanished")
+    watch, vanished = ProcessWatch(), Crashed(name="Vanished")
     judge(watch, Running(), "a", 0.0)
-    assert judge(watch, vanished, "a", 1.0) is Verdict.ENDED
+    assert judge(watch, vanished, "a", 1.0) is ProcessVerdict.ENDED
     judge(watch, Running(), "b", 2.0)
-    assert judge(watch, vanished, "b", 2.0 + DOUBTED_FOR_S) is Verdict.ALIVE
-    assert judge(watch, vanished, "b", 2.5 + DOUBTED_FOR_S) is Verdict.ENDED
+    assert judge(watch, vanished, "b", 2.0 + DOUBTED_FOR_S) is ProcessVerdict.ALIVE
+    assert judge(watch, vanished, "b", 2.5 + DOUBTED_FOR_S) is ProcessVerdict.ENDED
 
 
 def test_after_the_server_was_away_a_vanished_process_has_time_for_a_sign() -> None:
-    watch, vanished, back = Watch(), Crashed(name="Vanished"), LONGEST_GAP_S + 1
+    watch, vanished, back = ProcessWatch(), Crashed(name="Vanished"), LONGEST_GAP_S + 1
     judge(watch, Running(), "a", 0.0)
-    assert judge(watch, vanished, "a", back) is Verdict.ALIVE
-    assert judge(watch, vanished, "a", back + DOUBTED_FOR_S) is Verdict.ALIVE
-    assert judge(watch, vanished, "a", back + DOUBTED_FOR_S + POLL_S) is Verdict.ENDED
+    assert judge(watch, vanished, "a", back) is ProcessVerdict.ALIVE
+    assert judge(watch, vanished, "a", back + DOUBTED_FOR_S) is ProcessVerdict.ALIVE
+    assert judge(watch, vanished, "a", back + DOUBTED_FOR_S + POLL_S) is ProcessVerdict.ENDED
 
 
 def test_a_new_watch_believes_that_a_process_has_vanished() -> None:
-    assert judge(Watch(), Crashed(name="Vanished"), "a", 0.0) is Verdict.ENDED
+    assert judge(ProcessWatch(), Crashed(name="Vanished"), "a", 0.0) is ProcessVerdict.ENDED
 
 
 def test_only_a_new_mark_proves_that_the_process_lives() -> None:
-    watch, running = Watch(), Running()
+    watch, running = ProcessWatch(), Running()
     judge(watch, running, "left by the dead", 0.0)
     assert not watch.has_beaten
     judge(watch, running, "new", 1.0)

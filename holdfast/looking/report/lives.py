@@ -16,7 +16,7 @@ NO_ENDING, RUNNING = "no ending on record", "running"
 
 
 @dataclass(frozen=True)
-class Life:
+class ReportedLife:
     """One attempt, with all times in seconds since 1970, as the goodput ledger has them.
 
     Attributes:
@@ -52,12 +52,12 @@ def make_ledger(history: History, now: float) -> tuple[Ledger | None, list[str]]
     return ledger, records.missing
 
 
-def list_lives(history: History, ledger: Ledger | None) -> list[Life]:
+def list_lives(history: History, ledger: Ledger | None) -> list[ReportedLife]:
     """Return the attempts whose records can be read, oldest first."""
     by_attempt: dict[int, list[Commit]] = {}
     for _, commit in sorted(history.commits.items()):
         by_attempt.setdefault(find_trainer(commit, history.attempts), []).append(commit)
-    lives: list[Life] = []
+    lives: list[ReportedLife] = []
     for each in ledger.attempts if ledger else ():
         if record := history.attempts.get(each.number):
             before = lives[-1].ended if lives else each.began.timestamp()
@@ -67,13 +67,13 @@ def list_lives(history: History, ledger: Ledger | None) -> list[Life]:
 
 def _make(
     history: History, record: AttemptRecord, spent: AttemptLedger, commits: Sequence[Commit], before: float
-) -> Life:
+) -> ReportedLife:
     first = history.commits.get(commits[0].parent) if commits else None
     start = first.step if first else 0
     ending = history.endings.get(record.number)
     is_live = ending is None and record.number == max(history.attempts) and not is_complete(history)
     reason = RUNNING if is_live else spent.reason or NO_ENDING
-    return Life(
+    return ReportedLife(
         record=record,
         ending=ending,
         began=spent.began.timestamp(),

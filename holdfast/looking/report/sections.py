@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.looking.report.commits import count_states
 from holdfast.looking.report.gathering import History
-from holdfast.looking.report.lives import RUNNING, Life, find_starts, find_total, is_complete
+from holdfast.looking.report.lives import RUNNING, ReportedLife, find_starts, find_total, is_complete
 from holdfast.looking.report.markup import Markup, element, join, section, table
 from holdfast.looking.report.numbers import show_bytes, show_number, show_seconds, show_time
 from holdfast.machine.contract import terms_on
@@ -19,14 +19,14 @@ MOST_CHANGES = 200
 LONG = ("sources", "source_bytes", "packages", "files", "built", "holdfast")
 
 
-def make_overview(history: History, lives: list[Life]) -> Markup:
+def make_overview(history: History, lives: list[ReportedLife]) -> Markup:
     """Return the facts that a reader looks for first."""
     facts = [*_list_facts(history, lives), *_list_names(history)]
     listed = element("dl", *(element("div", element("dt", name), element("dd", value)) for name, value in facts))
     return join(show_all_problems(history.problems, f"holdfast verify {history.url}"), listed)
 
 
-def _list_facts(history: History, lives: list[Life]) -> Iterator[tuple[str, object]]:
+def _list_facts(history: History, lives: list[ReportedLife]) -> Iterator[tuple[str, object]]:
     newest, metadata, total = history.newest, history.newest_metadata, find_total(history)
     yield "state", describe_state(history, lives)
     if newest is not None:
@@ -55,7 +55,7 @@ def _list_names(history: History) -> Iterator[tuple[str, object]]:
         yield "lies in", element("code", f"{history.url}/{history.newest.path}")
 
 
-def describe_state(history: History, lives: list[Life]) -> str:
+def describe_state(history: History, lives: list[ReportedLife]) -> str:
     """Return how a run stands, in a few words."""
     if is_complete(history):
         return "complete"
@@ -80,7 +80,7 @@ def show_all_problems(problems: Sequence[str], command: str) -> Markup:
 # ---- attempts
 
 
-def make_attempts(lives: list[Life], timeline: Markup) -> Markup:
+def make_attempts(lives: list[ReportedLife], timeline: Markup) -> Markup:
     """Return the timeline of attempts, and a table of them."""
     if not lives:
         return section("Attempts", "attempts", element("p", "No attempt has begun yet.", class_="empty"))
@@ -97,7 +97,7 @@ def make_attempts(lives: list[Life], timeline: Markup) -> Markup:
     )
 
 
-def _make_row(life: Life) -> list[object]:
+def _make_row(life: ReportedLife) -> list[object]:
     record, ending = life.record, life.ending
     return [
         record.number,

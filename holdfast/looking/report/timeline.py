@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from holdfast.looking.report.lives import Life
+from holdfast.looking.report.lives import ReportedLife
 from holdfast.looking.report.markup import Markup, element, join
 from holdfast.looking.report.numbers import show_seconds
 
@@ -19,7 +19,7 @@ MEANINGS = {
 }
 
 
-def make_timeline(lives: list[Life]) -> Markup:
+def make_timeline(lives: list[ReportedLife]) -> Markup:
     """Return the timeline as HTML with one SVG for each host. There is at least one attempt."""
     shown = lives[-MOST_BARS:]
     start, end = shown[0].began, max(each.ended for each in shown)
@@ -36,13 +36,13 @@ def make_timeline(lives: list[Life]) -> Markup:
     return element("div", *lanes, ticks, legend, class_="timeline")
 
 
-def _make_lane(host: str, lives: list[Life], start: float, span: float) -> Markup:
+def _make_lane(host: str, lives: list[ReportedLife], start: float, span: float) -> Markup:
     bars = [_make_bar(each, start, span) for each in lives]
     label = f"{len(lives)} attempts on {host}" if len(lives) > 1 else f"attempt {lives[0].record.number} on {host}"
     return element("div", element("div", host, class_="host"), element("svg", *bars, role="img", aria_label=label))
 
 
-def _make_bar(life: Life, start: float, span: float) -> Markup:
+def _make_bar(life: ReportedLife, start: float, span: float) -> Markup:
     left, width = 100 * (life.began - start) / span, 100 * (life.ended - life.began) / span
     title = element("title", f"attempt {life.record.number}: {life.reason}, {show_seconds(life.ended - life.began)}")
     drawn = max(0.3, min(width, 100 - left))  # so that a short life is seen

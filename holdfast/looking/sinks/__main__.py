@@ -1,8 +1,8 @@
 """`python -m holdfast.looking.sinks NAME ATTEMPT`: send a run's numbers to one sink, as the child of an attempt.
 
-The environment has the run's configuration. Standard input has a line of JSON for each `Order`: after each commit, and
-at the end. If it ends without that last one, the attempt has died. Each line on standard output is a warning for the
-attempt's log.
+The environment has the run's configuration. Standard input has a line of JSON for each `SinkOrder`: after each commit,
+and at the end. If it ends without that last one, the attempt has died. Each line on standard output is a warning for
+the attempt's log.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from holdfast.errors import Superseded
 from holdfast.journal import Journal
 from holdfast.looking.sinks import Facts, Sink, make_sink
 from holdfast.looking.sinks.delivery import deliver
-from holdfast.looking.sinks.orders import CONFIG_VARIABLE, DEAD, Order
+from holdfast.looking.sinks.orders import CONFIG_VARIABLE, DEAD, SinkOrder
 from holdfast.store import open_store
 
 # Above the priority of training, which must not wait for a sink: a higher number yields.
@@ -41,7 +41,7 @@ class Sender:
         self._has_failed = False
         self._is_superseded = False
 
-    def obey(self, order: Order) -> None:
+    def obey(self, order: SinkOrder) -> None:
         """Send what is committed; if this is the last order, make it last in the sink."""
         try:
             if not self._is_superseded:
@@ -78,13 +78,13 @@ def main() -> None:
     say = _take_output()
     name, config = sys.argv[1], RunConfig.model_validate_json(os.environ[CONFIG_VARIABLE])
     sender = Sender(name, config, int(sys.argv[2]), say)
-    orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+    orders: queue.SimpleQueue[SinkOrder] = queue.SimpleQueue()
     lock = Path(config.log.folder).absolute() / config.run / f"sink-{name}.lock"
     worker = threading.Thread(target=_work, args=(sender, orders, lock), daemon=True)
     worker.start()
-    order = Order()
+    order = SinkOrder()
     for line in sys.stdin:
-        order = Order.model_validate_json(line)
+        order = SinkOrder.model_validate_json(line)
         orders.put(order)
     if not order.is_end:
         order = DEAD
@@ -95,9 +95,9 @@ def main() -> None:
     os._exit(0)  # a library's thread may hang
 
 
-def _work(sender: Sender, orders: "queue.SimpleQueue[Order]", lock: Path) -> None:
+def _work(sender: Sender, orders: "queue.SimpleQueue[SinkOrder]", lock: Path) -> None:
     with _locked(lock):
-        order = Order()
+        order = SinkOrder()
         while not order.is_end:
             order = orders.get()
             while not order.is_end and not orders.empty():

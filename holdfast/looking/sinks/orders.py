@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 CONFIG_VARIABLE = "HOLDFAST_CONFIG"
 
 
-class Order(BaseModel):
+class SinkOrder(BaseModel):
     """Send what is committed.
 
     Attributes:
@@ -23,4 +23,4 @@ class Order(BaseModel):
 
 
 # The last order, for a process whose attempt has died without one: it sends what is committed, and ends.
-DEAD = Order(is_end=True, within_s=20.0)
+DEAD = SinkOrder(is_end=True, within_s=20.0)

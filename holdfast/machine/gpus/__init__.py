@@ -8,12 +8,12 @@ from holdfast.machine.gpus.checks import (
     settle_ranks,
     too_few_gpus,
 )
-from holdfast.machine.gpus.report import Gpu, Report, read_report
+from holdfast.machine.gpus.report import Gpu, GpuReport, read_report
 from holdfast.machine.gpus.visible import list_taken, list_visible
 
 __all__ = [
     "Gpu",
-    "Report",
+    "GpuReport",
     "check_gpus",
     "describe_visible",
     "explain_ranks",

@@ -7,7 +7,7 @@ import sys
 
 from holdfast.config import Compute, RunConfig
 from holdfast.errors import ConfigError, GpuUnhealthy
-from holdfast.machine.gpus.report import Gpu, Report, read_report, run_program
+from holdfast.machine.gpus.report import Gpu, GpuReport, read_report, run_program
 from holdfast.machine.gpus.visible import list_taken, list_visible
 from holdfast.terminal import counted
 
@@ -113,7 +113,7 @@ def too_few_gpus(ranks: int, found: str) -> ConfigError:
     return ConfigError(f"compute.ranks = {ranks}: {found}", hint=hint)
 
 
-def describe_visible(report: Report, visible: tuple[Gpu, ...]) -> str:
+def describe_visible(report: GpuReport, visible: tuple[Gpu, ...]) -> str:
     """Return a sentence that says how many GPUs are visible."""
     if len(visible) == len(report.gpus):
         return f"this machine has {counted(len(visible), 'GPU')}"

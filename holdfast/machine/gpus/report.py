@@ -73,7 +73,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Report:
+class GpuReport:
     """The answer of nvidia-smi.
 
     Attributes:
@@ -87,7 +87,7 @@ class Report:
     is_fault: bool = False
 
 
-def read_report(within_s: float = WITHIN_S) -> Report:
+def read_report(within_s: float = WITHIN_S) -> GpuReport:
     """Ask nvidia-smi for all GPUs and their health.
 
     Args:
@@ -95,15 +95,15 @@ def read_report(within_s: float = WITHIN_S) -> Report:
     """
     program = shutil.which(PROGRAM)
     if program is None:
-        return Report(problem=f"{PROGRAM} is not on PATH")
+        return GpuReport(problem=f"{PROGRAM} is not on PATH")
     try:
         exit_code, text = run_program([program, "-q", "-x"], within_s)
     except subprocess.TimeoutExpired:
-        return Report(problem=f"{PROGRAM} did not answer within {within_s:g} s", is_fault=True)
+        return GpuReport(problem=f"{PROGRAM} did not answer within {within_s:g} s", is_fault=True)
     except OSError as error:
-        return Report(problem=f"{PROGRAM} can't be run: {error.strerror}")
+        return GpuReport(problem=f"{PROGRAM} can't be run: {error.strerror}")
     if "No devices were found" in text:
-        return Report()
+        return GpuReport()
     shown = XML.search(text)
     said = [line.strip() for line in XML.sub("", text).splitlines() if line.strip()]  # warnings come before or after it
     fault = next(filter(UNREACHABLE.search, said), "")
@@ -111,7 +111,7 @@ def read_report(within_s: float = WITHIN_S) -> Report:
         if shown and not fault:  # a GPU that is lost may be missing in it
             return parse_report(shown[0])
     known = fault or next(iter(said), f"exit code {exit_code}")
-    return Report(problem=f"{PROGRAM} failed: {known}", is_fault=bool(fault))
+    return GpuReport(problem=f"{PROGRAM} failed: {known}", is_fault=bool(fault))
 
 
 def read_links(within_s: float = WITHIN_S) -> str | None:
@@ -158,13 +158,15 @@ def run_program(command: list[str], within_s: float) -> tuple[int, str]:
             process.stdout.close()
 
 
-def parse_report(text: str) -> Report:
+def parse_report(text: str) -> GpuReport:
     """Return the report from the output of ``nvidia-smi -q -x``.
 
     Raises:
         xml.etree.ElementTree.ParseError: it is no XML.
     """
-    return Report(tuple(_parse_gpu(index, gpu) for index, gpu in enumerate(ElementTree.fromstring(text).iter("gpu"))))
+    return GpuReport(
+        tuple(_parse_gpu(index, gpu) for index, gpu in enumerate(ElementTree.fromstring(text).iter("gpu")))
+    )
 
 
 def _parse_gpu(index: int, gpu: ElementTree.Element) -> Gpu:

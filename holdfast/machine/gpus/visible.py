@@ -3,10 +3,10 @@
 import os
 from collections.abc import Mapping
 
-from holdfast.machine.gpus.report import Gpu, Report
+from holdfast.machine.gpus.report import Gpu, GpuReport
 
 
-def list_visible(report: Report, environ: Mapping[str, str] = os.environ) -> tuple[Gpu, ...] | None:
+def list_visible(report: GpuReport, environ: Mapping[str, str] = os.environ) -> tuple[Gpu, ...] | None:
     """Return the GPUs that a process with this environment sees, in its order.
 
     Return None if the report doesn't tell: nvidia-smi gave none, or the process sees a part of a GPU (MIG).

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 
-class Orders:
+class OrderLines:
     """The lines of standard input. They are kept until `follow` says what to do with them.
 
     Attributes:

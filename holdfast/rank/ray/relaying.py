@@ -25,7 +25,7 @@ from holdfast.rank.claim import find_attempt, not_shared
 from holdfast.rank.events import Events
 from holdfast.rank.messages import Begin, Failed, Restore, Stop, Train, decode_event, decode_order, encode
 from holdfast.rank.ray.carrying import Carrier, Host, Start, Taken
-from holdfast.rank.ray.orders import Orders
+from holdfast.rank.ray.orders import OrderLines
 from holdfast.rank.ray.placing import LOOK_EVERY_S, Bundle, Placement, connect, list_alive, list_nodes, place
 
 # A carrier's process starts in 5 s on a busy machine, and loads a working directory in minutes.
@@ -48,7 +48,7 @@ def carry(config: RunConfig, commit: int, patience: float, events: Events) -> No
     Raises:
         HoldfastError: the ranks have no place, can't be started, or ended by themselves.
     """
-    orders = Orders()
+    orders = OrderLines()
     connect(config.compute)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in place of Ray's: until there are ranks, there is nothing to end
     placement = place(config.compute, lambda: not orders.has_ended)

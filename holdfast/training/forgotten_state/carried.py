@@ -17,7 +17,7 @@ LOCAL = ("FAST", "DEREF", "CLOSURE")
 
 
 @dataclass
-class Place:
+class _Instruction:
     """One instruction of a function.
 
     Attributes:
@@ -62,7 +62,7 @@ def find_outputs(codes: Iterable[types.CodeType]) -> set[str]:
     return stored - read
 
 
-def _find_loop(frame: types.FrameType) -> tuple[dict[int, Place], int, set[int]]:
+def _find_loop(frame: types.FrameType) -> tuple[dict[int, _Instruction], int, set[int]]:
     """Return a function's instructions, the one where it stands, and the loop around that; no loop if there is none."""
     places = _read_places(frame.f_code)
     offsets = sorted(places)
@@ -86,7 +86,7 @@ def _reach(start: int, nexts: dict[int, list[int]]) -> set[int]:
     return found
 
 
-def _find_live(places: dict[int, Place], among: set[int]) -> dict[int, set[str]]:
+def _find_live(places: dict[int, _Instruction], among: set[int]) -> dict[int, set[str]]:
     """Return, for each of some instructions, the names that are read at it or later before they are assigned."""
     live: dict[int, set[str]] = {each: set() for each in among}
     is_changed = True
@@ -100,22 +100,22 @@ def _find_live(places: dict[int, Place], among: set[int]) -> dict[int, set[str]]
     return live
 
 
-def _first_line(places: dict[int, Place], loop: set[int], name: str) -> int:
+def _first_line(places: dict[int, _Instruction], loop: set[int], name: str) -> int:
     return next((places[each].line for each in sorted(loop) if name in places[each].reads), 0)
 
 
 @functools.cache
-def _read_places(code: types.CodeType) -> dict[int, Place]:
+def _read_places(code: types.CodeType) -> dict[int, _Instruction]:
     """Return a function's instructions by offset."""
     instructions = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
     offsets = [each.offset for each in instructions]
     ends = {each.offset: each.argval for each in instructions if each.opname == "FOR_ITER"}
     exits = {offset: offsets[bisect.bisect_left(offsets, end)] for offset, end in ends.items()}
-    places: dict[int, Place] = {}
+    places: dict[int, _Instruction] = {}
     line = code.co_firstlineno
     for index, each in enumerate(instructions):
         line = (each.positions.lineno if each.positions else None) or line
-        place = places[each.offset] = Place(line)
+        place = places[each.offset] = _Instruction(line)
         _note_names(place, instructions, index)
         if each.opname not in ENDS | JUMPS and index + 1 < len(instructions):
             place.nexts.append(instructions[index + 1].offset)
@@ -131,7 +131,7 @@ def _read_places(code: types.CodeType) -> dict[int, Place]:
     return places
 
 
-def _note_names(place: Place, instructions: list[dis.Instruction], index: int) -> None:
+def _note_names(place: _Instruction, instructions: list[dis.Instruction], index: int) -> None:
     each = instructions[index]
     kinds = [part for part in each.opname.split("_") if part in ("LOAD", "STORE", "DELETE")]
     names = each.argval if isinstance(each.argval, tuple) else (each.argval,) * len(kinds)

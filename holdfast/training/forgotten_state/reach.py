@@ -31,7 +31,7 @@ OF_TORCH = {
 
 
 @dataclass
-class Part:
+class InnerValue:
     """A value inside another one.
 
     Attributes:
@@ -46,33 +46,35 @@ class Part:
     is_noted: bool = True
 
 
-def list_parts(name: str, value: Any) -> Iterator[Part]:
+def list_parts(name: str, value: Any) -> Iterator[InnerValue]:
     """Yield what can be named from a value."""
     if isinstance(value, types.FunctionType):
         yield from _list_variables(value)
     elif isinstance(value, types.MethodType):
         owner = name.rpartition(".")[0] or "self"
-        yield Part(owner, owner, value.__self__, is_noted=False)
-        yield Part(name, name, value.__func__, is_noted=False)
+        yield InnerValue(owner, owner, value.__self__, is_noted=False)
+        yield InnerValue(name, name, value.__func__, is_noted=False)
     elif isinstance(value, functools.partial):
-        yield Part(name, name, value.func, is_noted=False)
+        yield InnerValue(name, name, value.func, is_noted=False)
         is_users = is_own(value.func)
-        yield from (Part("args", f"{name}.args[{index}]", each, is_users) for index, each in enumerate(value.args))
-        yield from (Part(key, key, each, is_users) for key, each in value.keywords.items())
+        yield from (
+            InnerValue("args", f"{name}.args[{index}]", each, is_users) for index, each in enumerate(value.args)
+        )
+        yield from (InnerValue(key, key, each, is_users) for key, each in value.keywords.items())
     elif isinstance(value, CONTAINERS):
         yield from _list_items(name, value)
     elif isinstance(value, types.GeneratorType):
         inside = {**(value.gi_frame.f_locals if value.gi_frame else {}), "": value.gi_yieldfrom}
-        yield from (Part(key, f"{name}.{key}".rstrip("."), each, is_noted=False) for key, each in inside.items())
+        yield from (InnerValue(key, f"{name}.{key}".rstrip("."), each, is_noted=False) for key, each in inside.items())
     elif is_iterator(value):
-        yield from (Part("", name, each, is_noted=False) for each in reduce_iterator(value))
+        yield from (InnerValue("", name, each, is_noted=False) for each in reduce_iterator(value))
     elif isinstance(value, type):
         yield from _list_attributes(name, vars(value)) if is_own(value) else ()
     elif not isinstance(value, (types.ModuleType, types.BuiltinFunctionType, types.CodeType, *SCALARS)):
         yield from list_attributes(name, value)
 
 
-def list_attributes(name: str, value: Any) -> Iterator[Part]:
+def list_attributes(name: str, value: Any) -> Iterator[InnerValue]:
     """Yield the attributes of an object and of its class."""
     classes = [kind for kind in reversed(type(value).__mro__) if is_own(kind)]
     defaults = {key: each for kind in classes for key, each in vars(kind).items() if isinstance(each, SCALARS)}
@@ -86,8 +88,8 @@ def list_attributes(name: str, value: Any) -> Iterator[Part]:
         if not is_torchs or part.label not in OF_TORCH:
             yield part
         elif part.label.endswith("_hooks"):
-            yield Part(part.label, part.name, part.value, is_noted=False)
-    yield from (Part("", kind.__name__, kind, is_noted=False) for kind in reversed(classes))
+            yield InnerValue(part.label, part.name, part.value, is_noted=False)
+    yield from (InnerValue("", kind.__name__, kind, is_noted=False) for kind in reversed(classes))
 
 
 def _list_slots(kind: type) -> tuple[str, ...]:
@@ -95,15 +97,15 @@ def _list_slots(kind: type) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _list_attributes(name: str, values: Mapping[str, Any]) -> Iterator[Part]:
+def _list_attributes(name: str, values: Mapping[str, Any]) -> Iterator[InnerValue]:
     for key, value in list(values.items()):
         if isinstance(value, staticmethod | classmethod | property):
             value = getattr(value, "__func__", None) or getattr(value, "fget", None)
         if not key.startswith("__") or isinstance(value, types.FunctionType):
-            yield Part(key, f"{name}.{key}" if name else key, value)
+            yield InnerValue(key, f"{name}.{key}" if name else key, value)
 
 
-def _list_items(name: str, value: Any) -> Iterator[Part]:
+def _list_items(name: str, value: Any) -> Iterator[InnerValue]:
     """Yield the items of a container. An item is named by its position if its key differs between processes."""
     keyed = value.items() if isinstance(value, dict) else enumerate(value)
     is_of_hooks = name.endswith("_hooks")  # torch numbers all hooks of a process
@@ -111,35 +113,37 @@ def _list_items(name: str, value: Any) -> Iterator[Part]:
         if number >= MAX_ITEMS:
             break
         label = repr(key) if isinstance(key, str | int | float) and not is_of_hooks else str(number)
-        yield Part("", f"{name}[{label}]", each, is_noted=False)
+        yield InnerValue("", f"{name}[{label}]", each, is_noted=False)
 
 
-def _list_variables(function: types.FunctionType) -> Iterator[Part]:
+def _list_variables(function: types.FunctionType) -> Iterator[InnerValue]:
     """Yield the variables that a function can name, except its locals and the globals of a library."""
     is_users = is_own(function)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            yield Part(name, name, cell.cell_contents, is_users)
+            yield InnerValue(name, name, cell.cell_contents, is_users)
         except ValueError:  # the variable isn't assigned yet
             continue
     parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
     defaults = [*zip(reversed(parameters), reversed(function.__defaults__ or ()), strict=False)]
-    yield from (Part(name, name, value, is_users) for name, value in defaults)
-    yield from (Part(name, name, value, is_users) for name, value in (function.__kwdefaults__ or {}).items())
+    yield from (InnerValue(name, name, value, is_users) for name, value in defaults)
+    yield from (InnerValue(name, name, value, is_users) for name, value in (function.__kwdefaults__ or {}).items())
     for name, value in vars(function).items():
-        yield Part(name, name if name == "__wrapped__" else f"{function.__name__}.{name}", value, is_users)
+        yield InnerValue(name, name if name == "__wrapped__" else f"{function.__name__}.{name}", value, is_users)
     if is_users:
         yield from _list_globals(function.__code__, function.__globals__)
 
 
-def _list_globals(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[Part]:
+def _list_globals(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[InnerValue]:
     names = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     for name in sorted(names & variables.keys()):
         value = variables[name]
         if not isinstance(value, types.ModuleType):
-            yield Part(name, name, value)
+            yield InnerValue(name, name, value)
         elif is_own_file(getattr(value, "__file__", None) or ""):
-            yield from (Part(key, f"{name}.{key}", vars(value)[key]) for key in code.co_names if key in vars(value))
+            yield from (
+                InnerValue(key, f"{name}.{key}", vars(value)[key]) for key in code.co_names if key in vars(value)
+            )
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from _list_globals(inner, variables)

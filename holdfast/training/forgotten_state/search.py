@@ -30,7 +30,7 @@ from holdfast.recipe import Recipe
 from holdfast.training.forgotten_state.carried import find_outputs
 from holdfast.training.forgotten_state.digests import SCALARS, digest, is_plain
 from holdfast.training.forgotten_state.reach import (
-    Part,
+    InnerValue,
     is_entered,
     is_holdfasts,
     is_transparent,
@@ -211,13 +211,13 @@ class _Search:
         if is_users and is_object and at.name and hasattr(value, "__dict__"):
             self._note(at, digest(sorted(labels)))  # the first attribute of a name differs from none
 
-    def _list_parts(self, at: At) -> list[Part]:
+    def _list_parts(self, at: At) -> list[InnerValue]:
         try:
             return list(list_parts(at.name, at.value))
         except Exception:  # of the user's own methods: a search may not end a run
             return []
 
-    def _is_restored(self, owner: Any, part: Part) -> bool:
+    def _is_restored(self, owner: Any, part: InnerValue) -> bool:
         """Return whether a checkpoint of a loop has an attribute: a public plain one of a module or an optimizer."""
         is_kept = isinstance(self._recipe, Kept) and isinstance(owner, MODULES) and self._registered.has(owner)
         return is_kept and part.value is not None and is_hyperparameter(part.label, part.value)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.prune import BasePruningMethod
 
 
-class Pruned:
+class PrunedTensors:
     """The computed tensors of pruned modules, as a state by name.
 
     Args:
@@ -31,7 +31,7 @@ class Pruned:
             setattr(module, key, state[f"{name}.{key}"].to(own.device, copy=True))
 
 
-def find_pruned(model: nn.Module) -> Pruned | None:
+def find_pruned(model: nn.Module) -> PrunedTensors | None:
     """Return the computed tensors of a model's pruned modules; None if there are none."""
     found = [
         (name, module, hook._tensor_name)
@@ -39,4 +39,4 @@ def find_pruned(model: nn.Module) -> Pruned | None:
         for hook in module._forward_pre_hooks.values()
         if isinstance(hook, BasePruningMethod)
     ]
-    return Pruned(found) if found else None
+    return PrunedTensors(found) if found else None

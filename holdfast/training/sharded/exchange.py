@@ -18,7 +18,16 @@ from torch import Tensor, distributed
 
 from holdfast.checkpoint import WINDOWS, Part, Stream, count_window_bytes
 from holdfast.errors import HoldfastError, RunStopped, StateError
-from holdfast.training.sharded.extents import Move, Placed, Plan, describe, list_moves, place, take_held, view_held
+from holdfast.training.sharded.extents import (
+    ExchangePlan,
+    Move,
+    Placed,
+    describe,
+    list_moves,
+    place,
+    take_held,
+    view_held,
+)
 
 if TYPE_CHECKING:
     from holdfast.training.build import Training
@@ -98,25 +107,25 @@ class Exchange:
         """Return the size of each of some windows for a state, both in bytes."""
         return self.window_bytes or count_window_bytes(size_bytes // self.ranks, windows)
 
-    def hold(self, parts: Sequence[Part], owners: Mapping[str, int]) -> "tuple[list[Part], Held]":
+    def hold(self, parts: Sequence[Part], owners: Mapping[str, int]) -> "tuple[list[Part], _HeldShards]":
         """Return this rank's bytes of each part, which are to be copied before the state changes, and their exchange.
 
         Args:
             owners: the rank that owns each part, by the part's name.
         """
         own: list[Part] = []
-        plans: dict[str, Plan] = {}
+        plans: dict[str, ExchangePlan] = {}
         for part in parts:
             owner, placed = owners[part.name], place(part.pieces)
             # Every rank has made the same header, and has the bytes that are not cut; those are the main rank's.
             extents = [describe(*placed[0], [owner]), *(describe(*each, [0], owner) for each in placed[1:])]
-            plans[part.name] = Plan(owner, part.size_bytes, extents)
+            plans[part.name] = ExchangePlan(owner, part.size_bytes, extents)
             pairs = zip(placed, extents, strict=True)
             held = [take_held(each, extent.held[self.rank]) for (_, each), extent in pairs if self.rank in extent.held]
             own.append(Part(part.name, tuple(held)))
-        return own, Held(self, plans, self.choose_window(sum(part.size_bytes for part in parts), WINDOWS))
+        return own, _HeldShards(self, plans, self.choose_window(sum(part.size_bytes for part in parts), WINDOWS))
 
-    def plan_restore(self, pieces: Iterable[Placed], owner: int, size_bytes: int) -> Plan:
+    def plan_restore(self, pieces: Iterable[Placed], owner: int, size_bytes: int) -> ExchangePlan:
         """Return the exchange of a part that its owner reads, with all ranks whose tensors have bytes of it.
 
         Args:
@@ -129,11 +138,11 @@ class Exchange:
             if self.rank in extent.held:
                 extent = dataclasses.replace(extent, memory=view_held(piece, extent.held[self.rank]))
             extents.append(extent)
-        return Plan(owner, size_bytes, extents)
+        return ExchangePlan(owner, size_bytes, extents)
 
     def pass_windows(
         self,
-        plans: Mapping[str, Plan],
+        plans: Mapping[str, ExchangePlan],
         window_bytes: int,
         take: Callable[[str, int], memoryview],
         done: Callable[[str, memoryview], object],
@@ -190,14 +199,14 @@ class Exchange:
             _unpack(message, landing)
 
 
-class Held:
+class _HeldShards:
     """The exchange of the bytes that each rank has copied of a checkpoint's parts; a `checkpoint.peers.Held`.
 
     Args:
         plans: the exchange of each part, by the part's name.
     """
 
-    def __init__(self, exchange: Exchange, plans: Mapping[str, Plan], window_bytes: int) -> None:
+    def __init__(self, exchange: Exchange, plans: Mapping[str, ExchangePlan], window_bytes: int) -> None:
         self.owners: Mapping[str, int] = {name: plan.owner for name, plan in plans.items()}
         self.sizes: Mapping[str, int] = {name: plan.size_bytes for name, plan in plans.items()}
         self.window_bytes = window_bytes
@@ -231,7 +240,7 @@ class Held:
             is_saved=True,
         )
 
-    def _bind(self, plan: Plan, copy: memoryview) -> Plan:
+    def _bind(self, plan: ExchangePlan, copy: memoryview) -> ExchangePlan:
         """Return a plan whose memory is in the copy of this rank's bytes."""
         extents, end, rank = [], 0, self._exchange.rank
         for extent in plan.extents:

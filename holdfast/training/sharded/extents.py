@@ -26,7 +26,7 @@ class Placed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Extent:
+class PieceExtent:
     """A piece of a part as bytes: where it is, and which of its bytes the ranks hold that exchange them.
 
     Attributes:
@@ -46,7 +46,7 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExchangePlan:
     """The exchange of one part between its owner and the ranks that hold its bytes.
 
     Attributes:
@@ -55,9 +55,9 @@ class Plan:
 
     owner: int
     size_bytes: int
-    extents: Sequence[Extent]
+    extents: Sequence[PieceExtent]
 
-    def list_between(self, start: int, stop: int) -> Sequence[Extent]:
+    def list_between(self, start: int, stop: int) -> Sequence[PieceExtent]:
         """Return the pieces that have bytes between two positions in the part."""
         first = bisect.bisect_right(self.extents, start, key=lambda each: each.position + each.size_bytes)
         return self.extents[first : bisect.bisect_left(self.extents, stop, key=lambda each: each.position)]
@@ -91,7 +91,7 @@ def place(pieces: Iterable[Piece]) -> list[Placed]:
     return [Placed(position, piece) for position, piece in zip(ends, pieces, strict=False) if len(piece)]
 
 
-def describe(position: int, piece: Any, everywhere: Sequence[int], owner: int | None = None) -> Extent:
+def describe(position: int, piece: Any, everywhere: Sequence[int], owner: int | None = None) -> PieceExtent:
     """Return a piece as an extent.
 
     Args:
@@ -101,12 +101,12 @@ def describe(position: int, piece: Any, everywhere: Sequence[int], owner: int | 
     size_bytes = len(piece)
     if not isinstance(piece, ShardedBytes):
         whole = Region((0,), (size_bytes,))
-        return Extent(position, size_bytes, 0, whole.shape, dict.fromkeys(everywhere, whole))
+        return PieceExtent(position, size_bytes, 0, whole.shape, dict.fromkeys(everywhere, whole))
     shape, held = _describe_cut(
         piece.tensor.dtype.itemsize, tuple(piece.tensor.shape), piece.tensor.device_mesh,
         tuple(piece.tensor.placements), piece.start, size_bytes, owner,
     )  # fmt: skip
-    return Extent(position, size_bytes, piece.start, shape, held)
+    return PieceExtent(position, size_bytes, piece.start, shape, held)
 
 
 @functools.lru_cache(maxsize=2**14)  # a run has the same tensors at every save, and training waits for this
@@ -149,7 +149,7 @@ def _to_bytes(tensor: Tensor) -> Tensor:
 
 
 def list_moves(
-    plan: Plan, start: int, stop: int, window: memoryview | None, rank: int, *, is_saved: bool
+    plan: ExchangePlan, start: int, stop: int, window: memoryview | None, rank: int, *, is_saved: bool
 ) -> Iterator[Move]:
     """Yield this rank's moves between a window of a part and the ranks that hold its bytes.
 

@@ -20,7 +20,7 @@ from holdfast.store import Store
 from holdfast.training.capturing import capture_extras
 from holdfast.training.own_loop.kept import GRADIENTS
 from holdfast.training.sharded.exchange import Exchange
-from holdfast.training.sharded.extents import Placed, Plan
+from holdfast.training.sharded.extents import ExchangePlan, Placed
 
 if TYPE_CHECKING:
     from holdfast.training.build import Training
@@ -85,7 +85,7 @@ def read_shares(
 
 
 def _read_batch(
-    exchange: Exchange, plans: Mapping[str, Plan], window_bytes: int, readers: Mapping[str, PartsReader]
+    exchange: Exchange, plans: Mapping[str, ExchangePlan], window_bytes: int, readers: Mapping[str, PartsReader]
 ) -> None:
     """Read some parts, send their rows to the ranks that hold them, and verify the parts."""
 

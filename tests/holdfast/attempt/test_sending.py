@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.attempt.sending import SinkProcess
 from holdfast.config import Log, RunConfig
-from holdfast.looking.sinks.orders import Order
+from holdfast.looking.sinks.orders import SinkOrder
 from holdfast.store import open_store
 from tests.conftest import Engine, Reference
 from tests.support.makers import make_line, train
@@ -37,14 +37,14 @@ def test_a_sink_whose_process_was_killed_is_started_again_and_has_no_hole(tmp_pa
     for number in (1, 2):
         train(line)
         process.start(config, 1)
-        process.tell(Order())
+        process.tell(SinkOrder())
         await_equal(lambda number=number: len(drawn(tmp_path)), number)
     kill(process, signal.SIGKILL)
     process.await_end(60)
     train(line)
     train(line)
     process.start(config, 1)
-    process.tell(Order(is_end=True, is_complete=True, within_s=60))
+    process.tell(SinkOrder(is_end=True, is_complete=True, within_s=60))
     process.await_end(60)
     assert drawn(tmp_path) == [1, 2, 3, 4]
 
@@ -54,8 +54,8 @@ def test_a_process_that_reads_nothing_stops_no_attempt(tmp_path: Path) -> None:
     process.start(make_config(tmp_path, "mlflow"), 1)
     kill(process, signal.SIGSTOP)
     for _ in range(5000):  # more than the pipe holds
-        process.tell(Order())
-    process.tell(Order(is_end=True))
+        process.tell(SinkOrder())
+    process.tell(SinkOrder(is_end=True))
     process.await_end(0)
     kill(process, signal.SIGKILL)
     process.await_end(60)
@@ -97,7 +97,7 @@ def test_a_sink_waits_until_that_of_the_attempt_before_has_ended(
 def send_all(config: RunConfig, within_s: float) -> None:
     process = SinkProcess("tensorboard")
     process.start(config, 1)
-    process.tell(Order(is_end=True, is_complete=True, within_s=within_s))
+    process.tell(SinkOrder(is_end=True, is_complete=True, within_s=within_s))
     process.await_end(60)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from holdfast.journal import AttemptRecord, Commit, EndingRecord, Journal, record_name
 from holdfast.journal.endings import REASONS
-from holdfast.ledger.history import RECENT_ATTEMPTS, History, read_costs, read_losses
+from holdfast.ledger.history import RECENT_ATTEMPTS, CostHistory, read_costs, read_losses
 from holdfast.ledger.interval import (
     FIRST_STEPS,
     FLOOR_S,
@@ -260,7 +260,7 @@ def test_a_commit_without_times_is_read() -> None:
 
 def test_a_run_begins_with_short_chunks_until_costs_are_measured() -> None:
     line = make_line(new_store())
-    history = History(line.journal, 1, clock=itertools.repeat(0.0).__next__)
+    history = CostHistory(line.journal, 1, clock=itertools.repeat(0.0).__next__)
     assert history.choose_steps() == FIRST_STEPS
     saved = save_next(line).model_copy(update={"save_s": 1.0, "stall_s": 0.5})
     history.note_saved(saved, 10)
@@ -272,13 +272,13 @@ def test_a_run_begins_with_short_chunks_until_costs_are_measured() -> None:
 def test_the_next_attempt_reads_costs_from_the_journal() -> None:
     journal = journal_of([{"reason": "vanished", "commit": {"train_s": 5.0, "stall_s": 0.5}}])
     mean_s = (PRIOR_S + 0.5 * HOUR) / 2
-    assert History(journal, 2).choose_steps() == round(math.sqrt(2 * 0.5 * mean_s) / 0.5)
+    assert CostHistory(journal, 2).choose_steps() == round(math.sqrt(2 * 0.5 * mean_s) / 0.5)
 
 
 def test_a_live_attempt_counts_its_own_losses_without_reading_again() -> None:
     journal = journal_of([{"reason": "completed", "commit": {"train_s": 5.0, "stall_s": 0.5}}])
     now = [0.0]
-    history = History(journal, 2, clock=lambda: now[0])
+    history = CostHistory(journal, 2, clock=lambda: now[0])
     for name in journal.store.list("commits"):
         journal.store.delete(f"commits/{name}")
     first = history.choose_steps()

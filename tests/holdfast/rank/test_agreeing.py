@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConfigDrift
-from holdfast.rank.agreeing import Node, compare_nodes
+from holdfast.rank.agreeing import NodeIdentity, compare_nodes
 
 ENVIRONMENT: dict[str, Any] = {
     "torch": "2.13.0", "python": "3.11.2", "cpu": "a", "holdfast": "1", "packages": {"scipy": "1.2"},
@@ -13,8 +13,8 @@ ENVIRONMENT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def make_node(number: int, settings: dict[str, Any] | None = None, **environment: Any) -> Node:
-    return Node(f"node {number} (host{number})", settings or {"seed": 1}, ENVIRONMENT | environment)
+def make_node(number: int, settings: dict[str, Any] | None = None, **environment: Any) -> NodeIdentity:
+    return NodeIdentity(f"node {number} (host{number})", settings or {"seed": 1}, ENVIRONMENT | environment)
 
 
 def test_nodes_of_another_processor_may_train_together() -> None:

@@ -10,7 +10,7 @@ from holdfast import checkpoint
 from holdfast.checkpoint import Saved
 from holdfast.state import to_payload
 from holdfast.store import Store, open_store
-from holdfast.training.begun_saves import Begun, BegunSaves
+from holdfast.training.begun_saves import BegunSave, BegunSaves
 from tests.support.makers import METADATA_FIELDS, STEPS_PER_EPOCH
 
 FINGERPRINT = "f" * 64
@@ -35,7 +35,7 @@ def begin(*steps: int) -> BegunSaves:
     """Begin a save after each of these steps, in a rank that begins with the run."""
     saves, last = BegunSaves(), 0
     for step in steps:
-        saves.add(Begun(step, None, lines(last + 1, step), f"{step};".encode(), 1.0))
+        saves.add(BegunSave(step, None, lines(last + 1, step), f"{step};".encode(), 1.0))
         last = step
     return saves
 
@@ -54,7 +54,7 @@ def test_the_newest_durable_save_is_found_with_the_trail_since_then(folder: Stor
 def test_a_restored_checkpoint_is_known_without_the_store(folder: Store) -> None:
     saves = BegunSaves()
     saves.restart(4, "a" * 64)
-    saves.add(Begun(6, None, lines(5, 6)))
+    saves.add(BegunSave(6, None, lines(5, 6)))
     found = saves.find_durable(folder, STEPS_PER_EPOCH, FINGERPRINT)
     assert found is not None
     assert (found.step, found.content_id, found.lines) == (4, "a" * 64, lines(5, 6))
