@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from deployments.ledger import ProcessLedger, end
+from deployments.ledger import ProcessLedger, end_processes
 from holdfast.errors import ConfigError
 from holdfast.machine.gpus import Gpu, describe_visible, list_visible, read_report
 
@@ -101,7 +101,7 @@ def end_others(ledger: ProcessLedger, plan: WorkerPlan) -> list[str]:
         for name, entry in ledger.known.items()
         if name.startswith(WORKER) and entry.get("gpu", "") != plan.gpus.get(name)
     ]
-    return end(ledger, others)
+    return end_processes(ledger, others)
 
 
 def describe_gpu(gpu: str) -> dict[str, str]:
@@ -109,7 +109,7 @@ def describe_gpu(gpu: str) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": gpu, GPU_VARIABLE: gpu} if gpu else {}
 
 
-def find_holder(gpu: str, within_s: float = RELEASED_WITHIN_S) -> int | None:
+def find_leftover(gpu: str, within_s: float = RELEASED_WITHIN_S) -> int | None:
     """Return the process that a worker for this GPU has left behind; None if there is none within some seconds.
 
     An attempt outlives its worker. If a new worker took a flow run meanwhile, two runs would share the GPU.

@@ -44,7 +44,7 @@ class ProcessLedger:
     def is_alive(self, name: str) -> bool:
         """Return whether the process that was started under this name lives."""
         entry = self.known.get(name)
-        return entry is not None and is_running(entry["pid"], entry["began"])
+        return entry is not None and is_recorded_process(entry["pid"], entry["began"])
 
     def add(self, name: str, pid: int, **facts: Any) -> None:
         self.known[name] = {"pid": pid, "began": began_at(pid), **facts}
@@ -123,7 +123,7 @@ def began_at(pid: int) -> str:
         return ""
 
 
-def is_running(pid: int, began: str) -> bool:
+def is_recorded_process(pid: int, began: str) -> bool:
     """Return whether the process with this id is the one that a record names, and lives.
 
     A record that can't be read names no process, so that nothing is ended by mistake.
@@ -175,7 +175,7 @@ def own_temporary() -> str:
     return str(folder)
 
 
-def start(
+def launch_process(
     ledger: ProcessLedger,
     name: str,
     command: Sequence[str],
@@ -215,7 +215,7 @@ def _reset_signals() -> None:
         signal.signal(each, signal.SIG_DFL)
 
 
-def end(ledger: ProcessLedger, names: Iterable[str]) -> list[str]:
+def end_processes(ledger: ProcessLedger, names: Iterable[str]) -> list[str]:
     """End the processes that were started under these names, all at once. Return the names of those that were alive.
 
     A process that doesn't end by itself in time is killed.

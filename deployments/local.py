@@ -18,17 +18,17 @@ import tasks.untracked  # noqa: F401
 from cyclopts import App
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from deployments.gpus import WorkerPlan, describe_gpu, end_others, find_holder, plan_workers
+from deployments.gpus import WorkerPlan, describe_gpu, end_others, find_leftover, plan_workers
 from deployments.ledger import (
     ROOT,
     ProcessLedger,
     await_ready,
     check_current,
     check_owner,
-    end,
+    end_processes,
+    launch_process,
     locked,
     own_temporary,
-    start,
 )
 from deployments.pools import Kind
 from deployments.postgres import start_postgres
@@ -62,7 +62,7 @@ def start_server(ledger: ProcessLedger, database_url: str, port: int = 0) -> str
         "PREFECT_API_DATABASE_CONNECTION_URL": database_url or sqlite_url(ledger.folder / "prefect.db"),
     }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    start(ledger, "server", command, environment, umask=0o077, url=url, port=port, postgres=bool(database_url))
+    launch_process(ledger, "server", command, environment, umask=0o077, url=url, port=port, postgres=bool(database_url))
     print(f"server      {url.removesuffix('/api')}   starts", flush=True)
     await_ready("Prefect's server", lambda: is_healthy(url), ledger, "server")
     seal_pages(ledger.folder / "ui", url)
@@ -108,7 +108,9 @@ def start_worker(
     name = f"worker-{pool}"
     if ledger.is_alive(name):
         return
-    start(ledger, name, _describe_worker(pool, name, kind), _environment(ledger, url) | dict(environment or {}))
+    launch_process(
+        ledger, name, _describe_worker(pool, name, kind), _environment(ledger, url) | dict(environment or {})
+    )
     print(f"worker      {name}")
 
 
@@ -119,11 +121,11 @@ def start_gpu_worker(ledger: ProcessLedger, name: str, gpu: str, url: str) -> No
     """
     if ledger.is_alive(name):
         return
-    if (holder := find_holder(gpu)) is not None:
+    if (holder := find_leftover(gpu)) is not None:
         print(f"left out    {name}   process {holder} still uses its GPU; make up again when that has ended")
         return
     command = [*_describe_worker("gpu", name), "--limit", "1"]
-    start(ledger, name, command, _environment(ledger, url) | describe_gpu(gpu), gpu=gpu)
+    launch_process(ledger, name, command, _environment(ledger, url) | describe_gpu(gpu), gpu=gpu)
     print(f"worker      {name}   {gpu}")
 
 
@@ -211,7 +213,7 @@ def down() -> None:
             ledger = ProcessLedger(STATE)
             check_owner(ledger)
             for _, names in groupby(sorted(ledger.known, key=_order), key=_order):
-                for name in end(ledger, names):
+                for name in end_processes(ledger, names):
                     has_ended = True
                     print(f"ended       {name}", flush=True)
     if not has_ended:

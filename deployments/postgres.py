@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from deployments.ledger import ProcessLedger, await_ready, start
+from deployments.ledger import ProcessLedger, await_ready, launch_process
 from holdfast.errors import ConfigError, RunStopped
 from tasks.credentials import make_secret
 from tasks.server import choose_port
@@ -40,7 +40,7 @@ def start_postgres(ledger: ProcessLedger) -> str:
         port = choose_port(port)
         # No Unix socket: its path is limited to 107 bytes.
         options = ["-D", str(folder), "-h", "127.0.0.1", "-p", str(port), "-k", ""]
-        start(ledger, "postgres", [str(programs / "postgres"), *options], {}, user, port=port)
+        launch_process(ledger, "postgres", [str(programs / "postgres"), *options], {}, user, port=port)
         await_ready("Postgres", lambda: _is_ready(programs, port), ledger, "postgres")
     return f"postgresql+asyncpg://holdfast:{password_file.read_text('utf-8')}@127.0.0.1:{port}/postgres"
 

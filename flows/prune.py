@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from holdfast.attempt.progress import log_plain_lines
 from holdfast.errors import RunStopped
 from holdfast.journal import PruneReport, list_runs
-from holdfast.keeping.retention import summarize
+from holdfast.keeping.retention import summarize_prune
 from holdfast.store import open_store
 from holdfast.terminal.command import EXIT_CODES, run_app
 from tasks.pruning import prune_one
@@ -37,7 +37,7 @@ def prune(store: str, dry_run: bool = False) -> dict[str, PruneReport]:
             failed[journal.run] = str(state.message)
         elif (report := state.result()) is not None:
             reports[journal.run] = report
-            log.info("run %s: %s", journal.run, summarize(report))
+            log.info("run %s: %s", journal.run, summarize_prune(report))
     for run, message in failed.items():
         log.warning("run %s was not pruned: %s", run, message)
     if failed:

@@ -46,7 +46,7 @@ def sweep(
     if pin_best and config.retention.keep_best is None:
         raise ConfigError("pin_best needs a metric", hint='retention.keep_best = {"metric": "avg_loss"}')
     failed = _train_here(configs) if config.where == "here" else _train_on_pool(configs, at_once)
-    rows = [describe_run(each, grid) for each in configs]
+    rows = [_make_row(each, grid) for each in configs]
     if pin_best and config.retention.keep_best is not None and not failed:
         mark_pinned(rows, pin_best_commit(configs, config.retention.keep_best))
     create_table_artifact(rows, f"{key_of(config.run)}-sweep", f"sweep of {config.run}")
@@ -122,7 +122,7 @@ def mark_pinned(rows: list[dict[str, Any]], best: tuple[str, Commit] | None) -> 
         row["pinned"] = f"commit {best[1].number}" if best and is_best else ""
 
 
-def describe_run(config: RunConfig, grid: dict[str, list[Any]]) -> dict[str, Any]:
+def _make_row(config: RunConfig, grid: dict[str, list[Any]]) -> dict[str, Any]:
     """Return a run's row in the sweep's table: its changed settings and its results."""
     fields = config.model_dump(mode="json")
     row: dict[str, Any] = {"run": config.run}

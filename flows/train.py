@@ -26,7 +26,7 @@ from holdfast.terminal import interrupt
 from holdfast.terminal.command import EXIT_CODES, run_app
 from tasks import own_run, pool
 from tasks.heartbeat import heartbeat
-from tasks.reporting import summarize
+from tasks.reporting import make_summary
 from tasks.served import served_flow
 from tasks.server import check_configured, server
 from tasks.supervisor import Supervisor
@@ -57,9 +57,9 @@ def train_run(config: RunConfig) -> TrainResult | State[Any]:
         result = _train(config, journal)
     except HoldfastError:
         if journal.exists():
-            summarize(journal)
+            make_summary(journal)
         raise
-    summarize(journal)
+    make_summary(journal)
     return result
 
 

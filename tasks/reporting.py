@@ -159,7 +159,7 @@ def describe_shown(shown: Shown) -> str:
     return f"{shown.name} after step {shown.step}\n\n{body}\n"
 
 
-def summarize(journal: Journal) -> None:
+def make_summary(journal: Journal) -> None:
     """Make an artifact of the current flow run that shows the run's state and how its attempts ended."""
     try:
         text = describe_run(journal)
@@ -173,9 +173,9 @@ def describe_run(journal: Journal) -> str:
 
     The picture is an image in a data URI, which the UI shows; it shows no SVG that stands in the Markdown itself.
     """
-    from holdfast.looking.report.picture import draw_run  # it imports numpy, which a flow's start needn't wait for
+    from holdfast.looking.report.picture import draw_loss  # it imports numpy, which a flow's start needn't wait for
 
-    standing, picture = read_standing(journal), draw_run(journal)
+    standing, picture = read_standing(journal), draw_loss(journal)
     drawn = [_embed("loss by step", SVG, picture.encode()), ""] if picture else []
     tables = [*_describe_standing(journal, standing), "", *drawn, *_describe_attempts(journal)]
     return "\n".join([f"# {journal.run}", "", *tables, *_describe_newest(journal)])

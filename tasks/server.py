@@ -84,7 +84,7 @@ def server() -> Iterator[str]:
             finally:
                 _send_what_is_left()
     finally:
-        end(process)
+        _end_server(process)
 
 
 def check_configured(setting: str) -> None:
@@ -192,7 +192,7 @@ def bypass_proxy() -> None:
         os.environ.update(dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(hosts)))
 
 
-def end(process: "subprocess.Popen[bytes]") -> None:
+def _end_server(process: "subprocess.Popen[bytes]") -> None:
     """End the temporary server by closing its standard input; kill it if it doesn't end in time."""
     assert process.stdin is not None
     process.stdin.close()

@@ -100,7 +100,7 @@ class Supervisor:
             return
         if pool.was_paused(self.journal, number):  # a person resumed the flow run, which claimed a new attempt
             number = self.journal.attempts()
-        ending = find_ending(self.journal, number, flow_run.state)
+        ending = settle_ending(self.journal, number, flow_run.state)
         pool.add_tags(flow_run.id, ending.reason)
         log.info("attempt %d ended at step %d: %s", number, ending.step, ending)
         if ending.reason == "cancelled":
@@ -151,7 +151,7 @@ def await_attempt(flow_run: FlowRun, stop_within_s: float) -> FlowRun:
         raise
 
 
-def find_ending(journal: Journal, number: int, state: State[Any] | None) -> Ending:
+def settle_ending(journal: Journal, number: int, state: State[Any] | None) -> Ending:
     """Return how an attempt ended: as it recorded itself, or else by its flow run's state, which goes on record.
 
     If the server says that a person cancelled the attempt, this overrules a recorded *preempted*: perhaps the attempt

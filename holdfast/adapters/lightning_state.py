@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from holdfast.training.forgotten_state.digests import is_plain
+from holdfast.training.forgotten_state.digests import has_digest
 from holdfast.training.own_loop.run import Run
 
 # The attributes of a metric, and of a collection of metrics, that hold state besides what `add_state` declares.
@@ -241,7 +241,7 @@ class UnsavedAttributes:
     def list_variables(self) -> list[tuple[str, Any]]:
         """Return what can be reached from callbacks and data module, and the plain attributes."""
         found = [pair for owner, each in self._list_plain() for pair in _list_public(owner, each)]
-        return [*self._list_reached(), *((name, each) for name, each in found if is_plain(each))]
+        return [*self._list_reached(), *((name, each) for name, each in found if has_digest(each))]
 
     def _list_open(self) -> Iterator[tuple[str, Any]]:
         """Yield the objects of the user's that save no state of their own, after their names."""

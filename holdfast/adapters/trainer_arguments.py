@@ -17,10 +17,10 @@ except ImportError as error:
     message = f"holdfast.adapters.transformers needs transformers: {error}; pip install 'holdfast[transformers]'"
     raise ImportError(message, name="transformers") from None
 
-__all__ = ["check", "choose_length", "transformers"]
+__all__ = ["check_arguments", "choose_length", "transformers"]
 
 
-def check(run: Run, trainer: Any, options: dict[str, Any]) -> None:
+def check_arguments(run: Run, trainer: Any, options: dict[str, Any]) -> None:
     """Raise RecipeError if a Trainer's arguments can't be resumed exactly, or don't agree with the configuration."""
     if not isinstance(trainer, transformers.Trainer):
         raise RecipeError(f"train(run, trainer): expected a transformers.Trainer, found a {type(trainer).__name__}")

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from holdfast.adapters.trainer_arguments import check, choose_length, transformers
+from holdfast.adapters.trainer_arguments import check_arguments, choose_length, transformers
 from holdfast.errors import RecipeError
 from holdfast.state import Attributes
 from holdfast.training.devices import required_of_ddp
@@ -42,7 +42,7 @@ def train(run: Run, trainer: Any, *, measured: Collection[str] = (), **options: 
         Stopped: the run stops before its end.
     """
     with run.located():
-        check(run, trainer, options)
+        check_arguments(run, trainer, options)
     for name, value in required_of_ddp(run.world_size).items():
         setattr(trainer.accelerator.ddp_handler, name, value)
     held = _Held(run, trainer, lambda name: name.endswith(MEASURED) or name in measured)

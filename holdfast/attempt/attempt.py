@@ -18,7 +18,7 @@ from holdfast.attempt.failures import Failures
 from holdfast.attempt.line import Line
 from holdfast.attempt.lineage import Past, judge_drift, judge_environment
 from holdfast.attempt.observers import AttemptView, Observer, Observers
-from holdfast.attempt.opening import Known, await_completed, describe_beginning, describe_built
+from holdfast.attempt.opening import Known, await_completed, describe_beginning, describe_ready
 from holdfast.attempt.pipeline import Chunk, Pipeline
 from holdfast.attempt.ranks import AttemptRanks
 from holdfast.attempt.rehearsal import Rehearsals
@@ -278,7 +278,7 @@ class Attempt:
     def _begin(self) -> None:
         """Restore the head of a run that is claimed, and say where training begins."""
         self._resume()
-        log.info("run %s: %s", self.config.run, describe_built(self.ranks.built, self.config.epochs))
+        log.info("run %s: %s", self.config.run, describe_ready(self.ranks.built, self.config.epochs))
         log.info("attempt %d (%s): %s", self.number, self._reason, describe_beginning(self.head, self.total_steps))
         if self.config.determinism.mode == "fast":
             log.warning('determinism.mode = "fast": the same steps may give other bits each time; nothing is promised')

@@ -12,7 +12,7 @@ from holdfast.ledger.standing import is_trained
 from holdfast.machine.gpus import check_gpus, settle_ranks
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Ready
-from holdfast.rank.rendezvous import describe_wait, find_node
+from holdfast.rank.rendezvous import describe_node_wait, find_node
 from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def carry(config: RunConfig) -> None:
         HoldfastError: the ranks of this node can't be started.
     """
     carrier = _NodeCarrier(settle_ranks(config))
-    log.info("node %d: %s", find_node(config.compute), describe_wait(config.compute))
+    log.info("node %d: %s", find_node(config.compute), describe_node_wait(config.compute))
     while not carrier.is_over():
         try:
             carrier.join()

@@ -50,12 +50,12 @@ def _log_retry(error: HoldfastError, next_step: str) -> Literal[True]:
     return True
 
 
-def open_run(attempt: Attempt) -> None:
+def open_attempt(attempt: Attempt) -> None:
     """Open an attempt; go on in new ranks if these have died. See `Attempt.open`."""
     _retry(attempt.open, opens_again)
 
 
-def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
+def train_in_ranks(attempt: Attempt, chunk: Chunk) -> Saved | None:
     """Train a chunk; retry it in new ranks if the error is retryable. See `Attempt.train_chunk`."""
     return _retry(lambda: attempt.train_chunk(chunk), trains_again)
 
@@ -76,8 +76,8 @@ def _retry(call: Callable[[], T], calls_again: Callable[[object], bool]) -> T:
 class Acts:
     """The functions by which `live` opens a run, trains a chunk and makes a commit; Prefect's flow passes tasks."""
 
-    open: Callable[[Attempt], None] = open_run
-    train_chunk: Callable[[Attempt, Chunk], Saved | None] = train_chunk
+    open: Callable[[Attempt], None] = open_attempt
+    train_chunk: Callable[[Attempt, Chunk], Saved | None] = train_in_ranks
     publish: Publish = publish_commit
 
 

@@ -33,7 +33,7 @@ from holdfast.journal import (
 )
 from holdfast.journal.signature import SigningKey, TrustedKey
 from holdfast.journal.signing import check_signed, sign_commit
-from holdfast.provenance.changes import compare
+from holdfast.provenance.changes import compare_identities
 from holdfast.provenance.drift import is_of_ranks
 
 # Quarantine is permanent, so a damaged checkpoint is read a second time first: the read itself may have failed.
@@ -381,7 +381,7 @@ class Line:
         configs = self.journal.read_config(one), self.journal.read_config(other)
         if configs[0] is None or configs[1] is None:
             return False
-        return all(map(is_of_ranks, compare(configs[0].identity, configs[1].identity, {})))
+        return all(map(is_of_ranks, compare_identities(configs[0].identity, configs[1].identity, {})))
 
     def _find_refused(self) -> set[str]:
         """Return the folders of quarantined commits, of those that the gate has refused, and those that are taken."""

@@ -10,7 +10,7 @@ from holdfast.config import InitFrom, Resume, RunConfig
 from holdfast.errors import ConfigDrift, ConfigError, DeterminismError, NameMissing, RecordDamaged, StateError
 from holdfast.journal import Commit, Journal
 from holdfast.machine.contract import Verdict, judge
-from holdfast.provenance.changes import Change, compare, find_defaults, to_lineage
+from holdfast.provenance.changes import Change, compare_identities, find_defaults, to_lineage
 from holdfast.provenance.drift import SHOWN_CHANGES, check_drift, is_harmless, is_of_ranks
 from holdfast.provenance.fingerprint import fingerprint, validate_fingerprint
 from holdfast.provenance.recorded import compare_records
@@ -131,7 +131,7 @@ def changes_since(past: Past, present: Present) -> list[Change]:
         if past.identity is None:
             validate_fingerprint(present.identity, past.fingerprint)
         else:
-            changes += compare(past.identity, present.identity, present.defaults)
+            changes += compare_identities(past.identity, present.identity, present.defaults)
     return changes + compare_records(past.environment, present.environment)
 
 
@@ -152,7 +152,7 @@ def judge_drift(past: Past, present: Present, config: RunConfig, epochs: int | N
     return to_lineage(let_through)
 
 
-def check_same(before: Present, present: Present, accept: Sequence[str]) -> None:
+def check_same_build(before: Present, present: Present, accept: Sequence[str]) -> None:
     """Return if the new ranks of an attempt have built the same as its first ones.
 
     Raises:
@@ -160,7 +160,7 @@ def check_same(before: Present, present: Present, accept: Sequence[str]) -> None
     """
     if before.fingerprint != present.fingerprint:
         accept = ()  # all commits of an attempt have one fingerprint
-    changes = compare(before.identity, present.identity, present.defaults)
+    changes = compare_identities(before.identity, present.identity, present.defaults)
     changes += compare_records(before.environment, present.environment)
     _warn_of(check_drift(changes, accept, before.fingerprint, present.fingerprint))
 
@@ -267,7 +267,7 @@ def find_ancestor(journal: Journal, store_url: str, init: InitFrom | None, newes
     return Ancestor(init.run, commit.number, commit.checkpoint_sha256, store or store_url, commit)
 
 
-def begin_from(ranks: Ranks, ancestor: Ancestor) -> int:
+def begin_from_ancestor(ranks: Ranks, ancestor: Ancestor) -> int:
     """Load an ancestor's weights into ranks. Return the steps that anneals count as done.
 
     Raises:

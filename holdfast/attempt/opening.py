@@ -115,7 +115,7 @@ def _runs_here(journal: Journal, number: int) -> bool:
     return False
 
 
-def describe_built(built: Ready, epochs: int) -> str:
+def describe_ready(built: Ready, epochs: int) -> str:
     """Return what the ranks have built, for a person."""
     parts = [f"{built.model_params:,} parameters", f"{epochs} epochs of {built.steps_per_epoch} steps"]
     if "samples" in built.data:

@@ -11,8 +11,8 @@ from holdfast.attempt.lineage import (
     Past,
     Present,
     ReadMetadata,
-    begin_from,
-    check_same,
+    begin_from_ancestor,
+    check_same_build,
     choose_gate,
     describe_present,
     explain_unfit,
@@ -32,7 +32,7 @@ from holdfast.rank import launching
 from holdfast.rank.launching import Ranks
 from holdfast.rank.lived import name_lived
 from holdfast.rank.messages import Problem, Ready, Restored
-from holdfast.rank.rendezvous import describe_wait, find_node
+from holdfast.rank.rendezvous import describe_node_wait, find_node
 from holdfast.recipe.function import split_recipe
 from holdfast.recipe.probe import Gate
 from holdfast.store import open_store
@@ -108,7 +108,7 @@ class AttemptRanks:
         """
         self._start(head)
         present = describe_present(self.config, self.built, self.ancestor)
-        check_same(self.present, present, self.config.resume.accept_drift)
+        check_same_build(self.present, present, self.config.resume.accept_drift)
         self.present = present
 
     def _start(self, newest: Commit | None) -> None:
@@ -117,7 +117,7 @@ class AttemptRanks:
         if node := find_node(compute):
             raise ConfigError(f"this is node {node}, which only carries ranks", hint="start it with holdfast train")
         if compute.has_nodes or compute.has_ray:
-            log.info("%s", describe_wait(compute))
+            log.info("%s", describe_node_wait(compute))
         if self._ahead is not None:
             self.running, self._ahead = self._ahead, None
             self.running.proceed()
@@ -204,7 +204,7 @@ class AttemptRanks:
         """
         found = self.ancestor
         if found is not None:
-            offset, content_id = begin_from(self.own, found), found.checkpoint_sha256[:12]
+            offset, content_id = begin_from_ancestor(self.own, found), found.checkpoint_sha256[:12]
             origin = f"run {found.run}, commit {found.commit} ({content_id})"
             log.info("begins with the weights of %s, anneal offset %d", origin, offset)
 
@@ -289,12 +289,12 @@ def started_ahead(config: RunConfig) -> Iterator[None]:
     """
     journal = Journal(open_store(config.store), config.run)
     config = settle_ranks(config)
-    with launching.started_ahead(*_arguments(config, journal.attempts() + 1, journal.newest())):
+    with launching.start_ahead(*_arguments(config, journal.attempts() + 1, journal.newest())):
         yield
 
 
 def _arguments(config: RunConfig, number: int, newest: Commit | None) -> tuple[RunConfig, Path, int, Path]:
-    """Return the arguments of `launching.started_ahead` for an attempt."""
+    """Return the arguments of `launching.start_ahead` for an attempt."""
     folder = Path(config.log.folder) / config.run
     log_path = folder / f"attempt-{number:08d}.log"
     return config, log_path, newest.number if newest else 0, name_lived(folder, number)

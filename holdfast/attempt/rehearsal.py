@@ -197,7 +197,7 @@ class Rehearsals:
         suspects = _list_suspects(known, self._ranks.own.examine())
         if self._settings.rehearse == "record":
             self._ranks.put_back()
-        self._differ(line, lived, f"would not continue exactly: {describe(difference)}", suspects)
+        self._differ(line, lived, f"would not continue exactly: {_describe_difference(difference)}", suspects)
 
     def _note_equal(self, line: Line, rehearsal: Rehearsal) -> None:
         """Let the run go on, and note that it continues exactly."""
@@ -277,7 +277,7 @@ class Rehearsals:
         lines = self._ranks.own.await_rehearsed()
         difference = find_departure(lived, lines, self._ranks.tolerance or 0.0)
         if difference is not None:
-            self._differ(line, lived, f"does not continue exactly: {describe(difference)}", [])
+            self._differ(line, lived, f"does not continue exactly: {_describe_difference(difference)}", [])
             return
         log.info("steps %d-%d are those that the ranks before had trained", head.step + 1, last)
 
@@ -311,7 +311,7 @@ class Rehearsals:
         delete_lived(self._folder, head.attempt, head.step)
 
 
-def describe(difference: Difference) -> str:
+def _describe_difference(difference: Difference) -> str:
     """Return a difference between two trails for a person."""
     after = f"; after it {shorten(list(difference.tensors), SHOWN_NAMES)}" if difference.tensors else ""
     return f"first in step {difference.step}: {shorten(list(difference.fields), SHOWN_NAMES)}{after}"

@@ -80,7 +80,7 @@ class Upkeep:
         """
         line = self._line
         is_first = self._pruned is None  # it also deletes what earlier attempts have left
-        self._pruned = retention.prune(
+        self._pruned = retention.prune_by_policy(
             line.journal,
             self._ranks.config.retention,
             line.steps_per_epoch,
@@ -96,7 +96,7 @@ class Upkeep:
             return self._pruned
         policy = self._ranks.config.retention
         try:
-            return retention.prune(self._line.journal, policy, self._line.steps_per_epoch, dry_run=True)
+            return retention.prune_by_policy(self._line.journal, policy, self._line.steps_per_epoch, dry_run=True)
         except HoldfastError as error:
             log.warning("%s", error)
             return None

@@ -30,7 +30,7 @@ from holdfast.checkpoint.metadata import (
 )
 from holdfast.checkpoint.partial import Header, PartsReader, read_headers
 from holdfast.checkpoint.payload import Payload, Piece, Tensor, copy_pieces, in_memory
-from holdfast.checkpoint.peers import deal, list_batches
+from holdfast.checkpoint.peers import assign_owners, list_batches
 from holdfast.checkpoint.saving import Saver, count_cores, save
 from holdfast.checkpoint.streaming import (
     ABREAST,
@@ -80,7 +80,7 @@ __all__ = [
     "count_cores",
     "count_window_bytes",
     "cut",
-    "deal",
+    "assign_owners",
     "deserialize",
     "differences",
     "find_disagreements",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from holdfast.checkpoint.files import check_same, write_file
+from holdfast.checkpoint.files import check_same_file, write_file
 from holdfast.checkpoint.peers import Held, Peers, list_batches
 from holdfast.checkpoint.streaming import ABREAST, MemoryWindows, Stream
 from holdfast.checkpoint.writing import File, copy_part, end_writing, write_part
@@ -108,7 +108,7 @@ class Collected:
         finally:
             _note(file, stream.finish())  # also after an error: the exchange waits for free windows
         if taken is not None:
-            check_same(self._folder, path, file.record.result(), taken)
+            check_same_file(self._folder, path, file.record.result(), taken)
 
     def _write_lines(self, path: str) -> list[FileRecord]:
         lines = self._lines if self._peers.rank == 0 else {}
@@ -147,7 +147,7 @@ class Collected:
         try:
             return copy_part(self._folder, path, file)
         except NameTaken as taken:
-            check_same(self._folder, path, file.record.result(), taken)
+            check_same_file(self._folder, path, file.record.result(), taken)
             return True
 
     def _agree(self, names: "Collection[str] | Iterator[str]") -> list[str]:

@@ -53,7 +53,7 @@ def find_first(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
     return None
 
 
-def mean_loss(lines: Sequence[Line]) -> float | None:
+def compute_mean_loss(lines: Sequence[Line]) -> float | None:
     """Return the mean loss of the steps; None if it isn't finite, or if no step has logged one."""
     losses = [line["loss"] for line in lines if isinstance(line.get("loss"), float)]
     return finite_or_none(sum(losses) / len(losses)) if losses else None

@@ -48,11 +48,11 @@ def write_file(folder: Store, path: str, name: str, data: bytes) -> FileRecord:
     try:
         folder.create(f"{path}/{name}", data)
     except NameTaken as taken:
-        check_same(folder, path, record, taken)
+        check_same_file(folder, path, record, taken)
     return record
 
 
-def check_same(folder: Store, path: str, record: FileRecord, taken: NameTaken) -> None:
+def check_same_file(folder: Store, path: str, record: FileRecord, taken: NameTaken) -> None:
     """Raise ``taken`` unless the existing file has the size and hash of ``record``, the file that was to be written."""
     try:
         there = hash_file(folder, path, record.name)

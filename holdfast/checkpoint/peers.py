@@ -73,7 +73,7 @@ class Alone:
         return [work()]
 
 
-def deal(sizes: Sequence[int], ranks: int) -> list[int]:
+def assign_owners(sizes: Sequence[int], ranks: int) -> list[int]:
     """Return the rank that owns each part: about equal bytes each. The first part is the main rank's.
 
     Args:

@@ -16,7 +16,7 @@ from holdfast.checkpoint.collecting import Collected
 from holdfast.checkpoint.format import Part, cut
 from holdfast.checkpoint.metadata import METRICS, SHOWN, Saved
 from holdfast.checkpoint.payload import Payload, copy_pieces
-from holdfast.checkpoint.peers import Alone, Peers, deal
+from holdfast.checkpoint.peers import Alone, Peers, assign_owners
 from holdfast.checkpoint.streaming import WINDOWS
 from holdfast.checkpoint.writing import File, Images, Writing, Written, write_checkpoint
 from holdfast.config import PART_BYTES
@@ -97,7 +97,7 @@ class Saver:
         parts = cut(payload, self.part_bytes)
         sizes = {part.name: part.size_bytes for part in parts}
         writers = peers or Alone()
-        owners = dict(zip(sizes, deal([*sizes.values()], writers.ranks), strict=True))
+        owners = dict(zip(sizes, assign_owners([*sizes.values()], writers.ranks), strict=True))
         copied, held = peers.hold(parts, owners) if peers else (parts, None)
         copies = {part.name: self.buffers.take(number, part.size_bytes, self.pin) for number, part in enumerate(copied)}
         # Training waits for this copy, so no thread of the save that could take the GIL has started yet.

@@ -105,7 +105,7 @@ class Gallery:
         return b"".join(lines)
 
 
-def describe(name: str, value: object, step: int, epoch: int) -> Shown:
+def to_shown(name: str, value: object, step: int, epoch: int) -> Shown:
     """Return a value as something to show.
 
     Args:

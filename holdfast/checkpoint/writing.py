@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from holdfast.checkpoint.files import check_same, hash_bytes, write_file
+from holdfast.checkpoint.files import check_same_file, hash_bytes, write_file
 from holdfast.checkpoint.format import is_part
 from holdfast.checkpoint.metadata import METADATA, SHOWN, Metadata, Saved, content_id, folder_name
 from holdfast.checkpoint.peers import Alone, Peers
@@ -190,7 +190,7 @@ class Images:
                     return
             write_part(self._folder, path, file.name, pieces, may_be_named)
         except NameTaken as taken:  # raised when the store notices it, perhaps before a byte was written
-            check_same(self._folder, path, file.record.result(), taken)
+            check_same_file(self._folder, path, file.record.result(), taken)
 
 
 def write_part(

@@ -22,7 +22,7 @@ def goodput(run: str, /, *, json: Json = False) -> int:
     """
     ledger = make_ledger(open_journal(run))
     if json:
-        print_json(to_plain(ledger))
+        print_json(_to_plain(ledger))
     else:
         print("\n".join(_describe(ledger)))
         for line in ledger.missing:
@@ -30,7 +30,7 @@ def goodput(run: str, /, *, json: Json = False) -> int:
     return 2 if ledger.missing else 0
 
 
-def to_plain(ledger: Ledger) -> dict[str, Any]:
+def _to_plain(ledger: Ledger) -> dict[str, Any]:
     """Return a ledger as JSON has it: times in ISO 8601, in UTC."""
     attempts = [asdict(each) | _times(each) for each in ledger.attempts]
     return asdict(ledger) | _times(ledger) | {"attempts": attempts}

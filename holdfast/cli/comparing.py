@@ -15,8 +15,8 @@ from holdfast.terminal import counted
 INPUTS = {"samples", "batch content", "lrs", "anneals"}
 
 
-@app.command(usage="Usage: holdfast compare RUN OTHER [--replay]")
-def compare(
+@app.command(name="compare", usage="Usage: holdfast compare RUN OTHER [--replay]")
+def compare_command(
     one: str,
     other: str,
     /,

@@ -9,12 +9,12 @@ from holdfast.config import load_config
 from holdfast.errors import WrongUse
 from holdfast.journal import Journal
 from holdfast.journal.finding import open_journal
-from holdfast.proof.differences import Judged, judge, list_lives
+from holdfast.proof.differences import Judged, judge_run, list_life_changes
 from holdfast.provenance.changes import Change, to_lineage
 
 
-@app.command(usage="Usage: holdfast diff RUN [CONFIG.toml]")
-def diff(run: str, config: Annotated[str, Parameter(show_default=False)] = "", /, *, json: Json = False) -> int:
+@app.command(name="diff", usage="Usage: holdfast diff RUN [CONFIG.toml]")
+def diff_command(run: str, config: Annotated[str, Parameter(show_default=False)] = "", /, *, json: Json = False) -> int:
     """Show what changed over a run's life, or how it differs from a configuration.
 
     With a configuration, import its recipe, and end with exit code 1 if the run would refuse to go on with it.
@@ -38,7 +38,7 @@ def diff(run: str, config: Annotated[str, Parameter(show_default=False)] = "", /
 
 
 def _show_config(journal: Journal, path: str, json: bool) -> int:
-    judged = judge(journal, load_config(path))
+    judged = judge_run(journal, load_config(path))
     if json:
         rows = [{"outcome": outcome, **_to_json(cls, change)} for outcome, cls, change in judged.rows]
         print_json({"run": journal.run, "config": path, **vars(judged), "rows": rows})
@@ -67,7 +67,7 @@ def _to_json(cls: str, change: Change) -> dict[str, Any]:
 
 
 def _show_life(journal: Journal, json: bool) -> None:
-    lives = list(list_lives(journal))
+    lives = list(list_life_changes(journal))
     if json:
         attempts = [
             {**record.model_dump(include={"number", "why", "created_at"}), "changes": to_lineage(changes)}

@@ -12,14 +12,13 @@ from holdfast.journal import Commit, Journal, PruneReport
 from holdfast.journal.finding import find_commit, open_journal
 from holdfast.journal.signature import generate_key
 from holdfast.keeping.export import Form, creating, export
-from holdfast.keeping.pack import pack as pack_checkpoint
-from holdfast.keeping.pack import unpack as unpack_checkpoint
-from holdfast.keeping.retention import prune_run, summarize
+from holdfast.keeping.pack import pack, unpack
+from holdfast.keeping.retention import prune_run, summarize_prune
 from holdfast.store import open_store
 
 
-@app.command
-def prune(run: str, /, *, dry_run: Flag = False, json: Json = False) -> None:
+@app.command(name="prune")
+def prune_command(run: str, /, *, dry_run: Flag = False, json: Json = False) -> None:
     """Delete the checkpoints that the run's own retention doesn't keep, and the leftovers of dead attempts.
 
     Args:
@@ -33,10 +32,10 @@ def prune(run: str, /, *, dry_run: Flag = False, json: Json = False) -> None:
     elif report is None:
         print("the run has no commit yet")
     else:
-        show(report)
+        _print_report(report)
 
 
-def show(report: PruneReport) -> None:
+def _print_report(report: PruneReport) -> None:
     """Print a report of pruning, one checkpoint a line."""
     for entry in report.kept + report.protected:
         print(f"{'keeps':14}{entry.checkpoint_sha256}  {entry.path}  ({entry.why})")
@@ -45,7 +44,7 @@ def show(report: PruneReport) -> None:
         print(f"{verb:14}{entry.checkpoint_sha256}  {entry.path}")
     for path in report.unfinished + report.debris:
         print(f"{verb:14}{path}, which no commit needs")
-    print(summarize(report))
+    print(summarize_prune(report))
 
 
 @app.command
@@ -96,8 +95,8 @@ def _open_commit(run: str, commit: str) -> tuple[Journal, Commit]:
     return journal, find_commit(journal, commit)
 
 
-@app.command(usage="Usage: holdfast pack RUN [COMMIT] OUT.tar")
-def pack(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT.tar")]) -> None:
+@app.command(name="pack", usage="Usage: holdfast pack RUN [COMMIT] OUT.tar")
+def pack_command(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT.tar")]) -> None:
     """Write a checkpoint into one tar file. Equal checkpoints give equal files, on every machine.
 
     Args:
@@ -113,15 +112,15 @@ def pack(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT.tar")])
         if os.path.lexists(path):  # refuse before reading the whole checkpoint
             raise NameTaken(out)
         with creating(path) as writer:
-            sha256 = pack_checkpoint(journal, found, writer)
+            sha256 = pack(journal, found, writer)
     except NameTaken:
         raise ConfigError(f"{out} exists", hint="give another name, or remove it") from None
     print(f"{sha256}  {out}")
     print(f"commit {found.number} of run {journal.run}: step {found.step}, {found.checkpoint_sha256}")
 
 
-@app.command
-def unpack(tar: Path, store: str, /) -> None:
+@app.command(name="unpack")
+def unpack_command(tar: Path, store: str, /) -> None:
     """Verify a packed checkpoint, and make a new run from it, under the name that its run had.
 
     Args:
@@ -130,7 +129,7 @@ def unpack(tar: Path, store: str, /) -> None:
     """
     try:
         with tar.open("rb") as file:
-            journal = unpack_checkpoint(file, open_store(store))
+            journal = unpack(file, open_store(store))
     except StoreDenied as error:
         raise ConfigError(error.message, hint=error.hint) from None
     except OSError as error:

@@ -83,8 +83,8 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-@app.command
-def show(run: str, /, *, save: Path | None = None, json: Json = False) -> None:
+@app.command(name="show")
+def show_command(run: str, /, *, save: Path | None = None, json: Json = False) -> None:
     """Show the state of a run: its step, loss, checkpoint, attempts, and the texts and pictures that it has shown.
 
     Args:
@@ -136,8 +136,8 @@ def _save_shown(journal: Journal, folder: Path) -> int:
     return len(names)
 
 
-@app.command
-def verify(
+@app.command(name="verify")
+def verify_command(
     run: str,
     /,
     *,

@@ -14,12 +14,12 @@ from holdfast.journal import Commit, Journal
 from holdfast.journal.finding import find_commit, open_journal
 from holdfast.proof.audit import audit_commit, choose_commits
 from holdfast.proof.evaluation import evaluate_commit
-from holdfast.proof.prove import prove as prove_recipe
+from holdfast.proof.prove import prove
 from holdfast.recipe.permission import Trust
 
 
-@app.command
-def prove(
+@app.command(name="prove")
+def prove_command(
     config: Path,
     /,
     *,
@@ -48,7 +48,7 @@ def prove(
     """
     log_plain_lines()
     numbers, within_s = _read_numbers(ranks), within.total_seconds()
-    proof = prove_recipe(load_config(config, set_ or []), steps, kills, seed, numbers, within_s)
+    proof = prove(load_config(config, set_ or []), steps, kills, seed, numbers, within_s)
     if json:
         print_json(proof.model_dump() | {"is_proved": proof.is_proved})
     else:
@@ -68,8 +68,8 @@ def _read_numbers(ranks: str) -> list[int]:
     return [int(each) for each in numbers]
 
 
-@app.command
-def audit(
+@app.command(name="audit")
+def audit_command(
     run: str,
     /,
     *,
@@ -132,8 +132,8 @@ def _chosen(journal: Journal, commit: str, random: int | None, seed: int | None)
     return commits
 
 
-@app.command
-def evaluate(
+@app.command(name="evaluate")
+def evaluate_command(
     run: str, commit: str = "", /, *, recipe: str = "", trust_records: TrustRecords = False, json: Json = False
 ) -> None:
     """Restore a checkpoint as training does, through the gate, and evaluate it.

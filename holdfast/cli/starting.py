@@ -80,7 +80,7 @@ def new(
         hint = f"give another name: import {name} would find {name}.py in place of the package"
         raise WrongUse(f"{name} is the name of a Python package", hint=hint)
     kind = chosen[0] if chosen else "recipe"
-    write(name, kind, Path.cwd())
+    _write_template(name, kind, Path.cwd())
     print(f"{name}.py      what to train")
     print(f"{name}.toml    how long, and where it is saved")
     if needs := TEMPLATES[kind].needs:
@@ -102,7 +102,7 @@ def _spell_command() -> str:
     return typed if Path(typed).name == "holdfast" and not (found and Path(found).samefile(typed)) else "holdfast"
 
 
-def write(name: str, kind: str, folder: Path) -> None:
+def _write_template(name: str, kind: str, folder: Path) -> None:
     """Write a template's code and configuration.
 
     Raises:

@@ -14,8 +14,8 @@ from holdfast.terminal import counted
 CLOCK_S = 2.0
 
 
-@app.command
-def check(store: str, /, *, json: Json = False) -> int:
+@app.command(name="check")
+def check_command(store: str, /, *, json: Json = False) -> int:
     """Try each verb that a run needs of a store, and name the rights that are missing.
 
     The files that it makes are in a new folder, which it deletes again. Exit code 3: a run can't use this store.

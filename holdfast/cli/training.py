@@ -16,8 +16,8 @@ from holdfast.store import open_store
 log = logging.getLogger(__name__)
 
 
-@app.command
-def train(config: Path, /, *, set_: Set = None, json: Json = False) -> None:
+@app.command(name="train")
+def train_command(config: Path, /, *, set_: Set = None, json: Json = False) -> None:
     """Train a run, or continue it from its last verified checkpoint, in this process and without Prefect.
 
     Killed at any moment, the same command finishes the run on the same bytes. With several nodes the command on node 0

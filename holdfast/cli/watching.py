@@ -9,14 +9,14 @@ from holdfast.cli.app import app
 from holdfast.errors import WrongUse
 from holdfast.journal import Journal
 from holdfast.journal.finding import open_place
-from holdfast.looking.watching import RunReader, StoreReader, follow, show
+from holdfast.looking.watching import RunReader, StoreReader, follow, show_live
 from holdfast.looking.watching.lines import print_lines
 
 SHORTEST_S = 0.2
 
 
-@app.command(usage="Usage: holdfast watch RUN | STORE")
-def watch(place: str, /, *, every: Annotated[float, Parameter(name="--every")] = 2.0) -> int:
+@app.command(name="watch", usage="Usage: holdfast watch RUN | STORE")
+def watch_command(place: str, /, *, every: Annotated[float, Parameter(name="--every")] = 2.0) -> int:
     """Watch a run, or all runs of a store, as they train: anywhere the store can be read, without writing to it.
 
     On a terminal, show a live view until you press q. Elsewhere, print a line for each commit, and end when the run is
@@ -35,7 +35,7 @@ def watch(place: str, /, *, every: Annotated[float, Parameter(name="--every")] =
     reader.begin()
     console = Console(highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:
-        show(reader, console, every)
+        show_live(reader, console, every)
     else:
         print_lines(follow(reader, every))
     runs = [reader.seen] if isinstance(reader, RunReader) else reader.seen

@@ -10,7 +10,7 @@ from holdfast.data.loaders import (
     take_apart,
 )
 from holdfast.data.loading import Batches, is_stream
-from holdfast.data.order import Order, digest, permute
+from holdfast.data.order import Order, digest_indices, permute
 from holdfast.data.samplers import list_samplers
 from holdfast.data.sharing import Share, list_divisors
 from holdfast.data.streams import refuse_inexact
@@ -21,7 +21,7 @@ __all__ = [
     "Order",
     "Share",
     "combine",
-    "digest",
+    "digest_indices",
     "digest_content",
     "is_stream",
     "is_torch_loader",

@@ -15,7 +15,7 @@ import numpy as np
 from torch.utils.data import IterableDataset, default_collate
 
 from holdfast.data.content import digest_content
-from holdfast.data.order import Order, digest
+from holdfast.data.order import Order, digest_indices
 from holdfast.data.repeating import Repeating
 from holdfast.data.sharing import Share, seeded
 from holdfast.data.streams import has_exact_state, restart_never
@@ -216,4 +216,4 @@ class Samples:
             fetch = getattr(self.data, "__getitems__", None)
             samples = fetch(asked.indices) if fetch else [self.data[index] for index in asked.indices]
             batch = self._collate(samples)
-        return f"{digest(np.array(asked.indices, dtype=np.int64))}-{digest_content(batch)}", batch
+        return f"{digest_indices(np.array(asked.indices, dtype=np.int64))}-{digest_content(batch)}", batch

@@ -96,6 +96,6 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def digest(indices: NDArray[np.int64]) -> str:
+def digest_indices(indices: NDArray[np.int64]) -> str:
     """Return a digest (16 hex characters) of a micro-batch's sample indices, in order."""
     return hashlib.sha256(indices.astype("<i8").tobytes()).hexdigest()[:16]

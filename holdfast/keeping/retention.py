@@ -105,7 +105,7 @@ class _Found:
 
 
 def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
-    """Prune a run with the policy of its saved settings, as `prune` does; return None for a run without a commit.
+    """Prune a run by the policy of its saved settings; see `prune_by_policy`. Return None for a run without a commit.
 
     Raises:
         ConfigError: the run's settings are lost.
@@ -124,11 +124,11 @@ def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
                 hint="holdfast verify shows the damage; continuing the training writes the settings again",
             )
         with contextlib.suppress(Outdated, Superseded):
-            return prune(journal, policy, metadata.steps_per_epoch, attempt=attempt, dry_run=dry_run)
+            return prune_by_policy(journal, policy, metadata.steps_per_epoch, attempt=attempt, dry_run=dry_run)
         log.info("run %r went on while it was pruned; its records are read again", journal.run)
 
 
-def prune(
+def prune_by_policy(
     journal: Journal,
     policy: Retention,
     steps_per_epoch: int,
@@ -392,7 +392,7 @@ def _entry(commit: Commit, reason: str) -> PruneEntry:
     )
 
 
-def summarize(report: PruneReport) -> str:
+def summarize_prune(report: PruneReport) -> str:
     """Return one line that describes a prune."""
     stay = counted(len(report.kept) + len(report.protected), "checkpoint")
     freed = decimal(sum(entry.size_bytes for entry in report.pruned))

@@ -19,7 +19,7 @@ from holdfast.ledger.interval import (
     choose_interval,
     cost_of,
     count_losses,
-    measure,
+    measure_costs,
 )
 
 RECENT_ATTEMPTS = 32
@@ -55,7 +55,7 @@ class CostHistory:
 
     def choose_steps(self) -> int:
         """Return the number of steps for the next chunk."""
-        measured = measure(self._costs)
+        measured = measure_costs(self._costs)
         if measured is None:
             return FIRST_STEPS
         losses = self._before + Losses(self._deaths, self._clock() - self._began, 1)

@@ -92,7 +92,7 @@ def cost_of(timed: Commit | Saved, steps: int) -> Cost | None:
     return Cost(step_s, timed.stall_s, timed.save_s, timed.restart_s, slow_s=timed.slow_s)
 
 
-def measure(costs: Sequence[Cost]) -> Measured | None:
+def measure_costs(costs: Sequence[Cost]) -> Measured | None:
     """Return the medians of the newest of these costs; None if there are no costs.
 
     Args:

@@ -19,7 +19,7 @@ from holdfast.ledger.interval import (
     Measured,
     choose_interval,
     expect,
-    measure,
+    measure_costs,
 )
 from holdfast.ledger.traces import Trace
 
@@ -183,7 +183,7 @@ def make_plan(journal: Journal, config: RunConfig | None) -> Plan:
             f"run {journal.run!r} has no commit that counts",
             hint=f"train its first chunk, which measures a save; an automatic one has {FIRST_STEPS} steps",
         )
-    measured = measure(read_costs(journal))
+    measured = measure_costs(read_costs(journal))
     if measured is None:
         raise WrongUse(
             f"the newest commits of run {journal.run!r} don't say how long their steps and saves took",

@@ -76,7 +76,7 @@ def read_standing(journal: Journal) -> Standing:
     if known["attempts"]:
         ended = journal.read_ending(known["attempts"])
         known["ending"] = ended.ending if ended else None
-        known["live"] = None if ended else find_live_attempt(journal, known["attempts"], commit)
+        known["live"] = None if ended else _read_live_attempt(journal, known["attempts"], commit)
     if commit is None:
         return Standing(**known)
     known |= commit.model_dump(exclude={"created_at", "attempt", "files", "number"}) | {
@@ -96,7 +96,7 @@ def read_standing(journal: Journal) -> Standing:
     return Standing(**{name: value for name, value in known.items() if name in Standing.model_fields})
 
 
-def find_live_attempt(journal: Journal, number: int, newest: Commit | None) -> LiveAttempt | None:
+def _read_live_attempt(journal: Journal, number: int, newest: Commit | None) -> LiveAttempt | None:
     """Return the run's last attempt, whose ending isn't on record; None if its own record is lost or damaged.
 
     Args:

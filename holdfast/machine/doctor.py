@@ -161,7 +161,7 @@ def _read_report(process: "subprocess.Popen[str]", within_s: float) -> dict[str,
 # ---- in the fresh interpreter
 
 
-def measure(settings: Determinism, device: str) -> dict[str, Any]:
+def _make_process_report(settings: Determinism, device: str) -> dict[str, Any]:
     """Return one process's report: its environment, and the bits of a step, taken twice and with more threads.
 
     Raises:
@@ -226,4 +226,4 @@ def _refuse(device: str) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(Determinism.model_validate_json(sys.argv[1]), sys.argv[2])))
+    print(json.dumps(_make_process_report(Determinism.model_validate_json(sys.argv[1]), sys.argv[2])))

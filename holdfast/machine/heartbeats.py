@@ -261,7 +261,7 @@ def stand(standing: RankStanding) -> None:
         _own.stand(standing)
 
 
-def read_all() -> dict[int, Beat]:
+def read_beats() -> dict[int, Beat]:
     """Return the heartbeats of this machine's ranks, by rank; none if this rank has none."""
     return _own.read_all() if _own is not None else {}
 

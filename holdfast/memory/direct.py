@@ -25,7 +25,7 @@ READ_BYTES = 2 * 2**20  # still in the processor's cache when it is hashed
 O_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
-def write(file: int, position: int, data: memoryview) -> None:
+def write_direct(file: int, position: int, data: memoryview) -> None:
     """Write all of the data to an open file at its current position, which the caller passes as ``position``."""
     blocks, done = _blocks(data, position), 0
     if blocks and _switch(file, on=True):

@@ -12,7 +12,13 @@ from holdfast.attempt.lineage import Past, Present, changes_since, promise_for
 from holdfast.checkpoint import Saved
 from holdfast.errors import GateTripped, WrongUse
 from holdfast.journal import Commit, Journal
-from holdfast.proof.replay import find_difference, make_pruned_error, read_committed_trail, read_trail, replayed
+from holdfast.proof.replay import (
+    find_difference,
+    make_pruned_error,
+    read_committed_trail,
+    read_optional_trail,
+    replayed,
+)
 from holdfast.recipe.permission import BY_DEFAULT, Trust
 from holdfast.store import Store
 from holdfast.terminal import counted
@@ -243,7 +249,7 @@ def _difference(journal: Journal, span: Span, saved: Saved, folder: Store) -> di
     commit = span.commits[-1]
     expected = [line for each in span.commits for line in read_committed_trail(journal, each)]
     ends = checkpoint.read_payload(journal.store, commit), checkpoint.read_saved(folder, saved)
-    return find_difference((expected, read_trail(folder, saved.path)), ends)
+    return find_difference((expected, read_optional_trail(folder, saved.path)), ends)
 
 
 def choose_commits(journal: Journal, number: int, seed: int | None = None) -> list[Commit]:

@@ -16,7 +16,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import ConfigDrift, ConfigError, NameMissing, RecordDamaged, WrongUse
 from holdfast.journal import AttemptRecord, Commit, ConfigRecord, Journal
 from holdfast.machine.gpus import settle_ranks
-from holdfast.provenance.changes import Change, Kind, classify, compare, find_defaults, from_lineage
+from holdfast.provenance.changes import Change, Kind, classify, compare_identities, find_defaults, from_lineage
 from holdfast.provenance.drift import check_drift, is_accepted, is_harmless
 from holdfast.provenance.fingerprint import fingerprint
 from holdfast.provenance.imports import find_file
@@ -56,7 +56,7 @@ class Judged:
     notes: list[str]
 
 
-def judge(journal: Journal, config: RunConfig) -> Judged:
+def judge_run(journal: Journal, config: RunConfig) -> Judged:
     """Compare a run with a configuration, and decide whether the run would continue with it. Imports the recipe.
 
     Raises:
@@ -68,7 +68,7 @@ def judge(journal: Journal, config: RunConfig) -> Judged:
     with contextlib.redirect_stdout(sys.stderr):  # a recipe may print when it is imported
         identity, defaults = _identify(journal, newest, saved, config)
     current = fingerprint(identity)
-    changes = compare(saved.identity, identity, defaults) if current != saved.fingerprint else []
+    changes = compare_identities(saved.identity, identity, defaults) if current != saved.fingerprint else []
     sources, notes = _compare_recorded(journal, newest, config) if newest else ([], [NOTHING_COMMITTED])
     hint = _find_hint([*changes, *sources], config, saved.fingerprint, current) if newest else ""
     rows = [
@@ -95,7 +95,7 @@ def gives_others(journal: Journal, config: RunConfig) -> bool:
         given = RunConfig.model_validate(saved.config).identity if saved else {}
     except ValidationError:  # an earlier version has written it
         return True
-    changes = compare(given, config.identity, find_defaults())
+    changes = compare_identities(given, config.identity, find_defaults())
     return not all(is_harmless(each) or is_accepted(each, config.resume.accept_drift) for each in changes)
 
 
@@ -185,7 +185,7 @@ def _note_place(journal: Journal, config: RunConfig) -> Iterator[str]:
 
 def _compare_others(saved: ConfigRecord, config: RunConfig) -> Iterator[tuple[str, Change]]:
     """Yield the changes of settings outside of the identity, each with its class."""
-    for change in compare(saved.config, config.model_dump(mode="json"), find_defaults()):
+    for change in compare_identities(saved.config, config.model_dump(mode="json"), find_defaults()):
         if classify(change.name) != "identity" and not is_harmless(change):
             yield classify(change.name), change
 
@@ -193,7 +193,7 @@ def _compare_others(saved: ConfigRecord, config: RunConfig) -> Iterator[tuple[st
 # ---- a run's own life
 
 
-def list_lives(journal: Journal) -> Iterator[tuple[AttemptRecord, list[Change]]]:
+def list_life_changes(journal: Journal) -> Iterator[tuple[AttemptRecord, list[Change]]]:
     """Yield every attempt, oldest first, with the changes that it let through.
 
     For an attempt without a recorded lineage, compute the changes from the records of settings and code.
@@ -211,7 +211,7 @@ def list_lives(journal: Journal) -> Iterator[tuple[AttemptRecord, list[Change]]]
         if record.lineage:
             yield record, from_lineage(record.lineage.get("drift", {}))
             continue
-        changes = compare(before, identity, {}) if before is not None and identity is not None else []
+        changes = compare_identities(before, identity, {}) if before is not None and identity is not None else []
         yield record, changes + (compare_sources(sources_before, sources) if sources_before else [])
 
 

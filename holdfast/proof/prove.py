@@ -67,7 +67,7 @@ def prove(
         raise ConfigError(f"--steps {steps} --kills {kills}: expected at least 2 steps and 1 kill")
     config = gather_nodes(settle_ranks(config))
     ranks = ranks or [config.compute.rank_count]
-    check_ranks(config, ranks, kills)
+    check_proof_ranks(config, ranks, kills)
     check_gpus(config.with_ranks(max(ranks)).compute)
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
@@ -112,7 +112,7 @@ def search(straight: "_Run", resumed: "_Run", *, is_equal: bool) -> dict[str, li
     return {"lost": [*map(describe_found, lost.values())], "unchanged": [*map(describe_found, unchanged)]}
 
 
-def check_ranks(config: RunConfig, ranks: Sequence[int], kills: int) -> None:
+def check_proof_ranks(config: RunConfig, ranks: Sequence[int], kills: int) -> None:
     """Check that a proof can end on the same bytes with these numbers of ranks, and reaches all of them.
 
     Raises:

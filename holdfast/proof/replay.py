@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import checkpoint
-from holdfast.attempt.lineage import Past, Present, begin_from, choose_gate, describe_present, find_ancestor
+from holdfast.attempt.lineage import Past, Present, begin_from_ancestor, choose_gate, describe_present, find_ancestor
 from holdfast.attempt.refusing import explain_refusal
 from holdfast.checkpoint import Payload, Saved
 from holdfast.checkpoint.departure import find_first
@@ -106,7 +106,7 @@ def ranks_at(
                 if isinstance(event, Problem):
                     raise _explain(event, journal, at, settings, ranks)
             elif ancestor is not None:
-                begin_from(ranks, ancestor)
+                begin_from_ancestor(ranks, ancestor)
             yield ranks, present
 
 
@@ -158,7 +158,7 @@ def replayed(
         yield saved, open_store(folder), now
 
 
-def read_trail(store: Store, path: str) -> Trail:
+def read_optional_trail(store: Store, path: str) -> Trail:
     """Return the trail in a checkpoint's folder, a line for each step of its chunk; empty if it was lost."""
     with contextlib.suppress(NameMissing):
         return [json.loads(line) for line in store.read(f"{path}/{checkpoint.METRICS}").splitlines()]
@@ -169,20 +169,20 @@ def read_committed_trail(journal: Journal, commit: Commit) -> Trail:
     """Return a commit's trail, which outlives its checkpoint; empty if it was lost."""
     with contextlib.suppress(NameMissing):
         return [json.loads(line) for line in journal.store.read(metrics_name(commit.number)).splitlines()]
-    return read_trail(journal.store, commit.path)
+    return read_optional_trail(journal.store, commit.path)
 
 
 def read_run_trail(journal: Journal) -> Trail:
     """Return the trail of all committed steps of a run."""
     commits = sorted(journal.candidates(), key=lambda commit: commit.number)
-    return [line for commit in commits for line in read_trail(journal.store, commit.path)]
+    return [line for commit in commits for line in read_optional_trail(journal.store, commit.path)]
 
 
 def find_difference(trails: tuple[Trail, Trail], ends: tuple[Payload, Payload] | None = None) -> dict[str, Any]:
     """Return where two runs of the same steps differ, as fields of `Audit` and `Proof`.
 
     Args:
-        trails: the trails of both runs, from `read_trail`.
+        trails: the trails of both runs, from `read_optional_trail`.
         ends: the states at the end; None if one of the runs didn't get there.
 
     Returns:

@@ -86,22 +86,22 @@ class Change:
 
     def _what(self) -> str:
         if self.kind == "value":
-            return f"saved {show(self.saved)}, now {show(self.current)}"
+            return f"saved {format_value(self.saved)}, now {format_value(self.current)}"
         if self.kind == "added":
-            return f"new, {'with its default' if self.is_default else 'and set to'} {show(self.current)}"
+            return f"new, {'with its default' if self.is_default else 'and set to'} {format_value(self.current)}"
         if self.kind == "removed":
-            return f"no longer a setting; saved {show(self.saved)}"
+            return f"no longer a setting; saved {format_value(self.saved)}"
         if self.kind == "renamed":
-            return f"was {self.was}, same value {show(self.current)}"
+            return f"was {self.was}, same value {format_value(self.current)}"
         if self.kind in ("built", "package"):
-            return f"saved {show(self.saved)}, now {show(self.current)}"
+            return f"saved {format_value(self.saved)}, now {format_value(self.current)}"
         among = "sources" if self.kind == "source" else "files that are read"
         if ABSENT in (self.saved, self.current):
             return f"not among the {among} before" if self.saved == ABSENT else f"no longer among the {among}"
         return "its code has changed" if self.kind == "source" else "its content has changed"
 
 
-def show(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value of a change as a person reads it: a hash cut short, NaN and large numbers as plain numbers."""
     if isinstance(value, dict) and not _is_table(value):
         return str(*value.values())
@@ -129,7 +129,9 @@ def find_defaults(section: type[Section] = RunConfig, table: str = "") -> dict[s
     return defaults
 
 
-def compare(saved: Mapping[str, Any], current: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[Change]:
+def compare_identities(
+    saved: Mapping[str, Any], current: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> list[Change]:
     """Return the changes between two identities, sorted by name: none if their fingerprints are equal, otherwise some.
 
     A removed field and an added field of the same table with an equal value count as one renamed field. If several

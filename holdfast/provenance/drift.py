@@ -71,7 +71,7 @@ def check_drift(
     """Return the changes for the lineage if all of them are allowed; otherwise raise ConfigDrift.
 
     Args:
-        changes: the changes from `compare` and `holdfast.provenance.recorded`.
+        changes: the changes from `compare_identities` and `holdfast.provenance.recorded`.
         accept: the names in ``resume.accept_drift``; names that match no change are ignored.
         saved_fingerprint: empty if none was saved. If it equals the current one, no setting can have changed.
 

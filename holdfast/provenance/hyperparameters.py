@@ -31,7 +31,7 @@ SKIPPED = {"training", "forward", "optimizer", "call_super_init", "dump_patches"
 INNER = {"_schedulers", "_milestones", "_scale_fn_custom"}
 
 
-def as_plain(value: Any) -> Any:
+def as_plain_json(value: Any) -> Any:
     """Return a value as plain JSON; LEFT_OUT if it has no such form, or depends on the process or the machine."""
     if isinstance(value, enum.Enum):
         return value.name
@@ -74,4 +74,4 @@ def is_hyperparameter(key: str, value: Any) -> bool:
     """Return whether a module's attribute is public, and has a plain value that no process or machine decides."""
     if not is_public(key) or not (value is None or isinstance(value, bool | int | float | str | np.generic)):
         return False
-    return as_plain(value) is not LEFT_OUT and not (isinstance(value, str) and SECRET.search(key))
+    return as_plain_json(value) is not LEFT_OUT and not (isinstance(value, str) and SECRET.search(key))

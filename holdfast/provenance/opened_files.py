@@ -36,7 +36,7 @@ Entry = dict[str, Any]
 
 
 class Opened:
-    """The files that were opened during a `watch` block.
+    """The files that were opened during a `record_opened_files` block.
 
     Attributes:
         read, written: the absolute paths of the files opened for reading, and for writing.
@@ -61,7 +61,7 @@ _is_hooked = False
 
 
 @contextlib.contextmanager
-def watch() -> Iterator[Opened]:
+def record_opened_files() -> Iterator[Opened]:
     """Record the files that this process opens inside the block, in every thread."""
     global _is_hooked
     if not _is_hooked:  # an audit hook can't be removed; outside of a block it costs 0.1 microseconds for each event

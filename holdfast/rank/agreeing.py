@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigDrift
-from holdfast.provenance.changes import Change, compare, show
+from holdfast.provenance.changes import Change, compare_identities, format_value
 from holdfast.provenance.drift import SHOWN_CHANGES, is_harmless
 from holdfast.provenance.fingerprint import ABSENT
 from holdfast.provenance.recorded import VERSIONS, compare_records
@@ -29,7 +29,7 @@ class NodeIdentity:
     environment: dict[str, Any]
 
 
-def check_same(training: Training, environment: dict[str, Any]) -> None:
+def check_same_training(training: Training, environment: dict[str, Any]) -> None:
     """Check that all nodes train with the same settings, code and versions. All ranks call it.
 
     Args:
@@ -55,10 +55,12 @@ def compare_nodes(first: NodeIdentity, second: NodeIdentity) -> None:
         if name != "holdfast" and there.get(name) != here.get(name)  # compare_records has it
     ]
     records = [each for each in compare_records(there, here) if each.kind == "package" or not is_harmless(each)]
-    differ = [*compare(first.settings, second.settings, {}), *versions, *records]
+    differ = [*compare_identities(first.settings, second.settings, {}), *versions, *records]
     causes = [each for each in differ if each.kind != "built"] or differ
     if causes:
-        shown = [f"{each.name} is {show(each.saved)} there, {show(each.current)} here" for each in causes]
+        shown = [
+            f"{each.name} is {format_value(each.saved)} there, {format_value(each.current)} here" for each in causes
+        ]
         more = len(shown) - SHOWN_CHANGES
         shown[SHOWN_CHANGES:] = [f"and {more} more"] if more > 0 else []
         raise ConfigDrift(
@@ -73,7 +75,7 @@ def describe_settings(config: RunConfig) -> dict[str, Any]:
     return {"run": config.run, "epochs": config.epochs, "checkpoint": config.checkpoint.model_dump(), **config.identity}
 
 
-def check_store(training: Training) -> None:
+def check_same_store(training: Training) -> None:
     """Check that all nodes see the attempt's claim, and so the same store. All ranks call it after the claim.
 
     Raises:

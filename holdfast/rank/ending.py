@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from holdfast.errors import ConfigError, OutOfMemory, RankDied
-from holdfast.rank.stacks import find_line
+from holdfast.rank.stacks import find_user_line
 
 # How many lines of the log an error shows.
 LAST_LINES = 3
@@ -51,8 +51,8 @@ class RankLog:
         """
         lines = self.read().splitlines()
         crash = list(itertools.dropwhile(lambda line: not line.startswith(CRASH), lines))
-        place = find_line(crash)
-        ending = (find_ending(lines) or _name_ending(returncode)) + (f" at {place}" if place else "")
+        place = find_user_line(crash)
+        ending = (_find_first_failure(lines) or _name_ending(returncode)) + (f" at {place}" if place else "")
         lines = list(itertools.takewhile(lambda line: TORCHRUN not in line and not line.startswith(CRASH), lines))
         lines = lines[-LAST_LINES:]
         last = f" (last lines of {self.path}: {' | '.join(line.strip() for line in lines)})" if lines else ""
@@ -80,7 +80,7 @@ def count_oom_kills() -> int:
     return 0
 
 
-def find_ending(lines: Sequence[str]) -> str:
+def _find_first_failure(lines: Sequence[str]) -> str:
     """Return how the first rank to fail ended, from torchrun's lines in the log; empty if there are none.
 
     A rank that was killed by a signal comes first: a rank that loses another one ends with an exit code, or aborts

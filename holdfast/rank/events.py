@@ -4,7 +4,7 @@ import os
 import threading
 
 from holdfast.errors import HoldfastError
-from holdfast.rank.messages import Event, Failed, encode
+from holdfast.rank.messages import Event, Failed, encode_message
 
 # A write of up to this many bytes to a pipe is never interleaved with another process's. Source: POSIX, PIPE_BUF.
 ATOMIC_BYTES = 4096
@@ -24,7 +24,7 @@ class Events:
     def send(self, event: Event) -> None:
         """Report an event if this is a node's first rank and the process that started it is still alive."""
         if self._is_first:
-            self._write(encode(event))
+            self._write(encode_message(event))
 
     def send_error(self, error: HoldfastError) -> None:
         """Report the error that ends this rank.
@@ -32,9 +32,9 @@ class Events:
         Every rank reports its own: the first error is the cause, and the other ranks' errors are its effects.
         """
         failed = Failed.of(error)
-        line = encode(failed)
+        line = encode_message(failed)
         if not self._is_first and len(line) > ATOMIC_BYTES:  # the first rank may be writing at the same time
-            line = encode(Failed(kind=failed.kind, message=failed.message[:MESSAGE_LETTERS]))
+            line = encode_message(Failed(kind=failed.kind, message=failed.message[:MESSAGE_LETTERS]))
         self._write(line)
 
     def _write(self, text: str) -> None:

@@ -51,7 +51,7 @@ from holdfast.rank.messages import (
     Train,
     Woken,
     decode_event,
-    encode,
+    encode_message,
 )
 from holdfast.rank.process import Spawn, make_command, make_environment, start_process
 from holdfast.rank.rendezvous import explain_end
@@ -241,7 +241,7 @@ class Ranks:
     def send(self, order: Order) -> None:
         """Send an order. If the ranks are dead, the next `next_event` raises the reason."""
         with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: `end` has closed the pipe
-            self._process.stdin.write(encode(order))
+            self._process.stdin.write(encode_message(order))
             self._process.stdin.flush()
 
     def close_input(self) -> None:
@@ -378,7 +378,7 @@ _ahead: list[tuple[tuple[RunConfig, Path, int, Path | None], Ranks]] = []
 
 
 @contextlib.contextmanager
-def started_ahead(config: RunConfig, log_path: Path, commit: int, lived: Path | None = None) -> Iterator[None]:
+def start_ahead(config: RunConfig, log_path: Path, commit: int, lived: Path | None = None) -> Iterator[None]:
     """Start ranks for a later call of `start` inside the block; end them after the block if nothing took them."""
     _ahead.append(((config, log_path, commit, lived), Ranks(config, log_path, commit, lived=lived)))
     try:

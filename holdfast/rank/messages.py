@@ -298,7 +298,7 @@ Event = (
 # ---- the wire
 
 
-def encode(message: Order | Event) -> str:
+def encode_message(message: Order | Event) -> str:
     """Return a message as a line of JSON, newline included."""
     return json.dumps([type(message).__name__, message.model_dump()], separators=(",", ":")) + "\n"
 
@@ -308,7 +308,7 @@ EVENTS = {kind.__name__: kind for kind in get_args(Event)}
 
 
 def decode_order(line: str | bytes) -> Order:
-    """Return the order that `encode` wrote.
+    """Return the order that `encode_message` wrote.
 
     Raises:
         RunStopped: the line is no order of this version.
@@ -318,7 +318,7 @@ def decode_order(line: str | bytes) -> Order:
 
 
 def decode_event(line: str | bytes) -> Event:
-    """Return the event that `encode` wrote.
+    """Return the event that `encode_message` wrote.
 
     Raises:
         RunStopped: the line is no event of this version.

@@ -14,7 +14,7 @@ from holdfast.config import Compute
 from holdfast.errors import HoldfastError, RankDied
 from holdfast.rank.alive import NodeWatch
 from holdfast.rank.events import Events
-from holdfast.rank.messages import Failed, decode_event, encode
+from holdfast.rank.messages import Failed, decode_event, encode_message
 from holdfast.rank.rendezvous import find_node, split_address
 
 FIRST, CAUSE = "holdfast/first", "holdfast/cause"
@@ -74,7 +74,7 @@ class Nodes:
         """Tell the other nodes the error that ends this rank. If it is the effect of another error, return that one."""
         try:
             if not error.data.get("is_effect"):
-                self._store.set(CAUSE, encode(Failed.of(error)))
+                self._store.set(CAUSE, encode_message(Failed.of(error)))
             elif self._is_zero:
                 self._store.wait([CAUSE], timedelta(seconds=CAUSE_WITHIN_S))
                 cause = decode_event(self._store.get(CAUSE).decode())

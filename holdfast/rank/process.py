@@ -82,7 +82,7 @@ def make_command(config: RunConfig) -> list[str]:
     rank = ["-m", RANK_MODULE]
     if not config.compute.has_several:
         return [sys.executable, *rank]
-    meeting = rendezvous.make_arguments(config)
+    meeting = rendezvous.make_torchrun_arguments(config)
     torchrun = ["-m", "torch.distributed.run", *meeting, f"--nproc-per-node={config.compute.rank_count}"]
     return [sys.executable, *torchrun, *rank]
 

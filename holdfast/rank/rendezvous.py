@@ -103,7 +103,7 @@ def find_interface(address: str) -> str | None:
     return None
 
 
-def make_arguments(config: RunConfig) -> list[str]:
+def make_torchrun_arguments(config: RunConfig) -> list[str]:
     """Return torchrun's arguments about the nodes.
 
     Raises:
@@ -139,7 +139,7 @@ def name_rendezvous(compute: Compute) -> str:
     return f"compute.rendezvous = {compute.rendezvous}"
 
 
-def describe_wait(compute: Compute) -> str:
+def describe_node_wait(compute: Compute) -> str:
     """Return a line that says for how many nodes this one waits, where and for how long."""
     least, most = compute.node_range
     nodes = counted(least, "node") if least == most else f"{least} to {most} nodes"
@@ -151,7 +151,7 @@ def describe_wait(compute: Compute) -> str:
     return f"waiting at {compute.rendezvous} for {nodes}, this one included, for up to {spell_s(compute.wait_s)}"
 
 
-def too_few(compute: Compute) -> NodesMissing:
+def _make_too_few_error(compute: Compute) -> NodesMissing:
     """Return the error for too few nodes."""
     least, _ = compute.node_range
     return NodesMissing(
@@ -174,7 +174,7 @@ def explain_end(text: str, compute: Compute) -> HoldfastError | None:
         hint = "another run may be trained on this machine: choose another port, the same on all nodes"
         return ConfigError(f"{name_rendezvous(compute)}: port {port} is taken on {socket.gethostname()}", hint=hint)
     if TOO_FEW in text:
-        return too_few(compute)
+        return _make_too_few_error(compute)
     if NOT_REACHED in text:
         return NodesMissing(
             f"{name_rendezvous(compute)} can't be reached from {socket.gethostname()}",

@@ -25,7 +25,7 @@ from holdfast.machine.heartbeats import Phase, RankStanding
 from holdfast.provenance import opened_files as opened
 from holdfast.provenance.canonical import spell_floats
 from holdfast.provenance.fingerprint import to_plain
-from holdfast.rank.agreeing import check_same, check_store
+from holdfast.rank.agreeing import check_same_store, check_same_training
 from holdfast.rank.events import Events
 from holdfast.rank.failure import describe_failure
 from holdfast.rank.holding import wait_to_proceed
@@ -62,13 +62,13 @@ from holdfast.training import (
     begin_from,
     begin_save,
     count_params,
-    evaluate,
+    evaluate_recipe,
     exchange_of,
     find_forgotten,
     find_idle,
     find_shares,
     list_events,
-    measure,
+    measure_probe,
     read_shares,
     resume,
     run_program,
@@ -92,17 +92,16 @@ def serve(
 ) -> Generator[None, None, None]:
     """Report what was built, then obey orders until one says to end or to stop. Yield before each step to train."""
     orders = Orders(training, events.send)
-    ready = describe(training, record)
+    ready = describe_training(training, record)
     if training.config.compute.has_nodes:
-        check_same(training, ready.environment)
+        check_same_training(training, ready.environment)
     events.send(ready)
     try:
         yield from obey(training, orders, events, prefetch, record, ready.environment, survivor)
         orders.check()
     except BaseException:
-        heartbeats.stand(
-            RankStanding.LEAVING
-        )  # the save under way may take long, and the others may wait for this rank
+        # The save under way may take long, and the others may wait for this rank.
+        heartbeats.stand(RankStanding.LEAVING)
         raise
     finally:
         training.saver.wait()
@@ -133,16 +132,16 @@ def obey(
         if isinstance(order, Restore | Begin):
             survivor.chunk = None
         if not is_checked and isinstance(order, Restore | Begin | Train):
-            check_store(training)
+            check_same_store(training)
             is_checked = True
         match order:
             case Proceed():
                 pass  # it has ended the wait before the recipe was built
             case Restore():
-                restore(training, folder, order, events, prefetch)
+                restore_commit(training, folder, order, events, prefetch)
                 survivor.lived.restart(training.progress.step)
             case Begin():
-                begin(training, order, events)
+                _load_ancestor(training, order, events)
             case Evaluate():
                 report_evaluation(training, events)
             case Examine():
@@ -236,13 +235,13 @@ def share_environment(training: Training, record: CodeRecord | None, ran_on: dic
 
 def report_evaluation(training: Training, events: Events) -> None:
     """Run the recipe's evaluation, measure the probe and report both."""
-    metrics, _ = evaluate(training)
+    metrics, _ = evaluate_recipe(training)
     events.send(
         Evaluated(
             metrics=metrics,
             measured=list(filter(training.recipe.is_measured, metrics)),
             anneals=training.set_anneals(),
-            probe=measure(training),
+            probe=measure_probe(training),
         )
     )
 
@@ -260,9 +259,9 @@ def report_examination(training: Training, events: Events) -> None:
     )
 
 
-def restore(training: Training, folder: Store, order: Restore, events: Events, prefetch: Prefetch) -> None:
+def restore_commit(training: Training, folder: Store, order: Restore, events: Events, prefetch: Prefetch) -> None:
     """Load a commit's state, pass it through the gate and report `Restored`, `Damaged` or `Tripped`."""
-    loaded = load(training, folder, order.commit, events, prefetch)
+    loaded = _load_checkpoint(training, folder, order.commit, events, prefetch)
     if loaded is None:
         return
     resumed, problem = None, None
@@ -289,7 +288,7 @@ def report_skipped(events: Events, done: int, total: int) -> None:
     events.send(Skipped(done=done, total=total))
 
 
-def load(
+def _load_checkpoint(
     training: Training, folder: Store, commit: Commit, events: Events, prefetch: Prefetch | None = None
 ) -> tuple[Payload, Metadata] | None:
     """Return a commit's verified checkpoint.
@@ -317,18 +316,18 @@ def load(
     return loaded
 
 
-def begin(training: Training, order: Begin, events: Events) -> None:
+def _load_ancestor(training: Training, order: Begin, events: Events) -> None:
     """Give the model the weights of another run's checkpoint; report `Begun` or `Damaged`."""
     init = training.config.init_from
     assert init is not None
-    loaded = load(training, open_store(order.store).inside(order.run), order.commit, events)
+    loaded = _load_checkpoint(training, open_store(order.store).inside(order.run), order.commit, events)
     if loaded is not None:
         payload, metadata = loaded
         begin_from(training, payload, metadata, init)
         events.send(Begun(anneal_offset=training.progress.anneal_offset))
 
 
-def describe(training: Training, record: CodeRecord | None) -> Ready:
+def describe_training(training: Training, record: CodeRecord | None) -> Ready:
     """Describe what was built: an attempt uses it for the fingerprint, the journal and its log."""
     return Ready(
         settings=training.settings,
@@ -379,7 +378,7 @@ def main(prefetch: Prefetch | None = None) -> int:
     nodes: Nodes | None = None
     survivor = Survivor()
     before, watching = {*sys.modules}, contextlib.ExitStack()
-    files = watching.enter_context(opened.watch())
+    files = watching.enter_context(opened.record_opened_files())
 
     def begin(training: Training) -> Generator[None, None, None]:
         watching.close()

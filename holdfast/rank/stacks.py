@@ -37,11 +37,11 @@ def write_stacks(log: Path, titles: Mapping[int, str]) -> dict[int, str]:
             text = _read_settled(log, begins)
         if not text:
             _append(log, "it doesn't answer: its process is stopped, or inside the kernel\n")
-        found[pid] = find_line(text.splitlines())
+        found[pid] = find_user_line(text.splitlines())
     return found
 
 
-def find_line(lines: Sequence[str]) -> str:
+def find_user_line(lines: Sequence[str]) -> str:
     """Return the innermost line of the user's own code in the stacks that faulthandler wrote, as ``file:line``.
 
     The current thread is searched first, and then the others from the oldest on. Empty if none has such a line.

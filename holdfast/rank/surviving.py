@@ -73,7 +73,7 @@ def await_turn(rank: int) -> bool:
     A rank that an error of its own has ended may have found that the last step must not be saved.
     """
     deadline = time.monotonic() + NOTICES_WITHIN_S
-    while beats := heartbeats.read_all():
+    while beats := heartbeats.read_beats():
         if any(beat.standing in (RankStanding.SAVED, RankStanding.REFUSED) for beat in beats.values()):
             return False
         earlier = [beat for number, beat in beats.items() if number < rank and is_running(beat.pid)]

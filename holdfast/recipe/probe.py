@@ -104,7 +104,7 @@ def check_health(probe: Probe, limits: Mapping[str, Limits], before: Probe | Non
     return lines
 
 
-def compare(saved: Probe, found: Probe, tolerance: float) -> str:
+def compare_probes(saved: Probe, found: Probe, tolerance: float) -> str:
     """Return how the resumed model's probe differs from the saved one, as a message; empty if it does not.
 
     Args:
@@ -115,7 +115,7 @@ def compare(saved: Probe, found: Probe, tolerance: float) -> str:
 
 
 def explain(difference: str, gate: Gate) -> str:
-    """Return the meaning of a difference that `compare` has found in a model whose whole state was restored."""
+    """Return the meaning of a difference that `compare_probes` has found in a model whose whole state was restored."""
     meaning = "the model, the loss or the probe reads state that no checkpoint has"
     if gate.how == "tolerance":
         meaning = f"either {meaning}, or this machine computes less exactly than resume.tolerance = {gate.tolerance:g}"

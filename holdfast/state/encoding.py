@@ -16,7 +16,7 @@ from holdfast.checkpoint import HEADER_METADATA, Payload, Tensor
 from holdfast.errors import StateError
 from holdfast.provenance.canonical import mark_exactly, mark_int
 from holdfast.state.classes import PLAIN, as_plain, is_named, name_number, path_of
-from holdfast.state.layout import Extent, add_options, check_gaps, describe, lies_by_rows, share
+from holdfast.state.layout import Extent, add_options, check_gaps, find_extent, lies_by_rows, share
 from holdfast.state.sharded import ShardedBytes, check_is_cut, is_sharded, place_of
 from holdfast.state.tensors import TensorBytes
 
@@ -254,7 +254,7 @@ def _name_in(mark: dict[str, Any]) -> str:
 
 def _note_layout(value: Any, mark: dict[str, Any], tensor: str, name: str, seen: _Seen) -> None:
     """Add to a value's mark how its elements lie in memory, if they don't lie row by row."""
-    extent = describe(value, tensor, mark)
+    extent = find_extent(value, tensor, mark)
     if not lies_by_rows(value):
         check_gaps(name, extent.stop - extent.start, value.nbytes)
         add_options(mark, {"strides": [*extent.strides]})

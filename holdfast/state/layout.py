@@ -65,18 +65,18 @@ def lies_by_rows(value: Any) -> bool:
     return strides_of(value) == strides_by_rows(value.shape, value.itemsize)
 
 
-def measure(shape: Sequence[int], strides: Sequence[int], item_bytes: int) -> tuple[int, int]:
+def _measure_span(shape: Sequence[int], strides: Sequence[int], item_bytes: int) -> tuple[int, int]:
     """Return where the first byte lies and where the last one ends, from the element with only zeros as its index."""
     ends = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
     return sum(min(0, end) for end in ends), sum(max(0, end) for end in ends) + item_bytes
 
 
-def describe(value: Any, name: str, mark: dict[str, Any]) -> Extent:
+def find_extent(value: Any, name: str, mark: dict[str, Any]) -> Extent:
     """Return the extent of a tensor or an array that isn't empty."""
     is_array = isinstance(value, np.ndarray)
     first = value.__array_interface__["data"][0] if is_array else value.data_ptr()
     strides = strides_of(value)
-    start, stop = measure(value.shape, strides, value.itemsize)
+    start, stop = _measure_span(value.shape, strides, value.itemsize)
     device = "cpu" if is_array else str(value.device)
     return Extent(device, first, first + start, first + stop, strides, value.itemsize, name, mark)
 
@@ -115,7 +115,7 @@ def move(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor on a device, with the same strides."""
     if value.device == device or lies_by_rows(value):
         return value.to(device)
-    start, stop = measure(value.shape, strides_of(value), value.itemsize)
+    start, stop = _measure_span(value.shape, strides_of(value), value.itemsize)
     whole = value.as_strided(((stop - start) // value.itemsize,), (1,), value.storage_offset())
     return whole.to(device).as_strided(value.shape, value.stride(), 0)
 
@@ -192,7 +192,7 @@ class Memories:
             return found.numpy() if kind == "$array" else torch.from_numpy(found)
         if (kind, name) not in self._made:
             strides, shape = options["strides"], tuple(rows.shape)
-            start, stop = measure(shape, strides, rows.itemsize)
+            start, stop = _measure_span(shape, strides, rows.itemsize)
             memory = self._take(options, stop - start)
             offset = options.get("offset", -start)
             numbers = np.ndarray(shape, _NUMBERS[rows.itemsize], memory.numpy(), offset, tuple(strides))

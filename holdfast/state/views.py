@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.errors import StateError
 from holdfast.state.encoding import DTYPE_NAMES, DTYPES, NUMPY_NAMES
-from holdfast.state.layout import describe
+from holdfast.state.layout import find_extent
 from holdfast.state.originals import Originals, list_inside
 from holdfast.state.sharded import is_sharded
 from holdfast.state.ties import Ties, has_memory
@@ -54,7 +54,7 @@ class Views:
         values += [(ORIGINAL, number, each) for number, each in self._list_present(container)]
         for kind, key, value in values:
             if _is_plain(value):
-                extent = describe(value, "", {})
+                extent = find_extent(value, "", {})
                 if extent.stop - extent.start == value.nbytes and extent.first == extent.start:
                     yield _Base(extent.device, extent.start, extent.stop, kind, key)
 
@@ -69,7 +69,7 @@ class Views:
         """Return whose memory a tensor or an array is a view of, and where in it; None if it has memory of its own."""
         if not _is_plain(value) or (isinstance(value, Tensor) and value.dtype not in DTYPE_NAMES):
             return None
-        extent = describe(value, "", {})
+        extent = find_extent(value, "", {})
         place = bisect.bisect(self._starts, (extent.device, extent.start)) - 1
         for base in self._groups[place] if place >= 0 else ():
             if base.device == extent.device and base.start <= extent.start and extent.stop <= base.stop:

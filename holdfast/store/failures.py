@@ -53,14 +53,14 @@ def retried(request: Callable[[], T], where: str, within_s: float = RETRY_WITHIN
             return request()
         except Exception as error:
             if not _is_transient(error) or time.monotonic() + pause_s > deadline:
-                with translate_errors(where):
+                with translate_library_errors(where):
                     raise
         time.sleep(pause_s * _random.uniform(0.5, 1.0))
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 @contextlib.contextmanager
-def translate_errors(where: str) -> Iterator[None]:
+def translate_library_errors(where: str) -> Iterator[None]:
     """Turn whatever a library raises in the block into a `StoreError` without secrets: "can't <where>: ..."."""
     try:
         yield

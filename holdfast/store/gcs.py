@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import ClientTimeout
 
 from holdfast.errors import NameTaken
-from holdfast.store.failures import translate_errors
+from holdfast.store.failures import translate_library_errors
 from holdfast.store.objects import ObjectStore
 from holdfast.store.uploads import WRITER
 
@@ -57,7 +57,7 @@ class GcsStore(ObjectStore):
         return True
 
     def _stat(self, path: str) -> tuple[int, datetime]:
-        found = describe(self._fs, path)
+        found = _read_metadata(self._fs, path)
         return int(found["size"]), datetime.fromisoformat(found["updated"])
 
     def _upload(self, path: str) -> "GcsUpload":
@@ -79,7 +79,7 @@ class GcsStore(ObjectStore):
             request["pageToken"] = page["nextPageToken"]
 
 
-def describe(fs: Any, path: str) -> dict[str, Any]:
+def _read_metadata(fs: Any, path: str) -> dict[str, Any]:
     """Return an object's metadata, in one request."""
     bucket, key, *_ = fs.split_path(path)
     found: dict[str, Any] = fs.call("GET", "b/{}/o/{}", bucket, key, json_out=True)
@@ -88,7 +88,7 @@ def describe(fs: Any, path: str) -> dict[str, Any]:
 
 def writer_of(fs: Any, path: str) -> str:
     """Return the token of the upload or copy that made an object; empty if it has none."""
-    return str(describe(fs, path).get("metadata", {}).get(WRITER, ""))
+    return str(_read_metadata(fs, path).get("metadata", {}).get(WRITER, ""))
 
 
 class GcsUpload:
@@ -105,11 +105,11 @@ class GcsUpload:
         self.has_won = has_won
 
     def part(self, number: int, data: bytes) -> None:
-        with translate_errors(self._where):
+        with translate_library_errors(self._where):
             self._file.write(data)
 
     def complete(self) -> None:
-        with translate_errors(self._where):
+        with translate_library_errors(self._where):
             self._file.close()
 
     def abort(self) -> None:

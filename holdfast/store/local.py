@@ -74,7 +74,7 @@ class LocalStore(Store):
     def replace(self, name: str, data: Bytes) -> None:
         action = f"write {name} in {self.url}"
         with self._writing(name, action) as (folder, temp, target, file), self._writable(action):
-            direct.write(file, 0, memoryview(data).cast("B"))
+            direct.write_direct(file, 0, memoryview(data).cast("B"))
             os.fsync(file)
             os.rename(temp, target, src_dir_fd=folder, dst_dir_fd=folder)
             os.fsync(folder)
@@ -206,7 +206,7 @@ class _Writer:
     def write(self, data: Bytes) -> None:
         with translate_errors(self._action):
             view = memoryview(data).cast("B")
-            direct.write(self._file, self._written, view)
+            direct.write_direct(self._file, self._written, view)
             self._written += len(view)
 
 

@@ -42,7 +42,7 @@ from holdfast.rank.messages import (
     Stop,
     Train,
     decode_order,
-    encode,
+    encode_message,
 )
 from holdfast.rank.prefetch import CONFIG_VARIABLE
 from holdfast.recipe.probe import Probe
@@ -169,12 +169,12 @@ class _Process:
             os.fdopen(events, "w", buffering=1, encoding="utf-8") as sent,
         ):
             try:
-                rank.serve(map(decode_order, orders_in), lambda event: sent.write(encode(event)))
+                rank.serve(map(decode_order, orders_in), lambda event: sent.write(encode_message(event)))
             except _Killed:
                 self._returncode = -signal.SIGKILL
             except HoldfastError as error:
                 self._returncode = error.exit_code
-                sent.write(encode(Failed.of(error)))
+                sent.write(encode_message(Failed.of(error)))
 
     def poll(self) -> int | None:
         return None if self._thread.is_alive() else self._returncode

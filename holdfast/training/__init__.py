@@ -5,8 +5,8 @@ from holdfast.training.build import Training
 from holdfast.training.forgotten_state.search import Searched, find_forgotten
 from holdfast.training.horizon import find_idle, list_events
 from holdfast.training.init_from import begin_from
-from holdfast.training.loop import Report, evaluate, steps, train
-from holdfast.training.probing import measure
+from holdfast.training.loop import Report, evaluate_recipe, steps, train_recipe
+from holdfast.training.probing import measure_probe
 from holdfast.training.program import run_program
 from holdfast.training.progress import TrainingProgress
 from holdfast.training.resuming import Resumed, resume
@@ -27,18 +27,18 @@ __all__ = [
     "begin_save",
     "count_params",
     "describe_state",
-    "evaluate",
+    "evaluate_recipe",
     "exchange_of",
     "find_forgotten",
     "find_idle",
     "find_shares",
     "go_back",
     "list_events",
-    "measure",
+    "measure_probe",
     "read_shares",
     "resume",
     "run_program",
     "save_alone",
     "steps",
-    "train",
+    "train_recipe",
 ]

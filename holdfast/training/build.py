@@ -34,10 +34,10 @@ from holdfast.recipe.function import build_recipe
 from holdfast.recipe.probe import Probe
 from holdfast.state import capture_rng, digest_rng, is_sharded
 from holdfast.training.begun_saves import BegunSaves
-from holdfast.training.capturing import describe_built
+from holdfast.training.capturing import copy_built
 from holdfast.training.checksums import choose_every, describe_components
 from holdfast.training.detail import describe_parts
-from holdfast.training.devices import prepare
+from holdfast.training.devices import prepare_device
 from holdfast.training.first_batch import FirstBatch
 from holdfast.training.grouping import Grouping
 from holdfast.training.optimizers import Optimizers, read_rates
@@ -76,7 +76,7 @@ def build_program(config: RunConfig) -> Program:
         RecipeError: the recipe can't be built.
         ConfigError: the recipe doesn't fit the configuration.
     """
-    accelerator = prepare(config)
+    accelerator = prepare_device(config)
     return Program(accelerator, *build_recipe(config.recipe, config.settings, accelerator.device))
 
 
@@ -159,7 +159,7 @@ class Training:
         self.scheduler_type = "+".join(self.schedulers.names) or "NoneType"
         self.grouping = Grouping(self)
         self.structure = Structure(_list_roots(self.recipe))
-        self.built = describe_built(self)
+        self.built = copy_built(self)
         self.progress = TrainingProgress()
         self.first = FirstBatch()
         self.parent = ""

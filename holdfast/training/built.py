@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from holdfast.provenance.fingerprint import to_plain
-from holdfast.provenance.hyperparameters import LEFT_OUT, LISTED_ITEMS, SECRET, as_plain, is_public
+from holdfast.provenance.hyperparameters import LEFT_OUT, LISTED_ITEMS, SECRET, as_plain_json, is_public
 from holdfast.provenance.ownership import is_own
 from holdfast.provenance.recorded import VARIABLES
 from holdfast.training.optimizers import parts_of
@@ -74,7 +74,7 @@ def _describe_constants(constants: Mapping[str, Any], ranks: int, seen: set[int]
     of_ranks = "" if ranks == 1 else f".of_{ranks}_ranks"
     for name, value in sorted(constants.items()):
         is_settings = dataclasses.is_dataclass(value) or isinstance(value, types.SimpleNamespace | Namespace)
-        if is_settings or as_plain(value) is not LEFT_OUT:
+        if is_settings or as_plain_json(value) is not LEFT_OUT:
             values = _walk(f"{VARIABLES}{name}", value, seen)
             found |= {f"{key}{of_ranks}": each for key, each in values if not isinstance(each, str) or _is_word(each)}
     return {key: value for key, value in found.items() if value is not None}
@@ -89,7 +89,7 @@ def _describe_optimizer(optimizer: Any) -> dict[str, Any]:
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             number_of = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-            if key != "params" and (plain := as_plain(number_of)) is not LEFT_OUT:
+            if key != "params" and (plain := as_plain_json(number_of)) is not LEFT_OUT:
                 found[f"optimizer.{number}.{key}"] = plain
     return found
 
@@ -120,7 +120,7 @@ def _class_of(thing: Any) -> type:
 
 
 def _walk(name: str, value: Any, seen: set[int]) -> Values:
-    plain = as_plain(value)
+    plain = as_plain_json(value)
     if isinstance(value, str) and SECRET.search(name.rpartition(".")[2]):
         return
     if plain is not LEFT_OUT:

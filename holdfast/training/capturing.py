@@ -262,7 +262,7 @@ def _unfit(name: str, reason: str) -> StateError:
     )
 
 
-def describe_built(training: "Training") -> dict[str, Any]:
+def copy_built(training: "Training") -> dict[str, Any]:
     """Return the hyperparameters as the recipe built them, before any step. `merging.take_over` compares them."""
     return copy.deepcopy(
         {

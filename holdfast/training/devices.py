@@ -42,7 +42,7 @@ def choose_cuda(compute: Compute) -> bool:
     return use_cuda
 
 
-def prepare(config: RunConfig) -> Accelerator:
+def prepare_device(config: RunConfig) -> Accelerator:
     """Make this process deterministic, seed it, and return accelerate's accelerator for it.
 
     The accelerator doesn't touch the data: `holdfast.data` makes the micro-batches.

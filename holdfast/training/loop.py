@@ -8,7 +8,7 @@ import torch
 
 from holdfast.checkpoint.departure import REHEARSED_STEPS
 from holdfast.checkpoint.progress import EPOCHS_KEPT
-from holdfast.checkpoint.shown import describe
+from holdfast.checkpoint.shown import to_shown
 from holdfast.errors import RecipeError
 from holdfast.machine import determinism, heartbeats
 from holdfast.machine.heartbeats import Phase, Place
@@ -22,11 +22,12 @@ from holdfast.training.virtual_ranks.norm import clip_to, take_norm
 from holdfast.training.virtual_ranks.passes import take_shares
 from holdfast.training.virtual_ranks.step import VirtualRanks
 
-# Called with the finished step, its loss (None if a loop logs none), and the steps per second since `train` began.
+# Called with the finished step, its loss (None if a loop logs none), and the steps per second since `train_recipe`
+# began.
 Report = Callable[[int, float | None, float], None]
 
 
-def train(training: Training, stop: int, is_stopping: Callable[[], bool], report: Report) -> None:
+def train_recipe(training: Training, stop: int, is_stopping: Callable[[], bool], report: Report) -> None:
     """Train a recipe until the run has ``stop`` completed steps, or ``is_stopping`` returns True; see `steps`."""
     for _ in steps(training, stop, is_stopping, report):
         training.trained = train_step(training)
@@ -187,9 +188,9 @@ def end_epoch(training: Training) -> None:
     progress = training.progress
     last = training.read_metrics()[-1]
     training.stage = Stage.FOLLOWING
-    anneals, (found, shown) = training.set_anneals(), evaluate(training)
+    anneals, (found, shown) = training.set_anneals(), evaluate_recipe(training)
     for name, value in shown.items():
-        training.gallery.add(describe(name, value, progress.step, progress.step // training.steps_per_epoch))
+        training.gallery.add(to_shown(name, value, progress.step, progress.step // training.steps_per_epoch))
     training.measured = {name: value for name, value in found.items() if training.recipe.is_measured(name)}
     metrics = {name: value for name, value in found.items() if name not in training.measured}
     last |= {name: value for name, value in (("metrics", metrics), ("measured", training.measured)) if value}
@@ -201,7 +202,7 @@ def end_epoch(training: Training) -> None:
     progress.epoch_loss_sum, progress.epoch_loss_steps = 0.0, 0
 
 
-def evaluate(training: Training) -> tuple[dict[str, float], dict[str, str | bytes]]:
+def evaluate_recipe(training: Training) -> tuple[dict[str, float], dict[str, str | bytes]]:
     """Return the metrics of the recipe's evaluation, and what it shows. Anneals have their values for the next step.
 
     The model and the generators are put back afterwards. Changes of an extra stay, so that a recipe can keep its best

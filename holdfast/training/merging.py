@@ -29,7 +29,7 @@ def take_over(training: Training, saved_built: dict[str, Any]) -> list[str]:
     A learning rate keeps its progress along its schedule: it is multiplied by the new base rate over the old one.
 
     Args:
-        saved_built: the result of `describe_built` in the checkpoint.
+        saved_built: the result of `copy_built` in the checkpoint.
     """
     built = from_payload(to_payload(training.built))  # in the form in which it is saved: a Counter becomes a dict
     changed = []

@@ -31,7 +31,7 @@ SAMPLE_NUMBERS = 32
 Outputs = Callable[[nn.Module], Mapping[str, Any]]
 
 
-def measure(training: "Training", saved_by: int | None = None) -> Probe:
+def measure_probe(training: "Training", saved_by: int | None = None) -> Probe:
     """Measure the probe, and set ``training.touched``. Everything that the next step depends on stays unchanged.
 
     Args:

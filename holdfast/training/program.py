@@ -11,7 +11,7 @@ from holdfast.recipe.annotations import takes_run
 from holdfast.recipe.function import find_program, make_build_error
 from holdfast.recipe.settings import make_arguments, resolve_settings
 from holdfast.training.build import Training
-from holdfast.training.devices import prepare
+from holdfast.training.devices import prepare_device
 from holdfast.training.loop import train_step
 from holdfast.training.own_loop.run import Run, Stopped
 
@@ -40,7 +40,7 @@ def run_program(config: RunConfig, serve: Serve) -> None:
                 training.trained = train_step(training)
         return
     settings = resolve_settings(program, config.settings)
-    accelerator = prepare(config)
+    accelerator = prepare_device(config)
     arguments = make_arguments(program, config.settings, accelerator.device)
     run = Run(config, accelerator, program, settings, lambda training: serve(_note(training, replaced)))
     try:

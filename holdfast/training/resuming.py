@@ -10,7 +10,7 @@ from typing import Any
 from holdfast import state
 from holdfast.checkpoint import Metadata, Payload, differences, shorten
 from holdfast.errors import ConfigDrift, GateTripped
-from holdfast.recipe.probe import Gate, Probe, check_health, compare, explain
+from holdfast.recipe.probe import Gate, Probe, check_health, compare_probes, explain
 from holdfast.store import open_store
 from holdfast.training import capturing
 from holdfast.training.build import Training
@@ -18,7 +18,7 @@ from holdfast.training.elastic import count_others, take_position
 from holdfast.training.history import read_first_lrs
 from holdfast.training.merging import take_over
 from holdfast.training.naming import has_names
-from holdfast.training.probing import measure
+from holdfast.training.probing import measure_probe
 
 SHOWN_NAMES = 3
 
@@ -61,7 +61,7 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
         resumed.taken_over = take_over(training, saved["built"])
     else:
         _check_built(training, payload)
-    resumed.summary = summarize(training)
+    resumed.summary = summarize_rates(training)
     training.first_lrs = read_first_lrs(metadata, open_store(training.config.store).inside(training.config.run))
     training.parent = metadata.checkpoint_sha256
     training.begun.restart(training.progress.step, training.parent)
@@ -69,8 +69,8 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
     training.measured = {name: value for name, value in metadata.metrics.items() if is_measured(name)}
     training.probe = _own_probe(training, metadata)
     training.first.text = metadata.first_batch
-    probe = measure(training, count_others(training, saved))
-    difference = compare(training.probe or probe, probe, gate.tolerance if gate.how == "tolerance" else 0.0)
+    probe = measure_probe(training, count_others(training, saved))
+    difference = compare_probes(training.probe or probe, probe, gate.tolerance if gate.how == "tolerance" else 0.0)
     complaints = check_health(probe, training.recipe.health)
     if difference and gate.how == "record":
         resumed.note = difference
@@ -83,7 +83,7 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
     return resumed
 
 
-def summarize(training: Training) -> str:
+def summarize_rates(training: Training) -> str:
     """Return a line about the rates, schedulers and anneals now in force, for a person; equal rates appear once."""
     rates = list(dict.fromkeys(f"{rate:.6g}" for rate in training.lrs))
     more = f" and {len(rates) - SHOWN_NAMES} more" if len(rates) > SHOWN_NAMES else ""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from holdfast import checkpoint, state
-from holdfast.checkpoint.departure import mean_loss
+from holdfast.checkpoint.departure import compute_mean_loss
 from holdfast.checkpoint.progress import EPOCHS_KEPT
 from holdfast.errors import RecipeError, Unhealthy
 from holdfast.journal import format_time, now
@@ -20,7 +20,7 @@ from holdfast.training.begun_saves import BegunSave
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture
 from holdfast.training.checksums import describe_components
-from holdfast.training.probing import measure
+from holdfast.training.probing import measure_probe
 from holdfast.training.sharded.exchange import exchange_of
 
 
@@ -54,7 +54,7 @@ def begin_save(
     """
     lines = training.read_metrics()  # waits for the device, which counts as training, not as the stall of a save
     began, trained_at = time.monotonic(), format_time(time.time())
-    probe = measure(training)
+    probe = measure_probe(training)
     _refuse_unhealthy(training, probe)
     rank_probes = training.gather(probe) if training.accelerator.num_processes > 1 else []
     if all(each == probe for each in rank_probes):
@@ -75,7 +75,7 @@ def begin_save(
 
         text = "".join(json.dumps(spell_floats(line), sort_keys=True) + "\n" for line in lines)
         described = describe_state(training, probe) | {
-            "trained_at": trained_at, "train_s": train_s, "is_last": is_urgent, "loss": mean_loss(lines),
+            "trained_at": trained_at, "train_s": train_s, "is_last": is_urgent, "loss": compute_mean_loss(lines),
             "rank_probes": rank_probes,
             "previous_checkpoint_sha256": training.parent, "config_fingerprint": fingerprint,
             "environment": environment,

@@ -8,7 +8,7 @@ from unittest import mock
 
 from holdfast.attempt import Line
 from holdfast.journal import Journal
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.store import Store, open_store
 from tests.bench.counting import Tally, counted
 from tests.bench.frame import Benchmark, Row
@@ -91,7 +91,7 @@ class _Run:
         history.pin_first()
         rows.append(self._prune("commit 1 is pinned", Journal(self.store, RUN)))
         Journal(self.plain, RUN).unpin(1)
-        prune(Journal(self.plain, RUN), POLICY, STEPS_PER_EPOCH)
+        prune_by_policy(Journal(self.plain, RUN), POLICY, STEPS_PER_EPOCH)
 
         history.quarantine()
         rows.append(self._resume("1 in 100 is quarantined"))
@@ -112,7 +112,7 @@ class _Run:
     def _prune(self, case: str, journal: Journal, *, collect: bool = True) -> Row:
         """One checkpoint is given up and deleted."""
         with self.tally.measuring():
-            report = prune(journal, POLICY, STEPS_PER_EPOCH, collect=collect)
+            report = prune_by_policy(journal, POLICY, STEPS_PER_EPOCH, collect=collect)
         assert report
         assert [entry.commit for entry in report.pruned] == [self.history.commits - POLICY.keep_last]
         return self._row("prune one", case)

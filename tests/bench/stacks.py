@@ -282,7 +282,7 @@ class Holdfast:
         self.training = Training(RunConfig.model_validate(config))
 
     def train(self, watch: Watch) -> None:
-        from holdfast.training import begin_save, train
+        from holdfast.training import begin_save, train_recipe
 
         first = self.training.progress.step
 
@@ -293,7 +293,9 @@ class Holdfast:
             return False
 
         while len(watch.steps) < STEPS:
-            train(self.training, first + STEPS + 1, lambda: is_pausing() or len(watch.steps) == STEPS, lambda *_: None)
+            train_recipe(
+                self.training, first + STEPS + 1, lambda: is_pausing() or len(watch.steps) == STEPS, lambda *_: None
+            )
             if watch.is_due():
                 with watch.saving(self.training.saver.wait):
                     begin_save(self.training, self.store, "0" * 64, {}, self._note, is_urgent=watch.is_durable)

@@ -13,7 +13,7 @@ from pathlib import Path
 from holdfast.checkpoint import count_cores
 from holdfast.config import Determinism, Resume, RunConfig
 from holdfast.machine import determinism
-from holdfast.training import Training, measure, train
+from holdfast.training import Training, measure_probe, train_recipe
 from holdfast.training.checksums import choose_every, describe_components
 from tests.bench.bare import KEEP_MEMORY
 from tests.bench.frame import Benchmark, Row, ask, compare, median_of, time_of
@@ -60,21 +60,21 @@ def _measure(size: str, folder: Path) -> dict[str, float]:
 
     def probe(config: RunConfig) -> None:
         training.config = config
-        measure(training)
+        measure_probe(training)
 
     def enter() -> None:
         with training.generators.training():
             pass
 
     calls: dict[str, Callable[[], object]] = {
-        "step": lambda: train(training, training.progress.step + STEPS, lambda: False, lambda *done: None),
+        "step": lambda: train_recipe(training, training.progress.step + STEPS, lambda: False, lambda *done: None),
         "both probes": lambda: probe(both),
         "probe": lambda: probe(one),
         "checksums": lambda: describe_components(training, in_detail=False),
         "generators": enter,
         "flags": lambda: determinism.check_unchanged(both.determinism, training.flags, "here"),
     }
-    train(training, WARM_UP, lambda: False, lambda *done: None)
+    train_recipe(training, WARM_UP, lambda: False, lambda *done: None)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
         for name, call in calls.items():

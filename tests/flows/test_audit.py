@@ -15,7 +15,7 @@ from holdfast.cli import app, run_app
 from holdfast.config import Retention
 from holdfast.errors import WrongUse
 from holdfast.journal import Commit, FileRecord, Journal, record_name
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.proof.audit import audit_commit, choose_commits
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
@@ -118,7 +118,7 @@ def test_an_audit_begins_where_it_is_told_to(engine: Engine, run: Path) -> None:
 def test_an_audit_refuses_a_start_that_was_pruned_or_is_no_ancestor(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prune(journal_of(copied), Retention(keep_last=2), STEPS_PER_EPOCH)
+    prune_by_policy(journal_of(copied), Retention(keep_last=2), STEPS_PER_EPOCH)
     of_no_ancestor = "commit 3 of run 'toy' doesn't continue from it"
     pruned = "of run 'toy' can't be replayed: commit 1 was pruned"
     for number, start, error, hint in (
@@ -134,7 +134,7 @@ def test_an_audit_refuses_a_start_that_was_pruned_or_is_no_ancestor(
 def test_an_audit_says_which_resume_it_could_not_check(engine: Engine, copied: Path) -> None:
     """The run was resumed from commit 2. Its parent was pruned, so that a replay can't repeat that resume."""
     second = journal_of(copied).read_commit(2)
-    prune(journal_of(copied), Retention(keep_last=3), STEPS_PER_EPOCH)
+    prune_by_policy(journal_of(copied), Retention(keep_last=3), STEPS_PER_EPOCH)
     done = engine.command("audit", str(copied), "--commit", "3")
     assert done.returncode == 0, done.stderr
     first, line = done.stdout.splitlines()
@@ -162,7 +162,7 @@ def test_commits_to_audit_are_chosen_at_random(run: Path, copied: Path) -> None:
     assert chosen == [[commit.number for commit in choose_commits(journal, 2, seed)] for seed in range(40)]
     assert {tuple(numbers) for numbers in chosen} == set(itertools.combinations([1, 2, 3, 4], 2))
     assert [commit.number for commit in choose_commits(journal, 99)] == [1, 2, 3, 4]
-    prune(journal_of(copied), Retention(keep_last=3), STEPS_PER_EPOCH)
+    prune_by_policy(journal_of(copied), Retention(keep_last=3), STEPS_PER_EPOCH)
     assert [commit.number for commit in choose_commits(journal_of(copied), 99)] == [3, 4]
 
 
@@ -184,7 +184,7 @@ def test_wrong_use(run: Path, capsys: pytest.CaptureFixture[str], options: list[
 
 
 def test_a_pruned_commit_can_not_be_replayed(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prune(journal_of(copied), Retention(keep_last=1), STEPS_PER_EPOCH)
+    prune_by_policy(journal_of(copied), Retention(keep_last=1), STEPS_PER_EPOCH)
     for options, error, hint in (
         ([], "commit 4 of run 'toy' can't be replayed: commit 3 was pruned", "keep_last and pin keep more of them"),
         (
@@ -207,7 +207,7 @@ class PrunedMeanwhile(Journal):
     def is_pruned(self, number: int) -> bool:
         was_pruned = super().is_pruned(number)
         if not was_pruned:
-            prune(journal_of(Path(self.store.url)), Retention(keep_last=1), STEPS_PER_EPOCH)
+            prune_by_policy(journal_of(Path(self.store.url)), Retention(keep_last=1), STEPS_PER_EPOCH)
         return was_pruned
 
 
@@ -253,7 +253,8 @@ def test_every_run_of_a_store_is_audited(run: Path, copied: Path, run_flow: RunF
     Journal(open_store(str(store)), "begun").begin("m:f")
     forged = copied.rename(store / "forged")
     forge(forged, 4)
-    prune(journal_of(forged), Retention(keep_last=2), STEPS_PER_EPOCH)  # only the forged commit can be replayed then
+    # Only the forged commit can be replayed then.
+    prune_by_policy(journal_of(forged), Retention(keep_last=2), STEPS_PER_EPOCH)
     shutil.copytree(run, store / "honest")
     shutil.copytree(run, store / "lost")
     shutil.rmtree(store / "lost" / "configs")

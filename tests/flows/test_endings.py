@@ -14,7 +14,7 @@ from holdfast.journal.endings import Ending
 from holdfast.store import open_store
 from tasks import own_run
 from tasks.states import ending_of_state
-from tasks.supervisor import find_ending
+from tasks.supervisor import settle_ending
 from tests.support.makers import claim
 
 
@@ -50,7 +50,7 @@ def test_a_signal_means_cancelled_only_if_the_server_says_so(
     monkeypatch: pytest.MonkeyPatch, is_cancelled: bool | None, reason: str, says: str
 ) -> None:
     monkeypatch.setattr(own_run, "is_being_cancelled", lambda: is_cancelled)
-    end = own_run.Asked(60.0).find_ending(TerminationSignal(signal.SIGTERM))
+    end = own_run.Asked(60.0).settle_ending(TerminationSignal(signal.SIGTERM))
     assert end.reason == reason
     assert says in end.message
 
@@ -73,7 +73,7 @@ def test_the_server_overrules_a_recorded_preemption_or_pause(said: str, state: S
     claim(journal, 1)
     if said:
         journal.end_attempt(1, Ending(said, "", 4))
-    assert find_ending(journal, 1, state).reason == reason
+    assert settle_ending(journal, 1, state).reason == reason
 
 
 def test_an_engine_that_a_worker_cannot_reach_comes_with_a_hint() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from deployments import local
 from deployments.gpus import GPU_VARIABLE, plan_workers
-from deployments.ledger import ProcessLedger, end
+from deployments.ledger import ProcessLedger, end_processes
 from tests.conftest import IN_SOAK, has_not_ended, kill_tree
 from tests.support.nvidia_smi import HOPPER, install, print_gpus, uuid
 from tests.support.pools import ENDS_WITHIN_S, Pool, PoolRun, await_true, served
@@ -106,7 +106,7 @@ def test_two_runs_never_share_a_gpu(pool: Pool, tmp_path: Path, capsys: pytest.C
     await_true(lambda: count_attempts(runs) == 3, "no run took the free GPU", ENDS_WITHIN_S)
 
     # Other runs wait for the GPU; none of them begins while the attempt is ended.
-    assert end(pool.ledger, ["worker-stable"]) == ["worker-stable"]
-    assert end(pool.ledger, ["worker-gpu-0"]) == ["worker-gpu-0"]
+    assert end_processes(pool.ledger, ["worker-stable"]) == ["worker-stable"]
+    assert end_processes(pool.ledger, ["worker-gpu-0"]) == ["worker-gpu-0"]
     assert count_attempts(runs) == 3
     assert not [process for process in psutil.process_iter() if holds_gpu(process)]

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from deployments import local
-from deployments.ledger import start
+from deployments.ledger import launch_process
 from holdfast.errors import RunStopped
 from holdfast.journal import REPORT, record_name
 from holdfast.testing.faults import fault
@@ -155,7 +155,7 @@ def test_a_worker_that_is_told_to_end_lets_its_attempt_save(run: PoolRun, refere
     own = {"PREFECT_WORKER_WEBSERVER_PORT": str(free_port())}
     access = local.access(run.pool.ledger, run.pool.url)
     command = [sys.executable, "-m", "deployments.worker", "gpu"]
-    start(run.pool.ledger, "worker-gpu", command, run.pool.environment | access | own)
+    launch_process(run.pool.ledger, "worker-gpu", command, run.pool.environment | access | own)
     train = run.start()
     run.await_commits(1)
     worker = psutil.Process(run.pool.worker())

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import httpx
 import pytest
 
-from holdfast.checkpoint.shown import describe
+from holdfast.checkpoint.shown import to_shown
 from holdfast.journal.endings import Ending
 from tasks.reporting import describe_run, describe_shown
 from tests.conftest import RunFlow
@@ -18,13 +18,13 @@ from tests.support.showing import PICTURE, png
 
 @pytest.mark.parametrize(("value", "kind"), [(png(), "png"), (PICTURE, "svg+xml")])
 def test_a_picture_is_an_image_in_a_data_uri(value: bytes, kind: str) -> None:
-    text = describe_shown(describe("plot", value, 7, 1))
+    text = describe_shown(to_shown("plot", value, 7, 1))
     assert text == f"plot after step 7\n\n![plot](data:image/{kind};base64,{base64.b64encode(value).decode()})\n"
 
 
 @pytest.mark.parametrize(("value", "fence"), [("a\n# b", "```"), ("``` and ````", "`````"), ("`", "```")])
 def test_text_stays_as_it_is(value: str, fence: str) -> None:
-    text = describe_shown(describe("text", value, 7, 1))
+    text = describe_shown(to_shown("text", value, 7, 1))
     assert text == f"text after step 7\n\n{fence}text\n{value}\n{fence}\n"
 
 
@@ -78,5 +78,5 @@ def test_each_name_is_an_artifact_with_its_newest(
         f"painted-shows-{name}" for name in ("noise", "picture", "plot")
     }
     assert len([each for each in found if each["key"] == "painted-shows-plot"]) == 1
-    assert shown["painted-shows-plot"] == describe_shown(describe("plot", PICTURE, 6, 3))
-    assert describe_shown(describe("plot", PICTURE, 6, 3)) in shown["painted-summary"]
+    assert shown["painted-shows-plot"] == describe_shown(to_shown("plot", PICTURE, 6, 3))
+    assert describe_shown(to_shown("plot", PICTURE, 6, 3)) in shown["painted-summary"]

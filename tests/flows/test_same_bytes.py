@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import app, run_app
-from holdfast.data import Order, combine, digest
+from holdfast.data import Order, combine, digest_indices
 from tests.conftest import COMMAND_WITHIN_S, ROOT, Driver, Engine, Reference, assert_same_bytes, await_ended
 from tests.support.lives import Lives, ranks_of
 from tests.support.toy import SAMPLES
@@ -52,7 +52,7 @@ def test_samples_come_in_the_promised_order(engine: Engine, reference: Reference
     for step, indices in enumerate(promised, 1):
         expected += indices.flatten().tolist() + (probe if step in saved_after else [])
     assert [int(line) for line in notes.read_text().split()] == expected
-    names = [combine([digest(micro_batch) for micro_batch in indices]) for indices in promised]
+    names = [combine([digest_indices(micro_batch) for micro_batch in indices]) for indices in promised]
     assert [str(line["samples"]).partition("-")[0] for line in reference.metrics] == names
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.gpus import GPU_VARIABLE, WorkerPlan, describe_gpu, end_others, find_holder, plan_workers
+from deployments.gpus import GPU_VARIABLE, WorkerPlan, describe_gpu, end_others, find_leftover, plan_workers
 from deployments.ledger import ProcessLedger
 from deployments.local import _order
 from holdfast.errors import ConfigError
@@ -154,7 +154,7 @@ def test_a_process_that_a_worker_left_behind_holds_its_gpu(monkeypatch: pytest.M
     with subprocess.Popen(WAITS) as left:
         monkeypatch.delenv(GPU_VARIABLE)
         assert variables_of(psutil.Process(left.pid))[GPU_VARIABLE] == gpu
-        assert find_holder(gpu, within_s=0.0) == left.pid
-        assert find_holder(other, within_s=0.0) is None
+        assert find_leftover(gpu, within_s=0.0) == left.pid
+        assert find_leftover(other, within_s=0.0) is None
         left.kill()
-        assert find_holder(gpu) is None
+        assert find_leftover(gpu) is None

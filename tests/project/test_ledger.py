@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from deployments import ledger
-from deployments.ledger import ProcessLedger, began_at, children_of, end, is_running
+from deployments.ledger import ProcessLedger, began_at, children_of, end_processes, is_recorded_process
 from tests.support.waiting import await_equal
 
 WAITS = [sys.executable, "-c", "import signal; signal.pause()"]
@@ -36,8 +36,8 @@ def read_by_ps(pid: int) -> str:
 
 
 def test_a_process_is_recognized(process: "subprocess.Popen[bytes]") -> None:
-    assert is_running(process.pid, began_at(process.pid))
-    assert not is_running(os.getpid(), began_at(process.pid))
+    assert is_recorded_process(process.pid, began_at(process.pid))
+    assert not is_recorded_process(os.getpid(), began_at(process.pid))
 
 
 def test_a_process_is_recognized_after_the_clock_was_set(
@@ -48,7 +48,7 @@ def test_a_process_is_recognized_after_the_clock_was_set(
     create_time, boot_time = psutil.Process.create_time, psutil.boot_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: create_time(process) + 3600)
     monkeypatch.setattr(psutil, "boot_time", lambda: boot_time() + 3600)
-    assert is_running(process.pid, began)
+    assert is_recorded_process(process.pid, began)
 
 
 def test_a_process_of_another_boot_is_another_process(
@@ -56,31 +56,31 @@ def test_a_process_of_another_boot_is_another_process(
 ) -> None:
     began = began_at(process.pid)
     monkeypatch.setattr(ledger, "BOOT_ID", tmp_path / "boot_id")
-    assert is_running(process.pid, began_at(process.pid))
-    assert not is_running(process.pid, began)
+    assert is_recorded_process(process.pid, began_at(process.pid))
+    assert not is_recorded_process(process.pid, began)
 
 
 def test_a_dead_process_is_not_running(process: "subprocess.Popen[bytes]") -> None:
     began = began_at(process.pid)
     process.kill()
     await_equal(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, True)
-    assert not is_running(process.pid, began)  # nobody has waited for it yet
+    assert not is_recorded_process(process.pid, began)  # nobody has waited for it yet
     assert began_at(process.pid) == ""
     process.wait()
-    assert not is_running(process.pid, began)
-    assert not is_running(process.pid, "")
+    assert not is_recorded_process(process.pid, began)
+    assert not is_recorded_process(process.pid, "")
 
 
 def test_a_dying_process_is_running(dying: "subprocess.Popen[bytes]") -> None:
     """It is in this state for some milliseconds: its server's port is still taken."""
     began = began_at(dying.pid)
-    assert is_running(dying.pid, began)
+    assert is_recorded_process(dying.pid, began)
     dying.kill()
-    await_equal(lambda: is_running(dying.pid, began), False)
+    await_equal(lambda: is_recorded_process(dying.pid, began), False)
 
 
 def test_the_record_of_a_version_that_asked_ps_is_understood(process: "subprocess.Popen[bytes]") -> None:
-    assert is_running(process.pid, read_by_ps(process.pid))
+    assert is_recorded_process(process.pid, read_by_ps(process.pid))
 
 
 @pytest.mark.parametrize("began", ["Mon Nov 23 08:31:59 2020", "", "?", "Mon", "a b c d e", "- ", "- x", "nan nan"])
@@ -90,7 +90,7 @@ def test_a_record_that_fits_no_start_time_ends_nothing(
     known = ProcessLedger(tmp_path)
     known.add("server", process.pid)
     known.known["server"]["began"] = began
-    assert end(known, ["server"]) == []
+    assert end_processes(known, ["server"]) == []
     assert process.poll() is None
     assert known.known == {}
 
@@ -99,9 +99,9 @@ def test_processes_are_ended_together(tmp_path: Path) -> None:
     known = ProcessLedger(tmp_path)
     names = ["one", "two", "three"]
     for name in names:
-        ledger.start(known, name, WAITS, {})
+        ledger.launch_process(known, name, WAITS, {})
     known.add("gone", 2**22 + 1)
-    assert end(known, [*names, "gone"]) == names
+    assert end_processes(known, [*names, "gone"]) == names
     assert ProcessLedger(tmp_path).known == {}
     assert [process.wait() for process in known.processes] == [-signal.SIGTERM] * 3
 
@@ -111,9 +111,9 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: p
     known = ProcessLedger(tmp_path)
     ready = tmp_path / "ready"
     program = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({str(ready)!r}, 'w'); signal.pause()"
-    ledger.start(known, "server", [sys.executable, "-c", program], {})
+    ledger.launch_process(known, "server", [sys.executable, "-c", program], {})
     await_equal(ready.exists, True)
-    assert end(known, ["server"]) == ["server"]
+    assert end_processes(known, ["server"]) == ["server"]
     assert known.processes[0].wait() == -signal.SIGKILL
 
 
@@ -137,11 +137,11 @@ while True:
 
 def test_a_worker_starts_no_flow_run_while_its_own_are_ended(tmp_path: Path) -> None:
     known = ProcessLedger(tmp_path)
-    ledger.start(known, "worker-gpu-0", [sys.executable, "-c", WORKER, str(tmp_path)], {})
+    ledger.launch_process(known, "worker-gpu-0", [sys.executable, "-c", WORKER, str(tmp_path)], {})
     pid = known.processes[0].pid
     await_equal((tmp_path / "listens-0").exists, True)
     assert len(children_of(pid)) == 1
-    assert end(known, ["worker-gpu-0"]) == ["worker-gpu-0"]
+    assert end_processes(known, ["worker-gpu-0"]) == ["worker-gpu-0"]
     assert known.processes[0].wait() == -signal.SIGTERM
     assert not (tmp_path / "started-1").exists()
 
@@ -150,5 +150,5 @@ def test_no_program_of_the_machine_is_needed(
     process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert is_running(process.pid, began_at(process.pid))
+    assert is_recorded_process(process.pid, began_at(process.pid))
     assert process.pid in children_of(os.getpid())

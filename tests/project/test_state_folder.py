@@ -141,7 +141,7 @@ def test_nobody_else_may_read_a_file_in_the_state_folder(tmp_path: Path) -> None
         "-c",
         "import pathlib; print(1); pathlib.Path('made').touch(); pathlib.Path('in').mkdir()",
     ]
-    ledger.start(book, "server", ["sh", "-c", f'cd {tmp_path} && exec "$@"', "sh", *writes], {}, umask=0o077)
+    ledger.launch_process(book, "server", ["sh", "-c", f'cd {tmp_path} && exec "$@"', "sh", *writes], {}, umask=0o077)
     assert book.processes[0].wait() == 0
     rights = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
     assert rights.pop("in") == rights.pop("program") == 0o700

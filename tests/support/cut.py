@@ -17,7 +17,7 @@ from holdfast.errors import ConfigError, RecipeError
 from holdfast.state import gather_whole
 from holdfast.state.checksum import checksum, checksum_together
 from holdfast.training import Training
-from holdfast.training.devices import prepare
+from holdfast.training.devices import prepare_device
 from holdfast.training.loop import train_step
 from holdfast.training.virtual_ranks.norm import clip_to, take_norm
 from tests.support import shares
@@ -75,7 +75,7 @@ def compare_with_whole_tensors(folder: str) -> int:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    device = prepare(make_config(folder)).device
+    device = prepare_device(make_config(folder)).device
     mesh = init_device_mesh(DEVICE, (distributed.get_world_size(),))
     generator = torch.Generator().manual_seed(1)
     for dtype in (torch.float32, torch.bfloat16, torch.float64):

@@ -19,7 +19,7 @@ from holdfast.config import RunConfig
 from holdfast.journal import Commit, Journal
 from holdfast.provenance import opened_files as opened
 from holdfast.rank.record import CodeRecord
-from holdfast.rank.serving import describe
+from holdfast.rank.serving import describe_training
 from holdfast.store import open_store
 from holdfast.training import Gate, Training, begin_save, resume, run_program, steps
 from tests.support.lives import Lives
@@ -155,11 +155,11 @@ def live(settings: dict[str, Any], until: int, flip: str, flip_at: int) -> int:
     AcceleratorState._reset_state(reset_partial_state=True)  # the nursery's was without autocast
     config = RunConfig.model_validate(settings)
     before, watching = {*sys.modules}, contextlib.ExitStack()
-    files = watching.enter_context(opened.watch())
+    files = watching.enter_context(opened.record_opened_files())
 
     def serve(training: Training) -> Generator[None, None, None]:
         watching.close()
-        built = describe(training, CodeRecord(training, before, files))
+        built = describe_training(training, CodeRecord(training, before, files))
         present = describe_present(config, built, None)
         journal = Journal(open_store(config.store), config.run)
         journal.begin(config.recipe)

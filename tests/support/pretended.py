@@ -18,9 +18,9 @@ from torch.utils.data import default_collate
 
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.recipe.function import build_recipe
-from holdfast.training import Training, evaluate, loop
+from holdfast.training import Training, evaluate_recipe, loop
 from holdfast.training.build import Program
-from holdfast.training.devices import prepare
+from holdfast.training.devices import prepare_device
 
 # A kind of device for which no build of torch has a library: one for the CPU refuses to index tensors of "cuda".
 GPU = torch.device("lazy", 0)
@@ -68,7 +68,7 @@ def train(recipe: str, ranks: int, shares: int) -> int:
         recipe=recipe, run="r", determinism=Determinism(mode="fast"),
         compute=Compute(device="cpu", ranks=ranks, virtual_ranks=shares),
     )  # fmt: skip
-    accelerator = prepare(config)
+    accelerator = prepare_device(config)
     accelerator.state.device = PartialState().device = GPU
     with Pretended(allow_non_fake_inputs=True):
         training = OnGpu(config, Program(accelerator, *build_recipe(config.recipe, config.settings, GPU)))
@@ -78,7 +78,7 @@ def train(recipe: str, ranks: int, shares: int) -> int:
             with training.generators.training():
                 training.trained = loop.train_step(training)
             training.record_step()
-        evaluate(training)
+        evaluate_recipe(training)
         assert [*training._read_numbers()] == [1.0] * 4, "the loss and the norm of each step"
     return 0
 

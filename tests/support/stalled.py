@@ -19,7 +19,7 @@ from holdfast.config import Retention
 from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
 from holdfast.keeping.pack import unpack
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.looking.report import Publisher
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
@@ -70,7 +70,7 @@ def stalled(store: Path, work: str, *stops: str, **arguments: Any) -> Iterator[S
 
 def prune_once(store: str, **policy: Any) -> None:
     """Prune the run once with a policy."""
-    print(prune(Journal(open_store(store), "run"), Retention(**policy), STEPS_PER_EPOCH))
+    print(prune_by_policy(Journal(open_store(store), "run"), Retention(**policy), STEPS_PER_EPOCH))
 
 
 def publish_once(store: str) -> None:

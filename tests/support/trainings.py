@@ -11,7 +11,7 @@ from holdfast.checkpoint.found import Found, find_suspects
 from holdfast.config import DEFAULT_SEED, Determinism
 from holdfast.errors import GateTripped
 from holdfast.store.local import LocalStore
-from holdfast.training import Gate, Training, begin_save, find_forgotten, resume, run_program, steps, train
+from holdfast.training import Gate, Training, begin_save, find_forgotten, resume, run_program, steps, train_recipe
 
 Saved = tuple[Payload, Metadata]
 
@@ -26,7 +26,7 @@ def make(folder: Path, recipe: str, seed: int = DEFAULT_SEED, **settings: Any) -
 
 
 def train_to(training: Training, stop: int) -> None:
-    train(training, stop, lambda: False, lambda *done: None)
+    train_recipe(training, stop, lambda: False, lambda *done: None)
 
 
 def save_step(training: Training, store: LocalStore) -> checkpoint.Saved:

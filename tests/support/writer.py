@@ -12,7 +12,7 @@ from typing import cast
 
 from holdfast.config import Retention
 from holdfast.errors import HoldfastError
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.store import open_store
 from tests.support.lives import Command, Lives
 from tests.support.makers import STEPS_PER_EPOCH, make_line, train
@@ -30,7 +30,7 @@ def main(store: str, commits: int, pause_s: float = 0.0) -> int:
             with line.journal.fenced(line.attempt):
                 train(line)
             line.journal.check_fence(line.attempt)
-            prune(line.journal, Retention(keep_last=2), STEPS_PER_EPOCH)
+            prune_by_policy(line.journal, Retention(keep_last=2), STEPS_PER_EPOCH)
     except HoldfastError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code

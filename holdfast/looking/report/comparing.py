@@ -6,11 +6,11 @@ from typing import Any
 
 from holdfast.looking.report.curves import make_curves
 from holdfast.looking.report.gathering import History
-from holdfast.looking.report.lives import find_total, list_lives, make_ledger
-from holdfast.looking.report.markup import Markup, element, join, section, table
+from holdfast.looking.report.lives import find_total, list_lives, make_report_ledger
+from holdfast.looking.report.markup import Markup, element, join_html, section, table
 from holdfast.looking.report.numbers import show_number
 from holdfast.looking.report.page import make_curves_section, wrap
-from holdfast.looking.report.sections import describe_state, flatten, show_all_problems
+from holdfast.looking.report.sections import describe_standing, flatten, show_all_problems
 
 # Settings that say where a run lies, and differ between any two.
 PLACES = ("run", "store", "log.folder")
@@ -25,7 +25,7 @@ def make_comparison(histories: Sequence[History], now: float | None = None) -> s
     results = [_list_results(history) for history in histories]
     problems = [f"{name}: {each}" for name, history in zip(names, histories, strict=True) for each in history.problems]
     axes = _list_axes(settings, results)
-    body = join(
+    body = join_html(
         show_all_problems(problems, "holdfast verify RUN"),
         _make_table(names, histories, settings, results, now),
         section("Settings and results", "parallel", element("div", id="parallel-plot")) if settings else Markup(),
@@ -74,7 +74,7 @@ def _make_table(
             *(_to_text(values[number]) for values in settings.values()),
             *(show_number(results[number].get(each)) for each in measured),
             f"{step:,} of {total:,}" if total else f"{step:,}",
-            describe_state(history, list_lives(history, make_ledger(history, now)[0])),
+            describe_standing(history, list_lives(history, make_report_ledger(history, now)[0])),
             element("code", history.newest.checkpoint_sha256[:12] if history.newest else ""),
         ])  # fmt: skip
     heads = ("run", *settings, *measured, "step", "state", "content id")

@@ -29,7 +29,7 @@ from holdfast.journal import (
     record_name,
 )
 from holdfast.looking.report.sketch import Sketch
-from holdfast.looking.report.trails import read_trail
+from holdfast.looking.report.trails import read_commit_trail
 
 # A store may be far away: so many requests are under way at once.
 READERS = 32
@@ -206,7 +206,7 @@ class Gatherer:
         new = sorted(commits.keys() - self._drawn)
         for start in range(0, len(new), TRAILS_AT_ONCE):
             numbers = new[start : start + TRAILS_AT_ONCE]
-            trails = pool.map(lambda number: read_trail(self._journal.store, commits[number]), numbers)
+            trails = pool.map(lambda number: read_commit_trail(self._journal.store, commits[number]), numbers)
             for number, trail in zip(numbers, trails, strict=True):
                 for name, (steps, values) in trail.columns.items():
                     self._sketch.add(number, name, steps, values)

@@ -60,7 +60,7 @@ def _read_row(journal: Journal) -> Row:
     return Row(journal.run, standing, losses, commits[-1].created_at if commits else "", has_page=has_page)
 
 
-def read_losses(journal: Journal) -> list[tuple[int, float | None]]:
+def read_loss_curve(journal: Journal) -> list[tuple[int, float | None]]:
     """Return step and mean loss of some of a run's commits that count, evenly chosen, in the order of their steps."""
     quarantined = set(journal.numbers("quarantine"))
     commits = [commit for commit in _choose_commits(journal) if commit.number not in quarantined]

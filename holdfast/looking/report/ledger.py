@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from holdfast.ledger.goodput import BUCKETS, AttemptLedger, Ledger
-from holdfast.looking.report.markup import Markup, element, join, section, table
+from holdfast.looking.report.markup import Markup, element, join_html, section, table
 from holdfast.looking.report.numbers import show_seconds
 from holdfast.terminal import counted
 
@@ -73,7 +73,7 @@ def _make_tables(ledger: Ledger) -> Iterator[Markup]:
 
 
 def _make_key(name: str) -> Markup:
-    return join(element("span", class_=f"swatch share-{name}"), name)
+    return join_html(element("span", class_=f"swatch share-{name}"), name)
 
 
 def _make_row(each: AttemptLedger) -> list[object]:

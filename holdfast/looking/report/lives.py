@@ -40,7 +40,7 @@ class ReportedLife:
     look: str
 
 
-def make_ledger(history: History, now: float) -> tuple[Ledger | None, list[str]]:
+def make_report_ledger(history: History, now: float) -> tuple[Ledger | None, list[str]]:
     """Return the goodput ledger of a run, None if no attempt has begun; and lines on what its records lack.
 
     Args:

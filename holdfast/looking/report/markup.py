@@ -18,7 +18,7 @@ def escape(text: object) -> Markup:
     return text if isinstance(text, Markup) else Markup(html.escape(str(text), quote=True))
 
 
-def join(*parts: object) -> Markup:
+def join_html(*parts: object) -> Markup:
     """Return several values as one piece of HTML."""
     return Markup("".join(map(escape, parts)))
 
@@ -32,7 +32,7 @@ def element(name: str, /, *children: object, **attributes: object) -> Markup:
     """
     named = ((key.removesuffix("_").replace("_", "-"), value) for key, value in attributes.items())
     written = "".join(f' {key}="{escape(value)}"' for key, value in named if value is not None)
-    end = "" if name in VOID else f"{join(*children)}</{name}>"
+    end = "" if name in VOID else f"{join_html(*children)}</{name}>"
     return Markup(f"<{name}{written}>{end}")
 
 

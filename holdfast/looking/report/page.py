@@ -16,8 +16,8 @@ from holdfast.looking.report.commits import describe_commits
 from holdfast.looking.report.curves import make_curves
 from holdfast.looking.report.gathering import History
 from holdfast.looking.report.ledger import make_goodput
-from holdfast.looking.report.lives import list_lives, make_ledger
-from holdfast.looking.report.markup import Markup, element, join, section
+from holdfast.looking.report.lives import list_lives, make_report_ledger
+from holdfast.looking.report.markup import Markup, element, join_html, section
 from holdfast.looking.report.sections import (
     make_attempts,
     make_changes,
@@ -42,9 +42,9 @@ def make_page(history: History, now: float | None = None) -> str:
         now: seconds since 1970; the current time if None.
     """
     now = time.time() if now is None else now
-    ledger, missing = make_ledger(history, now)
+    ledger, missing = make_report_ledger(history, now)
     lives = list_lives(history, ledger)
-    body = join(
+    body = join_html(
         make_overview(history, lives),
         make_curves_section(),
         make_attempts(lives, make_timeline(lives) if lives else Markup()),
@@ -83,7 +83,7 @@ def wrap(title: str, place: str, body: Markup, data: dict[str, Any], now: float)
     allowed = f"style-src {_hash(style)}; script-src {_hash(script)}; img-src data:"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     made = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    head = join(
+    head = join_html(
         element("meta", charset="utf-8"),
         element("meta", http_equiv="Content-Security-Policy", content=policy),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
@@ -94,12 +94,12 @@ def wrap(title: str, place: str, body: Markup, data: dict[str, Any], now: float)
     theme = element("button", "theme: auto", type="button", id="theme")
     top = element("header", element("h1", title), element("p", element("code", place)), theme)
     foot = element("footer", element("p", f"Made by Holdfast {__version__} at {made}, from the records of that time."))
-    ends = Markup(f'<script type="application/json" id="data">{to_json(data)}</script>\n<script>{script}</script>')
+    ends = Markup(f'<script type="application/json" id="data">{_embed_json(data)}</script>\n<script>{script}</script>')
     page = element("html", element("head", head), element("body", top, element("main", body), foot, ends), lang="en")
     return f"<!DOCTYPE html>\n{page}\n"
 
 
-def to_json(data: object) -> str:
+def _embed_json(data: object) -> str:
     """Return plain values as JSON that can stand inside of an HTML element: no text in it can end the element."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).translate(UNSAFE)
 

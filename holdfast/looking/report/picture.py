@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import EndingRecord, Journal
-from holdfast.looking.report.index import read_losses
+from holdfast.looking.report.index import read_loss_curve
 from holdfast.looking.report.lives import find_look
 from holdfast.looking.report.markup import Markup, element
 from holdfast.looking.report.numbers import show_number
@@ -21,12 +21,12 @@ LINE, TEXT = "#1f5fbf", "#59616f"
 Point = tuple[float, float]
 
 
-def draw_run(journal: Journal) -> str:
+def draw_loss(journal: Journal) -> str:
     """Return an SVG of a run's loss; empty if fewer than two commits have a finite one.
 
     It reads at most 65 commits and 40 endings, however long the run is.
     """
-    known = [(step, loss) for step, loss in read_losses(journal) if loss is not None]
+    known = [(step, loss) for step, loss in read_loss_curve(journal) if loss is not None]
     if len(known) < 2 or known[0][0] == known[-1][0]:
         return ""
     steps, losses = [step for step, _ in known], [loss for _, loss in known]

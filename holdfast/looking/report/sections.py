@@ -7,7 +7,7 @@ from typing import Any
 from holdfast.looking.report.commits import count_states
 from holdfast.looking.report.gathering import History
 from holdfast.looking.report.lives import RUNNING, ReportedLife, find_starts, find_total, is_complete
-from holdfast.looking.report.markup import Markup, element, join, section, table
+from holdfast.looking.report.markup import Markup, element, join_html, section, table
 from holdfast.looking.report.numbers import show_bytes, show_number, show_seconds, show_time
 from holdfast.machine.contract import terms_on
 from holdfast.provenance.changes import from_lineage
@@ -23,12 +23,12 @@ def make_overview(history: History, lives: list[ReportedLife]) -> Markup:
     """Return the facts that a reader looks for first."""
     facts = [*_list_facts(history, lives), *_list_names(history)]
     listed = element("dl", *(element("div", element("dt", name), element("dd", value)) for name, value in facts))
-    return join(show_all_problems(history.problems, f"holdfast verify {history.url}"), listed)
+    return join_html(show_all_problems(history.problems, f"holdfast verify {history.url}"), listed)
 
 
 def _list_facts(history: History, lives: list[ReportedLife]) -> Iterator[tuple[str, object]]:
     newest, metadata, total = history.newest, history.newest_metadata, find_total(history)
-    yield "state", describe_state(history, lives)
+    yield "state", describe_standing(history, lives)
     if newest is not None:
         yield "step", f"{newest.step:,} of {total:,}" if total else f"{newest.step:,}"
         epochs = history.snapshot.config.get("epochs") if history.snapshot else None
@@ -55,7 +55,7 @@ def _list_names(history: History) -> Iterator[tuple[str, object]]:
         yield "lies in", element("code", f"{history.url}/{history.newest.path}")
 
 
-def describe_state(history: History, lives: list[ReportedLife]) -> str:
+def describe_standing(history: History, lives: list[ReportedLife]) -> str:
     """Return how a run stands, in a few words."""
     if is_complete(history):
         return "complete"
@@ -148,7 +148,7 @@ def _list_start(history: History, attempt: int, claimed: object, start: int) -> 
     text = [f"commit {start if known else number}, content id ", element("code", sha256[:12])]
     if known and number not in (start, "?"):
         text.append(f"; the newest was commit {number} when it began")
-    yield [attempt, "continues", join(*text)]
+    yield [attempt, "continues", join_html(*text)]
 
 
 def _list_changes(attempt: int, lineage: dict[str, Any]) -> Iterator[list[object]]:
@@ -244,7 +244,7 @@ def flatten(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 def _to_breakable(name: str) -> Markup:
     """Return a dotted name that may go on in a new line behind each dot."""
     first, *parts = name.split(".")
-    return join(first, *(join(".", element("wbr"), part) for part in parts))
+    return join_html(first, *(join_html(".", element("wbr"), part) for part in parts))
 
 
 def _to_cell(value: object) -> object:

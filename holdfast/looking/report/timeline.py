@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from holdfast.looking.report.lives import ReportedLife
-from holdfast.looking.report.markup import Markup, element, join
+from holdfast.looking.report.markup import Markup, element, join_html
 from holdfast.looking.report.numbers import show_seconds
 
 MOST_LANES = 12
@@ -53,7 +53,7 @@ def _make_bar(life: ReportedLife, start: float, span: float) -> Markup:
     if width < 2.5:
         return bar
     middle = f"{left + drawn / 2:.2f}%"
-    return join(bar, element("text", life.record.number, x=middle, y=17, text_anchor="middle", class_=life.look))
+    return join_html(bar, element("text", life.record.number, x=middle, y=17, text_anchor="middle", class_=life.look))
 
 
 def _make_ticks(start: float, end: float) -> list[str]:

@@ -31,7 +31,7 @@ class Columned:
     problem: str = ""
 
 
-def read_trail(folder: Store, commit: Commit) -> Columned:
+def read_commit_trail(folder: Store, commit: Commit) -> Columned:
     """Read the trail of a commit: the copy that outlives the checkpoint, or the checkpoint's own."""
     for name in (metrics_name(commit.number), f"{commit.path}/{METRICS}"):
         columns: Columns = {}

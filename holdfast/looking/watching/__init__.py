@@ -2,6 +2,6 @@
 
 from holdfast.looking.watching.lines import follow
 from holdfast.looking.watching.reading import RunReader, StoreReader
-from holdfast.looking.watching.screen import show
+from holdfast.looking.watching.screen import show_live
 
-__all__ = ["RunReader", "StoreReader", "follow", "show"]
+__all__ = ["RunReader", "StoreReader", "follow", "show_live"]

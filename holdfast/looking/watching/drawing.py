@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.journal import Commit
-from holdfast.looking.watching.health import Health, State, find_speed, judge
+from holdfast.looking.watching.health import Health, State, find_speed, judge_health
 from holdfast.looking.watching.seen import Seen
 from holdfast.terminal import one_line, spell_s
 
@@ -58,7 +58,7 @@ def draw_run(seen: Seen, poll: Poll, size: ConsoleDimensions, *, is_plain: bool 
         is_plain: whether the terminal's encoding lacks bars.
     """
     age_s = max(0.0, poll.now - seen.sign_at)
-    health = judge(seen, age_s)
+    health = judge_health(seen, age_s)
     head = seen.head
     rows: list[RenderableType] = [
         _line(("run ", "dim"), (seen.run, "bold"), ("   ", ""), (seen.recipe, "")),
@@ -79,7 +79,7 @@ def draw_store(
 ) -> RenderableType:
     """Return the view of a store's runs, a line each; those that train come first if the terminal has few lines."""
     rows = []
-    judged = [(seen, judge(seen, max(0.0, poll.now - seen.sign_at))) for seen in runs]
+    judged = [(seen, judge_health(seen, max(0.0, poll.now - seen.sign_at))) for seen in runs]
     shown = max(1, size.height - 6)
     order: list[State] = ["stalled", "training", "starting", "waiting", "unreadable", "ended", "complete"]
     chosen = judged if len(judged) <= shown else sorted(judged, key=lambda row: order.index(row[1].state))[:shown]

@@ -39,7 +39,7 @@ class Health:
         return f"{self.text}: {self.detail}" if self.detail else self.text
 
 
-def judge(seen: Seen, age_s: float) -> Health:
+def judge_health(seen: Seen, age_s: float) -> Health:
     """Return the verdict on a run.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from holdfast.errors import RunGone, StoreError
 from holdfast.journal import Commit
-from holdfast.looking.watching.health import State, find_speed, judge
+from holdfast.looking.watching.health import State, find_speed, judge_health
 from holdfast.looking.watching.reading import RunReader, StoreReader
 from holdfast.looking.watching.seen import Seen
 from holdfast.terminal import one_line
@@ -43,7 +43,7 @@ class Lines:
         yield from (_describe_commit(seen, commit) for commit in recent)
         yield from (f"note: {line}" for line in seen.missing if line not in self._missing)
         self._missing |= {*seen.missing}
-        health = judge(seen, max(0.0, now - seen.sign_at))
+        health = judge_health(seen, max(0.0, now - seen.sign_at))
         if health.state != self._state and health.state not in ("training", "starting"):
             yield f"{seen.run} is complete" if health.state == "complete" else str(health)
         self._state = health.state

@@ -77,7 +77,7 @@ class _Notes(logging.Handler):
         self._poller.note(record.getMessage())
 
 
-def show(reader: RunReader | StoreReader, console: Console, every_s: float) -> None:
+def show_live(reader: RunReader | StoreReader, console: Console, every_s: float) -> None:
     """Show a live view until a person presses q.
 
     Raises:

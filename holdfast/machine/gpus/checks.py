@@ -7,7 +7,7 @@ import sys
 
 from holdfast.config import Compute, RunConfig
 from holdfast.errors import ConfigError, GpuUnhealthy
-from holdfast.machine.gpus.report import Gpu, GpuReport, read_report, run_program
+from holdfast.machine.gpus.report import Gpu, GpuReport, read_report, run_command
 from holdfast.machine.gpus.visible import list_taken, list_visible
 from holdfast.terminal import counted
 
@@ -58,7 +58,7 @@ def _ask_torch() -> int:
     """Return the number of GPUs that torch sees in a fresh process: the attempt itself never imports torch."""
     program = "import torch; print(torch.cuda.device_count())"
     try:
-        exit_code, text = run_program([sys.executable, "-c", program], TORCH_WITHIN_S)
+        exit_code, text = run_command([sys.executable, "-c", program], TORCH_WITHIN_S)
     except subprocess.TimeoutExpired:
         return 0
     lines = text.split()

@@ -97,7 +97,7 @@ def read_report(within_s: float = WITHIN_S) -> GpuReport:
     if program is None:
         return GpuReport(problem=f"{PROGRAM} is not on PATH")
     try:
-        exit_code, text = run_program([program, "-q", "-x"], within_s)
+        exit_code, text = run_command([program, "-q", "-x"], within_s)
     except subprocess.TimeoutExpired:
         return GpuReport(problem=f"{PROGRAM} did not answer within {within_s:g} s", is_fault=True)
     except OSError as error:
@@ -126,7 +126,7 @@ def read_links(within_s: float = WITHIN_S) -> str | None:
     if program is None:
         return None
     try:
-        exit_code, text = run_program([program, "topo", "-m"], within_s)
+        exit_code, text = run_command([program, "topo", "-m"], within_s)
     except (subprocess.TimeoutExpired, OSError):
         return None
     lines = [[cell.strip() for cell in STYLE.sub("", line).split("\t")] for line in text.splitlines()]
@@ -135,7 +135,7 @@ def read_links(within_s: float = WITHIN_S) -> str | None:
     return ", ".join(rows) if exit_code == 0 and len(rows) == count > 0 else None
 
 
-def run_program(command: list[str], within_s: float) -> tuple[int, str]:
+def run_command(command: list[str], within_s: float) -> tuple[int, str]:
     """Run a command. Return its exit code and its output.
 
     Raises:

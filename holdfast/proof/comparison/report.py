@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from holdfast.checkpoint import shorten
 from holdfast.proof.audit import SHOWN_NAMES, describe_difference
-from holdfast.proof.comparison.suspects import Suspect, Tier, describe
+from holdfast.proof.comparison.suspects import Suspect, Tier, describe_change
 
 SHOWN_SUSPECTS = 12
 # Fields of a trail's line whose values are digests or tables, which tell a person nothing.
@@ -145,7 +145,7 @@ class Comparison(BaseModel):
             heading = "differs, and changed no byte" if self.is_equal else TITLES[each.tier]
             lines += [f"  {heading}:"] if heading != title else []
             title = heading
-            lines.append(f"    {each.cls:11}  {describe(each.change, self.one.label, self.other.label)}")
+            lines.append(f"    {each.cls:11}  {describe_change(each.change, self.one.label, self.other.label)}")
         return lines + ([f"    and {len(hidden)} more"] if hidden else [])
 
 

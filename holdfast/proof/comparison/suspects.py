@@ -13,7 +13,7 @@ from typing import Any, Literal
 from holdfast.attempt.lineage import Past
 from holdfast.checkpoint.departure import COMPONENTS, Difference
 from holdfast.machine.contract import TERMS, part_of
-from holdfast.provenance.changes import Change, classify, compare, is_same, show
+from holdfast.provenance.changes import Change, classify, compare_identities, format_value, is_same
 from holdfast.provenance.fingerprint import ABSENT
 from holdfast.provenance.recorded import compare_records
 
@@ -150,10 +150,10 @@ def list_changes(one: Past, other: Past, configs: tuple[dict[str, Any], dict[str
     Args:
         configs: all settings of both, of which those outside of the identity are compared.
     """
-    rows = [("identity", change) for change in compare(one.identity or {}, other.identity or {}, {})]
+    rows = [("identity", change) for change in compare_identities(one.identity or {}, other.identity or {}, {})]
     rows += [
         (classify(change.name), change)
-        for change in compare(*configs, {})
+        for change in compare_identities(*configs, {})
         if classify(change.name) != "identity" and change.name not in ("run", "store")
     ]
     records = compare_records(one.environment, other.environment) if other.environment else []
@@ -171,7 +171,7 @@ def compare_machines(one: dict[str, Any], other: dict[str, Any]) -> Iterator[Cha
             continue
         saved, current = one.get(key), other.get(key)
         if isinstance(saved, dict) and isinstance(current, dict):  # environment variables, each by its name
-            yield from compare({"environment": {key: saved}}, {"environment": {key: current}}, {})
+            yield from compare_identities({"environment": {key: saved}}, {"environment": {key: current}}, {})
             continue
         if terms[0].compared == "words":
             saved, current = _leave_out_common_words(str(saved), str(current))
@@ -230,12 +230,12 @@ def _has_same_values(change: Change, built: Change) -> bool:
     return is_same(change.saved, built.saved) and is_same(change.current, built.current)
 
 
-def describe(change: Change, one: str, other: str) -> str:
+def describe_change(change: Change, one: str, other: str) -> str:
     """Return a change as a difference between two runs of these names."""
     if change.kind == "renamed":
-        return f"{change.was} in {one}, {change.name} in {other}: {show(change.current)}"
+        return f"{change.was} in {one}, {change.name} in {other}: {format_value(change.current)}"
     if change.kind in ("source", "file") and ABSENT not in (change.saved, change.current):
         return f"{change.name}: another {'code' if change.kind == 'source' else 'content'}"
-    saved = f"not in {one}" if change.saved == ABSENT else f"{show(change.saved)} in {one}"
-    current = f"not in {other}" if change.current == ABSENT else f"{show(change.current)} in {other}"
+    saved = f"not in {one}" if change.saved == ABSENT else f"{format_value(change.saved)} in {one}"
+    current = f"not in {other}" if change.current == ABSENT else f"{format_value(change.current)} in {other}"
     return f"{change.name}: {saved}, {current}"

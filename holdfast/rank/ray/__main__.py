@@ -15,11 +15,11 @@ def main() -> int:
     events = Events()  # Ray prints, too: from here on to the log
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported
 
-    from holdfast.rank.ray.relaying import carry
+    from holdfast.rank.ray.relaying import relay_ranks
 
     config = RunConfig.model_validate_json(os.environ[CONFIG_VARIABLE])
     try:
-        carry(config, int(os.environ[COMMIT_VARIABLE]), float(os.environ[PATIENCE_VARIABLE]), events)
+        relay_ranks(config, int(os.environ[COMMIT_VARIABLE]), float(os.environ[PATIENCE_VARIABLE]), events)
     except HoldfastError as error:
         print(error, file=sys.stderr)
         events.send_error(error)

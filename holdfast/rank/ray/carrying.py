@@ -15,7 +15,7 @@ from holdfast.errors import HoldfastError, RankDied, RankHung
 from holdfast.machine.gpus import check_gpus
 from holdfast.rank.claim import find_problem
 from holdfast.rank.launching import Ranks
-from holdfast.rank.messages import Failed, decode_order, encode
+from holdfast.rank.messages import Failed, decode_order, encode_message
 from holdfast.rank.rendezvous import NODE_VARIABLE
 
 # Longer than the watch's `LOOK_EVERY_S`: it looks at the ranks while no event comes.
@@ -68,8 +68,8 @@ class Taken:
     """The events and the log of a node's ranks since the last answer.
 
     Attributes:
-        events: lines of JSON, as `holdfast.rank.messages.encode` writes them. The last one is a `Failed` if the ranks
-            have ended, even if they ended as they were told to.
+        events: lines of JSON, as `holdfast.rank.messages.encode_message` writes them. The last one is a `Failed` if
+            the ranks have ended, even if they ended as they were told to.
         log: what they have written to their log.
         is_over: whether the ranks have ended.
     """
@@ -135,12 +135,12 @@ class Carrier:
             assert self._ranks is not None
             within_s = TAKE_WITHIN_S
             while True:
-                events.append(encode(self._ranks.next_event(within_s)))
+                events.append(encode_message(self._ranks.next_event(within_s)))
                 within_s = 0.0
         except HoldfastError as error:
             if is_silence(error):
                 return Taken(tuple(events), self._read_log(), is_over=False)
-            return Taken((*events, encode(Failed.of(error))), self._read_log(), is_over=True)
+            return Taken((*events, encode_message(Failed.of(error))), self._read_log(), is_over=True)
 
     def _read_log(self) -> bytes:
         with contextlib.suppress(OSError), self._log_path.open("rb") as log:

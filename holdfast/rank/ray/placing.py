@@ -51,7 +51,7 @@ def connect(compute: Compute) -> None:
         ConfigError: RAY_ADDRESS names a cluster that this process can't connect to in this way.
         NodesMissing: no cluster can be reached.
     """
-    address = find_address(compute)
+    address = _find_cluster_address(compute)
     if "://" in address:
         raise ConfigError(
             f"{ADDRESS_VARIABLE}={address}: Ray Client is not supported",
@@ -69,7 +69,7 @@ def connect(compute: Compute) -> None:
         ) from None
 
 
-def find_address(compute: Compute) -> str:
+def _find_cluster_address(compute: Compute) -> str:
     """Return the cluster's address: host:port, or auto."""
     if compute.ray_address != "auto":
         return compute.ray_address
@@ -91,7 +91,7 @@ def make_bundle(compute: Compute) -> Bundle:
     return {"CPU": ranks, "GPU": ranks} if has_gpus else {"CPU": ranks}
 
 
-def place(compute: Compute, is_wanted: Callable[[], bool]) -> Placement:
+def reserve_nodes(compute: Compute, is_wanted: Callable[[], bool]) -> Placement:
     """Reserve room for the run's nodes, and wait for it for up to ``compute.wait_s`` seconds.
 
     With a range of nodes, ask for the largest number first, and for fewer after the time for which torchrun's
@@ -113,7 +113,7 @@ def place(compute: Compute, is_wanted: Callable[[], bool]) -> Placement:
         if (group := _reserve(bundle, count, until, is_wanted)) is not None:
             return Placement(group, bundle, count, list_nodes(bundle))
         if count == least:
-            raise too_few(compute, bundle)
+            raise _make_no_room_error(compute, bundle)
         count, within_s = max(least, min(count - 1, len(list_nodes(bundle)))), RESERVED_WITHIN_S
 
 
@@ -143,19 +143,20 @@ def _fits(node: dict[str, Any], bundle: Bundle) -> bool:
     return all(node["Resources"].get(name, 0.0) >= amount for name, amount in bundle.items())
 
 
-def too_few(compute: Compute, bundle: Bundle) -> NodesMissing:
+def _make_no_room_error(compute: Compute, bundle: Bundle) -> NodesMissing:
     """Return the error for a cluster without room for the least number of nodes."""
     least, _ = compute.node_range
     nodes = list_alive().values()
-    found = "; ".join(f"{node['NodeManagerHostname']} has {describe(node['Resources'])}" for node in nodes)
+    found = "; ".join(f"{node['NodeManagerHostname']} has {_describe_resources(node['Resources'])}" for node in nodes)
+    wanted = _describe_resources(bundle)
     return NodesMissing(
-        f"compute.nodes = {compute.nodes}: the Ray cluster at {find_address(compute)} had no room for "
-        f"{counted(least, 'node')} with {describe(bundle)} free on each within {spell_s(compute.wait_s)}; {found}",
+        f"compute.nodes = {compute.nodes}: the Ray cluster at {_find_cluster_address(compute)} had no room for "
+        f"{counted(least, 'node')} with {wanted} free on each within {spell_s(compute.wait_s)}; {found}",
         hint="ray status shows what is in use; --set compute.wait_s=... waits longer",
     )
 
 
-def describe(resources: Bundle) -> str:
+def _describe_resources(resources: Bundle) -> str:
     """Return CPUs and GPUs for a person: ``8 CPUs and 1 GPU``."""
     return " and ".join(counted(int(resources.get(name, 0)), name) for name in ("CPU", "GPU") if name in resources) or (
         "neither CPU nor GPU"

@@ -23,10 +23,10 @@ from holdfast.config import RunConfig
 from holdfast.errors import ConfigError, HoldfastError, RankDied, RankHung
 from holdfast.rank.claim import find_attempt, not_shared
 from holdfast.rank.events import Events
-from holdfast.rank.messages import Begin, Failed, Restore, Stop, Train, decode_event, decode_order, encode
+from holdfast.rank.messages import Begin, Failed, Restore, Stop, Train, decode_event, decode_order, encode_message
 from holdfast.rank.ray.carrying import Carrier, Host, Start, Taken
 from holdfast.rank.ray.orders import OrderLines
-from holdfast.rank.ray.placing import LOOK_EVERY_S, Bundle, Placement, connect, list_alive, list_nodes, place
+from holdfast.rank.ray.placing import LOOK_EVERY_S, Bundle, Placement, connect, list_alive, list_nodes, reserve_nodes
 
 # A carrier's process starts in 5 s on a busy machine, and loads a working directory in minutes.
 STARTS_WITHIN_S = 300.0
@@ -38,7 +38,7 @@ ORPHANS_LIVE = {"RAY_kill_child_processes_on_worker_exit": "0"}
 CALLS_AT_A_TIME = 4
 
 
-def carry(config: RunConfig, commit: int, patience: float, events: Events) -> None:
+def relay_ranks(config: RunConfig, commit: int, patience: float, events: Events) -> None:
     """Carry the ranks of the attempt that has started this process, until they have ended.
 
     Args:
@@ -51,7 +51,7 @@ def carry(config: RunConfig, commit: int, patience: float, events: Events) -> No
     orders = OrderLines()
     connect(config.compute)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in place of Ray's: until there are ranks, there is nothing to end
-    placement = place(config.compute, lambda: not orders.has_ended)
+    placement = reserve_nodes(config.compute, lambda: not orders.has_ended)
     relay = Relay(config, placement, events)
     signal.signal(signal.SIGTERM, lambda *_: relay.stop())
     try:
@@ -94,7 +94,7 @@ class Relay:
     # ---- start
 
     def start(self, commit: int, patience: float) -> None:
-        """Start the ranks on all nodes; see `carry`.
+        """Start the ranks on all nodes; see `relay_ranks`.
 
         Raises:
             ConfigError: a node has another version of Holdfast, or none.
@@ -232,7 +232,7 @@ class Relay:
             self._looked_at = now
             if list_nodes(placement.bundle) - placement.known:
                 self._has_joined = True
-                self.obey(encode(Stop()))
+                self.obey(encode_message(Stop()))
 
     # ---- end
 

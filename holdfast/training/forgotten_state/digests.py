@@ -33,7 +33,7 @@ ITERATORS = ("builtins", "itertools")
 IsKnown = Callable[[Any], bool]
 
 
-def is_plain(value: Any) -> bool:
+def has_digest(value: Any) -> bool:
     """Return whether a value has a digest; False for functions, modules and other objects with attributes."""
     return (
         isinstance(value, (*SCALARS, Tensor, np.ndarray, *CONTAINERS, queue.Queue, types.GeneratorType, CACHES))
@@ -44,10 +44,10 @@ def is_plain(value: Any) -> bool:
 
 def is_iterator(value: Any) -> bool:
     """Return whether a value is an iterator of Python's own, such as ``enumerate`` or ``itertools.count``."""
-    return type(value).__module__ in ITERATORS and hasattr(type(value), "__next__") and not is_running(value)
+    return type(value).__module__ in ITERATORS and hasattr(type(value), "__next__") and not _is_generator(value)
 
 
-def is_running(value: Any) -> bool:
+def _is_generator(value: Any) -> bool:
     return isinstance(value, types.GeneratorType)
 
 
@@ -106,7 +106,7 @@ def _spell_items(value: Any, is_known: IsKnown, depth: int) -> Iterator[bytes]:
         yield str(len(value)).encode()
     elif isinstance(value, queue.Queue):
         items = [_cut(value.queue), value.qsize()]
-    elif is_running(value):
+    elif _is_generator(value):
         frame = value.gi_frame
         items = [frame.f_lasti, dict(frame.f_locals)] if frame else ["over"]
     elif is_iterator(value):

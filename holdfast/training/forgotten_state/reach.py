@@ -46,7 +46,7 @@ class InnerValue:
     is_noted: bool = True
 
 
-def list_parts(name: str, value: Any) -> Iterator[InnerValue]:
+def list_inner_values(name: str, value: Any) -> Iterator[InnerValue]:
     """Yield what can be named from a value."""
     if isinstance(value, types.FunctionType):
         yield from _list_variables(value)

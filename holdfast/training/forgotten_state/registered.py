@@ -17,7 +17,7 @@ from holdfast import state
 from holdfast.data import is_stream, is_torch_loader, list_samplers, list_saved
 from holdfast.recipe import Recipe
 from holdfast.training.forgotten_state.digests import CONTAINERS
-from holdfast.training.forgotten_state.reach import list_attributes, list_parts
+from holdfast.training.forgotten_state.reach import list_attributes, list_inner_values
 from holdfast.training.optimizers import parts_of
 from holdfast.training.own_loop.kept import Kept
 
@@ -96,7 +96,7 @@ class Registered:
         waiting, seen = deque([part]), {id(part): part}
         while waiting and len(seen) < MAX_OBJECTS:
             each = waiting.popleft()
-            inner = list_parts("", each) if isinstance(each, CONTAINERS) else list_attributes("", each)
+            inner = list_inner_values("", each) if isinstance(each, CONTAINERS) else list_attributes("", each)
             for value in (found.value for found in inner if not isinstance(found.value, type)):
                 if id(value) in seen or id(value) in self._own or isinstance(value, FUNCTIONS):
                     continue

@@ -28,14 +28,14 @@ from holdfast.provenance.hyperparameters import is_hyperparameter
 from holdfast.provenance.ownership import is_own
 from holdfast.recipe import Recipe
 from holdfast.training.forgotten_state.carried import find_outputs
-from holdfast.training.forgotten_state.digests import SCALARS, digest, is_plain
+from holdfast.training.forgotten_state.digests import SCALARS, digest, has_digest
 from holdfast.training.forgotten_state.reach import (
     InnerValue,
     is_entered,
     is_holdfasts,
     is_transparent,
     list_codes,
-    list_parts,
+    list_inner_values,
 )
 from holdfast.training.forgotten_state.registered import Registered, has_state, own_ids
 from holdfast.training.forgotten_state.remedies import At, find_remedy, last_part
@@ -172,7 +172,7 @@ class _Search:
             if known is None or (known.name == "self" and at.name != "self"):
                 self._stateful[id(value)] = at
             return
-        if at.is_noted and is_plain(value) and (sha256 := digest(value, self._registered.has)):
+        if at.is_noted and has_digest(value) and (sha256 := digest(value, self._registered.has)):
             self._note(at, sha256)
         if is_entered(value):
             self._enter(at)
@@ -213,7 +213,7 @@ class _Search:
 
     def _list_parts(self, at: At) -> list[InnerValue]:
         try:
-            return list(list_parts(at.name, at.value))
+            return list(list_inner_values(at.name, at.value))
         except Exception:  # of the user's own methods: a search may not end a run
             return []
 

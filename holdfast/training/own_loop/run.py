@@ -17,7 +17,7 @@ from accelerate.data_loader import DataLoaderStateMixin
 from torch import Tensor
 
 from holdfast.checkpoint.found import ENDED, ITERATOR
-from holdfast.checkpoint.shown import Shown, describe
+from holdfast.checkpoint.shown import Shown, to_shown
 from holdfast.config import RunConfig
 from holdfast.data import NoBatches, is_torch_loader, refuse_inexact, take_apart
 from holdfast.errors import RecipeError
@@ -392,7 +392,7 @@ class Run:
             self.refuse("run.show(...) was called outside the loop", hint="call it in a step")
         with self.located():
             step = self._step
-            self._shown += [describe(name, value, step.number + 1, step.epoch + 1) for name, value in shown.items()]
+            self._shown += [to_shown(name, value, step.number + 1, step.epoch + 1) for name, value in shown.items()]
 
     def next_batch(self, *, is_moved: bool = True) -> Any:
         """Return the next batch of the loop's data, on the run's device unless ``is_moved`` is False."""

@@ -22,9 +22,9 @@ from holdfast.training.sharded.extents import (
     ExchangePlan,
     Move,
     Placed,
-    describe,
     list_moves,
-    place,
+    make_extent,
+    place_pieces,
     take_held,
     view_held,
 )
@@ -116,9 +116,9 @@ class Exchange:
         own: list[Part] = []
         plans: dict[str, ExchangePlan] = {}
         for part in parts:
-            owner, placed = owners[part.name], place(part.pieces)
+            owner, placed = owners[part.name], place_pieces(part.pieces)
             # Every rank has made the same header, and has the bytes that are not cut; those are the main rank's.
-            extents = [describe(*placed[0], [owner]), *(describe(*each, [0], owner) for each in placed[1:])]
+            extents = [make_extent(*placed[0], [owner]), *(make_extent(*each, [0], owner) for each in placed[1:])]
             plans[part.name] = ExchangePlan(owner, part.size_bytes, extents)
             pairs = zip(placed, extents, strict=True)
             held = [take_held(each, extent.held[self.rank]) for (_, each), extent in pairs if self.rank in extent.held]
@@ -134,7 +134,7 @@ class Exchange:
         """
         extents = []
         for position, piece in sorted(pieces, key=lambda each: each.position):
-            extent = describe(position, piece, range(self.ranks))
+            extent = make_extent(position, piece, range(self.ranks))
             if self.rank in extent.held:
                 extent = dataclasses.replace(extent, memory=view_held(piece, extent.held[self.rank]))
             extents.append(extent)

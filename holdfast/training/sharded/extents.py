@@ -84,14 +84,14 @@ class Move:
         return self.size_bytes >= DIRECT_BYTES
 
 
-def place(pieces: Iterable[Piece]) -> list[Placed]:
+def place_pieces(pieces: Iterable[Piece]) -> list[Placed]:
     """Return the pieces of a part that aren't empty, each with its position."""
     pieces = list(pieces)
     ends = itertools.accumulate(map(len, pieces), initial=0)
     return [Placed(position, piece) for position, piece in zip(ends, pieces, strict=False) if len(piece)]
 
 
-def describe(position: int, piece: Any, everywhere: Sequence[int], owner: int | None = None) -> PieceExtent:
+def make_extent(position: int, piece: Any, everywhere: Sequence[int], owner: int | None = None) -> PieceExtent:
     """Return a piece as an extent.
 
     Args:

@@ -60,7 +60,7 @@ def read_shares(
     """
     parts = {part.name: part for part in checkpoint.find_parts(commit)}
     sizes = [part.size_bytes for part in parts.values()]
-    owners = dict(zip(parts, checkpoint.deal(sizes, exchange.ranks), strict=True))
+    owners = dict(zip(parts, checkpoint.assign_owners(sizes, exchange.ranks), strict=True))
     own = [part for part in parts.values() if owners[part.name] == exchange.rank]
     found = exchange.each(lambda: checkpoint.read_headers(folder, commit, own))
     headers = {name: header for each in found for name, header in each.items()}

@@ -93,7 +93,7 @@ def sum_columns(values: Tensor) -> Tensor:
     return values[:, 0]
 
 
-def deal(leaves: int, parts: int) -> list[range]:
+def split_leaves(leaves: int, parts: int) -> list[range]:
     """Return contiguous blocks of the leaves, one for each part, whose sizes differ by one at most."""
     size, more = divmod(leaves, parts)
     starts = [number * size + min(number, more) for number in range(parts + 1)]

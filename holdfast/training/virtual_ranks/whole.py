@@ -22,7 +22,7 @@ from holdfast.training.virtual_ranks.buckets import (
     make_buckets,
     refuse_sparse,
 )
-from holdfast.training.virtual_ranks.tree import deal
+from holdfast.training.virtual_ranks.tree import split_leaves
 
 # What to do if a gradient can't be exchanged while the backward pass goes on.
 HINT = "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
@@ -44,7 +44,7 @@ class WholeSums:
 
     def __init__(self, shares: int, rank: int, ranks: int) -> None:
         self._shares, self._ranks = shares, ranks
-        self._blocks = deal(shares, ranks)
+        self._blocks = split_leaves(shares, ranks)
         self.turns = [Turn(each) for each in self._blocks[rank]]
         self.facts: dict[str, str] = {}
         self._models: Sequence[nn.Module] = ()

@@ -205,7 +205,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Holdfas
         monkeypatch.setattr(life, "RETRY_AFTER_S", 0.0)
         attempt = Attempt(make_config(tmp_path))
         with pytest.raises(HoldfastError) as raised:
-            life.open_run(attempt)
+            life.open_attempt(attempt)
         starts.append(type(raised.value))  # type: ignore[arg-type]
         return starts
 

@@ -14,7 +14,7 @@ from holdfast.config import Retention
 from holdfast.errors import CheckpointDamaged, NameTaken, NotTrusted, NoVerifiedCheckpoint, Superseded
 from holdfast.journal import Commit, Journal, metrics_name, signature_name
 from holdfast.journal.signing import check_signed
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
 from holdfast.provenance.fingerprint import fingerprint
 from holdfast.store.local import LocalStore
@@ -111,7 +111,7 @@ def test_a_writer_whose_checkpoint_a_later_attempt_has_pruned_is_superseded(
     def overtake() -> None:
         later = make_line(store)  # which adopts the checkpoint, if it isn't committed yet
         train(later)
-        prune(later.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
+        prune_by_policy(later.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
         assert not (root(line) / saved.path).exists()
 
     def publish_slowly(commit: Commit, envelope: bytes | None = None) -> Commit:

@@ -8,7 +8,7 @@ import pytest
 from holdfast.attempt import Line
 from holdfast.config import Retention
 from holdfast.journal import Journal
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
 from holdfast.store.local import LocalStore
 from tests.support.makers import STEPS_PER_EPOCH, assert_good, make_line, root, train
@@ -84,7 +84,7 @@ def test_resume_goes_on_over_what_verify_accepts(line: Line, store: LocalStore, 
     elif change == "quarantined":
         line.journal.quarantine(2, "by hand", 1)
     else:
-        prune(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
+        prune_by_policy(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
     after = make_line(store)
     assert after.head
     assert (after.head.number, after.journal.numbers("quarantine")) == (3, [2] if change == "quarantined" else [])

@@ -11,7 +11,7 @@ import pytest
 from holdfast.attempt import Line
 from holdfast.config import Retention
 from holdfast.keeping.pack import pack
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
 from holdfast.looking.report import Publisher
 from holdfast.store.local import LocalStore
@@ -99,7 +99,7 @@ def test_a_prune_that_slept_withdraws_no_record_that_another_has_relied_on(line:
         line.journal.pin(1)
         sleeper.wake_until_next()
         line.journal.unpin(1)
-        prune(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
+        prune_by_policy(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
         assert not (root(line) / "epoch-0001").exists()
         code, out = sleeper.wake()
         assert code == 0, out
@@ -114,7 +114,7 @@ def test_a_commit_that_slept_is_superseded_and_harms_nothing(line: Line, tmp_pat
         assert later.head
         assert (later.head.number, later.head.path) == (2, "epoch-0002")
         train(later)
-        prune(later.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
+        prune_by_policy(later.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
         code, out = sleeper.wake()
         assert (code, "superseded by attempt 3" in out) == (3, True), out
     assert later.journal.newest() == later.head
@@ -129,7 +129,7 @@ def test_no_prune_deletes_what_a_live_save_has_written_so_far(
     with line.journal.store.creating("epoch-0002/checkpoint.safetensors") as writer:
         writer.write(b"half")
         age(line)
-        prune(line.journal, Retention(debris_after_s=debris_after_s), STEPS_PER_EPOCH)
+        prune_by_policy(line.journal, Retention(debris_after_s=debris_after_s), STEPS_PER_EPOCH)
         writer.write(b"rest")
     assert line.journal.store.read("epoch-0002/checkpoint.safetensors") == b"halfrest"
 

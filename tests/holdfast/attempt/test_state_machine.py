@@ -35,7 +35,7 @@ from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Metadata
 from holdfast.config import KeepBest, Retention
 from holdfast.errors import NoVerifiedCheckpoint, Superseded
 from holdfast.journal import Commit, Journal
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
 from holdfast.store import Bytes, Store, Writer, open_store
 from tests.conftest import IS_SOAK
@@ -367,7 +367,7 @@ class Lives(RuleBasedStateMachine):
         nothing_verifies = bool(live) and all(self.model.is_damaged(number) for number in live)
         with contextlib.suppress(Killed):
             try:
-                prune(Journal(Mortal(self.store, self.model, life), "run"), policy, STEPS_PER_EPOCH)
+                prune_by_policy(Journal(Mortal(self.store, self.model, life), "run"), policy, STEPS_PER_EPOCH)
             except NoVerifiedCheckpoint:
                 assert nothing_verifies
                 return

@@ -15,16 +15,16 @@ from holdfast.checkpoint.shown import (
     TEXT,
     Gallery,
     Shown,
-    describe,
     list_shown,
     read_newest,
     read_shown,
+    to_shown,
 )
 from holdfast.config import Determinism, Retention, RunConfig
 from holdfast.errors import RecipeError, RecordDamaged
 from holdfast.journal import Commit
 from holdfast.keeping.pack import pack, unpack
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryStore
@@ -48,7 +48,7 @@ TOTAL = 3 * PER_EPOCH
     ],
 )
 def test_it_is_read_back_as_it_was_shown(value: str | bytes, media_type: str, suffix: str) -> None:
-    shown = describe("a_name", value, 12, 3)
+    shown = to_shown("a_name", value, 12, 3)
     assert shown == Shown(12, 3, "a_name", media_type, value.encode() if isinstance(value, str) else value)
     assert shown.file_name == f"a_name-00000012.{suffix}"
     line = shown.to_line()
@@ -57,7 +57,7 @@ def test_it_is_read_back_as_it_was_shown(value: str | bytes, media_type: str, su
 
 
 def test_text_that_utf8_cannot_hold_is_shown_all_the_same() -> None:
-    assert describe("text", "half \ud800", 1, 1).data == b"half ?"
+    assert to_shown("text", "half \ud800", 1, 1).data == b"half ?"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_text_that_utf8_cannot_hold_is_shown_all_the_same() -> None:
 )
 def test_what_cannot_be_shown_is_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        describe(name, value, 1, 1)
+        to_shown(name, value, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_a_line_of_another_form_is_damage(line: bytes) -> None:
 
 
 def test_a_checkpoint_has_a_bounded_number_of_bytes(caplog: pytest.LogCaptureFixture) -> None:
-    gallery, large = Gallery(), describe("large", "x" * MAX_BYTES, 1, 1)
+    gallery, large = Gallery(), to_shown("large", "x" * MAX_BYTES, 1, 1)
     for _ in range(20):
         gallery.add(large)
-    gallery.add(describe("small", "x", 2, 1))
+    gallery.add(to_shown("small", "x", 2, 1))
     data = gallery.take()
     assert MAX_FILE_BYTES - MAX_BYTES - 1000 < len(data) <= MAX_FILE_BYTES
     assert [json.loads(line)["name"] for line in data.splitlines()] == ["large"] * 15 + ["small"]
@@ -107,7 +107,7 @@ def test_a_checkpoint_has_a_bounded_number_of_bytes(caplog: pytest.LogCaptureFix
 
 
 def shown_at(step: int, *names: str) -> bytes:
-    return b"".join(describe(name, f"{name} of {step}", step, 1).to_line() for name in names or ["text"])
+    return b"".join(to_shown(name, f"{name} of {step}", step, 1).to_line() for name in names or ["text"])
 
 
 def read(line: Any, commit: Commit) -> list[str]:
@@ -124,7 +124,7 @@ def test_it_outlives_its_checkpoint(store: LocalStore) -> None:
     first = train(line, shown=shown_at(10))
     train(line)
     last = train(line, shown=shown_at(30, "a", "b"))
-    prune(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
+    prune_by_policy(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
     assert (read(line, first), read(line, last)) == (["text of 10"], ["a of 30", "b of 30"])
     assert [shown.step for shown in list_shown(line.journal)] == [10, 30, 30]
     assert [shown.name for shown in read_newest(line.journal)] == ["a", "b"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.shown import describe
+from holdfast.checkpoint.shown import to_shown
 from holdfast.cli import app, run_app
 from holdfast.cli.looking import _format_age
 from holdfast.journal import Journal, format_time
@@ -129,7 +129,7 @@ def test_show_names_and_saves_what_a_run_has_shown(
 ) -> None:
     line = make_line(open_store(store), "shows")
     for step in (10, 20):
-        texts = [describe(name, f"{name} {step}", step, step // 10) for name in ("worst", "best")]
+        texts = [to_shown(name, f"{name} {step}", step, step // 10) for name in ("worst", "best")]
         train(line, shown=b"".join(text.to_line() for text in texts))
     saved = tmp_path / "saved"
     assert run_app(app, ["show", f"{store}/shows", "--save", str(saved)]) == 0
@@ -260,7 +260,7 @@ def test_a_path_that_cannot_be_written_is_told_in_one_line(
     run, path = f"{store}/written", tmp_path / name
     (tmp_path / "file").write_text("")
     line = make_line(open_store(store), "written")
-    train(line, shown=describe("best", "text", 10, 1).to_line())
+    train(line, shown=to_shown("best", "text", 10, 1).to_line())
     for command in (["show", run, "--save", str(path)], ["pack", run, str(path)], ["check", f"{path}/runs"]):
         assert run_app(app, command) in (1, 3)
         captured = capsys.readouterr()
@@ -293,7 +293,7 @@ def test_pack_refuses_an_existing_file_before_reading(
 ) -> None:
     out = tmp_path / "packed.tar"
     out.write_bytes(b"mine")
-    monkeypatch.setattr("holdfast.cli.keeping.pack_checkpoint", None)
+    monkeypatch.setattr("holdfast.cli.keeping.pack", None)
     assert run_app(app, ["pack", run, str(out)]) == 1
     assert capsys.readouterr().err == f"error: {out} exists\nhint: give another name, or remove it\n"
     assert out.read_bytes() == b"mine"

@@ -10,7 +10,7 @@ from holdfast.checkpoint import METRICS
 from holdfast.cli import app, run_app
 from holdfast.config import Retention
 from holdfast.journal import Journal, record_name
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.store import open_store
 from tests.support.makers import STEPS_PER_EPOCH, make_line, root, save_next, train
 
@@ -61,7 +61,7 @@ def test_a_pruned_checkpoint_is_not_called_damaged(folder: Path, capsys: Capture
     train(make_line(open_store("runs"), "a"))
     commit_other("runs", "b")
     train(make_line(open_store("runs"), "b"))
-    prune(Journal(open_store("runs"), "b"), Retention(keep_last=1), STEPS_PER_EPOCH)
+    prune_by_policy(Journal(open_store("runs"), "b"), Retention(keep_last=1), STEPS_PER_EPOCH)
     text = ask(capsys, "a", "b", exit_code=2)
     assert "the tensors at step 40 weren't compared: those of b were pruned" in text
     assert "damaged" not in text

@@ -14,7 +14,7 @@ from holdfast.errors import ConfigError
 from holdfast.journal import Journal
 from holdfast.journal.endings import Ending
 from holdfast.journal.names import REACH
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
 from holdfast.ledger.standing import read_standing
 from holdfast.store.local import LocalStore
@@ -33,7 +33,7 @@ def line(tmp_path: Path) -> Line:
     line.journal.end_attempt(1, Ending("preempted", step=head_step(line)))
     line.journal.quarantine(4, "damaged", 1)
     line.journal.pin(6)
-    prune(line.journal, Retention(keep_last=2), STEPS_PER_EPOCH)
+    prune_by_policy(line.journal, Retention(keep_last=2), STEPS_PER_EPOCH)
     return line
 
 
@@ -87,7 +87,7 @@ def test_stray_names_are_noted_and_ignored(
 
     def look() -> list[object]:
         journal = fresh()
-        report = prune(journal, Retention(keep_last=1), STEPS_PER_EPOCH, dry_run=True)
+        report = prune_by_policy(journal, Retention(keep_last=1), STEPS_PER_EPOCH, dry_run=True)
         assert report
         return [
             read_standing(journal), [*journal.candidates()], journal.attempts(), journal.next_number(), report.kept,
@@ -108,7 +108,7 @@ def test_stray_names_are_noted_and_ignored(
     after = make_line(LocalStore(str(tmp_path / "store")))
     assert (after.attempt, after.next_number) == (2, 7)
     assert train(after).number == 7
-    assert prune(after.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
+    assert prune_by_policy(after.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
     for command in (["runs", str(tmp_path / "store")], ["show", str(root(line))], ["verify", str(root(line))]):
         assert run_app(app, command) == 0
 
@@ -130,7 +130,7 @@ def test_a_gap_of_lost_records_is_skipped(tmp_path: Path, monkeypatch: pytest.Mo
     requests = count(monkeypatch, lambda: found.append([commit.number for commit in journal.candidates()]))
     assert found == [[REACH, 1]]
     assert requests < 20
-    report = prune(journal, Retention(keep_last=2), STEPS_PER_EPOCH, dry_run=True)
+    report = prune_by_policy(journal, Retention(keep_last=2), STEPS_PER_EPOCH, dry_run=True)
     assert report
     assert len(report.unreadable) == REACH - 2
 

@@ -16,7 +16,7 @@ from holdfast.attempt import Line
 from holdfast.config import KeepBest, Retention
 from holdfast.errors import ConfigError, NoVerifiedCheckpoint, StoreError
 from holdfast.journal import Journal, PruneReport, read_record
-from holdfast.keeping.retention import choose_kept, prune, prune_run
+from holdfast.keeping.retention import choose_kept, prune_by_policy, prune_run
 from holdfast.keeping.verification import verify_run
 from holdfast.store.local import LocalStore
 from tests.support.makers import STEPS_PER_EPOCH, claim, load, make_commit, make_line, resume, save, train
@@ -32,7 +32,7 @@ def folders(line: Line) -> list[str]:
 
 
 def run_prune(line: Line, **policy: Any) -> PruneReport:
-    report = prune(
+    report = prune_by_policy(
         Journal(LocalStore(str(Path(line.journal.store.url).parent)), "run"), Retention(**policy), STEPS_PER_EPOCH
     )
     assert report
@@ -152,7 +152,7 @@ def test_a_dry_run_changes_nothing(line: Line) -> None:
     for _ in range(3):
         train(line)
     before = sorted(Path(line.journal.store.url).rglob("*"))
-    report = prune(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH, dry_run=True)
+    report = prune_by_policy(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH, dry_run=True)
     assert report
     assert report.dry_run
     assert numbers(report.pruned) == [2, 1]
@@ -200,7 +200,7 @@ def test_pinned_checkpoints_stay_until_unpinned(line: Line) -> None:
     for _ in range(3):
         train(line)
     line.journal.pin(1)
-    would = prune(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH, dry_run=True)
+    would = prune_by_policy(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH, dry_run=True)
     assert would
     assert (numbers(would.protected), numbers(would.pruned)) == ([1], [2])
     report = run_prune(line, keep_last=1)

@@ -29,7 +29,7 @@ from holdfast.ledger.interval import (
     cost_of,
     count_losses,
     expect,
-    measure,
+    measure_costs,
 )
 from holdfast.store import open_store
 from holdfast.store.memory import MemoryStore
@@ -99,7 +99,7 @@ def test_a_save_that_slows_the_steps_beside_it_costs_more_than_its_pause() -> No
         cost_of(make_commit(1, train_s=6.5, slow_s=1.5, stall_s=0.5, save_s=5.0), 10),
     )
     assert slow == Cost(0.5, 0.5, 5.0, 0.0, slow_s=1.5)
-    known = [measure([each]) for each in (quick, slow)]
+    known = [measure_costs([each]) for each in (quick, slow)]
     lengths = [choose_interval(each, losses).interval_s for each in known if each]
     assert lengths == [math.sqrt(2 * 0.5 * HOUR), math.sqrt(2 * 2.0 * HOUR)]
     assert known[1] is not None
@@ -165,9 +165,9 @@ def test_an_attempts_time_counts_as_far_as_records_prove_its_life() -> None:
 def test_one_slow_save_does_not_move_the_medians() -> None:
     usual = Cost(step_s=0.1, stall_s=1.0, save_s=5.0, restart_s=0.0)
     cold = Cost(step_s=9.0, stall_s=60.0, save_s=90.0, restart_s=20.0)
-    assert measure([usual] * 6 + [cold] + [usual]) == Measured(0.1, 1.0, 5.0, 20.0, count=8)
-    assert measure([cold] * 20 + [usual] * RECENT_COMMITS) == Measured(0.1, 1.0, 5.0, 0.0, count=RECENT_COMMITS)
-    assert measure([]) is None
+    assert measure_costs([usual] * 6 + [cold] + [usual]) == Measured(0.1, 1.0, 5.0, 20.0, count=8)
+    assert measure_costs([cold] * 20 + [usual] * RECENT_COMMITS) == Measured(0.1, 1.0, 5.0, 0.0, count=RECENT_COMMITS)
+    assert measure_costs([]) is None
 
 
 # ---- from the journal

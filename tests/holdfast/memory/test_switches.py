@@ -57,7 +57,7 @@ def test_without_direct_files_go_through_the_cache(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(direct, "_switch", lambda file, *, on: modes.append(on))
     data = memoryview(map_memory(BYTES))
     descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    direct.write(descriptor, 0, data)
+    direct.write_direct(descriptor, 0, data)
     os.lseek(descriptor, 0, os.SEEK_SET)
     assert [*direct.fill(descriptor, data)][-1] == BYTES
     assert modes == []

@@ -11,7 +11,7 @@ from holdfast.checkpoint.found import Found, find_suspects
 from holdfast.config import Compute, Determinism
 from holdfast.errors import WrongUse
 from holdfast.proof.kills import FEWEST_STEPS, MOST_STEPS, Speed, choose_kills
-from holdfast.proof.prove import check_ranks
+from holdfast.proof.prove import check_proof_ranks
 from holdfast.proof.result import Proof, describe_found, list_not_reached, list_unchanged
 from holdfast.testing import assert_resumes
 
@@ -71,12 +71,12 @@ def test_a_proof_has_enough_steps_however_slow_and_no_more_than_the_run() -> Non
 def test_numbers_of_ranks_that_prove_nothing_are_refused(ranks: list[int], virtual: int, said: str) -> None:
     config = RunConfig(recipe="m:f", run="r", compute=Compute(virtual_ranks=virtual))
     with pytest.raises(WrongUse, match=said) as refused:
-        check_ranks(config, ranks, kills=2)
+        check_proof_ranks(config, ranks, kills=2)
     assert refused.value.exit_code == 1
 
 
 def test_one_number_of_ranks_is_proved_without_virtual_ranks() -> None:
-    check_ranks(RunConfig(recipe="m:f", run="r"), [2], kills=1)
+    check_proof_ranks(RunConfig(recipe="m:f", run="r"), [2], kills=1)
 
 
 def found(name: str, sha256: str, *, is_plain: bool = True, place: str = "") -> Found:

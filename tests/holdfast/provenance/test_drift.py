@@ -19,10 +19,10 @@ from holdfast.provenance.changes import (
     FIELD_CLASSES,
     Change,
     classify,
-    compare,
+    compare_identities,
     find_defaults,
+    format_value,
     from_lineage,
-    show,
     to_lineage,
 )
 from holdfast.provenance.drift import check_drift, is_accepted, is_harmless
@@ -46,7 +46,7 @@ def changed(**settings: Any) -> dict[str, Any]:
 
 
 def lines(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    return [str(change) for change in compare(saved, current, DEFAULTS)]
+    return [str(change) for change in compare_identities(saved, current, DEFAULTS)]
 
 
 # ---- classes
@@ -76,7 +76,7 @@ def test_the_identity_is_made_of_the_identity_fields() -> None:
         "compute.parallel": {"parallel": "fsdp"},
     }
     made = {name: parse_config({**fields, "compute": compute}).identity for name, compute in cases.items()}
-    found = {name: {each.name for each in compare({}, made[name], find_defaults())} for name in cases}
+    found = {name: {each.name for each in compare_identities({}, made[name], find_defaults())} for name in cases}
     assert set().union(*found.values()) == {name for name in list_fields(RunConfig) if classify(name) == "identity"}
     usual = found["compute.ranks"]
     assert usual - found["compute.virtual_ranks"] == {"compute.ranks"}
@@ -103,7 +103,7 @@ def test_operational_fields_are_not_compared(tmp_path: Path) -> None:
     saved = load_config(tmp_path / "a.toml")
     moved = load_config(tmp_path / "a.toml", [f"log.folder={tmp_path}/elsewhere", "store=moved", "epochs=9"])
     assert saved != moved
-    changes = compare(saved.identity, moved.identity, find_defaults())
+    changes = compare_identities(saved.identity, moved.identity, find_defaults())
     assert changes == []
     assert check_drift(changes, [], fingerprint(saved.identity), fingerprint(moved.identity)) == []
 
@@ -117,7 +117,7 @@ def test_defaults_are_those_of_the_configuration() -> None:
     }  # fmt: skip
     assert (defaults["retention.keep_best"], defaults["retention.keep_best.count"]) == (None, 1)
     assert not {"recipe", "run", "retention.keep_best.metric", "chunk"} & defaults.keys()
-    assert [change for change in compare({}, config.identity, defaults) if not is_harmless(change)] == [
+    assert [change for change in compare_identities({}, config.identity, defaults) if not is_harmless(change)] == [
         Change(name="recipe", kind="added", current="m:f")
     ]
 
@@ -177,18 +177,18 @@ def test_marked_numbers_are_values_and_not_tables() -> None:
 def test_an_identity_read_back_from_json_has_no_changes() -> None:
     current = {"settings": {"sizes": (1, 2), "path": Path("a/b"), "names": {"b", "a"}, "_private": 1}}
     saved = {"settings": {"sizes": [1, 2], "path": "a/b", "names": ["a", "b"]}}
-    assert compare(saved, current, {}) == []
+    assert compare_identities(saved, current, {}) == []
 
 
 @pytest.mark.parametrize(("saved", "current"), [({}, {"a": 1}), ({"a": 1}, {}), ({}, {"a": {}}), ({"a": {}}, {"a": 1})])
 def test_an_empty_table_is_no_setting(saved: dict[str, Any], current: dict[str, Any]) -> None:
-    (change,) = compare({"settings": saved}, {"settings": current}, {})
+    (change,) = compare_identities({"settings": saved}, {"settings": current}, {})
     assert change.name == "settings.a"
 
 
 def test_a_new_table_is_compared_with_the_defaults_of_its_fields() -> None:
     without = {name: value for name, value in SAVED.items() if name != "determinism"}
-    changes = compare(without, {**SAVED, "determinism": {"mode": "fast", "threads": 1}}, DEFAULTS)
+    changes = compare_identities(without, {**SAVED, "determinism": {"mode": "fast", "threads": 1}}, DEFAULTS)
     assert [(change.name, is_harmless(change)) for change in changes] == [
         ("determinism.mode", False), ("determinism.threads", True),
     ]  # fmt: skip
@@ -197,11 +197,11 @@ def test_a_new_table_is_compared_with_the_defaults_of_its_fields() -> None:
 def test_a_setting_that_is_a_table_is_compared_with_its_default_as_a_whole() -> None:
     defaults = {"settings.blocks": {"depth": 2, "width": 3}}
     for blocks, is_default in (({"depth": 2, "width": 3.0}, True), ({"depth": 2}, False), ({}, False)):
-        (change,) = compare({"settings": {}}, {"settings": {"blocks": blocks}}, defaults)
+        (change,) = compare_identities({"settings": {}}, {"settings": {"blocks": blocks}}, defaults)
         assert is_harmless(change) == is_default, blocks
     # The default got a new key, so the setting, which existed before, has another value.
     saved, current = {"blocks": {"depth": 2}}, {"blocks": {"depth": 2, "width": 3}}
-    (change,) = compare({"settings": saved}, {"settings": current}, defaults)
+    (change,) = compare_identities({"settings": saved}, {"settings": current}, defaults)
     assert (change.name, is_harmless(change)) == ("settings.blocks.width", False)
 
 
@@ -209,26 +209,29 @@ def test_a_setting_that_is_a_table_is_compared_with_its_default_as_a_whole() -> 
 
 
 def test_a_rename_pairs_the_most_similar_names() -> None:
-    changes = compare({"s": {"hidden": 0, "drop": 0}}, {"s": {"dropout": 0, "hidden_size": 0}}, {})
+    changes = compare_identities({"s": {"hidden": 0, "drop": 0}}, {"s": {"dropout": 0, "hidden_size": 0}}, {})
     assert [(change.was, change.name) for change in changes] == [("s.drop", "s.dropout"), ("s.hidden", "s.hidden_size")]
 
 
 def test_fields_without_a_clear_partner_are_not_renames() -> None:
-    assert {change.kind for change in compare({"s": {"a": 0, "b": 0}}, {"s": {"xyz": 0}}, {})} == {"added", "removed"}
-    assert {change.kind for change in compare({"s": {"a": 0}, "t": {}}, {"s": {}, "t": {"b": 0}}, {})} == {
+    assert {change.kind for change in compare_identities({"s": {"a": 0, "b": 0}}, {"s": {"xyz": 0}}, {})} == {
         "added",
         "removed",
     }
-    assert {change.kind for change in compare({"a": 1}, {"b": True}, {})} == {"added", "removed"}
+    assert {change.kind for change in compare_identities({"s": {"a": 0}, "t": {}}, {"s": {}, "t": {"b": 0}}, {})} == {
+        "added",
+        "removed",
+    }
+    assert {change.kind for change in compare_identities({"a": 1}, {"b": True}, {})} == {"added", "removed"}
 
 
 def test_a_renamed_field_with_its_default_is_no_upgrade() -> None:
-    (change,) = compare({"s": {"hidden": 64}}, {"s": {"width": 64}}, {"s.width": 64})
+    (change,) = compare_identities({"s": {"hidden": 64}}, {"s": {"width": 64}}, {"s.width": 64})
     assert (change.kind, is_harmless(change)) == ("renamed", False)
 
 
 def test_a_whole_table_is_renamed_as_one() -> None:
-    (change,) = compare({"s": {"old": {"a": 1, "b": 2}}}, {"s": {"new": {"a": 1, "b": 2}}}, {})
+    (change,) = compare_identities({"s": {"old": {"a": 1, "b": 2}}}, {"s": {"new": {"a": 1, "b": 2}}}, {})
     assert (change.was, change.name) == ("s.old", "s.new")
 
 
@@ -255,12 +258,12 @@ def is_equal(a: Any, b: Any) -> bool:
 
 @given(trees)
 def test_an_identity_does_not_differ_from_itself(tree: dict[str, Any]) -> None:
-    assert compare(tree, copy.deepcopy(tree), {}) == []
+    assert compare_identities(tree, copy.deepcopy(tree), {}) == []
 
 
 @given(trees, trees)
 def test_every_different_leaf_is_named_exactly_once(a: dict[str, Any], b: dict[str, Any]) -> None:
-    changes = compare(a, b, {})
+    changes = compare_identities(a, b, {})
     assert bool(changes) == (fingerprint(a) != fingerprint(b))
     old, new = list_leaves(a), list_leaves(b)
     names = [name for change in changes for name in (change.name, change.was) if name]
@@ -283,7 +286,7 @@ def is_table_in_both(a: Any, b: Any, name: str) -> bool:
 
 @given(trees, trees)
 def test_the_lineage_keeps_every_change(a: dict[str, Any], b: dict[str, Any]) -> None:
-    changes = compare(a, b, {name: value for name, value in b.items() if len(name) == 1})
+    changes = compare_identities(a, b, {name: value for name, value in b.items() if len(name) == 1})
     assert from_lineage(json.loads(json.dumps(to_lineage(changes)))) == changes
 
 
@@ -312,7 +315,7 @@ def test_accepted_by_name_table_or_last_part(name: str, accept: str, is_let_thro
 
 
 def test_a_renamed_field_is_accepted_by_either_name() -> None:
-    (change,) = compare(SAVED, changed(hidden=None, width=64), {})
+    (change,) = compare_identities(SAVED, changed(hidden=None, width=64), {})
     for accept in ("settings.hidden", "hidden", "settings.width", "width", "settings"):
         assert is_accepted(change, [accept])
     assert not is_accepted(change, ["lr"])
@@ -333,14 +336,14 @@ def test_only_additions_can_be_harmless(kind: Any) -> None:
 
 def test_another_number_of_ranks_is_let_through_and_virtual_ranks_are_not() -> None:
     two, three, virtual = ({**SAVED, "compute": each} for each in ({"ranks": 2}, {"ranks": 3}, {"virtual_ranks": 2}))
-    changes = compare(two, three, DEFAULTS)
+    changes = compare_identities(two, three, DEFAULTS)
     assert check_drift(changes, [], fingerprint(two), fingerprint(three)) == changes != []
     with pytest.raises(ConfigDrift, match=r"compute\.virtual_ranks: was compute\.ranks"):
-        check_drift(compare(two, virtual, DEFAULTS), [], fingerprint(two), fingerprint(virtual))
+        check_drift(compare_identities(two, virtual, DEFAULTS), [], fingerprint(two), fingerprint(virtual))
 
 
 def refuse(current: Mapping[str, Any], *accept: str, sources: Mapping[str, str] | None = None) -> ConfigDrift:
-    changes = compare(SAVED, current, DEFAULTS) + compare_sources({"m": OLD}, sources or {"m": OLD})
+    changes = compare_identities(SAVED, current, DEFAULTS) + compare_sources({"m": OLD}, sources or {"m": OLD})
     with pytest.raises(ConfigDrift) as caught:
         check_drift(changes, accept, fingerprint(SAVED), fingerprint(current))
     return caught.value
@@ -389,7 +392,7 @@ def test_the_option_in_the_hint_accepts_exactly_these_changes() -> None:
     # The names that the file accepts are in it too, since the option replaces the file's list.
     told = accept_as_told(error.hint)
     assert told == ["seed", "settings.lr", "settings.width", "sources.m"]
-    changes = compare(SAVED, current, DEFAULTS) + compare_sources({"m": OLD}, sources)
+    changes = compare_identities(SAVED, current, DEFAULTS) + compare_sources({"m": OLD}, sources)
     assert check_drift(changes, told, fingerprint(SAVED), fingerprint(current)) == changes
     for name in told:
         assert name in refuse(current, *(set(told) - {name}), sources=sources).data["fields"]
@@ -415,7 +418,7 @@ def test_code_alone_is_not_called_settings() -> None:
 
 def test_accepted_changes_are_returned_for_the_lineage() -> None:
     current = changed(lr=0.1, label_smoothing=0.0)
-    changes = compare(SAVED, current, DEFAULTS)
+    changes = compare_identities(SAVED, current, DEFAULTS)
     found = check_drift(changes, ["lr", "names", "nothing"], fingerprint(SAVED), fingerprint(current))
     assert to_lineage(found) == {
         "settings.label_smoothing": {"kind": "added", "saved": ABSENT, "now": 0.0, "was": "", "default": True},
@@ -435,12 +438,13 @@ def test_an_unexplained_difference_of_fingerprints_is_refused() -> None:
 def test_equal_fingerprints_mean_equal_settings_even_if_the_record_lost_a_value() -> None:
     """JSON has no infinity, so a record of it may read as null."""
     current = {"settings": {"clip_norm": math.inf}}
-    changes = compare({"settings": {"clip_norm": None}}, current, {})
+    changes = compare_identities({"settings": {"clip_norm": None}}, current, {})
     assert changes
     assert check_drift(changes, [], fingerprint(current), fingerprint(current)) == []
 
 
 def test_values_are_shown_as_a_person_reads_them() -> None:
-    assert [show(value) for value in ("a", None, {"a": 1}, {"$float": "-inf"}, {"$int": "-9007199254740993"})] == [
+    values = ("a", None, {"a": 1}, {"$float": "-inf"}, {"$int": "-9007199254740993"})
+    assert [format_value(value) for value in values] == [
         "'a'", "None", "{'a': 1}", "-inf", "-9007199254740993",
     ]  # fmt: skip

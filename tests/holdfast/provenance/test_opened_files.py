@@ -9,18 +9,24 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.provenance.opened_files import WHOLE_BYTES, describe_file, describe_files, is_same_file, watch
+from holdfast.provenance.opened_files import (
+    WHOLE_BYTES,
+    describe_file,
+    describe_files,
+    is_same_file,
+    record_opened_files,
+)
 
 
 def read(path: Path) -> dict[str, Any]:
     """Return the record of a recipe in ``path``'s folder that reads the file."""
-    with watch() as opened:
+    with record_opened_files() as opened:
         path.read_bytes()
     return describe_files(opened, [], path.parent, [])
 
 
 def names(home: Path, *paths: Path, ours: Iterable[str] = ()) -> set[str]:
-    with watch() as opened:
+    with record_opened_files() as opened:
         for path in paths:
             path.read_bytes()
     return {*describe_files(opened, [], home, ours)}
@@ -44,7 +50,7 @@ def test_every_way_to_open_a_file_is_seen(tmp_path: Path) -> None:
     np.save(array, np.arange(3))
     torch.save(torch.arange(3), tensor)
     text.write_text("{}")
-    with watch() as opened:
+    with record_opened_files() as opened:
         np.load(array, mmap_mode="r")
         torch.load(tensor)
         os.close(os.open(text, os.O_RDONLY))
@@ -54,7 +60,7 @@ def test_every_way_to_open_a_file_is_seen(tmp_path: Path) -> None:
 def test_files_that_are_written_or_read_outside_the_block_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "before").write_text("x")
     (tmp_path / "before").read_text()
-    with watch() as opened:
+    with record_opened_files() as opened:
         (tmp_path / "cache").write_text("x")
         (tmp_path / "cache").read_text()
         with (tmp_path / "log").open("a") as log:
@@ -72,7 +78,7 @@ def test_files_of_the_system_and_of_holdfast_are_left_out(tmp_path: Path) -> Non
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
-    with watch() as opened:
+    with record_opened_files() as opened:
         for path in [*paths, Path(os.__file__), Path("/proc/cpuinfo"), Path("/etc/hosts")]:
             path.read_bytes()
     assert {*describe_files(opened, [str(tmp_path / "own.py")], tmp_path, [str(tmp_path / "runs")])} == {"x"}
@@ -98,7 +104,7 @@ def test_many_files_of_a_folder_are_one_entry(tmp_path: Path) -> None:
         (tmp_path / "many").mkdir(exist_ok=True)
         (tmp_path / "many" / f"{number:02d}").write_text(str(number))
     every = [*(tmp_path / "many").iterdir()]
-    with watch() as opened:
+    with record_opened_files() as opened:
         for path in every:
             path.read_bytes()
     before = describe_files(opened, [], tmp_path, [])

@@ -27,7 +27,7 @@ from holdfast.rank.messages import (
     Stop,
     Train,
     decode_order,
-    encode,
+    encode_message,
 )  # fmt: skip
 from holdfast.recipe.probe import Gate
 from tests.support.makers import make_commit
@@ -74,7 +74,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     made = list[Said]()
 
     def make(*events: Event, text: str = "", returncode: int = 0, is_held: bool = False) -> tuple[Ranks, Said]:
-        said = Said("".join(map(encode, events)) + text, returncode)
+        said = Said("".join(map(encode_message, events)) + text, returncode)
         made.append(said)
         if not is_held:
             said.say()

@@ -39,7 +39,7 @@ from holdfast.rank.messages import (
     Woken,
     decode_event,
     decode_order,
-    encode,
+    encode_message,
 )  # fmt: skip
 from holdfast.recipe.probe import Gate, Probe
 from holdfast.store import open_store
@@ -89,26 +89,26 @@ def events(saved: Saved) -> list[Event]:
 def test_every_order_crosses_unchanged(orders: list[Order]) -> None:
     assert {type(order) for order in orders} == {*get_args(Order)}
     for order in orders:
-        assert encode(order).count("\n") == 1
-        assert decode_order(encode(order)) == order
+        assert encode_message(order).count("\n") == 1
+        assert decode_order(encode_message(order)) == order
 
 
 def test_every_event_crosses_unchanged(events: list[Event]) -> None:
     assert {type(event) for event in events} == {*get_args(Event)}
     for event in events:
-        assert encode(event).count("\n") == 1
-        assert decode_event(encode(event)) == event
+        assert encode_message(event).count("\n") == 1
+        assert decode_event(encode_message(event)) == event
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_crosses(loss: float) -> None:
-    event = decode_event(encode(Progress(step=1, loss=loss, steps_per_s=0.0)))
+    event = decode_event(encode_message(Progress(step=1, loss=loss, steps_per_s=0.0)))
     assert isinstance(event, Progress)
     assert repr(event.loss) == repr(loss)
 
 
 def test_an_error_keeps_its_class_and_its_facts() -> None:
-    event = decode_event(encode(Failed.of(RankDied("lost", hint="again", is_effect=True, step=3))))
+    event = decode_event(encode_message(Failed.of(RankDied("lost", hint="again", is_effect=True, step=3))))
     assert isinstance(event, Failed)
     error = event.error
     assert isinstance(error, RankDied)
@@ -117,7 +117,7 @@ def test_an_error_keeps_its_class_and_its_facts() -> None:
 
 def test_bytes_that_are_not_utf_8_in_an_error_are_escaped() -> None:
     """A file's name may have such bytes; no file or pipe could encode them as UTF-8."""
-    event = decode_event(encode(Failed.of(RunStopped("no file a\udcff"))))
+    event = decode_event(encode_message(Failed.of(RunStopped("no file a\udcff"))))
     assert isinstance(event, Failed)
     assert event.error.message == "no file a\\udcff"
 
@@ -128,7 +128,7 @@ def test_an_error_of_an_unknown_class_becomes_run_stopped() -> None:
 
 def test_fields_of_a_later_version_are_ignored(saved: Saved) -> None:
     assert decode_order('["Save", {"into": "/tmp"}]') == Save()
-    name, fields = json.loads(encode(saved))
+    name, fields = json.loads(encode_message(saved))
     assert decode_event(json.dumps([name, fields | {"later": 1}])) == saved
 
 
@@ -149,11 +149,11 @@ def test_a_line_that_is_no_message_is_refused(line: str) -> None:
 def test_orders_and_events_are_told_apart(orders: list[Order]) -> None:
     for order in orders:
         with pytest.raises(RunStopped):
-            decode_event(encode(order))
+            decode_event(encode_message(order))
 
 
 def test_a_frequent_message_is_small() -> None:
-    assert len(encode(Progress(step=1_000_000, loss=0.123456789, steps_per_s=12.3456789))) < 100
+    assert len(encode_message(Progress(step=1_000_000, loss=0.123456789, steps_per_s=12.3456789))) < 100
 
 
 def test_messages_import_no_torch() -> None:

@@ -141,7 +141,7 @@ def test_saves_reuse_the_prefetched_memory_unless_a_tensor_of_it_is_kept(
 
     monkeypatch.setattr(capturing, "load", load_and_keep)
     order = Restore(commit=commit, gate=Gate())
-    serving.restore(again, journal.store, order, heard, prefetch)  # type: ignore[arg-type]
+    serving.restore_commit(again, journal.store, order, heard, prefetch)  # type: ignore[arg-type]
     assert heard.names == ["Restored"]
     before = [tensor.clone() for tensor in kept]
     train_to(again, 4)

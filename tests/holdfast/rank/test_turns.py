@@ -19,11 +19,11 @@ from tests.support.waiting import await_equal
 # Stands as its argument says until its standard input has another standing.
 RANK = """
 import sys
-from holdfast.machine.heartbeats import Standing, join, stand
+from holdfast.machine.heartbeats import RankStanding, join, stand
 join()
-stand(Standing[sys.argv[1]])
+stand(RankStanding[sys.argv[1]])
 for line in sys.stdin:
-    stand(Standing[line.strip()])
+    stand(RankStanding[line.strip()])
 """
 Rank = subprocess.Popen[str]
 Start = Callable[..., list[Rank]]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.recipe.probe import Probe, compare
+from holdfast.recipe.probe import Probe, compare_probes
 
 OLD, NEW = "a" * 64, "b" * 64
 
@@ -47,6 +47,6 @@ def probe(sha256: str = OLD, sample: tuple[float | None, ...] = (), **values: fl
     ],
 )
 def test_two_probes_are_compared(saved: Probe, found: Probe, tolerance: float, said: str) -> None:
-    difference = compare(saved, found, tolerance)
+    difference = compare_probes(saved, found, tolerance)
     assert said in difference
     assert bool(said) == bool(difference)

@@ -20,8 +20,8 @@ from holdfast.recipes.cards.league import SELF, League
 from holdfast.recipes.cards.policy import Policy
 from holdfast.recipes.cards.rollouts import Rollouts
 from holdfast.recipes.cards.settings import HealthSettings
-from holdfast.training import Training, begin_from, evaluate, find_forgotten, resume, run_program, steps
-from holdfast.training.resuming import summarize
+from holdfast.training import Training, begin_from, evaluate_recipe, find_forgotten, resume, run_program, steps
+from holdfast.training.resuming import summarize_rates
 from tests.support.collapsing import LOGITS
 from tests.support.trainings import Saved, content_id, live, save_state
 
@@ -119,7 +119,7 @@ def test_weights_of_step_128_continue_the_anneals_there(tmp_path: Path) -> None:
     def serve(training: Training) -> Generator[None, None, None]:
         begin_from(training, payload, metadata, InitFrom(run="other"))
         yield from steps(training, 1, lambda: False)
-        found.extend([training.progress.anneal_offset, summarize(training), training.read_metrics()[0]])
+        found.extend([training.progress.anneal_offset, summarize_rates(training), training.read_metrics()[0]])
 
     run_program(config, serve)
     assert found[0] == 128
@@ -131,10 +131,10 @@ def test_an_evaluation_uses_the_values_of_the_checkpoints_own_step(tmp_path: Pat
     config = make_config(tmp_path)
     (_, metadata), training = live(config, PER_EPOCH)
     assert metadata.anneals["sampler/subaction_temperature"] == pytest.approx(1.1)
-    assert evaluate(training)[0]["nash_conv"] == metadata.metrics["nash_conv"]
+    assert evaluate_recipe(training)[0]["nash_conv"] == metadata.metrics["nash_conv"]
     training.progress.step = 2 * PER_EPOCH
     training.set_anneals()
-    assert evaluate(training)[0]["nash_conv"] != metadata.metrics["nash_conv"]
+    assert evaluate_recipe(training)[0]["nash_conv"] != metadata.metrics["nash_conv"]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_other_games_are_trained_by_name(tmp_path: Path, game: str) -> None:
     config = make_config(tmp_path, game=game, evaluation={"games": 2, "nash_conv_histories": 100})
     saved, training = live(config, 2)
     live(config, 3, saved)
-    assert "nash_conv" not in evaluate(training)[0], "the game is too large"
+    assert "nash_conv" not in evaluate_recipe(training)[0], "the game is too large"
 
 
 @pytest.mark.parametrize(

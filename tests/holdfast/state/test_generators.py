@@ -17,7 +17,7 @@ from holdfast.config import ChunkLength, RunConfig
 from holdfast.journal import Journal
 from holdfast.state import capture_rng, generators
 from holdfast.store import open_store
-from holdfast.training import Training, capturing, train
+from holdfast.training import Training, capturing, train_recipe
 from tests.conftest import ROOT
 from tests.support.lives import Lives
 from tests.support.trainings import make, train_to
@@ -93,7 +93,7 @@ def trained(folder: Path, recipe: str, disturb: Any) -> Training:
         return False
 
     for stop in (1, 4, STEPS):
-        train(training, stop, is_stopping, report)
+        train_recipe(training, stop, is_stopping, report)
         disturb()
     return training
 

@@ -106,7 +106,7 @@ def test_an_azure_url_may_name_its_account(azure_server: str, monkeypatch: pytes
     ],
 )  # fmt: skip
 def test_messages_hold_no_secrets(text: str) -> None:
-    with pytest.raises(StoreError) as caught, failures.translate_errors("read a in s3://bucket"):
+    with pytest.raises(StoreError) as caught, failures.translate_library_errors("read a in s3://bucket"):
         raise ZeroDivisionError(text)
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 

@@ -8,9 +8,9 @@ import pytest
 
 from holdfast import state
 from holdfast.errors import ConfigError, GateTripped
-from holdfast.recipe.probe import Probe, compare
+from holdfast.recipe.probe import Probe, compare_probes
 from holdfast.training import Gate, Training, capturing, resume
-from holdfast.training.probing import measure
+from holdfast.training.probing import measure_probe
 from tests.support.trainings import Saved, make, save_state, train_to
 
 pytestmark = pytest.mark.usefixtures("same_process")
@@ -27,7 +27,7 @@ def save_as(ranks: int, training: Training, folder: Path, **parts: list[Any]) ->
     payload, metadata = save_state(training, folder)
     saved: dict[str, Any] = state.from_payload(payload)
     alike = {name: [copy.deepcopy(saved[name][0]) for _ in range(ranks)] for name in ("rng", "data")}
-    probe = measure(training, ranks)
+    probe = measure_probe(training, ranks)
     changed = metadata.model_copy(update={"probe": probe, "rank_probes": [probe]})
     return state.to_payload(saved | alike | parts), changed
 
@@ -55,9 +55,9 @@ def test_the_gate_compares_the_micro_batch_that_was_saved(tmp_path: Path) -> Non
     training = make(tmp_path, "tests.support.numbered:numbered")
     train_to(training, STEPS)
     saved = save_as(2, training, tmp_path)
-    assert compare(saved[1].probe, measure(training), 1e-3), "another part gives other outputs"
+    assert compare_probes(saved[1].probe, measure_probe(training), 1e-3), "another part gives other outputs"
     assert go_on(tmp_path, "numbered:numbered", saved).progress.step == STEPS
-    wrong: Probe = measure(make(tmp_path, "tests.support.numbered:numbered"), 2)
+    wrong: Probe = measure_probe(make(tmp_path, "tests.support.numbered:numbered"), 2)
     with pytest.raises(GateTripped, match="the probe differs by"):
         go_on(tmp_path, "numbered:numbered", (saved[0], saved[1].model_copy(update={"rank_probes": [wrong]})))
 

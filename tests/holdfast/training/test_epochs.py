@@ -10,7 +10,7 @@ from torch import nn
 
 from holdfast import Anneal, Recipe, Schedule
 from holdfast.checkpoint import Metadata
-from holdfast.checkpoint.departure import mean_loss
+from holdfast.checkpoint.departure import compute_mean_loss
 from holdfast.store.local import LocalStore
 from holdfast.training import Gate, Training, resume
 from tests.support import trainings
@@ -90,7 +90,7 @@ def test_a_chunk_has_the_mean_loss_of_its_own_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("losses", [[], [1.0, float("nan")], [1e308, 1e308]])
 def test_a_mean_that_is_not_finite_is_none(losses: list[float]) -> None:
-    assert mean_loss([{"step": step, "loss": loss} for step, loss in enumerate(losses)]) is None
+    assert compute_mean_loss([{"step": step, "loss": loss} for step, loss in enumerate(losses)]) is None
 
 
 def test_a_state_tells_of_the_last_epochs_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from holdfast import Recipe, state
 from holdfast.errors import GateTripped
-from holdfast.training import Gate, Training, measure, resume
+from holdfast.training import Gate, Training, measure_probe, resume
 from holdfast.training.first_batch import LARGEST_BYTES, FirstBatch
 from tests.support import trainings
 from tests.support.trainings import save_state, train_to
@@ -61,7 +61,7 @@ def test_a_resumed_stream_is_probed_with_its_first_batch(tmp_path: Path) -> None
     assert metadata.probe.sha256
     resumed = make(tmp_path)
     resume(resumed, payload, metadata, Gate(), lambda *skipped: None)
-    assert measure(resumed).sha256 == metadata.probe.sha256
+    assert measure_probe(resumed).sha256 == metadata.probe.sha256
     assert resumed.recipe.data.read == training.recipe.data.read  # type: ignore[attr-defined]
     # Each checkpoint's metadata hands it on to the next one's. It is not part of the state.
     train_to(resumed, 4)
@@ -91,7 +91,7 @@ def test_a_checkpoint_without_the_batch_is_resumed_without_a_probe(tmp_path: Pat
     resumed = make(tmp_path)
     resume(resumed, payload, old, Gate(), lambda *skipped: None)
     train_to(resumed, 3)
-    assert not measure(resumed).sha256
+    assert not measure_probe(resumed).sha256
 
 
 @pytest.mark.parametrize("batch", [{"names": ["a", "b"], "x": torch.arange(3)}, [torch.ones(2), (1, 2.5, None)]])

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint as checkpointing
 from holdfast import Anneal, Recipe, checkpoint, state
 from holdfast.config import Resume
 from holdfast.errors import GateTripped, RecipeError
-from holdfast.recipe.probe import Probe, compare
-from holdfast.training import Gate, Training, capturing, evaluate, measure, resume
+from holdfast.recipe.probe import Probe, compare_probes
+from holdfast.training import Gate, Training, capturing, evaluate_recipe, measure_probe, resume
 from tests.support import trainings
 from tests.support.trainings import train_to
 from tests.support.varied import Points
@@ -99,7 +99,7 @@ def test_a_measurement_changes_nothing(tmp_path: Path, own: bool) -> None:
     train_to(training, 2)
     training.model[1].eval()  # one part is frozen
     before = everything(training)
-    first = measure(training)
+    first = measure_probe(training)
     after = everything(training)
     assert checkpoint.differences(before[0], after[0]) == []
     assert before[1:] == after[1:]
@@ -107,7 +107,7 @@ def test_a_measurement_changes_nothing(tmp_path: Path, own: bool) -> None:
     random.seed(9)
     np.random.seed(9)
     torch.manual_seed(9)
-    assert measure(training) == first  # whatever the states of the generators
+    assert measure_probe(training) == first  # whatever the states of the generators
 
 
 def test_a_failing_probe_changes_nothing(tmp_path: Path) -> None:
@@ -122,12 +122,12 @@ def test_a_failing_probe_changes_nothing(tmp_path: Path) -> None:
     training.recipe.probe = fail
     before = everything(training)
     with pytest.raises(ZeroDivisionError):
-        measure(training)
+        measure_probe(training)
     assert everything(training)[1:] == before[1:]
     training.recipe.probe, training.recipe.loss = None, fail
     collected.load_state_dict({"seen": []})
     with pytest.raises(ZeroDivisionError):
-        measure(training)
+        measure_probe(training)
     assert everything(training)[1:] == before[1:]
     assert collected.state_dict() == {"seen": []}
     assert not training.model._forward_hooks
@@ -140,7 +140,7 @@ def test_training_after_a_measurement_gives_the_same_bytes(tmp_path: Path, own: 
         training = make(tmp_path, own=own)
         for step in range(1, 6):
             if measures:
-                measure(training)
+                measure_probe(training)
             train_to(training, step)
         found.append(state.to_payload(capturing.capture(training)))
     assert checkpoint.differences(*found) == []
@@ -150,18 +150,18 @@ def test_training_after_a_measurement_gives_the_same_bytes(tmp_path: Path, own: 
 def test_the_probe_depends_on_every_weight(tmp_path: Path, own: bool) -> None:
     training = make(tmp_path, own=own)
     train_to(training, 2)
-    first = measure(training)
+    first = measure_probe(training)
     weights = {name: value for name, value in training.model.state_dict().items() if value.is_floating_point()}
     assert len(weights) == 8  # with those of batch norm, and its means
     for name, value in weights.items():
         kept = value.clone()
         value.view(-1)[0] += 0.01
-        assert measure(training).sha256 != first.sha256, name
+        assert measure_probe(training).sha256 != first.sha256, name
         value.copy_(kept)
-    assert measure(training) == first
+    assert measure_probe(training) == first
 
 
-@pytest.mark.parametrize("look", [measure, evaluate])
+@pytest.mark.parametrize("look", [measure_probe, evaluate_recipe])
 def test_a_probe_or_evaluation_that_changes_a_weight_is_refused(tmp_path: Path, look: Any) -> None:
     training = make(tmp_path, own=True)
 
@@ -187,16 +187,16 @@ def one_hot(own: bool) -> Recipe:
 @pytest.mark.parametrize("own", [False, True])
 def test_the_probe_depends_on_the_last_bit_of_a_weight(tmp_path: Path, own: bool) -> None:
     training = make(tmp_path, "one_hot", own=own)
-    first = measure(training)
+    first = measure_probe(training)
     weights = training.model.weight.detach()[0]
     for number in range(8):
         kept = weights[number].clone()
         weights[number] = kept.nextafter(torch.tensor(math.inf))
-        found = measure(training)
-        assert compare(first, found, 0.0).startswith("the probe gives another result than at the save")
-        assert compare(first, found, 1e-6) == ""
+        found = measure_probe(training)
+        assert compare_probes(first, found, 0.0).startswith("the probe gives another result than at the save")
+        assert compare_probes(first, found, 1e-6) == ""
         weights[number] = kept
-    assert measure(training) == first
+    assert measure_probe(training) == first
 
 
 def test_the_probe_uses_the_next_steps_anneals_and_the_first_batch(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_the_probe_uses_the_next_steps_anneals_and_the_first_batch(tmp_path: Pat
     training = make(tmp_path)
     train_to(training, 2)
     training.recipe.anneals["weight"].value = 99.0
-    loss = measure(training).values["loss"]
+    loss = measure_probe(training).values["loss"]
     assert training.recipe.anneals["weight"].value == 0.75
     with torch.no_grad():
         x, y = training.batches.first()
@@ -215,7 +215,7 @@ def test_a_sample_of_the_outputs_and_every_number_go_on_record(tmp_path: Path) -
     training = make(tmp_path)
     outputs = {"a": torch.arange(200.0), "b": torch.tensor([math.inf]), "c": 3, "d": math.nan, "e": torch.zeros(0)}
     training.recipe.probe = lambda model: outputs  # type: ignore[assignment]
-    found = measure(training)
+    found = measure_probe(training)
     assert found.values == {"b": None, "c": 3.0, "d": None}
     assert (len(found.sample), found.sample[0], found.sample[16], found.sample[-1]) == (32, 0.0, 103.0, None)
     assert Probe.model_validate_json(found.model_dump_json()) == found
@@ -223,23 +223,23 @@ def test_a_sample_of_the_outputs_and_every_number_go_on_record(tmp_path: Path) -
 
 def test_the_loss_window_is_the_mean_of_the_last_steps(tmp_path: Path) -> None:
     training = make(tmp_path)
-    assert "loss_window" not in measure(training).values
+    assert "loss_window" not in measure_probe(training).values
     train_to(training, 23)
     losses = [line["loss"] for line in training.read_metrics()]
     assert len(losses) == 23
-    assert measure(training).values["loss_window"] == math.fsum(losses[-20:]) / 20
+    assert measure_probe(training).values["loss_window"] == math.fsum(losses[-20:]) / 20
 
 
 def test_a_stream_is_probed_with_its_first_batch_once_it_was_read(tmp_path: Path) -> None:
     training = make(tmp_path, stream=True)
-    assert measure(training) == Probe()
+    assert measure_probe(training) == Probe()
     train_to(training, 1)
     training.read_metrics()
-    found = measure(training)
+    found = measure_probe(training)
     assert found.sha256
     assert found.sample
-    assert measure(training) == found
-    assert measure(make(tmp_path, stream=True, own=True)).sha256
+    assert measure_probe(training) == found
+    assert measure_probe(make(tmp_path, stream=True, own=True)).sha256
 
 
 class Warming(nn.Module):
@@ -293,14 +293,14 @@ def test_the_training_probe_can_be_switched_off(tmp_path: Path) -> None:
     assert saved[1].probe.gradient
     training.config = training.config.model_copy(update={"resume": Resume(training_probe=False)})
     training.recipe.model.noise = 9.0  # type: ignore[assignment]
-    assert measure(training).gradient == ""
+    assert measure_probe(training).gradient == ""
     resume(training, *saved, Gate(), lambda done, total: None)
 
 
 def test_a_dropout_rate_changes_only_the_training_probe(tmp_path: Path) -> None:
     training = make(tmp_path)
-    first = measure(training)
+    first = measure_probe(training)
     training.model[2].p = 0.4
-    found = measure(training)
+    found = measure_probe(training)
     assert found.sha256 == first.sha256
     assert found.gradient != first.gradient

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from holdfast import Recipe
 from holdfast.store.local import LocalStore
-from holdfast.training import Training, evaluate, measure
+from holdfast.training import Training, evaluate_recipe, measure_probe
 from tests.support import trainings
 from tests.support.trainings import train_to
 
@@ -74,7 +74,7 @@ def attributes(model: nn.Module) -> dict[str, Any]:
     return kept | numbers | {"fresh": getattr(model, "fresh", None)}
 
 
-@pytest.mark.parametrize("look", [measure, evaluate])
+@pytest.mark.parametrize("look", [measure_probe, evaluate_recipe])
 def test_a_model_that_changes_at_each_call_is_restored(tmp_path: Path, look: Any) -> None:
     training = make(tmp_path)
     train_to(training, 2)
@@ -91,7 +91,7 @@ def test_a_model_that_changes_at_each_call_is_restored(tmp_path: Path, look: Any
 def test_a_probe_names_the_values_that_it_changes_and_that_no_checkpoint_has(tmp_path: Path) -> None:
     training = make(tmp_path)
     for _ in range(2):  # values that were put back are not named for that
-        measure(training)
+        measure_probe(training)
         assert training.touched == {
             "model.call1": "Tensor", "model.fresh": "int", "model.losses": "list", "model.mean": "Tensor",
             "model.number": "int", "model.seen": "dict", "model.total": "Tensor",

@@ -8,7 +8,7 @@ import pytest
 from holdfast.attempt import Line
 from holdfast.config import Retention
 from holdfast.journal import Journal
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.store.local import LocalStore
 from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, Keys, make_line, resume, train
 
@@ -22,7 +22,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, keys: Keys) -> Path:
         train(line)
     line.journal.pin(2)
     line.journal.quarantine(3, "damaged", 1)
-    prune(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
+    prune_by_policy(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
     for _ in range(2):
         train(line)
     return store.root

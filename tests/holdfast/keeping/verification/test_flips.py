@@ -10,7 +10,7 @@ from holdfast.checkpoint import PAYLOAD
 from holdfast.config import Retention
 from holdfast.errors import RecordDamaged
 from holdfast.journal import Journal
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
 from holdfast.ledger.standing import Standing, read_standing
 from holdfast.store.local import LocalStore
@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train(line, size_bytes=320)
     line.journal.pin(2)
     line.journal.quarantine(3, "damaged", 1)
-    prune(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
+    prune_by_policy(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
     train(line, size_bytes=320)
     return Path(store.root) / "run"
 

@@ -16,7 +16,7 @@ from holdfast.checkpoint import METADATA, PAYLOAD
 from holdfast.config import Retention
 from holdfast.errors import CheckpointDamaged, Unreadable
 from holdfast.journal import Commit, Journal
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
 from holdfast.store.local import LocalStore
 from tests.conftest import COMMAND_WITHIN_S, ROOT
@@ -130,7 +130,7 @@ def test_a_commit_that_points_elsewhere_is_damage(line: Line, outside: Path, pat
     assert line.head
     assert line.head.path == "epoch-0003"  # the checkpoint itself is good, and is adopted
     assert line.head.number == 4
-    prune(line.journal, Retention(keep_last=1, debris_after_s=0), STEPS_PER_EPOCH)
+    prune_by_policy(line.journal, Retention(keep_last=1, debris_after_s=0), STEPS_PER_EPOCH)
     assert len(list(outside.iterdir())) == 3
     assert len(list((root(line) / "commits").iterdir())) == 4
 
@@ -150,7 +150,7 @@ def test_links_out_of_the_run_are_refused(line: Line, outside: Path, name: str) 
 def test_pruning_a_link_deletes_nothing_behind_it(line: Line, outside: Path) -> None:
     shutil.rmtree(root(line) / "epoch-0001")
     (root(line) / "epoch-0001").symlink_to(outside)
-    prune(line.journal, Retention(keep_last=1, debris_after_s=0), STEPS_PER_EPOCH)
+    prune_by_policy(line.journal, Retention(keep_last=1, debris_after_s=0), STEPS_PER_EPOCH)
     assert [path.read_text() for path in outside.iterdir()] == ["secret"] * 3
 
 

@@ -23,7 +23,7 @@ from holdfast.errors import ConfigError, RecordDamaged
 from holdfast.journal import AttemptRecord, Journal
 from holdfast.journal.endings import Ending
 from holdfast.journal.records import MOST_VALUES
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.ledger.goodput import make_ledger
 from holdfast.ledger.history import read_losses
 from holdfast.looking.report import Gatherer, make_page
@@ -61,7 +61,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train(line)
     line.journal.pin(2)
     line.journal.quarantine(3, "damaged", 1)
-    prune(line.journal, Retention(keep_last=2), STEPS_PER_EPOCH)
+    prune_by_policy(line.journal, Retention(keep_last=2), STEPS_PER_EPOCH)
     line.journal.end_attempt(1, Ending("preempted", "told to", head_step(line)))
     return folder
 

@@ -10,7 +10,7 @@ from holdfast.errors import RunUnknown
 from holdfast.journal import Journal, RehearsalRecord, now
 from holdfast.journal.endings import Ending
 from holdfast.keeping.pack import pack, unpack
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
 from holdfast.store.local import LocalStore
 from tests.support.makers import CONFIG, IDENTITY, SETTINGS, STEPS_PER_EPOCH, Keys, make_line, train
@@ -41,7 +41,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, keys: Keys) -> Path:
     journal.pin(5)
     journal.unpin(5)
     journal.quarantine(3, "damaged", 1)
-    prune(journal, Retention(keep_last=1), STEPS_PER_EPOCH)
+    prune_by_policy(journal, Retention(keep_last=1), STEPS_PER_EPOCH)
     journal.record_rehearsal(RehearsalRecord(attempt=1, commit=5, lines=[], difference="loss", created_at=now()))
     journal.end_attempt(1, Ending("inexact", "other steps", 50))
     line = make_line(store, epochs=10, signing_key=keys[0][0])

@@ -16,7 +16,7 @@ from holdfast.config import Retention, RunConfig
 from holdfast.errors import RunUnknown
 from holdfast.journal import ConfigRecord, Journal, find_conflict
 from holdfast.keeping.pack import pack, unpack
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
 from holdfast.provenance.fingerprint import fingerprint, to_plain
 from holdfast.store.local import LocalStore
@@ -142,7 +142,7 @@ def test_a_gap_is_one_problem_however_wide(line: Line) -> None:
 def test_a_lost_newest_commit_is_found_by_any_record_that_names_it(line: Line, left: str) -> None:
     """The newest commit has no successor whose link would show the loss."""
     line.journal.pin(7)
-    prune(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
+    prune_by_policy(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
     line.journal.store.create("pruned/00000007.json", pruned(line, 7))
     (root(line) / "commits/00000007.json").unlink()
     for name in {"latest.json", "metrics", "pins", "prunes", "pruned"} - {left}:

@@ -11,7 +11,7 @@ from holdfast.looking.report import Gatherer, History
 from holdfast.looking.report.commits import describe_commits
 from holdfast.looking.report.curves import make_curves
 from holdfast.looking.report.gathering import find_line
-from holdfast.looking.report.lives import find_starts, list_lives, make_ledger
+from holdfast.looking.report.lives import find_starts, list_lives, make_report_ledger
 from holdfast.looking.report.sections import make_changes
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
@@ -39,7 +39,7 @@ def test_the_line_goes_from_parent_to_parent_and_over_a_lost_record() -> None:
 
 
 def test_attempts_have_their_reasons_and_the_time_between(history: History) -> None:
-    ledger, _ = make_ledger(history, 0.0)
+    ledger, _ = make_report_ledger(history, 0.0)
     lives = list_lives(history, ledger)
     assert [life.reason for life in lives] == ["crashed", "unhealthy", "preempted", "completed"]
     assert [life.gap_s for life in lives] == [0.0, 9.0, 9.0, 9.0]
@@ -53,7 +53,7 @@ def test_an_adopted_commit_belongs_to_the_attempt_that_trained_it(tmp_path: Path
     continues = {"commit": 10, "checkpoint_sha256": last.checkpoint_sha256}
     claim = history.attempts[2].model_copy(update={"lineage": {"continues": continues}})
     history = replace(history, commits=history.commits | {11: adopted}, attempts=history.attempts | {2: claim})
-    lives = list_lives(history, make_ledger(history, 0.0)[0])
+    lives = list_lives(history, make_report_ledger(history, 0.0)[0])
     assert [(life.first_step, life.last_step, life.commits) for life in lives] == [(0, 110, 11), (110, 200, 9)]
     assert find_starts(history) == {2: 11}
     assert "commit 11, content id" in (changes := make_changes(history))

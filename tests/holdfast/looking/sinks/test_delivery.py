@@ -8,7 +8,7 @@ import pytest
 from holdfast.config import Retention
 from holdfast.errors import Superseded
 from holdfast.journal import Commit, Journal
-from holdfast.keeping.retention import prune
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.looking.sinks import Facts, Sink
 from holdfast.looking.sinks.delivery import deliver
 from holdfast.looking.sinks.points import Point, read_points, read_values
@@ -77,7 +77,7 @@ def test_commits_of_an_abandoned_line_are_not_sent_though_they_are_pruned_and_no
     for _ in range(3):
         newest = train(line)
     line.journal.pin(first.number)
-    prune(line.journal, Retention(keep_last=1, keep_every=0), STEPS_PER_EPOCH)
+    prune_by_policy(line.journal, Retention(keep_last=1, keep_every=0), STEPS_PER_EPOCH)
     damage(line, newest.path)
     line = make_line(store)
     assert train(line).parent == first.number

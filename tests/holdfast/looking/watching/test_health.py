@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.journal import AttemptRecord, EndingRecord, now
-from holdfast.looking.watching.health import LATE_AFTER_S, judge, predict
+from holdfast.looking.watching.health import LATE_AFTER_S, judge_health, predict
 from holdfast.looking.watching.seen import Seen
 from tests.support.makers import make_commit
 
@@ -25,8 +25,8 @@ SEEN = Seen("run", commits=COMMITS, newest=3, attempts=((1, attempt(1)),))
 
 def test_a_run_trains_until_its_commit_is_late() -> None:
     assert predict(SEEN) == 23.0  # ten steps in 20 s, the stall of the save, and the save
-    assert judge(SEEN, 3 * 23.0).state == "training"
-    stalled = judge(SEEN, 3 * 23.0 + 1)
+    assert judge_health(SEEN, 3 * 23.0).state == "training"
+    stalled = judge_health(SEEN, 3 * 23.0 + 1)
     assert stalled.state == "stalled"
     assert stalled.text == "stalled: waits for a commit of attempt 1, or for another attempt"
     assert stalled.detail == (
@@ -36,8 +36,8 @@ def test_a_run_trains_until_its_commit_is_late() -> None:
 
 def test_a_short_chunk_is_not_late_at_once() -> None:
     commits = tuple(commit.model_copy(update={"train_s": 0.01, "stall_s": 0.0, "save_s": 0.0}) for commit in COMMITS)
-    assert judge(replace(SEEN, commits=commits), LATE_AFTER_S).state == "training"
-    assert judge(replace(SEEN, commits=commits), LATE_AFTER_S + 1).state == "stalled"
+    assert judge_health(replace(SEEN, commits=commits), LATE_AFTER_S).state == "training"
+    assert judge_health(replace(SEEN, commits=commits), LATE_AFTER_S + 1).state == "stalled"
 
 
 def test_the_next_chunk_and_a_restart_are_expected_to_take_their_time() -> None:
@@ -47,8 +47,8 @@ def test_the_next_chunk_and_a_restart_are_expected_to_take_their_time() -> None:
 
 def test_without_a_commit_nothing_is_expected() -> None:
     seen = replace(SEEN, commits=(), newest=0)
-    assert judge(seen, 1e6).state == "starting"
-    assert judge(replace(seen, attempts=()), 1e6).text == "waits for its first attempt"
+    assert judge_health(seen, 1e6).state == "starting"
+    assert judge_health(replace(seen, attempts=()), 1e6).text == "waits for its first attempt"
 
 
 @pytest.mark.parametrize(
@@ -61,5 +61,5 @@ def test_without_a_commit_nothing_is_expected() -> None:
     ],
 )
 def test_an_ending_says_what_the_run_waits_for(reason: str, state: str, text: str) -> None:
-    health = judge(replace(SEEN, endings=(ending(reason),)), 1e6)
+    health = judge_health(replace(SEEN, endings=(ending(reason),)), 1e6)
     assert (health.state, str(health)) == (state, text)

@@ -53,9 +53,9 @@ def test_a_number_stays_and_nobody_is_asked(no_program: None) -> None:
 
 def test_torch_counts_the_gpus_where_nvidia_smi_can_not(no_program: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settle_ranks(config(ranks="all")).compute.ranks == max(1, torch.cuda.device_count())
-    monkeypatch.setattr(checks, "run_program", lambda command, within_s: (0, "a warning\n4\n"))
+    monkeypatch.setattr(checks, "run_command", lambda command, within_s: (0, "a warning\n4\n"))
     assert settle_ranks(config(ranks="all")).compute.ranks == 4
-    monkeypatch.setattr(checks, "run_program", lambda command, within_s: (1, "ImportError: 4\n"))
+    monkeypatch.setattr(checks, "run_command", lambda command, within_s: (1, "ImportError: 4\n"))
     assert settle_ranks(config(ranks="all")).compute.ranks == 1
 
 

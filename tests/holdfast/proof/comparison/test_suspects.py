@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.attempt.lineage import Past
 from holdfast.checkpoint.departure import Difference
-from holdfast.proof.comparison.suspects import compare_machines, describe, find_evidence, list_changes, rank
+from holdfast.proof.comparison.suspects import compare_machines, describe_change, find_evidence, list_changes, rank
 from holdfast.provenance.changes import Change, Kind
 from tests.support.makers import make_commit
 
@@ -106,4 +106,4 @@ def test_a_difference_is_described_with_both_runs() -> None:
         "sources.m: another code": Change(name="sources.m", kind="source", saved="a", current="b"),
         "files.x: 'a' in a, not in b": Change(name="files.x", kind="file", saved="a"),
     }
-    assert [describe(each, "a", "b") for each in made.values()] == list(made)
+    assert [describe_change(each, "a", "b") for each in made.values()] == list(made)

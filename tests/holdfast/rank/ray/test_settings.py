@@ -9,7 +9,7 @@ from holdfast.config import Compute, RunConfig
 from holdfast.errors import ConfigError
 from holdfast.machine.gpus import gather_nodes
 from holdfast.rank.process import make_command
-from holdfast.rank.rendezvous import describe_wait, find_node
+from holdfast.rank.rendezvous import describe_node_wait, find_node
 
 
 def make_config(**compute: Any) -> RunConfig:
@@ -50,7 +50,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_attempt_says_for_what_it_waits() -> None:
     compute = make_config(nodes="1:2", ranks=3, virtual_ranks=6, ray_address="head:6379", wait_s=40).compute
-    assert describe_wait(compute) == (
+    assert describe_node_wait(compute) == (
         "waiting for room on the Ray cluster at head:6379 for 1 to 2 nodes with 3 ranks each, for up to 40 s"
     )
 

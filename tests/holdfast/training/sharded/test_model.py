@@ -10,7 +10,7 @@ import torch
 from torch import distributed, nn
 from torch._subclasses import FakeTensorMode
 
-from holdfast.checkpoint import deal, list_batches
+from holdfast.checkpoint import assign_owners, list_batches
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.state.sharded import Region, cut_boxes
@@ -101,11 +101,11 @@ def test_the_fingerprint_has_the_sharding_only_if_there_is_one(tmp_path: Path) -
 
 
 def test_parts_are_dealt_by_their_bytes_and_the_main_rank_has_the_first() -> None:
-    assert deal([1, 5, 5, 4, 1], 3) == [0, 1, 2, 0, 0]
-    assert deal([9], 4) == [0]
-    assert deal([], 2) == []
+    assert assign_owners([1, 5, 5, 4, 1], 3) == [0, 1, 2, 0, 0]
+    assert assign_owners([9], 4) == [0]
+    assert assign_owners([], 2) == []
     loads = [0] * 3
-    for size, owner in zip(sizes := [7] * 16, deal(sizes, 3), strict=True):
+    for size, owner in zip(sizes := [7] * 16, assign_owners(sizes, 3), strict=True):
         loads[owner] += size
     assert max(loads) - min(loads) <= 7
 

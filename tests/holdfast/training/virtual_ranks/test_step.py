@@ -11,7 +11,7 @@ from torch import nn
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.training import Training, go_back
-from holdfast.training.loop import steps, train, train_step
+from holdfast.training.loop import steps, train_recipe, train_step
 from holdfast.training.virtual_ranks.blocks import ShardSums
 from holdfast.training.virtual_ranks.buckets import make_buckets
 from holdfast.training.virtual_ranks.step import check_ranks
@@ -76,7 +76,7 @@ def fail_in_a_step(training: Training) -> None:
 
 def test_a_step_is_undone_until_the_optimizer_steps(tmp_path: Path) -> None:
     training = Training(make_config(tmp_path))
-    train(training, 2, lambda: False, lambda *done: None)
+    train_recipe(training, 2, lambda: False, lambda *done: None)
     before = {name: value.clone() for name, value in training.model.state_dict().items()}
     drawn = training.generators.digest()
     fail_in_a_step(training)
@@ -114,14 +114,14 @@ def test_a_step_that_fails_after_the_optimizers_is_not_undone(tmp_path: Path) ->
 
     training.optimizer.step = fail
     with pytest.raises(ConnectionError):
-        train(training, 1, lambda: False, lambda *done: None)
+        train_recipe(training, 1, lambda: False, lambda *done: None)
     assert not go_back(training)
 
 
 def test_a_step_in_detail_has_the_facts_of_each_share(tmp_path: Path) -> None:
     training = Training(make_config(tmp_path))
     training.is_detailed = True
-    train(training, 1, lambda: False, lambda *done: None)
+    train_recipe(training, 1, lambda: False, lambda *done: None)
     (line,) = training.read_metrics()
     *shares, rank = line["parts"]
     assert [each["share"] for each in shares] == list(range(SHARES))

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from holdfast.training.virtual_ranks.tree import Node, TreeSum, deal, list_parts, sum_columns
+from holdfast.training.virtual_ranks.tree import Node, TreeSum, list_parts, split_leaves, sum_columns
 
 
 def add_leaves(values: torch.Tensor, block: range) -> TreeSum:
@@ -29,13 +29,13 @@ def test_any_number_of_parts_gives_the_same_bits(leaves: int) -> None:
     values = torch.randn(leaves, 300, generator=torch.Generator().manual_seed(leaves)) ** 9
     straight = add_leaves(values, range(leaves)).root()
     for parts in range(1, leaves + 1):
-        assert torch.equal(add_in_blocks(values, deal(leaves, parts)), straight), parts
+        assert torch.equal(add_in_blocks(values, split_leaves(leaves, parts)), straight), parts
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 def test_the_order_of_the_parts_does_not_count(order: tuple[int, ...]) -> None:
     values = torch.randn(7, 300, generator=torch.Generator().manual_seed(7)) ** 9
-    blocks = deal(7, 4)
+    blocks = split_leaves(7, 4)
     straight = add_leaves(values, range(7)).root()
     assert torch.equal(add_in_blocks(values, [blocks[number] for number in order]), straight)
 
@@ -63,5 +63,5 @@ def test_a_rows_sum_does_not_depend_on_the_other_rows(columns: int) -> None:
 
 
 def test_blocks_are_contiguous_and_almost_equal() -> None:
-    assert deal(8, 3) == [range(3), range(3, 6), range(6, 8)]
-    assert deal(5, 5) == [range(number, number + 1) for number in range(5)]
+    assert split_leaves(8, 3) == [range(3), range(3, 6), range(6, 8)]
+    assert split_leaves(5, 5) == [range(number, number + 1) for number in range(5)]
