@@ -1,10 +1,9 @@
 """One word per thing: names in the code that would be a second word for it, or one word for two things, are refused."""
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.conftest import ROOT
 
@@ -16,6 +15,13 @@ INSTEAD_OF = {"why": "reason", "checkpoint_dir": "folder", "ckpt": "checkpoint"}
 RUN_IS = ("str", "Annotated[str", "Run", "'Run'")
 # Their fields are keys on disk or of a command's JSON, which stay as they are.
 KEYS = {"holdfast/journal/records.py", "holdfast/machine/contract.py"}
+# The public names that two modules may define. The list only shrinks.
+DEFINED_AGAIN = {
+    "Settings",  # each recipe's own model of its settings: pydantic's messages name it
+    "evaluate",  # a flow, which prefect.yaml names; and the language recipe's evaluation of its model
+    "main",  # the entry point of each program
+    "train",  # a flow, which prefect.yaml names; and the call that takes the place of transformers' `trainer.train()`
+}
 
 
 def find_files() -> list[Path]:
@@ -35,12 +41,30 @@ def find_names(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
             yield node.name, "", node.lineno
 
 
-@pytest.mark.parametrize("path", find_files(), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_one_word_per_thing(path: Path) -> None:
+def find_definitions() -> dict[str, list[str]]:
+    """Return the modules that define each public class or function at their top level, by its name."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in find_files():
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name[0] != "_":
+                found[node.name].append(path.relative_to(ROOT).as_posix())
+    return found
+
+
+def test_one_word_per_thing() -> None:
     found = []
-    for name, annotation, line in find_names(ast.parse(path.read_text("utf-8"))):
-        if name in INSTEAD_OF and path.relative_to(ROOT).as_posix() not in KEYS:
-            found.append(f"line {line}: {name}; the word is {INSTEAD_OF[name]}")
-        if name == "run" and annotation and not annotation.startswith(RUN_IS):
-            found.append(f"line {line}: run: {annotation}; a run is a name")
-    assert not found
+    for path in find_files():
+        place = path.relative_to(ROOT).as_posix()
+        for name, annotation, line in find_names(ast.parse(path.read_text("utf-8"))):
+            if name in INSTEAD_OF and place not in KEYS:
+                found.append(f"{place}:{line}: {name}; the word is {INSTEAD_OF[name]}")
+            if name == "run" and annotation and not annotation.startswith(RUN_IS):
+                found.append(f"{place}:{line}: run: {annotation}; a run is a name")
+    assert not found, "\n".join(found)
+
+
+def test_a_public_name_is_defined_once() -> None:
+    again = {name: places for name, places in find_definitions().items() if len(set(places)) > 1}
+    found = [f"{name}: {', '.join(again[name])}" for name in sorted(again.keys() - DEFINED_AGAIN)]
+    found += [f"{name}: defined once; take it off DEFINED_AGAIN" for name in sorted(DEFINED_AGAIN - again.keys())]
+    assert not found, "\n".join(found)
