@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import Pause, TerminationSignal
 from prefect.utilities.urls import url_for
 
-from holdfast.attempt.supervision import Known, choose_action
+from holdfast.attempt.supervision import Supervised, choose_action
 from holdfast.config import RunConfig
 from holdfast.journal import Journal
 from holdfast.journal.endings import Ending
@@ -51,7 +51,7 @@ class Supervisor:
         self._refused = 0  # attempts that the server has refused to begin, in all
         self._refusal = ""  # the last of them, for a person
         self._is_judged = False  # whether an attempt has accepted this configuration
-        self._seen = Known()
+        self._seen = Supervised()
 
     def run(self) -> Ending:
         """Train the run; return its ending, completed or cancelled.
@@ -71,7 +71,7 @@ class Supervisor:
             live = None
         return action.ending
 
-    def _know(self, live: FlowRun | None) -> Known:
+    def _know(self, live: FlowRun | None) -> Supervised:
         journal, config = self.journal, self.config
         return replace(
             self._seen,
@@ -96,7 +96,7 @@ class Supervisor:
         if refusal := describe_turned_away(flow_run.state):
             self._refused += 1
             self._refusal = f"attempt {number} did not begin ({refusal})"
-            self._seen = Known(is_dead=is_dead, refusals=self._seen.refusals + 1)
+            self._seen = Supervised(is_dead=is_dead, refusals=self._seen.refusals + 1)
             return
         if pool.was_paused(self.journal, number):  # a person resumed the flow run, which claimed a new attempt
             number = self.journal.attempts()
@@ -107,7 +107,7 @@ class Supervisor:
             ending = replace(ending, message=f"attempt {number} was cancelled")
         else:
             ending = self._note(number, ending, flow_run)
-        self._seen = Known(is_dead=is_dead, last=ending, was_cancelled=was_cancelled)
+        self._seen = Supervised(is_dead=is_dead, last=ending, was_cancelled=was_cancelled)
 
     def _note(self, number: int, ending: Ending, flow_run: FlowRun) -> Ending:
         """Note an ending that no person has asked for; return it, or what it is in truth."""

@@ -32,8 +32,8 @@ LONGEST_BACKOFF_S = 300.0
 
 
 @dataclass(frozen=True)
-class Known:
-    """What is known of a run and its attempts.
+class Supervised:
+    """A run on a work pool, as its supervisor knows it.
 
     Attributes:
         is_live: whether an attempt lives that isn't watched yet.
@@ -68,7 +68,7 @@ class Action:
     wait_s: float = 0.0
 
 
-def choose_action(known: Known, limits: Supervision) -> Action:
+def choose_action(known: Supervised, limits: Supervision) -> Action:
     """Return what comes next for a run; see the table above.
 
     Raises:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.attempt.supervision import Action, Known, choose_action, choose_wait_s, without_progress
+from holdfast.attempt.supervision import Action, Supervised, choose_action, choose_wait_s, without_progress
 from holdfast.config import Supervision
 from holdfast.errors import (
     CheckpointDamaged,
@@ -38,18 +38,18 @@ CANCELLED, PREEMPTED, COMPLETED = ends(("cancelled", 8), ("preempted", 8), ("com
 DONE, START, WATCH = Action(Ending("completed")), Action(), Action()
 
 
-def after(last: Ending, **facts: Any) -> Known:
-    return Known(last=last, endings=[last], **facts)
+def after(last: Ending, **facts: Any) -> Supervised:
+    return Supervised(last=last, endings=[last], **facts)
 
 
 @pytest.mark.parametrize(
     ("known", "action"),
     [
-        (Known(), START),
-        (Known(is_finished=True), DONE),
-        (Known(is_finished=True, is_disputed=True), START),
-        (Known(is_live=True), WATCH),
-        (Known(is_live=True, is_finished=True), WATCH),
+        (Supervised(), START),
+        (Supervised(is_finished=True), DONE),
+        (Supervised(is_finished=True, is_disputed=True), START),
+        (Supervised(is_live=True), WATCH),
+        (Supervised(is_live=True, is_finished=True), WATCH),
         (after(COMPLETED, is_finished=True), DONE),
         (after(COMPLETED, is_finished=True, is_dead=True), START),
         (after(COMPLETED, is_finished=True, is_disputed=True), START),
@@ -60,14 +60,14 @@ def after(last: Ending, **facts: Any) -> Known:
         (after(CANCELLED, is_finished=True), Action(CANCELLED)),
         (after(CANCELLED, was_cancelled=True), START),
         (after(CANCELLED, was_cancelled=True, is_finished=True), DONE),
-        (Known(refusals=1), Action(wait_s=5)),
-        (Known(refusals=3), Action(wait_s=20)),
-        (Known(refusals=30), Action(wait_s=300)),
-        (Known(refusals=1, is_finished=True), DONE),
-        (Known(last=ends(("crashed", 8))[0], endings=ends(("preempted", 8), ("crashed", 8))), Action(wait_s=1)),
+        (Supervised(refusals=1), Action(wait_s=5)),
+        (Supervised(refusals=3), Action(wait_s=20)),
+        (Supervised(refusals=30), Action(wait_s=300)),
+        (Supervised(refusals=1, is_finished=True), DONE),
+        (Supervised(last=ends(("crashed", 8))[0], endings=ends(("preempted", 8), ("crashed", 8))), Action(wait_s=1)),
     ],
 )
-def test_what_comes_next(known: Known, action: Action) -> None:
+def test_what_comes_next(known: Supervised, action: Action) -> None:
     assert choose_action(known, LIMITS) == action
 
 
@@ -81,7 +81,7 @@ def test_what_comes_next(known: Known, action: Action) -> None:
 )
 def test_what_ends_a_run_before_it_is_complete(endings: list[Ending], error: type[HoldfastError]) -> None:
     with pytest.raises(error):
-        choose_action(Known(last=endings[-1], endings=endings), LIMITS)
+        choose_action(Supervised(last=endings[-1], endings=endings), LIMITS)
 
 
 @pytest.mark.parametrize("reason", sorted(LOST_MACHINES))
