@@ -50,7 +50,7 @@ def test_a_signal_means_cancelled_only_if_the_server_says_so(
     monkeypatch: pytest.MonkeyPatch, is_cancelled: bool | None, reason: str, says: str
 ) -> None:
     monkeypatch.setattr(own_run, "is_being_cancelled", lambda: is_cancelled)
-    end = own_run.Asked(60.0).settle_ending(TerminationSignal(signal.SIGTERM))
+    end = own_run.Asked(60.0).find_ending(TerminationSignal(signal.SIGTERM))
     assert end.reason == reason
     assert says in end.message
 

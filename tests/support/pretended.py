@@ -21,6 +21,7 @@ from holdfast.recipe.function import build_recipe
 from holdfast.training import Training, evaluate_recipe, loop
 from holdfast.training.build import Program
 from holdfast.training.devices import prepare_device
+from holdfast.training.virtual_ranks import passes
 
 # A kind of device for which no build of torch has a library: one for the CPU refuses to index tensors of "cuda".
 GPU = torch.device("lazy", 0)
@@ -88,7 +89,7 @@ def _patch_torch() -> None:
     nn.Module.to = _move  # type: ignore[method-assign, assignment]
     Tensor.__deepcopy__ = nn.Parameter.__deepcopy__ = _copy  # type: ignore[method-assign, assignment]
     FakeTensor.tolist = lambda self: _to_ones(self.shape, 1.0 if self.dtype.is_floating_point else 1)
-    loop._sum_extras = lambda training: {}  # which finds tied tensors by their address, and these have none
+    passes._sum_extras = lambda training: {}  # which finds tied tensors by their address, and these have none
 
 
 def _move(module: nn.Module, device: torch.device) -> nn.Module:
