@@ -20,7 +20,7 @@ from tasks.auditing import audit_one
 from tasks.served import served_flow
 from tasks.server import server
 
-log = logging.getLogger("holdfast.proof.audit")
+log = logging.getLogger("holdfast.audit")
 
 
 @served_flow(name="audit", flow_run_name="audit {store}", retries=0, persist_result=False)

@@ -17,7 +17,7 @@ from tasks.heartbeat import heartbeat
 from tasks.reporting import describe_run, key_of
 from tasks.supervisor import Supervisor
 
-log = logging.getLogger("holdfast.proof.drill")
+log = logging.getLogger("holdfast.drill")
 
 
 @flow(name="drill", flow_run_name="drill {config.run}", retries=0, persist_result=False)

@@ -23,7 +23,7 @@ from tasks import pool
 from tasks.liveness import ProcessWatch
 from tasks.reporting import key_of
 
-log = logging.getLogger("flows.grid")
+log = logging.getLogger("holdfast.sweep")
 
 
 @flow(name="sweep", flow_run_name="sweep {config.run}", retries=0, persist_result=False)

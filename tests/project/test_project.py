@@ -16,9 +16,9 @@ import torch
 
 import holdfast
 from tests.conftest import COMMAND_WITHIN_S, ROOT
+from tests.project.test_words import ROOMS, find_files
 
 BIN = Path(sys.executable).parent
-ROOMS = ("holdfast", "tasks", "flows", "deployments")
 MOST_ATTRIBUTES, MOST_IMPORTS = 20, 20
 LARGE_CLASSES = {
     "holdfast/attempt/attempt.py: Attempt": 21,
@@ -141,6 +141,18 @@ def test_flows_hold_functions_only() -> None:
         assert not re.search(r"^\s*class ", path.read_text(), re.M), path
 
 
+def test_prefect_gets_what_flows_and_tasks_log() -> None:
+    """It sends the records of this logger, and its children, to the server: ``extra_loggers`` in pyproject.toml."""
+    names = {
+        name
+        for path in find_files()
+        if path.relative_to(ROOT).parts[0] in ("flows", "tasks")
+        for name in re.findall(r"^log = logging.getLogger\((.*)\)$", path.read_text("utf-8"), re.M)
+    }
+    assert names
+    assert not [name for name in names if not name.startswith('"holdfast.')]
+
+
 def test_flows_and_tasks_are_no_packages() -> None:
     assert not [*ROOT.glob("flows/__init__.py"), *ROOT.glob("tasks/__init__.py")]
 
@@ -157,7 +169,7 @@ def test_no_module_imports_more_than_a_person_can_keep_in_mind() -> None:
 
 def find_attributes() -> Iterator[tuple[str, int]]:
     """Yield each class with the number of attributes that its methods assign to ``self``."""
-    for path in find_code():
+    for path in find_files():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ClassDef):
                 stores = [each for each in ast.walk(node) if isinstance(each, ast.Attribute)]
@@ -167,11 +179,7 @@ def find_attributes() -> Iterator[tuple[str, int]]:
 
 def find_imports() -> Iterator[tuple[str, int]]:
     """Yield each module with the number of modules of ours from which it imports."""
-    for path in find_code():
+    for path in find_files():
         nodes = ast.walk(ast.parse(path.read_text("utf-8")))
         found = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
         yield str(path.relative_to(ROOT)), len([name for name in found if name.split(".")[0] in ROOMS])
-
-
-def find_code() -> list[Path]:
-    return sorted(path for room in ROOMS for path in ROOT.glob(f"{room}/**/*.py"))
