@@ -7,7 +7,7 @@
 #              make up GPUS=2, or GPUS=all: a worker for each GPU, so that two runs never share one
 #              make up RECIPES=my_models,/srv/code/: recipes that flow runs may train beside those of this repository
 # make setup   only prepare .venv                            make clean   remove it
-# make docs    generate pages from the code: docs/configuration.md and docs/rooms.md
+# make docs    generate pages from the code: docs/configuration.md and docs/rooms.md      make map    list every file
 # make image   build the container images with docker or podman      make up-compose    run everything in containers
 # make dist    build wheel, sdist, list of components (SBOM) and licences in dist/      make check-infra    check infra/
 # make bench   measure the costs, as a table and bench.json  make bench ARGS="--full"
@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 CONFIG ?= holdfast/recipes/language.toml
 ARGS ?=
 WORKERS ?= 2
-TRAINING ?= tests/holdfast/comparison tests/holdfast/memory tests/holdfast/state tests/holdfast/testing \
+TRAINING ?= tests/holdfast/proof/comparison tests/holdfast/memory tests/holdfast/state tests/holdfast/testing \
 	tests/holdfast/proof/test_proof.py tests/holdfast/training/test_health.py tests/holdfast/training/test_merging.py
 
 # Turn Prefect's anonymous usage data off, unless you have set this variable yourself.
@@ -33,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests' own files are UTF-8, whatever the locale. test_any_machine tests another locale.
 test test-extras test-gpus test-kernels check: export PYTHONUTF8 := 1
 
-.PHONY: setup train up down test test-extras test-pools test-gpus test-kernels check bench soak docs screenshots image up-compose down-compose check-infra dist clean bench-preempt
+.PHONY: setup train up down test test-extras test-pools test-gpus test-kernels check bench soak docs map screenshots image up-compose down-compose check-infra dist clean bench-preempt
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
