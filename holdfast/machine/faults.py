@@ -11,6 +11,8 @@ import os
 import signal
 from pathlib import Path
 
+from holdfast.machine.processes import RANK_MODULE
+
 # A kill at any point leaves a run that resumes and a store that verifies.
 POINTS = (
     "payload-written",  # in a rank: the payload is written, but may not be on the disk yet
@@ -57,6 +59,6 @@ def _other_side() -> list[int]:
 
 def _is_rank(pid: int) -> bool:
     try:
-        return b"holdfast.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return RANK_MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
