@@ -72,12 +72,15 @@ class Supervisor:
         return action.ending
 
     def _know(self, live: FlowRun | None) -> Supervised:
+        """Return what decides on the next action, in as few reads of the journal as that takes."""
+        if live is not None:
+            return replace(self._seen, is_live=True)
         journal, config = self.journal, self.config
+        finished = is_finished(journal, config.epochs)
         return replace(
             self._seen,
-            is_live=live is not None,
-            is_finished=is_finished(journal, config.epochs),
-            is_disputed=not self._is_judged and gives_others(journal, config),
+            is_finished=finished,
+            is_disputed=finished and not self._is_judged and gives_others(journal, config),
             endings=[*journal.endings(), *self._others],
         )
 

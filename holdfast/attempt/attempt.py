@@ -448,9 +448,9 @@ class Attempt:
 
     def _tell(self, what: str, *news: object) -> None:
         """Tell the observers; see `Observer`."""
-        built = self.ranks.built if self._line else None
-        view = AttemptView(self.config, self.journal, self.number, self.head, self.step, built, self.signal_ranks)
-        self._observers.tell(what, view, *news)
+        total, built = (self.total_steps, self.ranks.built) if self._line else (0, None)
+        known = self.config, self.journal, self.number, self.head, self.step, total, built
+        self._observers.tell(what, AttemptView(*known, self.signal_ranks), *news)
 
     def fall_back(self) -> None:
         """Make the newest commit that isn't quarantined the head, and end the ranks: the next chunk starts new ones."""

@@ -20,6 +20,7 @@ class AttemptView:
         number: the attempt's.
         head: the commit that the run continues from; None before the first.
         step: the newest step whose checkpoint is durable, committed or not.
+        total_steps: the steps of the whole run; 0 if the ranks never built it.
         built: the ranks' description of what they have built; None if they never did.
         signal_ranks: sends all ranks a signal, for a drill.
     """
@@ -29,13 +30,9 @@ class AttemptView:
     number: int
     head: Commit | None
     step: int
+    total_steps: int
     built: Ready | None
     signal_ranks: Callable[[int], None]
-
-    @property
-    def total_steps(self) -> int:
-        """The steps of the whole run; 0 if the ranks never built it."""
-        return self.config.epochs * self.built.steps_per_epoch if self.built else 0
 
     @property
     def is_complete(self) -> bool:

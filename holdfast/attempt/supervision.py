@@ -58,9 +58,10 @@ class Supervised:
 
 @dataclass(frozen=True)
 class Action:
-    """What to do next: end with an ending, or else watch the live attempt, or start one after a wait.
+    """The next action for a run: end it, watch its live attempt, or start an attempt after a wait.
 
     Attributes:
+        ending: how the run ends; None to go on.
         wait_s: seconds to wait before the next attempt is started.
     """
 
