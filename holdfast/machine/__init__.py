@@ -1,1 +1,1 @@
-"""What this machine and this process are: environment, determinism, GPUs, signals and preemption notices."""
+"""This machine and this process: environment, determinism, GPUs, ranks' processes and preemption notices."""

@@ -31,7 +31,7 @@ LOOP, FRAMEWORK = "loop", "framework"
 
 
 class Variable(NamedTuple):
-    """A variable of a loop, with the file and line that reads it first; see `forgotten_state.found.Found`."""
+    """A variable of a loop, with the file and line that reads it first; see `holdfast.checkpoint.found.Found`."""
 
     name: str
     value: Any
