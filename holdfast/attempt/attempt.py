@@ -376,7 +376,7 @@ class Attempt:
                     self._rehearse_or_order(stop, event.train_s, (stop - self.step) / (event.train_s or 1.0))
                 return event.model_copy(update={"restart_s": self.ranks.restart_s})
             if isinstance(event, Rehearsed):
-                self.rehearsals.note_lived(event.lines)
+                self.rehearsals.note_lived(event)
             if isinstance(event, Progress):
                 self._tell("progressed", event)
                 if is_rehearsed and event.step >= stop:

@@ -31,7 +31,7 @@ from holdfast.errors import (
 from holdfast.journal import Commit, Journal, RehearsalRecord, now
 from holdfast.machine import faults
 from holdfast.rank.lived import delete_lived, find_lived
-from holdfast.rank.messages import Examined
+from holdfast.rank.messages import Examined, Rehearsed
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,6 @@ MOST_LOST = 2
 SHOWN_NAMES = 3
 SHOWN_SUSPECTS = 4
 GO_ON = "--set proof.rehearse=record trains on all the same, and says so in every later commit"
-
-Trail = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Rehearsals:
     def __init__(self, journal: Journal, number: int, ranks: AttemptRanks) -> None:
         self._journal, self._number, self._ranks = journal, number, ranks
         self._pending: Rehearsal | None = None
-        self._lived: Trail | None = None  # the steps of the living ranks
+        self._lived: Rehearsed | None = None  # the steps of the living ranks
         self._cost_s, self._lost = 0.0, 0
         self._has_warned = False
         self.is_changed = False
@@ -152,9 +150,9 @@ class Rehearsals:
             line.note_unrehearsed(f"{changed} had changed")
         return not changed
 
-    def note_lived(self, lines: Trail) -> None:
+    def note_lived(self, lived: Rehearsed) -> None:
         """Note the steps that the living ranks have trained for the rehearsal."""
-        self._lived = lines
+        self._lived = lived
 
     def forget(self) -> None:
         """Give a rehearsal up that has begun: its ranks are gone, or have to stop."""
@@ -176,28 +174,32 @@ class Rehearsals:
         if rehearsal is None or self._ranks.running is None or line.head is None or line.head.step != rehearsal.start:
             return
         lived = self._lived or self._ranks.own.await_rehearsed()
-        if not lived or lived[-1]["step"] < rehearsal.stop:
-            return  # they were told to stop meanwhile
+        if lived.is_ending:
+            return  # with a save, or without one if new ranks were to go on
         faults.reach("rehearsal-lived")
         known = self._ranks.own.examine()
-        lines = self._rehearse_beside(line, rehearsal, renew) if rehearsal.is_beside else None
-        if lines is None:
+        again = self._rehearse_beside(line, rehearsal, renew) if rehearsal.is_beside else None
+        if again is None:
             if self._ranks.running is not None and rehearsal.is_beside:
                 return
-            lines = self._rehearse_alone(line, rehearsal, renew)
+            again = self._rehearse_alone(line, rehearsal, renew)
         if line.head.step != rehearsal.start:
-            log.warning("not rehearsed: the checkpoint of step %d is damaged", rehearsal.start)
+            _tell_elsewhere(rehearsal.start, line.head.step)
             self._ranks.end_aside()
             return
         faults.reach("rehearsal-trained")
-        difference = find_departure(lived, lines, self._ranks.tolerance or 0.0)
+        if len(again.lines) < len(lived.lines):
+            log.info("not rehearsed: the new ranks were told to end")
+            self._ranks.put_back()
+            return
+        difference = find_departure(lived.lines, again.lines, self._ranks.tolerance or 0.0)
         if difference is None:
             self._note_equal(line, rehearsal)
             return
         suspects = _list_suspects(known, self._ranks.own.examine())
         if self._settings.rehearse == "record":
             self._ranks.put_back()
-        self._differ(line, lived, f"would not continue exactly: {_describe_difference(difference)}", suspects)
+        self._differ(line, lived.lines, f"would not continue exactly: {_describe_difference(difference)}", suspects)
 
     def _note_equal(self, line: Line, rehearsal: Rehearsal) -> None:
         """Let the run go on, and note that it continues exactly."""
@@ -211,7 +213,7 @@ class Rehearsals:
         steps = f"steps {first}-{last}" if first < last else f"step {first}"
         log.info("rehearsed: new ranks trained %s from commit %d as these did", steps, commit)
 
-    def _rehearse_beside(self, line: Line, rehearsal: Rehearsal, renew: Callable[[], None]) -> Trail | None:
+    def _rehearse_beside(self, line: Line, rehearsal: Rehearsal, renew: Callable[[], None]) -> Rehearsed | None:
         """Return the steps of new ranks, trained while the living ones wait; None if they were lost, or failed.
 
         If they failed, the living ones have ended, too: perhaps two sets can't run at once.
@@ -227,7 +229,7 @@ class Rehearsals:
             self._ranks.end()
         return None
 
-    def _rehearse_alone(self, line: Line, rehearsal: Rehearsal, renew: Callable[[], None]) -> Trail:
+    def _rehearse_alone(self, line: Line, rehearsal: Rehearsal, renew: Callable[[], None]) -> Rehearsed:
         """Return the steps of new ranks, trained once the living ones have ended.
 
         Raises:
@@ -239,14 +241,14 @@ class Rehearsals:
         except (StateError, RecipeFailed) as error:
             raise Inexact(f"this run would not continue: {error}", hint=error.hint or GO_ON) from error
 
-    def _train(self, line: Line, rehearsal: Rehearsal, renew: Callable[[], None], *, is_kept: bool) -> Trail:
+    def _train(self, line: Line, rehearsal: Rehearsal, renew: Callable[[], None], *, is_kept: bool) -> Rehearsed:
         self._ranks.is_quiet = True
         try:
             renew()
         finally:
             self._ranks.is_quiet = False
         if line.head is None or line.head.step != rehearsal.start:
-            return []
+            return Rehearsed(lines=[])
         faults.reach("rehearsal-restored")
         self._ranks.own.rehearse(rehearsal.stop, self._ranks.present.fingerprint, is_kept=is_kept)
         return self._ranks.own.await_rehearsed()
@@ -272,20 +274,21 @@ class Rehearsals:
         lived = [each for each in lived if each["step"] <= stop]
         if not lived:
             return
-        last = lived[-1]["step"]
-        self._ranks.own.rehearse(last, self._ranks.present.fingerprint, is_kept=True, is_detailed=record is not None)
-        lines = self._ranks.own.await_rehearsed()
+        stop, fingerprint = lived[-1]["step"], self._ranks.present.fingerprint
+        self._ranks.own.rehearse(stop, fingerprint, is_kept=True, is_detailed=record is not None)
+        lines = self._ranks.own.await_rehearsed().lines
         difference = find_departure(lived, lines, self._ranks.tolerance or 0.0)
         if difference is not None:
             self._differ(line, lived, f"does not continue exactly: {_describe_difference(difference)}", [])
             return
-        log.info("steps %d-%d are those that the ranks before had trained", head.step + 1, last)
+        if lines:
+            log.info("steps %d-%d are those that the ranks before had trained", head.step + 1, lines[-1]["step"])
 
     @property
     def _folder(self) -> Path:
         return Path(self._ranks.config.log.folder) / self._ranks.config.run
 
-    def _differ(self, line: Line, lived: Trail, found: str, suspects: Sequence[str]) -> None:
+    def _differ(self, line: Line, lived: Sequence[dict[str, Any]], found: str, suspects: Sequence[str]) -> None:
         """Put a difference on record, and raise `Inexact` unless the configuration lets the run go on."""
         assert line.head is not None
         since = line.find_unproved()
@@ -315,6 +318,14 @@ def _describe_difference(difference: Difference) -> str:
     """Return a difference between two trails for a person."""
     after = f"; after it {shorten(list(difference.tensors), SHOWN_NAMES)}" if difference.tensors else ""
     return f"first in step {difference.step}: {shorten(list(difference.fields), SHOWN_NAMES)}{after}"
+
+
+def _tell_elsewhere(start: int, step: int) -> None:
+    """Say why new ranks begin with another step than that of the commit from which they were to rehearse."""
+    if step < start:
+        log.warning("not rehearsed: the checkpoint of step %d is damaged", start)
+    else:
+        log.info("not rehearsed: the ranks before had saved step %d, where new ones go on", step)
 
 
 def _list_suspects(known: Examined, found: Examined) -> list[str]:

@@ -12,7 +12,7 @@ import uuid
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, ClassVar, Self, TypeVar
+from typing import IO, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel
 
@@ -286,13 +286,13 @@ class Ranks:
         """Order the ranks to train until step ``stop`` without a save; see `Rehearse`."""
         self.send(Rehearse(stop=stop, fingerprint=fingerprint, is_kept=is_kept, is_detailed=is_detailed))
 
-    def await_rehearsed(self) -> list[dict[str, Any]]:
-        """Return the trail of the steps that `rehearse` has ordered.
+    def await_rehearsed(self) -> Rehearsed:
+        """Return what came of the steps that `rehearse` has ordered.
 
         Raises:
             HoldfastError: see `next_event`.
         """
-        return self.expect(Rehearsed).lines
+        return self.expect(Rehearsed)
 
     def list_pids(self) -> list[int]:
         """Return the processes of the ranks on this machine."""

@@ -194,9 +194,11 @@ class Rehearsed(Message):
 
     Attributes:
         lines: the trail of these steps, a line for each.
+        is_ending: whether the ranks were told to end meanwhile, perhaps before the last of these steps.
     """
 
     lines: list[dict[str, Any]]
+    is_ending: bool = False
 
 
 class Evaluated(Message):

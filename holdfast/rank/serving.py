@@ -214,7 +214,7 @@ def rehearse(training: Training, order: Rehearse, orders: Orders, events: Events
         yield from steps(training, order.stop, orders.is_pausing)
         is_stopping = orders.is_stopping()
     lines = [spell_floats(line) for line in training.read_metrics() if line["step"] > first]
-    events.send(Rehearsed(lines=lines))
+    events.send(Rehearsed(lines=lines, is_ending=is_stopping))
     training.is_detailed = training.is_rehearsal = False
     training.drop_detail()
     orders.note_wait()

@@ -96,6 +96,19 @@ def dying(folder: str) -> Recipe:
     return recipe
 
 
+def leaving(folder: str, turn: int, step: int) -> Recipe:
+    """Tell one process to end in one of its steps, as a machine that goes away does."""
+    recipe, claim, seen = exact(), _Claim(folder), [0]
+
+    def after() -> None:
+        seen[0] += 1
+        if claim.turn == turn and seen[0] == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    recipe.after_step = after
+    return recipe
+
+
 class _Claim:
     """The place of this process among those that have built the recipe, from 1."""
 

@@ -157,6 +157,21 @@ def test_ranks_that_are_killed_in_a_rehearsal_cost_nothing_but_time(tmp_path: Pa
 
 
 @WAYS
+@pytest.mark.parametrize(("turn", "step"), [(1, 10), (1, 12), (2, 2), (2, 4)])
+def test_ranks_that_are_told_to_end_in_a_rehearsal_lose_no_step(
+    tmp_path: Path, way: dict[str, object], turn: int, step: int
+) -> None:
+    """Be it the ranks that live or the new ones, in a step that they rehearse or in the last one."""
+    settings = {"folder": str(tmp_path), "turn": turn, "step": step}
+    config = make_config(tmp_path, "leaving", way, epochs=2, settings=settings)
+    live(config)
+    assert any(commit.rehearsed for commit in commits_of(config)) == ((turn, step) == (2, 4))  # trained to the end
+    plain = make_config(tmp_path / "plain", "exact", {"rehearse": "off"}, epochs=2)
+    live(plain)
+    assert content_ids(config)[-1] == content_ids(plain)[-1]
+
+
+@WAYS
 def test_ranks_that_do_not_end_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, object]
 ) -> None:
