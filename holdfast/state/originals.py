@@ -27,7 +27,7 @@ OWN_REFERENCES = 3
 class Originals:
     """The tensors, arrays, generators, containers and objects with a state that a container has now.
 
-    It keeps none of them alive for longer than until the next call of `drop`.
+    It keeps none of them alive for longer than until the next call of `drop`, and only containers before `hold`.
 
     Args:
         container: a dict, a list or a deque.
@@ -46,6 +46,7 @@ class Originals:
         self._paths: list[Path] = []
         self._numbers: dict[Path, int] = {}
         self._by_id: dict[int, int] = {}
+        self._held: list[Any] = []
         self.objects = 0
         for path, value in self._list_items(container, (), set()):
             self._numbers[path] = len(self._paths)
@@ -94,8 +95,13 @@ class Originals:
         """Return the kind of a tensor's device: "cpu" or "cuda"; "cpu" if it is none."""
         return self._devices[number] if number is not None else "cpu"
 
+    def hold(self) -> None:
+        """Keep all originals alive until the next call of `drop`: a container may lose one that another has on."""
+        self._held = [refer() for refer in self._references]
+
     def drop(self) -> None:
         """Let go of the containers that nobody else has: no code can put them back."""
+        self._held = []
         for reference in self._references:
             if isinstance(reference, _Strong) and sys.getrefcount(reference.value) < OWN_REFERENCES:
                 reference.value = None

@@ -145,4 +145,5 @@ class _Container(_Adapter):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.originals.hold()
         ContainerWriter(self._name, self.originals, self.ties).write_all(self.value, state)

@@ -148,3 +148,23 @@ def test_a_container_that_contains_itself_is_refused() -> None:
     circle["own"] = [circle]
     with pytest.raises(RecipeError, match=r"circle\['own'\]\[0\] contains itself"):
         as_stateful("circle", circle)
+
+
+def test_what_one_container_has_lost_to_another_is_still_the_same() -> None:
+    """As a replay buffer has the array that an environment had at first, and has replaced since."""
+    processes = []
+    for _ in range(2):
+        ties, values = Ties({}), {"env": {"place": np.zeros(4)}, "memory": [0]}
+        kept = {name: as_stateful(name, each, ties) for name, each in values.items()}
+        processes.append((values, kept))
+        del values
+    (values, kept), (others, built) = processes
+    values["memory"].append(values["env"]["place"])  # type: ignore[attr-defined]
+    values["env"]["place"] = np.ones(4)  # type: ignore[call-overload]
+    states = there_and_back({name: each.state_dict() for name, each in kept.items()})
+    for name, each in built.items():
+        each.load_state_dict(states[name])
+    for name, each in built.items():
+        assert str(each.state_dict()) == str(kept[name].state_dict())
+    assert others["env"]["place"].tolist() == [1] * 4  # type: ignore[call-overload]
+    assert others["memory"][1].tolist() == [0] * 4  # type: ignore[index]
