@@ -2,7 +2,7 @@
 
 A save first copies the state; then training may continue. Threads hash and write the copy: each part is hashed by one
 thread and written by another, and several parts are in progress at once. So a save takes as long as the slower of the
-two, and nothing is read back to be hashed. Ranks that each hold a share of the state copy that share, and exchange
+two, and nothing is read back to be hashed. Ranks that each hold a shard of the state copy that shard, and exchange
 their copies while they hash and write; see `collecting`.
 """
 
@@ -86,7 +86,7 @@ class Saver:
             then: called with the saved checkpoint, in another thread.
             shown: the content of ``shown.jsonl``; empty for no file.
             is_urgent: False gives the save's threads the lowest priority, so that training goes first.
-            peers: the ranks that each hold a share of the state and write the checkpoint together; None if this rank
+            peers: the ranks that each hold a shard of the state and write the checkpoint together; None if this rank
                 writes it alone.
 
         Raises:

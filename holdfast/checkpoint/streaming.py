@@ -1,7 +1,7 @@
 """Parts that pass through small windows of memory: one thread fills a window while others hash and write those before.
 
-Ranks that each hold a share of a state collect a part's bytes from each other, so none of them has the whole part in
-memory. A save needs memory for a copy of the rank's share and for `WINDOWS` windows.
+Ranks that each hold a shard of a state collect a part's bytes from each other, so none of them has the whole part in
+memory. A save needs memory for a copy of the rank's shard and for `WINDOWS` windows.
 """
 
 import hashlib
@@ -15,16 +15,16 @@ ABREAST = 2
 # Windows of each part in progress. More of those that are read, because an object store takes its time to answer.
 DEPTH, READ_DEPTH = 2, 4
 WINDOWS, READ_WINDOWS = ABREAST * DEPTH, ABREAST * READ_DEPTH
-# All windows together are an eighth of a rank's share. Direct I/O needs LEAST_WINDOW_BYTES at least. Each window
+# All windows together are an eighth of a rank's shard. Direct I/O needs LEAST_WINDOW_BYTES at least. Each window
 # wakes several threads: with windows of 1 MiB a save takes a quarter more processor time than with those of 2 MiB.
 LEAST_WINDOW_BYTES = 2**20
 MOST_WINDOW_BYTES = 2**22
-SHARE_TO_WINDOWS = 8
+SHARD_TO_WINDOWS = 8
 
 
-def count_window_bytes(share_bytes: int, windows: int) -> int:
-    """Return the size of each of some windows for a rank's share of a state, both in bytes: a power of 2."""
-    chosen = 1 << max(0, (share_bytes // SHARE_TO_WINDOWS // windows).bit_length() - 1)
+def count_window_bytes(shard_bytes: int, windows: int) -> int:
+    """Return the size of each of some windows for a rank's shard of a state, both in bytes: a power of 2."""
+    chosen = 1 << max(0, (shard_bytes // SHARD_TO_WINDOWS // windows).bit_length() - 1)
     return min(MOST_WINDOW_BYTES, max(LEAST_WINDOW_BYTES, chosen))
 
 

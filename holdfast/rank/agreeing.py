@@ -41,7 +41,7 @@ def check_same_training(training: Training, environment: dict[str, Any]) -> None
     config, own = training.config, None
     if training.accelerator.is_local_main_process:
         own = NodeIdentity(name_node(config.compute), describe_settings(config), environment)
-    first, *others = [node for node in training.gather(own) if node]
+    first, *others = [node for node in training.ranks.gather(own) if node]
     for node in others:
         compare_nodes(first, node)
 
@@ -82,9 +82,9 @@ def check_same_store(training: Training) -> None:
         StoreError: a node doesn't see the claim. All ranks raise it.
     """
     config = training.config
-    attempt = training.gather(find_attempt(config) if training.accelerator.is_main_process else 0)[0]
+    attempt = training.ranks.gather(find_attempt(config) if training.accelerator.is_main_process else 0)[0]
     problem = ""
     if training.accelerator.is_local_main_process:
         problem = find_problem(config, attempt, name_node(config.compute))
-    if problem := next(filter(None, training.gather(problem)), ""):
+    if problem := next(filter(None, training.ranks.gather(problem)), ""):
         raise not_shared(problem)

@@ -42,7 +42,7 @@ class Prefetch:
         self._pool = ThreadPoolExecutor(1, "prefetch")
         number = int(os.environ.get(COMMIT_VARIABLE, "0"))
         self._described = ThreadPoolExecutor(1, "prefetch").submit(self._read_environment, number)
-        # A rank with a share of the state doesn't need all of it.
+        # A rank with a shard of the state doesn't need all of it.
         is_whole = self.config.compute.parallel == "ddp" or self.config.compute.rank_count == 1
         self._reading = self._pool.submit(self._read, number) if number and is_whole and is_on("prefetch") else None
 

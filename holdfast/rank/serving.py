@@ -63,13 +63,13 @@ from holdfast.training import (
     begin_save,
     count_params,
     evaluate_recipe,
-    exchange_of,
     find_forgotten,
     find_idle,
-    find_shares,
+    find_shards,
     list_events,
     measure_probe,
-    read_shares,
+    read_lines,
+    read_shards,
     resume,
     run_program,
     steps,
@@ -174,7 +174,7 @@ def train_and_save(
     Returns:
         True if the rank has to end.
     """
-    training.is_detailed = order.is_detailed
+    training.record.is_detailed = order.is_detailed
     into = open_store(order.into) if order.into else folder
     ran_on = share_environment(training, record, ran_on)
     save = functools.partial(begin_save, training, into, order.fingerprint, ran_on)
@@ -182,8 +182,8 @@ def train_and_save(
     def report(step: int, loss: float | None, steps_per_s: float) -> None:
         events.send(Progress(step=step, loss=loss, steps_per_s=steps_per_s))
 
-    while training.progress.step < order.stop or training.has_new_steps:
-        began = time.monotonic() - training.unsaved_s
+    while training.progress.step < order.stop or training.record.has_new_steps:
+        began = time.monotonic() - training.record.unsaved_s
         if training.can_survive and not order.into:
             survivor.chunk = RankChunk(training, folder, order.fingerprint, ran_on, began)
         yield from steps(training, order.stop, orders.is_pausing, report)
@@ -192,8 +192,8 @@ def train_and_save(
             record.complete(ran_on)  # the steps may have imported more modules
         heartbeats.begin(Phase.SAVING)
         is_stopping = orders.is_stopping()
-        if training.has_new_steps:
-            training.unsaved_s = 0.0
+        if training.record.has_new_steps:
+            training.record.unsaved_s = 0.0
             orders.begin_save(functools.partial(save, train_s=train_s), is_urgent=is_stopping)
             if not order.into:
                 survivor.lived.note_save(training.progress.step)
@@ -208,17 +208,17 @@ def rehearse(training: Training, order: Rehearse, orders: Orders, events: Events
     Returns:
         True if the rank was told to end meanwhile.
     """
-    training.is_detailed, training.is_rehearsal = order.is_detailed, not order.is_kept
+    training.record.is_detailed, training.record.is_rehearsal = order.is_detailed, not order.is_kept
     first, began, is_stopping = training.progress.step, time.monotonic(), False
     while training.progress.step < order.stop and not is_stopping:
         yield from steps(training, order.stop, orders.is_pausing)
         is_stopping = orders.is_stopping()
-    lines = [spell_floats(line) for line in training.read_metrics() if line["step"] > first]
+    lines = [spell_floats(line) for line in read_lines(training) if line["step"] > first]
     events.send(Rehearsed(lines=lines, is_ending=is_stopping))
-    training.is_detailed = training.is_rehearsal = False
-    training.drop_detail()
+    training.record.is_detailed = training.record.is_rehearsal = False
+    training.record.drop_detail()
     orders.note_wait()
-    training.unsaved_s += time.monotonic() - began
+    training.record.unsaved_s += time.monotonic() - began
     return is_stopping
 
 
@@ -229,7 +229,7 @@ def share_environment(training: Training, record: CodeRecord | None, ran_on: dic
     """
     if not training.can_survive:
         return ran_on
-    shared: dict[str, Any] = training.gather(ran_on if record else None)[0]
+    shared: dict[str, Any] = training.ranks.gather(ran_on if record else None)[0]
     return ran_on if record else shared
 
 
@@ -270,7 +270,7 @@ def restore_commit(training: Training, folder: Store, order: Restore, events: Ev
         resumed = resume(training, payload, metadata, order.gate, lambda *skipped: report_skipped(events, *skipped))
     except GateTripped as error:
         problem = Tripped.of(error)
-    problems = training.gather(problem)
+    problems = training.ranks.gather(problem)
     if any(problems):
         events.send(_name_rank(problems))
     elif resumed is not None:
@@ -297,9 +297,9 @@ def _load_checkpoint(
     """
     loaded, problem = None, None
     try:
-        if shares := find_shares(training):
+        if shards := find_shards(training.recipe):
             training.saver.wait()
-            payload = read_shares(exchange_of(training), shares, folder, commit, training.saver.buffers)
+            payload = read_shards(training.ranks.exchange, shards, folder, commit, training.saver.buffers)
         else:
             taken = prefetch.take(commit) if prefetch else None
             payload = taken or checkpoint.read_payload(folder, commit, training.saver.buffers)
@@ -309,7 +309,7 @@ def _load_checkpoint(
         loaded = payload, metadata
     except CheckpointDamaged as error:
         problem = Damaged.of(error)
-    problems = [each for each in training.gather(problem) if each]
+    problems = [each for each in training.ranks.gather(problem) if each]
     if problems:
         events.send(problems[0])
         return None
@@ -387,7 +387,7 @@ def main(prefetch: Prefetch | None = None) -> int:
         is_first = training.accelerator.is_local_main_process
         record = CodeRecord(training, before, files, prefetch.read_environment()) if is_first else None
         training.saver.buffers = prefetch.buffers
-        training.note_lines = survivor.lived.add
+        training.record.note_lines = survivor.lived.add
         gc.freeze()  # otherwise collecting what was built so far would stall a step by 0.2 s now and then
         gc.enable()
         return serve(training, events, prefetch, record, survivor)

@@ -9,10 +9,11 @@ from holdfast.training.loop import Report, evaluate_recipe, steps, train_recipe
 from holdfast.training.probing import measure_probe
 from holdfast.training.program import run_program
 from holdfast.training.progress import TrainingProgress
+from holdfast.training.recording import read_lines
 from holdfast.training.resuming import Resumed, resume
 from holdfast.training.saving import begin_save, count_params, describe_state
-from holdfast.training.sharded.exchange import Exchange, exchange_of
-from holdfast.training.sharded.restoring import find_shares, read_shares
+from holdfast.training.sharded.exchange import Exchange
+from holdfast.training.sharded.restoring import find_shards, read_shards
 from holdfast.training.surviving import go_back, save_alone
 
 __all__ = [
@@ -28,14 +29,14 @@ __all__ = [
     "count_params",
     "describe_state",
     "evaluate_recipe",
-    "exchange_of",
     "find_forgotten",
     "find_idle",
-    "find_shares",
+    "find_shards",
     "go_back",
     "list_events",
     "measure_probe",
-    "read_shares",
+    "read_lines",
+    "read_shards",
     "resume",
     "run_program",
     "save_alone",

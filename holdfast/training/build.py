@@ -1,23 +1,20 @@
 """A recipe that is built and ready to train in this process, with its progress."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object, send_to_device
+from accelerate.utils import send_to_device
 
 from holdfast import state
 from holdfast.checkpoint import Saver
-from holdfast.checkpoint.shown import Gallery
 from holdfast.config import RunConfig
 from holdfast.data import (
     Batches,
     Order,
-    Share,
-    combine,
     is_stream,
     list_divisors,
     make_batches,
@@ -32,25 +29,22 @@ from holdfast.memory.pinning import pinning
 from holdfast.recipe import Recipe, Stateful
 from holdfast.recipe.function import build_recipe
 from holdfast.recipe.probe import Probe
-from holdfast.state import capture_rng, digest_rng, is_sharded
+from holdfast.state import is_sharded
 from holdfast.training.begun_saves import BegunSaves
-from holdfast.training.capturing import copy_built
-from holdfast.training.checksums import choose_every, describe_components
-from holdfast.training.detail import describe_parts
+from holdfast.training.cooperation import Cooperation, SeparateRanks
 from holdfast.training.devices import prepare_device
 from holdfast.training.first_batch import FirstBatch
 from holdfast.training.grouping import Grouping
+from holdfast.training.kept import GRADIENTS, PRUNED, Kept
+from holdfast.training.left_gradients import Gradients
 from holdfast.training.optimizers import Optimizers, read_rates
-from holdfast.training.own_loop.kept import GRADIENTS, PRUNED, Kept
-from holdfast.training.own_loop.left_gradients import Gradients
-from holdfast.training.own_loop.pruned import find_pruned
-from holdfast.training.progress import OWN_FIELDS, Stage, TrainingProgress, Unread
-from holdfast.training.schedulers import Schedulers
-from holdfast.training.sharded.exchange import Exchange
+from holdfast.training.progress import Stage, TrainingProgress
+from holdfast.training.pruned import find_pruned
+from holdfast.training.schedulers import Schedulers, copy_built
 from holdfast.training.sharded.model import check_sharding, place_model
+from holdfast.training.step_record import StepRecord, choose_every
 from holdfast.training.structure import Structure, has_own_loading
 from holdfast.training.synchronizing import Synchronized
-from holdfast.training.virtual_ranks.elementwise import check_elementwise
 from holdfast.training.virtual_ranks.step import VirtualRanks, make_virtual
 
 NO_BATCH = "more data, a smaller batch, or a loader without drop_last"
@@ -90,8 +84,7 @@ class Training:
         order: the order of map-style data; None for a stream.
         schedulers: torch schedulers over the optimizers.
         synchronized: the modules that several ranks train together without DDP.
-        virtual: the shares of a step that this rank trains; None without virtual ranks.
-        exchange: the ranks that save and restore a sharded state together; None until they do; see `exchange_of`.
+        ranks: how the ranks cooperate.
         gradients: the gradients that a step of the user's own leaves for the next one; None for the engine's.
         generators: the states of the random generators that training draws from.
         flags: torch's settings after the recipe was built; see `determinism.read_flags`.
@@ -103,20 +96,10 @@ class Training:
             `undisturbed.ModelSnapshot`.
         parent: the content id of the last durable checkpoint; empty for none.
         saver: writes checkpoints in the background, one at a time.
-        metrics: the trail since the last checkpoint, a line per step.
-        gallery: the texts and pictures that were shown since the last checkpoint.
-        first_lrs: the rates of the first step of each epoch that has begun. Part of the metadata, not of the state.
-        trained: the step that was trained last, for `record_step`.
-        is_detailed: whether each line of the trail has the checksums of all components and tensors, and the facts of
-            each rank or share, for a proof.
-        is_rehearsal: whether other ranks train these steps, too, and this process ends after them.
-        unsaved_s: seconds of rehearsed steps since the last save.
-        note_lines: called with the trail since the last save whenever it was read.
-        drawn_from: a digest of the generators at the beginning of the step, if `is_detailed`.
+        record: the steps since the last save.
         begun: the last saves, which this rank leaves to the main rank.
         stage: whether the state is that after the last completed step.
         notes: lines for a person about how it was built.
-        is_alone: whether this rank goes on without the others, because one of them is lost; see `surviving`.
 
     Raises:
         RecipeError: the recipe can't be built.
@@ -135,10 +118,8 @@ class Training:
         determinism.check(config.determinism, "after the recipe was built")
         self.flags = determinism.read_flags()
         check_sharding(config, self.recipe, self.accelerator)
-        self.virtual = make_virtual(config, self.recipe, self.accelerator)
-        self.exchange: Exchange | None = None
-        self.is_alone = False
-        self._separate_ranks()
+        self.ranks: Cooperation = make_virtual(config, self.recipe, self.accelerator) or SeparateRanks(self.accelerator)
+        self.ranks.seed(config.seed, keeps_seeds=self.kept is not None)
         self.order = self._order()
         self.batches = self._batches()
         self.own_steps_per_epoch = self._steps_per_epoch()
@@ -148,18 +129,20 @@ class Training:
         self.optimizer: Any = self.recipe.optimizer
         if self.kept is None:
             self._prepare()
-        elif self.virtual is not None:
-            self.virtual.attach(self._find_trained(self.kept))
+        else:
+            self.ranks.check_optimizer(self.kept.optimizer)
+            self.ranks.attach(list(self.kept.trained.values()))
         self.synchronized = Synchronized(self.recipe, self.accelerator)
-        if config.compute.parallel == "fsdp" and self.virtual is None:  # which leaves each rank its own buffers
+        if config.compute.parallel == "fsdp" and not self.ranks.sums_gradients:  # FSDP2 leaves each rank its buffers
             self.synchronized.modules.append(self.recipe.model)
         gradients = self.recipe.extras.get(GRADIENTS)
         self.gradients = gradients if isinstance(gradients, Gradients) else None
         self.schedulers = Schedulers(self.recipe, self.steps_per_epoch)
         self.scheduler_type = "+".join(self.schedulers.names) or "NoneType"
-        self.grouping = Grouping(self)
+        self.grouping = Grouping(self.recipe, is_own_loop=self.kept is not None)
         self.structure = Structure(_list_roots(self.recipe))
-        self.built = copy_built(self)
+        self.built = copy_built(self.optimizer, self.schedulers, self.recipe)
+        self.record = StepRecord(choose_every(self.model))
         self.progress = TrainingProgress()
         self.first = FirstBatch()
         self.parent = ""
@@ -172,20 +155,9 @@ class Training:
         self.probe: Probe | None = None  # the last checkpoint's
         self.touched: dict[str, str] = {}
         self.replayed: dict[str, float] | None = None  # micro-batches and seconds of the last reread of a stream
-        self.metrics: list[dict[str, Any]] = []
-        self.gallery = Gallery()
-        self.first_lrs: list[list[float]] = []
-        self.measured: dict[str, float | None] = {}  # the last epoch's metrics that are not part of the state
-        self.trained: Unread | None = None
-        self._unread: list[tuple[Unread, dict[str, Any]]] = []  # each with the further fields of its line
-        self._has_begun = False
-        self.is_detailed = self.is_rehearsal = False
-        self.unsaved_s = 0.0
-        self.note_lines: Callable[[Sequence[Mapping[str, Any]]], object] = lambda lines: None
-        self.drawn_from = ""
+        self._has_begun = False  # with the data
         self.begun = BegunSaves()
         self.stage = Stage.SETTLED
-        self._checksum_every = choose_every(self)
         self.generators = state.Generators()
         self.notes: list[str] = []
 
@@ -194,11 +166,9 @@ class Training:
         recipe, accelerator = self.recipe, self.accelerator
         if isinstance(recipe.optimizer, Mapping):
             recipe.optimizer = Optimizers(recipe.optimizer)  # type: ignore[assignment]
-        if self.virtual is not None and self.virtual.is_cut:
-            check_elementwise(recipe.optimizer, accelerator.device)
+        self.ranks.check_optimizer(recipe.optimizer)
         place_model(self.config, recipe, accelerator)
-        if self.virtual is not None:
-            self.virtual.attach([recipe.model])
+        self.ranks.attach([recipe.model])
         for name, extra in recipe.extras.items():
             refuse_inexact(f"Recipe(extras={{{name!r}: ...}})", extra)
             if isinstance(extra, torch.nn.Module) and not any(map(is_sharded, extra.parameters())):
@@ -218,7 +188,7 @@ class Training:
             self.optimizer = optimizer
             return
         accelerator.gradient_accumulation_steps = recipe.grad_accum
-        if self.virtual is None and self.config.compute.parallel == "ddp":
+        if not self.ranks.sums_gradients and self.config.compute.parallel == "ddp":
             # Each step begins without gradients, so that views of the buckets are safe, and save a copy of them.
             accelerator.ddp_handler.gradient_as_bucket_view = True
             self.model = accelerator.prepare(recipe.model)
@@ -229,39 +199,15 @@ class Training:
         else:
             self.optimizer = accelerator.prepare(optimizer)
 
-    def _find_trained(self, kept: Kept) -> list[torch.nn.Module]:
-        """Return the modules of a loop whose gradients virtual ranks sum.
-
-        Raises:
-            ConfigError: ranks can't train them to the same bits.
-        """
-        if self.virtual is not None and self.virtual.is_cut:
-            check_elementwise(kept.optimizer, self.accelerator.device)
-        return list(kept.trained.values())
-
-    def _separate_ranks(self) -> None:
-        """Give each rank random numbers of its own, after all have built the same model from the same seed.
-
-        A loop that has seeded its ranks itself keeps its seeds. With virtual ranks each share has numbers of its own.
-        """
-        if self.virtual is not None:
-            return determinism.reseed(self.config.seed)
-        seed, rank = self.config.seed, self.accelerator.process_index
-        if self.kept is not None:
-            states = self.gather(digest_rng(capture_rng()))
-            if rank == 0 or states[rank] != states[0]:
-                return None
-        return determinism.reseed(seed + rank)
-
     def _order(self) -> Order | None:
         recipe: Recipe = self.recipe
         if recipe.batch_size is None:
             return None
-        ranks = self.accelerator.num_processes
-        if recipe.batch_size % ranks and self.virtual is None:
+        size = recipe.batch_size
+        if size % self.ranks.shares:
             raise ConfigError(
-                f"compute.ranks = {ranks}: a batch of {recipe.batch_size} samples can't be shared out evenly",
-                hint=f"numbers that can share it out: {list_divisors(recipe.batch_size)}",
+                f"compute.ranks = {self.ranks.number}: a batch of {size} samples can't be shared out evenly",
+                hint=f"numbers that can share it out: {list_divisors(size)}",
             )
         if is_stream(recipe.data):
             return None
@@ -300,15 +246,14 @@ class Training:
             if self.kept is None:
                 recipe.data = take_apart(recipe.data, "Recipe(data=dataset, batch_size=...)")
             size = getattr(recipe.data, "batch_size", None) or 1
-            return make_batches(recipe.data, self._shares(size), seed, workers, self.gather)
-        shares = self._shares(recipe.batch_size)
+            return make_batches(recipe.data, self.ranks.list_shares(size), seed, workers, self.ranks.gather)
+        shares = self.ranks.list_shares(recipe.batch_size)
         return Batches(recipe.data, recipe.collate, self.order, shares, recipe.grad_accum, seed, workers)
 
-    def _shares(self, batch_size: int) -> list[Share]:
-        """Return the parts of each batch that this rank trains, one after the other."""
-        if self.virtual is not None:
-            return [Share(batch_size, turn.share, self.virtual.shares) for turn in self.virtual.turns]
-        return [Share(batch_size, self.accelerator.process_index, self.accelerator.num_processes)]
+    @property
+    def virtual(self) -> VirtualRanks | None:
+        """The ranks, if they train virtual ranks."""
+        return self.ranks if isinstance(self.ranks, VirtualRanks) else None
 
     @property
     def samples_per_step(self) -> int:
@@ -326,31 +271,13 @@ class Training:
         return read_rates(self.optimizer)
 
     @property
-    def has_others(self) -> bool:
-        """Return whether other ranks train with this one."""
-        return self.accelerator.num_processes > 1 and not self.is_alone
-
-    @property
-    def is_main(self) -> bool:
-        """Return whether this rank writes what one rank writes for all: the main one, or the one that is alone."""
-        return self.is_alone or bool(self.accelerator.is_main_process)
-
-    @property
     def can_survive(self) -> bool:
         """Return whether one rank can save alone when another is lost; `surviving` says what it needs for that."""
         compute = self.config.compute
         is_on_cpu = self.accelerator.device.type == "cpu"
-        has_all = self.virtual is not None and not self.virtual.is_cut and self.kept is None and self.order is not None
-        return has_all and self.has_others and is_on_cpu and not compute.has_nodes
-
-    @property
-    def has_new_steps(self) -> bool:
-        """Return whether any step was completed since the last save was begun, or since a checkpoint was restored."""
-        return bool(self.metrics or self._unread)
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the values that all ranks pass, by rank."""
-        return gather_object([value]) if self.has_others else [value]
+        is_whole = self.ranks.has_common_state and compute.parallel == "ddp"
+        has_all = is_whole and self.kept is None and self.order is not None
+        return has_all and self.ranks.has_others and is_on_cpu and not compute.has_nodes
 
     def begin_data(self, saved: Any = None, watch: Any = lambda done, total: None) -> bool:
         """Put the data at the first micro-batch of the next step; see `Batches.begin`."""
@@ -366,7 +293,7 @@ class Training:
         samples, batch = next(self.batches)
         heartbeats.mark(Place.COMPUTING)
         if self.order is None and self.progress.step == 0:
-            self.first.keep(batch, self.gather)
+            self.first.keep(batch, self.ranks.gather)
         return samples, send_to_device(batch, self.accelerator.device) if is_moved else batch
 
     @property
@@ -390,95 +317,6 @@ class Training:
     def anneals(self) -> dict[str, float]:
         """Return the current value of each anneal, by name."""
         return {name: anneal.value for name, anneal in self.recipe.anneals.items()}
-
-    def record_step(self) -> None:
-        """Record the step in `trained`. Its numbers stay on the device until `read_metrics`, so that nothing waits."""
-        unread, self.trained = self.trained, None
-        assert unread is not None
-        self.progress.step = unread.step
-        if (unread.step - 1) % self.steps_per_epoch == 0:
-            self.first_lrs.append(unread.lrs)
-        facts: dict[str, Any] = {"rng": self.generators.digest()}
-        if self.is_detailed or unread.step % self._checksum_every == 0:
-            facts["state"] = describe_components(self, in_detail=self.is_detailed)
-        if self.is_detailed and (self.accelerator.num_processes > 1 or self.virtual is not None):
-            facts["parts"] = describe_parts(self, unread, facts["state"])
-        self._unread.append((unread, facts))
-
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """Read the numbers of finished steps from the device; return a line per step since the last checkpoint."""
-        numbers = self._read_numbers()
-        samples = self._read_samples()
-        for each, facts in self._unread:
-            own = {name: next(numbers) for name in each.numbers}
-            if "loss" in own:
-                self.progress.add_loss(own["loss"])
-            epoch = (each.step - 1) // self.steps_per_epoch + 1
-            line = {"step": each.step, "epoch": epoch, "lrs": each.lrs}
-            line |= {name: own.pop(name) for name in OWN_FIELDS if name in own}
-            others = {"logged": own, "anneals": each.anneals, "samples": next(samples)}
-            self.metrics.append(line | {name: value for name, value in others.items() if value} | facts)
-        if self._unread:
-            self._unread.clear()
-            self.note_lines(self.metrics)
-        return self.metrics
-
-    def drop_detail(self) -> None:
-        """Leave of the lines since the last save what they have without `is_detailed`."""
-        for line in self.metrics:
-            line.pop("parts", None)
-            line.get("state", {}).pop("tensors", None)
-            if line["step"] % self._checksum_every:
-                line.pop("state", None)
-
-    def _read_numbers(self) -> Iterator[float]:
-        """Return the numbers of all unread steps, one after the other; of several ranks or shares, their means."""
-        if self.recipe.loss is None and self.accelerator.num_processes > 1:
-            own = [[(name, number.dim()) for name, number in each.numbers.items()] for each, _ in self._unread]
-            names = self.gather(own)
-            if any(each != names[0] for each in names):
-                raise RecipeError(
-                    "the ranks have logged different numbers, whose means can't be taken",
-                    hint="call run.log in all ranks alike" if self.kept else "return the same numbers in all ranks",
-                )
-        found = [number for each, _ in self._unread for number in each.numbers.values()]
-        return iter(self._mean(found).tolist() if found else [])
-
-    def _mean(self, numbers: list[torch.Tensor]) -> torch.Tensor:
-        """Return the means of some numbers. Those that shares have logged have a column for each share."""
-        if self.virtual is None and self.accelerator.num_processes > 1:
-            mean: torch.Tensor = self.accelerator.reduce(torch.stack(numbers), "mean")
-            return mean
-        of_shares = [each for each in numbers if each.dim()]
-        if self.virtual is not None and of_shares:
-            means = iter(self.virtual.mean(of_shares))
-            numbers = [next(means) if each.dim() else each for each in numbers]
-        return torch.stack(numbers)
-
-    def _read_samples(self) -> Iterator[str]:
-        """Return the name of each unread step's samples: this rank's, or with virtual ranks those of all shares."""
-        own = [each.samples for each, _ in self._unread]
-        if self.virtual is None:
-            return (combine(names) if names else "" for names in own)
-        if self.is_alone:
-            return iter([combine(self._read_names(each, self.virtual)) for each, _ in self._unread])
-        shares, names = zip(*self.gather((self.virtual.own, own)), strict=True)
-        return (combine(_in_order(shares, ranks)) for ranks in zip(*names, strict=True))
-
-    def _read_names(self, unread: Unread, virtual: VirtualRanks) -> list[str]:
-        """Return the names of a step's micro-batches in all shares; load those of the shares of other ranks again."""
-        others = [share for share in range(virtual.shares) if share not in virtual.own]
-        read = self.batches.read_names(unread.step - 1, others)
-        return _in_order([others, virtual.own], [read, unread.samples])
-
-
-def _in_order(shares: Sequence[Sequence[int]], names: Sequence[Sequence[str]]) -> list[str]:
-    """Return the names of a step's micro-batches in the order of the shares, from the shares and names of each rank."""
-    found: dict[int, Sequence[str]] = {}
-    for own, all_names in zip(shares, names, strict=True):
-        accum = len(all_names) // len(own)
-        found |= {share: all_names[place * accum : (place + 1) * accum] for place, share in enumerate(own)}
-    return [name for share in sorted(found) for name in found[share]]
 
 
 def cut_epoch(steps: int) -> int:

@@ -15,7 +15,7 @@ import sys
 import types
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,16 +24,14 @@ from holdfast.provenance.fingerprint import to_plain
 from holdfast.provenance.hyperparameters import LEFT_OUT, LISTED_ITEMS, SECRET, as_plain_json, is_public
 from holdfast.provenance.ownership import is_own
 from holdfast.provenance.recorded import VARIABLES
+from holdfast.training.build import Training
 from holdfast.training.optimizers import parts_of
 from holdfast.training.schedulers import name_schedules
-
-if TYPE_CHECKING:
-    from holdfast.training import Training
 
 Values = Iterator[tuple[str, Any]]
 
 
-def describe_built(training: "Training") -> dict[str, Any]:
+def describe_built(training: Training) -> dict[str, Any]:
     """Return the recipe's hyperparameters by dotted name, as plain JSON. Call it before the first step."""
     recipe = training.recipe
     found: dict[str, Any] = {

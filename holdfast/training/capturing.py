@@ -3,7 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,10 @@ from holdfast.checkpoint import Payload
 from holdfast.errors import RecipeError, StateError
 from holdfast.state import from_payload, has_shards, is_sharded, lies_by_rows, strides_of, to_payload
 from holdfast.state.layout import index_once, is_expanded
+from holdfast.training.build import Training
 from holdfast.training.elastic import digest_state, restore_generators, take_extras
 from holdfast.training.naming import name_parameters, numbered_state, optimizer_state
 from holdfast.training.optimizers import lay_out_state, list_stepped, parts_of
-from holdfast.training.schedulers import describe_schedules
-
-if TYPE_CHECKING:
-    from holdfast.training.build import Training
-
 
 # The hint if a share changes state that all shares of a batch have in common: for a recipe, and for a loop.
 CHANGES = {
@@ -29,7 +25,7 @@ CHANGES = {
 }
 
 
-def capture(training: "Training") -> dict[str, Any]:
+def capture(training: Training) -> dict[str, Any]:
     """Return everything that the next step depends on, by component.
 
     The tensors are the live ones, not copies. All ranks call it together.
@@ -44,7 +40,7 @@ def capture(training: "Training") -> dict[str, Any]:
     }
 
 
-def capture_own(training: "Training") -> dict[str, Any]:
+def capture_own(training: Training) -> dict[str, Any]:
     """Return the state that a step changes in this rank, by component. Needs no other rank."""
     scaler = training.accelerator.scaler
     return {
@@ -56,34 +52,34 @@ def capture_own(training: "Training") -> dict[str, Any]:
     }
 
 
-def capture_extras(training: "Training") -> dict[str, Any]:
+def capture_extras(training: Training) -> dict[str, Any]:
     """Return the state of each registered extra, by name."""
     return {name: extra.state_dict() for name, extra in sorted(training.recipe.extras.items())}
 
 
-def _of_each_rank(training: "Training", state: Any, name: str) -> list[Any]:
+def _of_each_rank(training: Training, state: Any, name: str) -> list[Any]:
     """Return the states of all ranks, by rank; if all have equal extras, or with virtual ranks, a list with just one.
 
     Raises:
         RecipeError: ranks that train virtual ranks have different states.
     """
-    if not training.has_others:
+    if not training.ranks.has_others:
         return [state]
-    if training.virtual is None and name != "extras":
-        return training.gather(state)
+    if not training.ranks.has_common_state and name != "extras":
+        return training.ranks.gather(state)
     # An extra with shards is one in all ranks.
     cut = {key: each for key, each in state.items() if has_shards(to_payload(each))} if name == "extras" else {}
     if cut:
         others = {key: each for key, each in state.items() if key not in cut}
         return [each | cut for each in _of_each_rank(training, others, name)]
-    if len(set(training.gather(digest_state(name, state)))) == 1:
+    if len(set(training.ranks.gather(digest_state(name, state)))) == 1:
         return [state]
-    if training.virtual is not None:
+    if training.ranks.has_common_state:
         raise RecipeError(
             f"after step {training.progress.step} the ranks have different {name}: a share of a batch has changed them",
             hint=CHANGES[training.kept is not None],
         )
-    return training.gather(state)
+    return training.ranks.gather(state)
 
 
 def decode(payload: Payload) -> dict[str, Any]:
@@ -96,7 +92,7 @@ def decode(payload: Payload) -> dict[str, Any]:
     return state
 
 
-def restore(training: "Training", state: dict[str, Any]) -> None:
+def restore(training: Training, state: dict[str, Any]) -> None:
     """Restore the state that `capture` returned, except for the position in the data.
 
     The optimizer follows everything else that sets learning rates, so that every group's rate is exactly as saved.
@@ -194,7 +190,7 @@ def load(name: str, target: Any, saved: Any) -> None:
         raise _unfit(name, f"{type(error).__name__}: {error}") from error
 
 
-def load_optimizer(training: "Training", saved: dict[str, Any], *, are_laid_out: bool) -> None:
+def load_optimizer(training: Training, saved: dict[str, Any], *, are_laid_out: bool) -> None:
     """Load the optimizer's saved state, matching parameters by name.
 
     Args:
@@ -212,7 +208,7 @@ def load_optimizer(training: "Training", saved: dict[str, Any], *, are_laid_out:
     lay_out_state(training.recipe.optimizer, are_saved=are_laid_out)
 
 
-def _wraps_optimizer(training: "Training", extra: Any) -> bool:
+def _wraps_optimizer(training: Training, extra: Any) -> bool:
     """Return whether an extra has one of the training's optimizers as an attribute, whose state it may save, too."""
     parts = {id(part) for part in parts_of(training.recipe.optimizer)}
     is_own = type(extra).__module__.startswith("holdfast.")
@@ -237,7 +233,7 @@ def _keep_dtypes(optimizer: Any, saved: dict[str, Any]) -> None:
                 state[name] = value.to(now.device, copy=True)
 
 
-def tie_to_model(training: "Training", payload: Payload) -> None:
+def tie_to_model(training: Training, payload: Payload) -> None:
     """Let an optimizer's state be the model's tensors again where it was: SAM makes its copy the parameter, say.
 
     Args:
@@ -260,19 +256,3 @@ def _unfit(name: str, reason: str) -> StateError:
         f"the saved {name} doesn't fit what the recipe built: {reason}",
         hint="the recipe's code has changed since the checkpoint was written",
     )
-
-
-def copy_built(training: "Training") -> dict[str, Any]:
-    """Return the hyperparameters as the recipe built them, before any step. `merging.take_over` compares them."""
-    return copy.deepcopy(
-        {
-            "optimizer": [without_params(group) for group in training.optimizer.param_groups],
-            "schedulers": [scheduler.state_dict() for scheduler in training.schedulers],
-            "schedule": describe_schedules(training.recipe),
-        }
-    )
-
-
-def without_params(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a parameter group's hyperparameters."""
-    return {key: value for key, value in group.items() if key != "params"}

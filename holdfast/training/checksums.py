@@ -3,7 +3,7 @@
 Content ids show that two runs differ; the trail shows in which step and in which component they differ first.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,24 +14,11 @@ from holdfast.provenance.fingerprint import canonical_json
 from holdfast.state.checksum import checksum, checksum_together, checksum_value
 from holdfast.state.sharded import ShardedBytes
 from holdfast.state.tensors import TensorBytes
+from holdfast.training.build import Training
 from holdfast.training.capturing import capture_own
 
-if TYPE_CHECKING:
-    from holdfast.training.build import Training
 
-# Steps between two checksums, so chosen that checksums cost less than 0.5 % of the time of AdamW's steps. The cost of
-# both grows with the bytes of large tensors and with the number of small ones: see docs/performance.md.
-EVERY_LARGE, EVERY_SMALL = 64, 256
-LARGE_BYTES = 2**20
-
-
-def choose_every(training: "Training") -> int:
-    """Return the number of steps between two checksums. It depends on the model alone, so that equal runs agree."""
-    sizes = [parameter.nbytes for parameter in training.model.parameters()]
-    return EVERY_LARGE if sizes and sum(sizes) / len(sizes) >= LARGE_BYTES else EVERY_SMALL
-
-
-def describe_components(training: "Training", *, in_detail: bool) -> dict[str, Any]:
+def describe_components(training: Training, *, in_detail: bool) -> dict[str, Any]:
     """Return a checksum, 16 hex characters, for each component of the state that a step changes.
 
     Components are ``buffers``, ``optimizer`` (its hyperparameters), ``optimizer.<kind>`` for each kind of moment,

@@ -6,16 +6,14 @@ goes on with any number of them; what they have apart is made anew, or the resum
 
 import hashlib
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast.checkpoint import serialize
 from holdfast.errors import ConfigError
 from holdfast.machine import determinism
 from holdfast.state import to_payload
 from holdfast.terminal import counted
-
-if TYPE_CHECKING:
-    from holdfast.training.build import Training
+from holdfast.training.build import Training
 
 
 def digest_state(name: str, state: Any) -> str:
@@ -27,30 +25,28 @@ def digest_state(name: str, state: Any) -> str:
     return hashlib.sha256(b"".join(map(bytes, serialize(to_payload({name: state}))))).hexdigest()
 
 
-def count_others(training: "Training", saved: Mapping[str, Any]) -> int | None:
+def count_others(training: Training, saved: Mapping[str, Any]) -> int | None:
     """Return the number of ranks that saved a state; None if it is the number of these ranks.
 
     Virtual ranks save as one rank, however many train them.
     """
-    ranks = training.accelerator.num_processes if training.virtual is None else 1
-    return None if len(saved["rng"]) == ranks else len(saved["rng"])
+    return None if len(saved["rng"]) == training.ranks.states else len(saved["rng"])
 
 
-def restore_generators(training: "Training", saved: Mapping[str, Any]) -> None:
+def restore_generators(training: Training, saved: Mapping[str, Any]) -> None:
     """Restore this rank's generators, after ``training.progress``.
 
     If another number of ranks saved them, seed them from the run's seed, the step and the rank: the same numbers each
     time, and others at each change.
     """
-    rank = training.accelerator.process_index if training.virtual is None else 0
     if count_others(training, saved) is None:
-        training.generators.load_state_dict(saved["rng"][rank])
+        training.generators.load_state_dict(saved["rng"][training.ranks.own_state])
     else:
-        seed = determinism.derive_seed(training.config.seed, training.progress.step, f"rank {rank}")
+        seed = determinism.derive_seed(training.config.seed, training.progress.step, f"rank {training.ranks.own_state}")
         training.generators.reseed(seed)
 
 
-def take_extras(training: "Training", saved: Mapping[str, Any], names: Collection[str] | None = None) -> dict[str, Any]:
+def take_extras(training: Training, saved: Mapping[str, Any], names: Collection[str] | None = None) -> dict[str, Any]:
     """Return the state of this rank's extras, by name.
 
     Args:
@@ -60,11 +56,10 @@ def take_extras(training: "Training", saved: Mapping[str, Any], names: Collectio
         ConfigError: another number of ranks saved them, and each rank had others.
     """
     parts: list[dict[str, Any]] = saved["extras"]
-    rank: int = training.accelerator.process_index
     if len(parts) == 1:
         return parts[0]
-    if count_others(training, saved) is None and training.virtual is None:
-        return parts[rank]
+    if count_others(training, saved) is None and not training.ranks.has_common_state:
+        return parts[training.ranks.own_state]
     for name in parts[0]:
         is_needed = names is None or name in names
         if is_needed and len({digest_state(name, part[name]) for part in parts}) > 1:
@@ -77,7 +72,7 @@ def take_extras(training: "Training", saved: Mapping[str, Any], names: Collectio
     return parts[0]
 
 
-def take_position(training: "Training", saved: Mapping[str, Any]) -> Any:
+def take_position(training: Training, saved: Mapping[str, Any]) -> Any:
     """Return this rank's position in the data.
 
     Raises:
@@ -85,7 +80,7 @@ def take_position(training: "Training", saved: Mapping[str, Any]) -> Any:
     """
     parts = saved["data"]
     if count_others(training, saved) is None:
-        return parts[training.accelerator.process_index if len(parts) > 1 else 0]
+        return parts[training.ranks.own_number if len(parts) > 1 else 0]
     if not training.batches.has_common_position or len({digest_state("data", part) for part in parts}) > 1:
         raise _refuse(
             training,
@@ -96,8 +91,8 @@ def take_position(training: "Training", saved: Mapping[str, Any]) -> Any:
     return parts[0]
 
 
-def _refuse(training: "Training", saved: Mapping[str, Any], reason: str, hint: str) -> ConfigError:
-    ranks, others = training.accelerator.num_processes, len(saved["rng"])
+def _refuse(training: Training, saved: Mapping[str, Any], reason: str, hint: str) -> ConfigError:
+    ranks, others = training.ranks.number, len(saved["rng"])
     return ConfigError(
         f"compute.ranks = {ranks}: the checkpoint of step {saved['progress']['step']}, which "
         f"{counted(others, 'rank')} saved, can't be shared out: {reason}",

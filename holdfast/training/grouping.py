@@ -7,7 +7,7 @@ new groups by the names of their parameters, and a resume makes the same groups 
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,10 +15,8 @@ from torch import nn
 from holdfast.errors import RecipeError, StateError
 from holdfast.provenance.fingerprint import canonical_json
 from holdfast.provenance.location import find_place
+from holdfast.recipe import Recipe
 from holdfast.training.optimizers import list_stepped, parts_of
-
-if TYPE_CHECKING:
-    from holdfast.training.build import Training
 
 # The keys of a saved optimizer state: about groups that a step has changed, and the frozen parameters of a recipe whose
 # steps have frozen or unfrozen some. (A loop has them in `kept.Modes`.)
@@ -32,12 +30,14 @@ class Grouping:
         own_names: by id, the names of the parameters that no module has: ``0.3`` is the fourth one of the first group.
     """
 
-    def __init__(self, training: "Training") -> None:
-        self._training = training
-        self._parts = [
-            [[*group["params"]] for group in each.param_groups] for each in parts_of(training.recipe.optimizer)
-        ]
-        of_modules = {id(each): name for name, each in reversed(list_named(training))}
+    def __init__(self, recipe: Recipe, *, is_own_loop: bool) -> None:
+        """
+        Args:
+            is_own_loop: whether the recipe is what a loop of the user's own keeps; see `FROZEN`.
+        """
+        self._recipe, self._is_own_loop = recipe, is_own_loop
+        self._parts = [[[*group["params"]] for group in each.param_groups] for each in parts_of(recipe.optimizer)]
+        of_modules = {id(each): name for name, each in reversed(list_named(recipe))}
         groups = [group for part in self._parts for group in part]
         self.own_names = {
             id(each): f"{number}.{place}"
@@ -49,7 +49,7 @@ class Grouping:
         known = self.own_names | of_modules
         self._names = [sorted(known[id(each)] for each in group) for group in groups]
         self._built_counts = self._count()
-        self._seen = list_stepped(training.recipe.optimizer), self._built_counts
+        self._seen = list_stepped(recipe.optimizer), self._built_counts
 
     def describe(self, groups: Sequence[Sequence[str]]) -> dict[str, Any]:
         """Return what a checkpoint has to know of the changes since the optimizers were built; nothing if none.
@@ -60,7 +60,7 @@ class Grouping:
         found: dict[str, Any] = {}
         if self._count() != self._built_counts or not all(map(self.is_built, range(len(groups)), groups)):
             found[REGROUPED] = {"groups": self._count(), "built": self._digest()}
-        if self._training.kept is None and (frozen := self._list_frozen()) != self._frozen:
+        if not self._is_own_loop and (frozen := self._list_frozen()) != self._frozen:
             found[FROZEN] = frozen
         return found
 
@@ -68,28 +68,29 @@ class Grouping:
         """Return whether a group has the parameters, in any order, of the group of that number that was built."""
         return number < len(self._names) and sorted(names) == self._names[number]
 
-    def check(self, *, is_looked_at: bool) -> None:
+    def check(self, step: int, *, is_looked_at: bool) -> None:
         """Raise RecipeError if a step has given an optimizer a parameter that a resumed process couldn't find.
 
         Args:
+            step: the step that was trained last.
             is_looked_at: look also if the optimizers have the same parameters as before.
         """
-        now, counts = list_stepped(self._training.recipe.optimizer), self._count()
+        now, counts = list_stepped(self._recipe.optimizer), self._count()
         is_same = counts == self._seen[1] and len(now) == len(self._seen[0]) and all(map(_is_same, now, self._seen[0]))
         if is_same and not is_looked_at:
             return
         self._seen = now, counts
-        known = self.own_names | {id(each): name for name, each in reversed(list_named(self._training))}
-        where = f"{find_place()}after step {self._training.progress.step} an optimizer has a"
+        known = self.own_names | {id(each): name for name, each in reversed(list_named(self._recipe))}
+        where = f"{find_place()}after step {step} an optimizer has a"
         if lost := [each for each in now if id(each) not in known]:
             raise RecipeError(
                 f"{where} parameter of shape {tuple(lost[0].shape)} that it hadn't before the first step and that no "
                 "saved module has: a run that resumes couldn't find it",
                 hint="give optimizers the parameters of modules that are built"
-                + (" and kept" if self._training.kept is not None else "")
+                + (" and kept" if self._is_own_loop else "")
                 + " before the first step",
             )
-        for part in parts_of(self._training.recipe.optimizer):
+        for part in parts_of(self._recipe.optimizer):
             stepped = {id(each) for each in list_stepped(part)}
             states = (each for each in part.state if isinstance(each, torch.Tensor))
             left = sorted(known.get(id(each), "a tensor") for each in states if id(each) not in stepped)
@@ -109,13 +110,13 @@ class Grouping:
             StateError: the steps had changed the groups, and those that are built now are others; or a parameter isn't
                 there now.
         """
-        if self._training.kept is None:
+        if not self._is_own_loop:
             frozen = {*saved.get(FROZEN, self._frozen)}
             for name, each in self._list_parameters():
                 if each.requires_grad == (name in frozen):
                     each.requires_grad_(name not in frozen)
         mark = saved.get(REGROUPED)
-        parts = parts_of(self._training.recipe.optimizer)
+        parts = parts_of(self._recipe.optimizer)
         if mark is None:
             for part, members in zip(parts, self._parts, strict=True):
                 _regroup(part, members, [{}] * len(members))
@@ -134,29 +135,29 @@ class Grouping:
             return [group for part in self._parts for group in part][number]
         built = [each for part in self._parts for group in part for each in group]
         known = {self.own_names[id(each)]: each for each in built if id(each) in self.own_names}
-        known |= dict(list_named(self._training))
+        known |= dict(list_named(self._recipe))
         if lost := [name for name in names if name not in known]:
             raise _unfit(f"it had the parameter {lost[0]}, which isn't there now")
         return [known[name] for name in names]
 
     def _count(self) -> list[int]:
-        return [len(part.param_groups) for part in parts_of(self._training.recipe.optimizer)]
+        return [len(part.param_groups) for part in parts_of(self._recipe.optimizer)]
 
     def _digest(self) -> str:
         """Return a digest of the groups that were built."""
         return hashlib.sha256(canonical_json([self._built_counts, self._names])).hexdigest()[:16]
 
     def _list_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return list(self._training.accelerator.unwrap_model(self._training.model).named_parameters())
+        return list(self._recipe.model.named_parameters())
 
     def _list_frozen(self) -> list[str]:
         return sorted(name for name, each in self._list_parameters() if not each.requires_grad)
 
 
-def list_named(training: "Training") -> list[tuple[str, nn.Parameter]]:
+def list_named(recipe: Recipe) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters of the model and of registered modules, by name; a tied one has its first name."""
-    modules = {"": training.accelerator.unwrap_model(training.model)}
-    modules |= {f"extras.{name}.": each for name, each in sorted(training.recipe.extras.items())}
+    modules: dict[str, Any] = {"": recipe.model}
+    modules |= {f"extras.{name}.": each for name, each in sorted(recipe.extras.items())}
     return [
         (f"{prefix}{name}", parameter)
         for prefix, module in modules.items()

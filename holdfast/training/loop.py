@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -14,12 +14,13 @@ from holdfast.machine import determinism, heartbeats
 from holdfast.machine.heartbeats import Phase, Place
 from holdfast.state import gather_whole
 from holdfast.training.build import Training
-from holdfast.training.progress import Stage, Unread, read_number
+from holdfast.training.passes import take_shares
+from holdfast.training.progress import Stage
+from holdfast.training.recording import read_lines, record_step
 from holdfast.training.restorable import check_beginning, check_step
 from holdfast.training.schedulers import waits_for_plateau
+from holdfast.training.step_record import Unread, read_number
 from holdfast.training.undisturbed import undisturbed
-from holdfast.training.virtual_ranks.norm import clip_to, take_norm
-from holdfast.training.virtual_ranks.passes import take_shares
 from holdfast.training.virtual_ranks.step import VirtualRanks
 
 # Called with the finished step, its loss (None if a loop logs none), and the steps per second since `train_recipe`
@@ -30,7 +31,7 @@ Report = Callable[[int, float | None, float], None]
 def train_recipe(training: Training, stop: int, is_stopping: Callable[[], bool], report: Report) -> None:
     """Train a recipe until the run has ``stop`` completed steps, or ``is_stopping`` returns True; see `steps`."""
     for _ in steps(training, stop, is_stopping, report):
-        training.trained = train_step(training)
+        training.record.trained = train_step(training)
 
 
 def steps(
@@ -47,19 +48,19 @@ def steps(
     while training.progress.step < stop and not is_stopping():
         heartbeats.begin(Phase.STEP, training.progress.step + 1)
         training.set_anneals()
-        training.drawn_from = training.generators.digest() if training.is_detailed else ""
+        training.record.drawn_from = training.generators.digest() if training.record.is_detailed else ""
         training.stage = Stage.STEPPING
         with training.generators.training():
             yield
-        training.record_step()
+        record_step(training)
         training.stage = Stage.RECORDED
         settle(training)
         step = training.progress.step
         if step % training.config.log.every == 0 or step == stop:
             speed = (step - first) / (time.monotonic() - began)
-            report(step, training.read_metrics()[-1].get("loss"), speed)
+            report(step, read_lines(training)[-1].get("loss"), speed)
         elif step - first <= REHEARSED_STEPS:
-            training.read_metrics()  # if this rank dies, the next one has to train the same steps: see `note_lines`
+            read_lines(training)  # if this rank dies, the next one has to train the same steps: see `note_lines`
 
 
 def settle(training: Training) -> None:
@@ -130,7 +131,7 @@ def _learn_in_shares(training: Training, virtual: VirtualRanks) -> tuple[dict[st
             accelerator.backward(loss)
         virtual.log("loss", loss.detach().float().reshape(()))
     heartbeats.mark(Place.SYNCING)
-    (loss,) = virtual.mean([virtual.numbers["loss"]])
+    (loss,) = virtual.mean_of_shares([virtual.numbers["loss"]])
     numbers = {"loss": loss, "grad_norm": clip(training).float()}
     heartbeats.mark(Place.COMPUTING)
     virtual.is_undoable = False
@@ -161,39 +162,20 @@ def _take_own_step(training: Training) -> tuple[dict[str, torch.Tensor], list[st
 def clip(training: Training) -> torch.Tensor:
     """Scale the gradient down to the recipe's ``clip_norm``. Return its norm from before."""
     limit = math.inf if training.recipe.clip_norm is None else training.recipe.clip_norm
-    return clip_to_norm(training, training.model.parameters(), limit)
-
-
-def clip_to_norm(training: Training, parameters: Iterable[torch.Tensor], limit: float) -> torch.Tensor:
-    """Scale the gradient of some parameters down to a norm of at most ``limit``. Return its norm from before."""
-    accelerator, parameters = training.accelerator, list(parameters)
-    if training.virtual is not None:
-        gradients = [each.grad for each in parameters if each.grad is not None]
-        total = take_norm(gradients)
-        if limit < math.inf:
-            clip_to(gradients, limit, total)
-        return total
-    if limit < math.inf:
-        norm: torch.Tensor = accelerator.clip_grad_norm_(parameters, limit)
-        return gather_whole(norm)
-    # Clipping to infinity would read the whole gradient again, and one infinite number would make all of it NaN.
-    accelerator.unscale_gradients()
-    gradients = [each.grad for each in parameters if each.grad is not None]
-    dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
-    return gather_whole(torch.nn.utils.get_total_norm(dense))
+    return training.ranks.clip(list(training.model.parameters()), limit)
 
 
 def end_epoch(training: Training) -> None:
     """Evaluate the model, add the epoch to the history and step the schedulers that wait for an epoch's loss."""
     progress = training.progress
-    last = training.read_metrics()[-1]
+    last = read_lines(training)[-1]
     training.stage = Stage.FOLLOWING
     anneals, (found, shown) = training.set_anneals(), evaluate_recipe(training)
     for name, value in shown.items():
-        training.gallery.add(to_shown(name, value, progress.step, progress.step // training.steps_per_epoch))
-    training.measured = {name: value for name, value in found.items() if training.recipe.is_measured(name)}
-    metrics = {name: value for name, value in found.items() if name not in training.measured}
-    last |= {name: value for name, value in (("metrics", metrics), ("measured", training.measured)) if value}
+        training.record.gallery.add(to_shown(name, value, progress.step, progress.step // training.steps_per_epoch))
+    training.record.measured = {name: value for name, value in found.items() if training.recipe.is_measured(name)}
+    metrics = {name: value for name, value in found.items() if name not in training.record.measured}
+    last |= {name: value for name, value in (("metrics", metrics), ("measured", training.record.measured)) if value}
     for scheduler in training.schedulers if training.kept is None else ():
         if waits_for_plateau(scheduler):
             scheduler.step(progress.avg_loss)

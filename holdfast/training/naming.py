@@ -4,18 +4,16 @@ torch numbers an optimizer's parameters in the order in which it got them. A rec
 it resumes; by numbers, moments of equal shapes would silently be loaded for each other's parameters.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from holdfast.training.build import Training
 from holdfast.training.grouping import FROZEN, REGROUPED, list_named
 from holdfast.training.optimizers import parts_of
 
-if TYPE_CHECKING:
-    from holdfast.training.build import Training
 
-
-def optimizer_state(training: "Training") -> dict[str, Any]:
+def optimizer_state(training: Training) -> dict[str, Any]:
     """Return the optimizer's ``state_dict`` with names in place of numbers.
 
     Each group lists the names of its parameters, sorted. The list of L-BFGS keeps its order, because L-BFGS has one
@@ -41,7 +39,7 @@ def optimizer_state(training: "Training") -> dict[str, Any]:
     )
 
 
-def numbered_state(training: "Training", saved: dict[str, Any]) -> dict[str, Any]:
+def numbered_state(training: Training, saved: dict[str, Any]) -> dict[str, Any]:
     """Return a state from `optimizer_state` with numbers in place of names, for the optimizer as it is built now.
 
     A state of an earlier version has numbers already and is returned unchanged.
@@ -84,13 +82,13 @@ def _list_members(state: dict[str, Any]) -> list[Any]:
     return [each for group in state.get("param_groups", ()) for each in group.get("params", ())]
 
 
-def name_parameters(training: "Training") -> list[str]:
+def name_parameters(training: Training) -> list[str]:
     """Return the name of each parameter of the optimizer, in the optimizer's order.
 
     The name is ``layer.weight`` in the model, ``extras.critic.weight`` in a registered module, and for any other
     parameter its place when it was built: ``0.3`` is the fourth parameter of the first group.
     """
-    known = training.grouping.own_names | {id(each): name for name, each in reversed(list_named(training))}
+    known = training.grouping.own_names | {id(each): name for name, each in reversed(list_named(training.recipe))}
     return [
         known.get(id(parameter), f"{number}.{place}")
         for number, group in enumerate(training.optimizer.param_groups)

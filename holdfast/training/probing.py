@@ -5,7 +5,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,20 +18,18 @@ from holdfast.provenance.canonical import finite_or_none
 from holdfast.recipe.probe import Probe
 from holdfast.state import gather_whole, is_sharded
 from holdfast.state.checksum import checksum_together
+from holdfast.training.build import Training
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.synchronizing import share_buffers
 from holdfast.training.undisturbed import ModelSnapshot, undisturbed
-
-if TYPE_CHECKING:
-    from holdfast.training.build import Training
 
 SAMPLE_NUMBERS = 32
 
 Outputs = Callable[[nn.Module], Mapping[str, Any]]
 
 
-def measure_probe(training: "Training", saved_by: int | None = None) -> Probe:
+def measure_probe(training: Training, saved_by: int | None = None) -> Probe:
     """Measure the probe, and set ``training.touched``. Everything that the next step depends on stays unchanged.
 
     Args:
@@ -65,7 +63,7 @@ def measure_probe(training: "Training", saved_by: int | None = None) -> Probe:
     )
 
 
-def _take_outputs(training: "Training", outputs: Outputs) -> dict[str, Any]:
+def _take_outputs(training: Training, outputs: Outputs) -> dict[str, Any]:
     """Call a probe with the model in evaluation mode and return its outputs. Put the model back afterwards.
 
     Try without gradients first; if the probe itself takes gradients, call it again with them.
@@ -88,18 +86,18 @@ def _take_outputs(training: "Training", outputs: Outputs) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _undisturbed(training: "Training", model: nn.Module, *, may_swap: bool = False) -> Iterator[ModelSnapshot]:
+def _undisturbed(training: Training, model: nn.Module, *, may_swap: bool = False) -> Iterator[ModelSnapshot]:
     with undisturbed(model, training.optimizer, may_swap=may_swap) as kept:
         yield kept
     training.touched |= kept.touched
 
 
-def _share_buffers(training: "Training", model: nn.Module) -> None:
-    if training.has_others:
+def _share_buffers(training: Training, model: nn.Module) -> None:
+    if training.ranks.has_others:
         share_buffers(model)
 
 
-def _default_probe(training: "Training", batch: Any) -> Outputs | None:
+def _default_probe(training: Training, batch: Any) -> Outputs | None:
     """Return a probe of the loss and the model's outputs on the first micro-batch; None if there is no such batch."""
     if batch is None:
         return None
@@ -117,14 +115,14 @@ def _default_probe(training: "Training", batch: Any) -> Outputs | None:
     return outputs
 
 
-def _take_loss(training: "Training", model: nn.Module, batch: Any) -> Tensor:
+def _take_loss(training: Training, model: nn.Module, batch: Any) -> Tensor:
     """Return the loss on a copy of the batch, because a loss may change its batch."""
     with training.accelerator.autocast():
         return training.recipe.loss(model, copy.deepcopy(batch))  # type: ignore[misc]  # the caller has checked it
 
 
 @contextlib.contextmanager
-def _kept_extras(training: "Training") -> Iterator[None]:
+def _kept_extras(training: Training) -> Iterator[None]:
     """Restore the state of all extras after the block, because a loss may change one, such as a normaliser."""
     extras = {name: copy.deepcopy(extra.state_dict()) for name, extra in training.recipe.extras.items()}
     try:
@@ -134,7 +132,7 @@ def _kept_extras(training: "Training") -> Iterator[None]:
             extra.load_state_dict(extras[name])
 
 
-def _take_gradient(training: "Training", batch: Any) -> str:
+def _take_gradient(training: Training, batch: Any) -> str:
     """Return a checksum of the first micro-batch's loss and gradient in training mode; empty without a batch.
 
     It depends on state that evaluation mode doesn't read, such as dropout rates and statistics of the batch.

@@ -37,7 +37,7 @@ def run_program(config: RunConfig, serve: Serve) -> None:
         training.notes += replaced
         with contextlib.closing(serve(training)) as steps:
             for _ in steps:
-                training.trained = train_step(training)
+                training.record.trained = train_step(training)
         return
     settings = resolve_settings(program, config.settings)
     accelerator = prepare_device(config)

@@ -1,13 +1,8 @@
-"""The progress of a run, and the numbers of its steps."""
+"""The progress of a run."""
 
 import enum
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
-from torch import Tensor
-
-from holdfast.errors import RecipeError
 
 # The probe's "loss_window" is the mean loss of this many last steps.
 WINDOW_STEPS = 20
@@ -62,41 +57,3 @@ class TrainingProgress:
         if self.epoch_loss_steps:
             return self.epoch_loss_sum / self.epoch_loss_steps
         return self.history[-1]["avg_loss"] if self.history else None
-
-
-# The numbers of a step that have fields of their own in a trail's line; all others are in its field ``logged``.
-OWN_FIELDS = ("loss", "grad_norm")
-
-
-@dataclass
-class Unread:
-    """A finished step whose numbers, such as its loss, are still on the device.
-
-    Attributes:
-        numbers: scalar float32 tensors by name, on the training's device.
-        samples: the names of the step's micro-batches.
-    """
-
-    step: int
-    numbers: dict[str, Tensor]
-    lrs: list[float]
-    anneals: dict[str, float]
-    samples: list[str]
-
-
-def read_number(name: str, value: Any, device: torch.device) -> Tensor:
-    """Return a number of a step as a scalar float32 tensor on the device. A tensor is copied, and nothing waits for it.
-
-    Args:
-        name: the number's name in the message of an error.
-
-    Raises:
-        RecipeError: the value is no scalar.
-    """
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.detach().reshape(()).to(device, torch.float32, copy=True)
-    try:
-        return torch.tensor(float(value), device=device)
-    except (TypeError, ValueError):
-        shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
-        raise RecipeError(f"{name}: expected a number, found a {type(value).__name__}{shape}") from None

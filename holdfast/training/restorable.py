@@ -4,7 +4,7 @@ A save after hours, or a resume, would find it too late. The checks look at name
 tensor, apart from those of modules that load their ``state_dict`` with code of their own.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,33 +15,31 @@ from holdfast.checkpoint import Payload
 from holdfast.errors import RecipeError, StateError
 from holdfast.provenance.location import find_place
 from holdfast.state.sharded import is_sharded, place_of
+from holdfast.training.build import Training
 from holdfast.training.capturing import capture_own, fitted
 from holdfast.training.forgotten_state.search import find_holder
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.structure import has_own_loading
 
-if TYPE_CHECKING:
-    from holdfast.training.build import Training
-
 # A model with loading code of its own is loaded on trial if its tensors have at most this many bytes: they are copied.
 MOST_TRIED_BYTES = 2**30
 LOADS = "its hooks, or its own load_state_dict, have to load all that its state_dict returns"
 
 
-def check_step(training: "Training") -> None:
+def check_step(training: Training) -> None:
     """Check after a step that a resume could restore the state; after the first step, that a save can encode all of it.
 
     Raises:
         RecipeError: it couldn't.
     """
     is_changed = training.structure.check(training.progress.step)
-    training.grouping.check(is_looked_at=is_changed)
+    training.grouping.check(training.progress.step, is_looked_at=is_changed)
     if training.progress.step == 1:  # the optimizers have their moments now, and the data has a position
         check_savable(training, "after the first step", {"data": training.batches.state_dict()})
 
 
-def check_beginning(training: "Training") -> None:
+def check_beginning(training: Training) -> None:
     """Check before the first step that the state can be saved and restored.
 
     Raises:
@@ -50,7 +48,7 @@ def check_beginning(training: "Training") -> None:
     check_savable(training, "before the first step")
 
 
-def check_savable(training: "Training", moment: str, others: dict[str, Any] | None = None) -> None:
+def check_savable(training: Training, moment: str, others: dict[str, Any] | None = None) -> None:
     """Encode the state as a save does, without its bytes, and look for what a resume would miss.
 
     Args:
@@ -66,12 +64,12 @@ def check_savable(training: "Training", moment: str, others: dict[str, Any] | No
             _try(training, others or {})
         except (RecipeError, StateError) as error:
             problem = error.message, error.hint
-    found = next(filter(None, training.gather(problem)), None)
+    found = next(filter(None, training.ranks.gather(problem)), None)
     if found is not None:
         raise RecipeError(f"{find_place()}{moment}: {found[0]}", hint=found[1])
 
 
-def _try(training: "Training", others: dict[str, Any]) -> None:
+def _try(training: Training, others: dict[str, Any]) -> None:
     try:
         own = capture_own(training)
     except (RecipeError, StateError):
@@ -88,7 +86,7 @@ def _try(training: "Training", others: dict[str, Any]) -> None:
         _try_to_load(model, own["model"])
 
 
-def _check_stepped(training: "Training", payload: Payload, names: set[str]) -> None:
+def _check_stepped(training: Training, payload: Payload, names: set[str]) -> None:
     """Raise RecipeError if an optimizer steps a parameter that the state doesn't hold.
 
     Args:
@@ -104,7 +102,7 @@ def _check_stepped(training: "Training", payload: Payload, names: set[str]) -> N
             )
 
 
-def _find_hint(training: "Training", parameter: Tensor) -> str:
+def _find_hint(training: Training, parameter: Tensor) -> str:
     holder = find_holder(training.recipe, parameter)
     if holder is not None:
         return f"{holder} has it: {holder.remedy}"

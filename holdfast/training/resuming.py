@@ -62,11 +62,11 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
     else:
         _check_built(training, payload)
     resumed.summary = summarize_rates(training)
-    training.first_lrs = read_first_lrs(metadata, open_store(training.config.store).inside(training.config.run))
+    training.record.first_lrs = read_first_lrs(metadata, open_store(training.config.store).inside(training.config.run))
     training.parent = metadata.checkpoint_sha256
     training.begun.restart(training.progress.step, training.parent)
     is_measured = training.recipe.is_measured
-    training.measured = {name: value for name, value in metadata.metrics.items() if is_measured(name)}
+    training.record.measured = {name: value for name, value in metadata.metrics.items() if is_measured(name)}
     training.probe = _own_probe(training, metadata)
     training.first.text = metadata.first_batch
     probe = measure_probe(training, count_others(training, saved))
@@ -136,7 +136,7 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
         if name.partition(".")[0] not in left_out and (is_same_device or not re.match(r"rng\.\d+\.cuda", name))
     ]
     # All ranks raise: those that went on to the probe would wait there for the others.
-    found = training.gather(different)
+    found = training.ranks.gather(different)
     for rank, names in enumerate(found):
         if names:
             whose = "" if all(found) else f" of rank {rank}"

@@ -21,7 +21,7 @@ from holdfast.training.build import Training
 from holdfast.training.capturing import capture
 from holdfast.training.checksums import describe_components
 from holdfast.training.probing import measure_probe
-from holdfast.training.sharded.exchange import exchange_of
+from holdfast.training.recording import read_lines
 
 
 def begin_save(
@@ -37,7 +37,7 @@ def begin_save(
 ) -> None:
     """Copy the state and begin to write a checkpoint of it, with the trail of the steps since the last save.
 
-    Training may continue once this returns. Only the main rank writes, unless each rank holds a share of the state:
+    Training may continue once this returns. Only the main rank writes, unless each rank holds a shard of the state:
     then each writes some of the checkpoint's parts. If the save before is still being written, wait for it first.
 
     Args:
@@ -52,20 +52,20 @@ def begin_save(
         Unhealthy: the model is unhealthy; nothing was saved.
         StoreError: the save before has failed.
     """
-    lines = training.read_metrics()  # waits for the device, which counts as training, not as the stall of a save
+    lines = read_lines(training)  # waits for the device, which counts as training, not as the stall of a save
     began, trained_at = time.monotonic(), format_time(time.time())
     probe = measure_probe(training)
     _refuse_unhealthy(training, probe)
-    rank_probes = training.gather(probe) if training.accelerator.num_processes > 1 else []
+    rank_probes = training.ranks.gather(probe) if training.ranks.number > 1 else []
     if all(each == probe for each in rank_probes):
         rank_probes = rank_probes[:1]
-    if training.recipe.loss is None or training.virtual is not None:
+    if training.recipe.loss is None or training.ranks.has_common_state:
         _refuse_different_ranks(training)
-    payload, shown = state.to_payload(capture(training)), training.gallery.take()
-    if not training.has_others:
+    payload, shown = state.to_payload(capture(training)), training.record.gallery.take()
+    if not training.ranks.has_others:
         payload = state.localize(payload)  # one rank holds all rows
-    peers = exchange_of(training) if state.has_shards(payload) else None
-    if training.is_main or peers is not None:
+    peers = training.ranks.exchange if state.has_shards(payload) else None
+    if training.ranks.is_main or peers is not None:
         training.saver.wait()  # it sets training.parent
         stall_s: Future[float] = Future()  # `note` may run before the stall has ended
 
@@ -84,17 +84,17 @@ def begin_save(
             training.saver.begin(folder, payload, described, text, note, shown=shown, is_urgent=is_urgent, peers=peers)
         finally:
             stall_s.set_result(time.monotonic() - began)
-    if training.can_survive and not training.is_main:
+    if training.can_survive and not training.ranks.is_main:
         training.begun.add(BegunSave(training.progress.step, None, lines, shown, train_s))
-    training.metrics = []
+    training.record.lines = []
     training.probe = probe
 
 
 def _refuse_different_ranks(training: Training) -> None:
     """Raise RecipeError if the ranks have other weights: a checkpoint has only the main rank's."""
-    if not training.has_others:
+    if not training.ranks.has_others:
         return
-    sums = training.gather(describe_components(training, in_detail=False))
+    sums = training.ranks.gather(describe_components(training, in_detail=False))
     for name, means, hint in (
         (
             "model",
@@ -114,7 +114,7 @@ def _refuse_different_ranks(training: Training) -> None:
 
 
 def _refuse_unhealthy(training: Training, probe: Probe) -> None:
-    found = training.gather(check_health(probe, training.recipe.health, training.probe))
+    found = training.ranks.gather(check_health(probe, training.recipe.health, training.probe))
     complaints: list[str] = next(filter(None, found), [])
     if complaints:
         raise Unhealthy(
@@ -130,8 +130,8 @@ def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
     """Return the fields of `checkpoint.Metadata` that describe the training."""
     progress = training.progress
     epoch, within = divmod(progress.step, training.steps_per_epoch)
-    completed = len(training.first_lrs) - bool(within)
-    rates, in_progress = training.first_lrs[:completed][-EPOCHS_KEPT:], training.first_lrs[completed:]
+    completed = len(training.record.first_lrs) - bool(within)
+    rates, in_progress = training.record.first_lrs[:completed][-EPOCHS_KEPT:], training.record.first_lrs[completed:]
     metrics = progress.history[-1]["metrics"] if progress.history else {}
     return {
         "epoch": epoch,
@@ -146,7 +146,7 @@ def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
         "learning_rate_history": rates,
         "learning_rate_history_len": epoch,
         "epoch_first_lrs": in_progress[0] if in_progress else [],
-        "metrics": metrics | training.measured,
+        "metrics": metrics | training.record.measured,
         "anneals": training.set_anneals(),
         "anneal_offset": progress.anneal_offset,
         "probe": probe,

@@ -1,5 +1,6 @@
 """The schedulers of a recipe or a loop: torch's own, and Holdfast's `Schedule` for one optimizer or by name."""
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,8 +11,8 @@ from holdfast.config import did_you_mean
 from holdfast.errors import RecipeError
 from holdfast.recipe import Recipe
 from holdfast.schedule import Schedule
+from holdfast.training.kept import Kept
 from holdfast.training.optimizers import Optimizers
-from holdfast.training.own_loop.kept import Kept
 
 
 class Schedulers(list[Any]):
@@ -81,6 +82,19 @@ def describe_schedules(recipe: Recipe) -> Any:
         name: dataclasses.asdict(each) for name, each in name_schedules(recipe).items() if isinstance(each, Schedule)
     }
     return found.get("", found or None)
+
+
+def copy_built(optimizer: Any, schedulers: Sequence[Any], recipe: Recipe) -> dict[str, Any]:
+    """Return the hyperparameters as the recipe built them, before any step. `merging.take_over` compares them."""
+    return copy.deepcopy(
+        {
+            "optimizer": [
+                {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+            ],
+            "schedulers": [scheduler.state_dict() for scheduler in schedulers],
+            "schedule": describe_schedules(recipe),
+        }
+    )
 
 
 def waits_for_plateau(scheduler: Any) -> bool:

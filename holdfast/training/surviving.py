@@ -8,7 +8,7 @@ No collective is possible any more, so this rank must have all that the checkpoi
   Without virtual ranks each rank has generators of its own, which are lost with it.
 - Names of samples that other ranks had are read from the data again, for the steps whose numbers are not yet read.
 
-A rank of a model that is cut over the ranks (FSDP2) has only a share of the state, so it saves nothing. Nor does a
+A rank of a model that is cut over the ranks (FSDP2) has only a shard of the state, so it saves nothing. Nor does a
 rank that isn't sure: if the optimizer may have stepped, for example. On GPUs no rank can be sure: a GPU computes the
 steps that it was given before, and may go on with wrong sums once a collective has been aborted.
 """
@@ -29,7 +29,7 @@ def go_back(training: Training) -> bool:
     Raises:
         DeterminismError: the last step has switched determinism off.
     """
-    training.is_alone = True
+    training.ranks.is_alone = True
     if training.stage is Stage.STEPPING:
         return training.virtual is not None and training.virtual.undo()
     if training.stage is Stage.RECORDED:
@@ -58,10 +58,10 @@ def save_alone(
         parent = training.begun.find_durable(folder, training.steps_per_epoch, fingerprint)
         if parent is None:
             return None
-        training.parent, training.metrics = str(parent.content_id), parent.lines + training.metrics
-        training.gallery.put_back(parent.shown)
+        training.parent, training.record.lines = str(parent.content_id), parent.lines + training.record.lines
+        training.record.gallery.put_back(parent.shown)
         train_s += parent.train_s
-    if not training.has_new_steps:
+    if not training.record.has_new_steps:
         return None
     begin_save(training, folder, fingerprint, environment, train_s=train_s)
     return training.saver.wait()

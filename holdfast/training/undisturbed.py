@@ -4,7 +4,7 @@ import contextlib
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,12 +14,10 @@ from holdfast.errors import RecipeError
 from holdfast.state import has_same_bits, is_sharded, local_of, restore_rng
 from holdfast.state.checksum import checksum
 from holdfast.state.layout import copy_into
+from holdfast.training.build import Training
 from holdfast.training.capturing import capture_extras
 from holdfast.training.checksums import describe_components
 from holdfast.training.optimizers import list_stepped
-
-if TYPE_CHECKING:
-    from holdfast.training.build import Training
 
 # The attributes of a module that torch itself reads.
 OF_TORCH = vars(nn.Module()).keys()
@@ -171,7 +169,7 @@ def _has_items(container: Any, items: Any) -> bool:
     return all(one is other for one, other in zip(container, items, strict=True))
 
 
-def snapshot(training: "Training") -> Callable[[], None]:
+def snapshot(training: Training) -> Callable[[], None]:
     """Copy a loop's state, apart from weights and moments. Return a function that puts it back.
 
     The function raises RecipeError if weights or moments have changed meanwhile: copies of them might not fit into the
@@ -199,6 +197,6 @@ def snapshot(training: "Training") -> Callable[[], None]:
     return put_back
 
 
-def _describe_large(training: "Training") -> dict[str, Any]:
+def _describe_large(training: Training) -> dict[str, Any]:
     found = describe_components(training, in_detail=False)
     return {name: each for name, each in found.items() if name.startswith(("model", "buffers", "optimizer."))}

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Shard
 from holdfast.checkpoint import Saved, Saver
 from holdfast.state import localize, to_payload
 from holdfast.store.local import LocalStore
-from holdfast.training import Exchange, read_shares
+from holdfast.training import Exchange, read_shards
 from tests.bench.disk import make_cold
 from tests.bench.frame import Benchmark, Row, ask, compare, scratch, time_of
 from tests.support.makers import METADATA_FIELDS, commit_of
@@ -142,7 +142,7 @@ class _Bench:
 
     def _restore(self, saved: Saved) -> None:
         shares = {f"model.{name}": each for name, each in self.state.items()}
-        read_shares(self.exchange, shares, self.store, commit_of(saved))
+        read_shards(self.exchange, shares, self.store, commit_of(saved))
 
     def _round_of_dcp(self) -> Iterator[tuple[str, float]]:
         yield "DCP save", self._time(lambda: dcp.save(self.state, storage_writer=self._writer("dcp")))

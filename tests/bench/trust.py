@@ -14,7 +14,8 @@ from holdfast.checkpoint import count_cores
 from holdfast.config import Determinism, Resume, RunConfig
 from holdfast.machine import determinism
 from holdfast.training import Training, measure_probe, train_recipe
-from holdfast.training.checksums import choose_every, describe_components
+from holdfast.training.checksums import describe_components
+from holdfast.training.step_record import choose_every
 from tests.bench.bare import KEEP_MEMORY
 from tests.bench.frame import Benchmark, Row, ask, compare, median_of, time_of
 from tests.bench.recipe import STEPS_VARIABLE
@@ -80,7 +81,7 @@ def _measure(size: str, folder: Path) -> dict[str, float]:
         for name, call in calls.items():
             samples[name].append(time_of(call))
     found = median_of(samples)
-    return found | {"step": found["step"] / STEPS, "every": choose_every(training)}
+    return found | {"step": found["step"] / STEPS, "every": choose_every(training.model)}
 
 
 BENCHMARK = Benchmark(

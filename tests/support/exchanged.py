@@ -105,7 +105,7 @@ def exchange_early(folder: str) -> int:
         assert early == (0 if step == 1 else 2 * LAYERS - 3), (
             "all layers but the first, of which one is passed on later"
         )
-    training.is_detailed = True
+    training.record.is_detailed = True
     events.clear()
     train_to(training, 4)
     assert "first layer" in events

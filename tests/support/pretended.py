@@ -18,10 +18,10 @@ from torch.utils.data import default_collate
 
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.recipe.function import build_recipe
-from holdfast.training import Training, evaluate_recipe, loop
+from holdfast.training import Training, evaluate_recipe, loop, passes, recording
 from holdfast.training.build import Program
 from holdfast.training.devices import prepare_device
-from holdfast.training.virtual_ranks import passes
+from holdfast.training.recording import record_step
 
 # A kind of device for which no build of torch has a library: one for the CPU refuses to index tensors of "cuda".
 GPU = torch.device("lazy", 0)
@@ -75,12 +75,12 @@ def train(recipe: str, ranks: int, shares: int) -> int:
         training = OnGpu(config, Program(accelerator, *build_recipe(config.recipe, config.settings, GPU)))
         assert {each.device for each in training.model.parameters()} == {GPU}
         for is_detailed in (False, True):
-            training.is_detailed = is_detailed
+            training.record.is_detailed = is_detailed
             with training.generators.training():
-                training.trained = loop.train_step(training)
-            training.record_step()
+                training.record.trained = loop.train_step(training)
+            record_step(training)
         evaluate_recipe(training)
-        assert [*training._read_numbers()] == [1.0] * 4, "the loss and the norm of each step"
+        assert [*recording._read_numbers(training)] == [1.0] * 4, "the loss and the norm of each step"
     return 0
 
 

@@ -23,7 +23,8 @@ from holdfast.errors import CheckpointDamaged, StoreFull
 from holdfast.state import gather_whole, has_shards, is_sharded, localize, to_payload
 from holdfast.state.sharded import ShardedBytes
 from holdfast.store.local import LocalStore
-from holdfast.training import Gate, Training, begin_save, exchange_of, find_shares, read_shares, resume
+from holdfast.training import Gate, Training, begin_save, find_shards, read_shards, resume
+from holdfast.training.recording import read_lines
 from holdfast.training.sharded.exchange import Exchange
 from tests.support.device import DEVICE, device_of
 from tests.support.forked import launch
@@ -202,17 +203,19 @@ def make(folder: str, parallel: str = "fsdp", settings: dict[str, Any] | None = 
     )  # fmt: skip
     training = Training(config)
     training.saver.part_bytes = PART_BYTES
-    exchange_of(training).window_bytes = WINDOW_BYTES
+    training.ranks.exchange.window_bytes = WINDOW_BYTES
     assert training.accelerator.num_processes == ranks
     return training
 
 
 def resume_in(training: Training, store: LocalStore, saved: Saved, gate: str) -> None:
     """Restore a checkpoint as a rank does: in shares, if the training has shares."""
-    shares = find_shares(training)
+    shares = find_shards(training.recipe)
     commit = commit_of(saved)
     payload = (
-        read_shares(exchange_of(training), shares, store, commit) if shares else checkpoint.read_payload(store, commit)
+        read_shards(training.ranks.exchange, shares, store, commit)
+        if shares
+        else checkpoint.read_payload(store, commit)
     )
     assert has_shards(payload) == bool(shares)
     resume(training, payload, saved.metadata, Gate(gate), lambda *skipped: None)  # type: ignore[arg-type]
@@ -228,10 +231,10 @@ def resume_and_train(folder: str) -> int:
     resumed = make(folder)
     resume_in(resumed, store, saved, "exact")
     for training in (straight, resumed):
-        training.is_detailed = True
+        training.record.is_detailed = True
         train_to(training, 5)
-    assert straight.read_metrics() == resumed.read_metrics()
-    assert len(straight.read_metrics()) == 2
+    assert read_lines(straight) == read_lines(resumed)
+    assert len(read_lines(straight)) == 2
     assert content_of(straight, store) == content_of(resumed, store)
     return 0
 
@@ -261,7 +264,7 @@ def change_the_sharding(folder: str) -> int:
 def save_whole(training: Training, store: LocalStore) -> Saved:
     """Save a checkpoint that the main rank writes, and return it in all ranks."""
     begin_save(training, store, "f" * 64, {})
-    (saved, *_) = training.gather(training.saver.wait())
+    (saved, *_) = training.ranks.gather(training.saver.wait())
     assert isinstance(saved, Saved)
     return saved
 
@@ -298,9 +301,9 @@ def read_damage(folder: str, number: int) -> int:
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(data)
-    training.gather(None)
+    training.ranks.gather(None)
     with pytest.raises(CheckpointDamaged, match=part.name):
-        read_shares(exchange_of(training), find_shares(training), store, commit_of(saved))
+        read_shards(training.ranks.exchange, find_shards(training.recipe), store, commit_of(saved))
     return 0
 
 
@@ -389,7 +392,7 @@ def save_frozen(folder: str) -> int:
     from torch.distributed.tensor import Shard, distribute_tensor
 
     training = make(folder)
-    exchange, store = exchange_of(training), LocalStore(f"{folder}/r")
+    exchange, store = training.ranks.exchange, LocalStore(f"{folder}/r")
     exchange.window_bytes = 2**14
     mesh = init_device_mesh(DEVICE, (exchange.ranks,))
     weights = {f"layer{number}": distribute_tensor(torch.ones(256, 64), mesh, [Shard(0)]) for number in range(6)}
@@ -404,7 +407,7 @@ def save_frozen(folder: str) -> int:
         assert saved is not None
         parts = [part.name for part in saved.metadata.parts]
         saves.append({name: Path(folder, "r", saved.path, name).stat().st_ino for name in parts})
-        training.gather(None)
+        training.ranks.gather(None)
         return saved
 
     for _ in range(4):
@@ -422,11 +425,11 @@ def save_frozen(folder: str) -> int:
     if exchange.rank == 0:
         for name in gone:
             Path(folder, "r", saved.path, name).unlink()
-    training.gather(None)
+    training.ranks.gather(None)
     again = save()
     assert {name for name in names[1:-1] if saves[-1][name] != files[name][-1]} == {*gone}
     assert again.metadata.parts[1:-1] == saved.metadata.parts[1:-1]
-    read = read_shares(exchange, model_shares(payload := to_payload({"model": weights})), store, commit_of(again))
+    read = read_shards(exchange, model_shares(payload := to_payload({"model": weights})), store, commit_of(again))
     assert not [name for name in differences(localize(payload), localize(read)) if name.startswith("model")]
     return 0
 
@@ -473,7 +476,7 @@ def save_meshes(folder: str) -> int:
     cut = {name: distribute_tensor(whole[name], mesh, way) for name, way in ways.items()}
     payloads = to_payload({"model": model.state_dict() | cut}), to_payload({"model": whole})
     found = []
-    for name, payload, peers in zip(("cut", "whole"), payloads, (exchange_of(training), None), strict=True):
+    for name, payload, peers in zip(("cut", "whole"), payloads, (training.ranks.exchange, None), strict=True):
         for part_bytes in (600, 2**20):  # with 600 bytes, rows of one tensor are in several parts
             saver = Saver(part_bytes)
             own = LocalStore(f"{folder}/{name}-{part_bytes}-{0 if peers else training.accelerator.process_index}")
@@ -482,7 +485,7 @@ def save_meshes(folder: str) -> int:
             assert saved is not None
             found.append(saved.metadata.checkpoint_sha256)
             if peers is not None:  # and back
-                read = read_shares(peers, model_shares(payload), own, commit_of(saved))
+                read = read_shards(peers, model_shares(payload), own, commit_of(saved))
                 assert not differences(localize(payload), localize(read))
     assert found[:2] == found[2:]
     return 0

@@ -18,8 +18,8 @@ from holdfast.data import is_stream, is_torch_loader, list_samplers, list_saved
 from holdfast.recipe import Recipe
 from holdfast.training.forgotten_state.digests import CONTAINERS
 from holdfast.training.forgotten_state.reach import list_attributes, list_inner_values
+from holdfast.training.kept import Kept
 from holdfast.training.optimizers import parts_of
-from holdfast.training.own_loop.kept import Kept
 
 MAX_OBJECTS = 5_000
 GLOBAL_GENERATORS = (random._inst, np.random.mtrand._rand, torch.default_generator)

@@ -12,7 +12,7 @@ from holdfast import state
 from holdfast.checkpoint.found import ENDED, ITERATOR
 from holdfast.training.forgotten_state.digests import CONTAINERS, is_iterator
 from holdfast.training.forgotten_state.registered import has_state
-from holdfast.training.own_loop.kept import FRAMEWORK
+from holdfast.training.kept import FRAMEWORK
 
 
 @dataclass

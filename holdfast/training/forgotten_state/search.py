@@ -39,8 +39,8 @@ from holdfast.training.forgotten_state.reach import (
 )
 from holdfast.training.forgotten_state.registered import Registered, has_state, own_ids
 from holdfast.training.forgotten_state.remedies import At, find_remedy, last_part
+from holdfast.training.kept import LOOP, Kept
 from holdfast.training.optimizers import parts_of
-from holdfast.training.own_loop.kept import LOOP, Kept
 
 # Limits of one search: objects in all, values that are reported, and objects of libraries inside each other.
 MAX_OBJECTS = 20_000

@@ -28,8 +28,7 @@ from holdfast.state import as_stateful
 from holdfast.training.build import NO_BATCH, Program, Training
 from holdfast.training.forgotten_state.carried import find_carried, find_constants
 from holdfast.training.forgotten_state.digests import is_iterator
-from holdfast.training.loop import clip_to_norm
-from holdfast.training.own_loop.kept import (
+from holdfast.training.kept import (
     FRAMEWORK,
     GRADIENTS,
     OWN_EXTRAS,
@@ -38,11 +37,11 @@ from holdfast.training.own_loop.kept import (
     list_checkpointed,
     sort_kept,
 )
-from holdfast.training.own_loop.left_gradients import Gradients
+from holdfast.training.left_gradients import Gradients
 from holdfast.training.own_loop.wrapping import Wrapping
-from holdfast.training.progress import Unread, read_number
+from holdfast.training.passes import Taking
+from holdfast.training.step_record import Unread, read_number
 from holdfast.training.undisturbed import snapshot
-from holdfast.training.virtual_ranks.passes import Taking
 
 T = TypeVar("T")
 
@@ -166,7 +165,7 @@ class Run:
     @property
     def is_rehearsal(self) -> bool:
         """Return whether this process ends after the present step; see `Step.is_rehearsal`."""
-        return self._training is not None and self._training.is_rehearsal
+        return self._training is not None and self._training.record.is_rehearsal
 
     # ---- before the loop
 
@@ -422,7 +421,7 @@ class Run:
         """
         if self._training is None:
             self.refuse("run.clip_grad_norm_(...) was called outside the loop", hint="call it in a step")
-        return clip_to_norm(self._training, parameters, max_norm)
+        return self._training.ranks.clip(list(parameters), max_norm)
 
     # ---- inside
 
@@ -579,11 +578,11 @@ class Run:
                 hint=f"run.batches(dataset, ..., grad_accum={len(self._names) or 1}), the same in every step",
             )
         lrs = self._gradients.end_step()
-        training.trained = Unread(
+        training.record.trained = Unread(
             step.number + 1, self._numbers, training.lrs if lrs is None else lrs, training.anneals, self._names
         )
         for shown in self._shown:
-            training.gallery.add(shown)
+            training.record.gallery.add(shown)
         self._numbers, self._names, self._shown = {}, [], []
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import datetime
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, distributed
@@ -28,9 +28,6 @@ from holdfast.training.sharded.extents import (
     take_held,
     view_held,
 )
-
-if TYPE_CHECKING:
-    from holdfast.training.build import Training
 
 # Waiting for a slow store is no error; a rank that dies closes its connections, which is noticed at once.
 PATIENCE = datetime.timedelta(days=7)
@@ -220,7 +217,7 @@ class _HeldShards:
         ]
         if len({*self._exchange.each(lambda: hashlib.sha256(repr(layout).encode()).hexdigest())}) > 1:
             raise StateError(
-                "the ranks have different states, of which one checkpoint can't have a share of each",
+                "the ranks have different states, of which one checkpoint can't have a shard of each",
                 hint="give each module, optimizer and extra the same names and shapes in all ranks",
             )
 
@@ -251,13 +248,6 @@ class _HeldShards:
                 extent = dataclasses.replace(extent, memory=memory)
             extents.append(extent)
         return dataclasses.replace(plan, extents=extents)
-
-
-def exchange_of(training: "Training") -> Exchange:
-    """Return the exchange between the ranks of a training. All ranks call it together."""
-    if training.exchange is None:
-        training.exchange = Exchange(training.accelerator.device)
-    return training.exchange
 
 
 def _pack(message: list[Move], device: torch.device) -> Tensor:

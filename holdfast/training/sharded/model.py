@@ -30,7 +30,7 @@ def check_sharding(config: RunConfig, recipe: Recipe, accelerator: Accelerator) 
     elif recipe.loss is None:
         raise _can_not_shard("a step of its own", "return a Recipe with a loss")
     if config.compute.mixed_precision == "fp16":
-        raise _can_not_shard("fp16, whose GradScaler sees a share of the gradient", 'mixed_precision = "bf16"')
+        raise _can_not_shard("fp16, whose GradScaler sees a shard of the gradient", 'mixed_precision = "bf16"')
 
 
 def _can_not_shard(problem: str, hint: str) -> ConfigError:
@@ -43,9 +43,9 @@ def is_cut(config: RunConfig, accelerator: Accelerator) -> bool:
 
 
 def place_model(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> None:
-    """Put the recipe's model in its place; see `cut_model`. The optimizers step the shares from then on.
+    """Put the recipe's model in its place; see `cut_model`. The optimizers step the shards from then on.
 
-    An `AveragedModel` among the extras is treated alike, because it is updated from the model's shares.
+    An `AveragedModel` among the extras is treated alike, because it is updated from the model's shards.
     """
     averages = [each.module for each in recipe.extras.values() if isinstance(each, AveragedModel)]
     before = dict(recipe.model.named_parameters(remove_duplicate=False))
@@ -80,7 +80,7 @@ def _cut_block(block: nn.Module, accelerator: Accelerator) -> None:
         if not is_sharded(tensor):
             tensor.data = tensor.data.to(accelerator.device)
             share_tensor(tensor)  # as DDP does it: a recipe may build other weights in a rank
-    # Shares are what optimizers and checkpoints find in the model, also between a forward pass and a step.
+    # Shards are what optimizers and checkpoints find in the model, also between a forward pass and a step.
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     fully_shard(block, mesh=mesh, reshard_after_forward=True)
 
@@ -99,27 +99,27 @@ def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
     yield model
 
 
-def _replace(recipe: Recipe, shares: dict[int, nn.Parameter]) -> None:
+def _replace(recipe: Recipe, shards: dict[int, nn.Parameter]) -> None:
     """Let the recipe's optimizers step the parameters that now stand for those that they were built with.
 
     Args:
-        shares: the new parameters, each by the id of the one that it stands for.
+        shards: the new parameters, each by the id of the one that it stands for.
     """
     for optimizer in parts_of(recipe.optimizer):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if is_sharded(shares.get(id(parameter))) and parameter in optimizer.state:
+                if is_sharded(shards.get(id(parameter))) and parameter in optimizer.state:
                     state = optimizer.state.pop(parameter)
-                    optimizer.state[shares[id(parameter)]] = _cut(state, parameter, shares[id(parameter)])
-            group["params"] = [shares.get(id(each), each) for each in group["params"]]
+                    optimizer.state[shards[id(parameter)]] = _cut(state, parameter, shards[id(parameter)])
+            group["params"] = [shards.get(id(each), each) for each in group["params"]]
 
 
-def _cut(state: dict[str, Any], whole: nn.Parameter, share: Any) -> dict[str, Any]:
+def _cut(state: dict[str, Any], whole: nn.Parameter, shard: Any) -> dict[str, Any]:
     """Return an optimizer's state of a parameter, cut as the parameter is. Adagrad has one before its first step."""
     from torch.distributed.tensor import distribute_tensor
 
     return {
-        name: distribute_tensor(value, share.device_mesh, share.placements)
+        name: distribute_tensor(value, shard.device_mesh, shard.placements)
         if isinstance(value, torch.Tensor) and value.shape == whole.shape
         else value
         for name, value in state.items()

@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,47 +12,44 @@ from holdfast.checkpoint import ABREAST, READ_DEPTH, READ_WINDOWS, Header, Parts
 from holdfast.errors import CheckpointDamaged
 from holdfast.journal import Commit
 from holdfast.memory import Buffers
+from holdfast.recipe import Recipe
 from holdfast.state.decoding import shape_of
 from holdfast.state.encoding import DTYPES
 from holdfast.state.sharded import ShardedBytes, is_sharded, local_of
 from holdfast.state.tensors import TensorBytes
 from holdfast.store import Store
-from holdfast.training.capturing import capture_extras
-from holdfast.training.own_loop.kept import GRADIENTS
+from holdfast.training.kept import GRADIENTS
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.sharded.extents import ExchangePlan, Placed
 
-if TYPE_CHECKING:
-    from holdfast.training.build import Training
-
 # By name, ``model.layer.weight`` or ``extras.average.layer.weight``: the tensors that are cut over the ranks.
-Shares = Mapping[str, Any]
+Shards = Mapping[str, Any]
 
 
-def find_shares(training: "Training") -> Shares:
+def find_shards(recipe: Recipe) -> Shards:
     """Return the tensors of the model and the extras that are cut over the ranks, by name; empty if none is."""
-    model = training.accelerator.unwrap_model(training.model)
-    return dict(_list_shares({"model": model.state_dict(), "extras": capture_extras(training)}, ""))
+    extras = {name: extra.state_dict() for name, extra in recipe.extras.items()}
+    return dict(_list_shards({"model": recipe.model.state_dict(), "extras": extras}, ""))
 
 
-def _list_shares(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _list_shards(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if is_sharded(value):
         yield name, value
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, item in items:
-        yield from _list_shares(item, f"{name}.{key}" if name else str(key))
+        yield from _list_shards(item, f"{name}.{key}" if name else str(key))
 
 
-def read_shares(
-    exchange: Exchange, shares: Shares, folder: Store, commit: Commit, buffers: Buffers | None = None
+def read_shards(
+    exchange: Exchange, shards: Shards, folder: Store, commit: Commit, buffers: Buffers | None = None
 ) -> Payload:
     """Read a committed state and verify it while reading; each rank keeps its own rows. All ranks call it together.
 
-    A rank reads the parts that it owns in windows, so that it needs memory for its share and a few windows. No save
+    A rank reads the parts that it owns in windows, so that it needs memory for its shard and a few windows. No save
     may be in progress, because its threads use the same exchange.
 
     Args:
-        shares: tensors by name; those of the state are cut in the same way.
+        shards: tensors by name; those of the state are cut in the same way.
         buffers: memory for the windows; without it, new memory.
 
     Raises:
@@ -64,7 +61,7 @@ def read_shares(
     own = [part for part in parts.values() if owners[part.name] == exchange.rank]
     found = exchange.each(lambda: checkpoint.read_headers(folder, commit, own))
     headers = {name: header for each in found for name, header in each.items()}
-    payload, places = _allocate([headers[name] for name in parts], shares)
+    payload, places = _allocate([headers[name] for name in parts], shards)
     plans = {
         name: exchange.plan_restore(pieces, owners[name], parts[name].size_bytes)
         for name, pieces in zip(parts, places, strict=True)
@@ -104,7 +101,7 @@ def _read_batch(
     exchange.each(check)
 
 
-def _allocate(headers: list[Header], shares: Shares) -> tuple[Payload, list[list[Placed]]]:
+def _allocate(headers: list[Header], shards: Shards) -> tuple[Payload, list[list[Placed]]]:
     """Return a state with memory for this rank's rows, and where the bytes of its tensors are in each part."""
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
     firsts: list[list[int]] = []  # for the rows of each part: their first byte in the tensor
@@ -117,7 +114,7 @@ def _allocate(headers: list[Header], shares: Shares) -> tuple[Payload, list[list
             before = math.prod(shape) if rows.name in shapes else 0
             firsts[-1].append(checkpoint.size_of(dtype, (before,)))
             shapes[rows.name] = dtype, (shape[0] + rows.shape[0], *shape[1:]) if rows.shape else ()
-    tensors = {name: _make(name, dtype, shape, shares) for name, (dtype, shape) in shapes.items()}
+    tensors = {name: _make(name, dtype, shape, shards) for name, (dtype, shape) in shapes.items()}
     places = [
         [
             Placed(rows.position, tensors[rows.name].pieces[0][first : first + rows.size_bytes])
@@ -129,9 +126,9 @@ def _allocate(headers: list[Header], shares: Shares) -> tuple[Payload, list[list
     return Payload(tensors, headers[0].tree), places
 
 
-def _make(name: str, dtype: str, shape: tuple[int, ...], shares: Shares) -> Tensor:
+def _make(name: str, dtype: str, shape: tuple[int, ...], shards: Shards) -> Tensor:
     """Return a tensor with new memory: for this rank's rows of it, if it is cut over the ranks."""
-    like = _find_share(name, shares)
+    like = _find_shard(name, shards)
     if like is None or tuple(like.shape) != shape:
         whole = torch.empty(shape_of(dtype, shape), dtype=DTYPES[dtype])
         return Tensor(dtype, shape, (TensorBytes(whole) if whole.numel() else b"",))
@@ -143,7 +140,7 @@ def _make(name: str, dtype: str, shape: tuple[int, ...], shares: Shares) -> Tens
     return Tensor(dtype, shape, (ShardedBytes(cut) if cut.numel() else b"",))
 
 
-def _find_share(name: str, shares: Shares) -> Any:
+def _find_shard(name: str, shards: Shards) -> Any:
     """Return the tensor that is cut as the one of this name in a checkpoint; None if there is none.
 
     An optimizer's state of a parameter, such as ``optimizer.state.layer.weight.exp_avg``, is cut as the parameter is.
@@ -152,13 +149,13 @@ def _find_share(name: str, shares: Shares) -> Any:
     if component == "extras":  # a list with the extras of each rank, or of all
         _, _, rest = rest.partition(".")
         if rest.startswith(f"{GRADIENTS}."):  # cut as the parameters are, and not there before the first step
-            return shares.get(f"model.{rest.removeprefix(f'{GRADIENTS}.')}")
-        return shares.get(f"extras.{rest}")
+            return shards.get(f"model.{rest.removeprefix(f'{GRADIENTS}.')}")
+        return shards.get(f"extras.{rest}")
     if component != "optimizer":
-        return shares.get(name)
+        return shards.get(name)
     parameter = rest.removeprefix("state.")
     while parameter := parameter.rpartition(".")[0]:
         for place in (f"model.{parameter}", parameter):
-            if place in shares:
-                return shares[place]
+            if place in shards:
+                return shards[place]
     return None

@@ -7,25 +7,31 @@ ranks up to V that each hold the whole model (`holdfast.training.virtual_ranks.w
 """
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, distributed, nn
 
 from holdfast.config import RunConfig
-from holdfast.data import is_stream, list_batch_sizes, list_divisors
+from holdfast.data import Share, combine, is_stream, list_batch_sizes, list_divisors
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.machine import determinism
 from holdfast.recipe import Recipe
 from holdfast.state import capture_rng, digest_rng
 from holdfast.state.checksum import checksum_together
 from holdfast.state.layout import copy_into
+from holdfast.training.cooperation import Cooperation, ReadNames
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.sharded.model import is_cut
+from holdfast.training.step_record import Unread
 from holdfast.training.synchronizing import share_buffers
 from holdfast.training.virtual_ranks.blocks import ShardSums
 from holdfast.training.virtual_ranks.buckets import Turn
+from holdfast.training.virtual_ranks.elementwise import check_elementwise
+from holdfast.training.virtual_ranks.norm import clip_to, take_norm
 from holdfast.training.virtual_ranks.tree import sum_columns
 from holdfast.training.virtual_ranks.whole import WholeSums
 
@@ -83,8 +89,8 @@ def _trains_model_alone(recipe: Recipe) -> bool:
     return not recipe.synchronized and all(id(each) in own for each in list_stepped(recipe.optimizer))
 
 
-class VirtualRanks:
-    """The shares of each step that this rank trains.
+class VirtualRanks(Cooperation):
+    """Ranks that train virtual ranks: the shares of each step that this rank trains.
 
     Args:
         shares: the number of virtual ranks, V.
@@ -96,11 +102,13 @@ class VirtualRanks:
         is_first_step: whether no step has ended in this process.
         is_last: whether the present micro-batch is this rank's last one of the step.
         numbers: what the step's shares have logged, by name: shape (V,), zero for the shares of other ranks.
-        facts: for a step in detail, checksums of each own share's generators, buffers, loss and gradient; see
-            `holdfast.training.detail`.
+        facts: for a step in detail, checksums of each own share's generators, buffers, loss and gradient.
         sums: the sums of the gradients; their `facts` have checksums in such a step.
         is_undoable: whether `undo` can undo all that the step in progress has changed so far.
     """
+
+    has_common_state = True
+    sums_gradients = True
 
     def __init__(self, shares: int, accelerator: Accelerator, seed: int, *, is_cut: bool = False) -> None:
         """
@@ -109,7 +117,8 @@ class VirtualRanks:
         """
         rank, ranks = accelerator.process_index, accelerator.num_processes
         check_ranks(shares, ranks)
-        self.shares, self.is_cut = shares, is_cut
+        super().__init__(accelerator, shares)
+        self.is_cut = is_cut
         self._seed, self._ranks, self._device = seed, ranks, accelerator.device
         self.sums: WholeSums | ShardSums = (ShardSums if is_cut else WholeSums)(shares, rank, ranks)
         self.turns = self.sums.turns
@@ -121,9 +130,22 @@ class VirtualRanks:
         self.is_undoable = False
         self._is_detailed = False
 
+    @property
+    def has_parts(self) -> bool:
+        return True
+
+    def check_optimizer(self, optimizer: Any) -> None:
+        if self.is_cut:
+            check_elementwise(optimizer, self._device)
+
     def attach(self, models: Sequence[nn.Module]) -> None:
-        """Take the models whose gradients are summed, in their place, before the first step and the first probe."""
         self.sums.attach(models)
+
+    def seed(self, seed: int, *, keeps_seeds: bool) -> None:
+        determinism.reseed(seed)  # each share has numbers of its own
+
+    def list_shares(self, batch_size: int) -> list[Share]:
+        return [Share(batch_size, turn.share, self.shares) for turn in self.turns]
 
     @contextlib.contextmanager
     def step(self, model: nn.Module, step: int, *, in_detail: bool = False) -> Iterator[None]:
@@ -225,6 +247,34 @@ class VirtualRanks:
         return any(each._version != version for each, version in self._versions)
 
     def mean(self, numbers: Sequence[Tensor]) -> Tensor:
+        columns = [each for each in numbers if each.dim()]
+        means = iter(self.mean_of_shares(columns) if columns else ())
+        return torch.stack([next(means) if each.dim() else each for each in numbers])
+
+    def clip(self, parameters: Sequence[Tensor], limit: float) -> Tensor:
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        total = take_norm(gradients)
+        if limit < math.inf:
+            clip_to(gradients, limit, total)
+        return total
+
+    def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:
+        if self.is_alone:  # the names that other ranks had are read again
+            others = [share for share in range(self.shares) if share not in self.own]
+            both = [others, self.own]
+            return [_in_order(both, [read_names(each.step - 1, others), each.samples]) for each in steps]
+        shares, names = zip(*self.gather((self.own, [each.samples for each in steps])), strict=True)
+        return [_in_order(shares, ranks) for ranks in zip(*names, strict=True)]
+
+    def describe_parts(self, step: Unread, drawn_from: str, components: dict[str, Any]) -> list[dict[str, Any]]:
+        accum = len(step.samples) // len(self.own)
+        own: list[dict[str, Any]] = []
+        for place, (share, facts) in enumerate(zip(self.own, self.facts, strict=True)):
+            samples = combine(step.samples[place * accum : (place + 1) * accum])
+            own.append({"rank": self.own_number, "share": share, "samples": samples, **facts})
+        return [*own, {"rank": self.own_number, **self.sums.facts}]
+
+    def mean_of_shares(self, numbers: Sequence[Tensor]) -> Tensor:
         """Return the means over all shares of numbers that each have a column for every share, as `numbers` has them.
 
         All ranks call it together; shape (n, V) to (n,).
@@ -252,6 +302,15 @@ def check_ranks(shares: int, ranks: int) -> None:
             f"compute.ranks = {ranks}: there are only {shares} virtual ranks",
             hint=f"at most {shares} ranks; 4 to 8 times as many virtual ranks as ranks share the work out evenly",
         )
+
+
+def _in_order(shares: Sequence[Sequence[int]], names: Sequence[Sequence[str]]) -> list[str]:
+    """Return the names of a step's micro-batches in the order of the shares, from the shares and names of each rank."""
+    found: dict[int, Sequence[str]] = {}
+    for own, all_names in zip(shares, names, strict=True):
+        accum = len(all_names) // len(own)
+        found |= {share: all_names[place * accum : (place + 1) * accum] for place, share in enumerate(own)}
+    return [name for share in sorted(found) for name in found[share]]
 
 
 def _join(names: Iterable[str]) -> str:

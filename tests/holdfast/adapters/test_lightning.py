@@ -25,6 +25,7 @@ from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import RecipeError
 from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.training import Gate, Training, resume, run_program, steps
+from holdfast.training.recording import read_lines
 from tests.support import lit, lit_wrong
 from tests.support.trainings import Saved, find_lost, save_state
 
@@ -108,7 +109,7 @@ def test_numbers_that_are_logged_are_in_the_trail(tmp_path: Path) -> None:
 
     def serve(training: Training) -> Generator[None, None, None]:
         yield from steps(training, lit.PER_EPOCH, lambda: False)
-        lines.extend(training.read_metrics())
+        lines.extend(read_lines(training))
 
     run_program(make_config(tmp_path, "lit:automatic"), serve)
     first, *_, last = lines

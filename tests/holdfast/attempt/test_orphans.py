@@ -14,6 +14,7 @@ from holdfast.checkpoint.progress import Sums, find_disagreement
 from holdfast.journal import Commit
 from holdfast.store.local import LocalStore
 from holdfast.training import Training
+from holdfast.training.recording import read_lines
 from tests.support import trainings
 from tests.support.makers import commit_of
 from tests.support.trainings import save_step, train_to
@@ -52,8 +53,8 @@ def test_an_orphan_of_another_checkpoint_is_not_adopted_though_it_names_the_newe
     monkeypatch.setenv("DATA", "2")
     other = make(tmp_path)
     train_to(other, first)
-    other.read_metrics()
-    other.metrics = []
+    read_lines(other)
+    other.record.lines = []
     other.parent = head.checkpoint_sha256
     train_to(other, last)
     save_step(other, store)

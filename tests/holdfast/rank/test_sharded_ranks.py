@@ -1,4 +1,4 @@
-"""Ranks that each hold a share of the state train, save and restore together, and no byte depends on the sharding."""
+"""Ranks that each hold a shard of the state train, save and restore together, and no byte depends on the sharding."""
 
 import json
 import subprocess

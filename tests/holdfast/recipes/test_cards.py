@@ -21,6 +21,7 @@ from holdfast.recipes.cards.policy import Policy
 from holdfast.recipes.cards.rollouts import Rollouts
 from holdfast.recipes.cards.settings import HealthSettings
 from holdfast.training import Training, begin_from, evaluate_recipe, find_forgotten, resume, run_program, steps
+from holdfast.training.recording import read_lines
 from holdfast.training.resuming import summarize_rates
 from tests.support.collapsing import LOGITS
 from tests.support.trainings import Saved, content_id, live, save_state
@@ -61,7 +62,7 @@ def train(config: RunConfig, stop: int, saved: Saved | None = None) -> list[dict
         if saved is not None:
             resume(training, *saved, Gate("exact"), lambda *skipped: None)
         yield from steps(training, stop, lambda: False)
-        found.extend(training.read_metrics())
+        found.extend(read_lines(training))
 
     run_program(config, serve)
     return found
@@ -119,7 +120,7 @@ def test_weights_of_step_128_continue_the_anneals_there(tmp_path: Path) -> None:
     def serve(training: Training) -> Generator[None, None, None]:
         begin_from(training, payload, metadata, InitFrom(run="other"))
         yield from steps(training, 1, lambda: False)
-        found.extend([training.progress.anneal_offset, summarize_rates(training), training.read_metrics()[0]])
+        found.extend([training.progress.anneal_offset, summarize_rates(training), read_lines(training)[0]])
 
     run_program(config, serve)
     assert found[0] == 128

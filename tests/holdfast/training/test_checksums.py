@@ -9,8 +9,9 @@ from torch import nn
 
 from holdfast import Recipe
 from holdfast.state.checksum import checksum, checksum_together
-from holdfast.training import checksums
+from holdfast.training import step_record
 from holdfast.training.checksums import describe_components
+from holdfast.training.recording import read_lines
 from tests.support import trainings
 from tests.support.trainings import train_to
 
@@ -118,11 +119,11 @@ def test_a_plain_number_of_an_extra_alters_its_checksum(tmp_path: Path) -> None:
 def test_checksums_are_taken_every_few_steps_and_in_a_proof_after_each_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checksums, "EVERY_SMALL", 3)
+    monkeypatch.setattr(step_record, "EVERY_SMALL", 3)
     training = trainings.make(tmp_path, f"{__name__}:normed")
     train_to(training, 4)
-    training.is_detailed = True
+    training.record.is_detailed = True
     train_to(training, 6)
-    lines = training.read_metrics()
+    lines = read_lines(training)
     assert [line["step"] for line in lines if "state" in line] == [3, 5, 6]
     assert [line["step"] for line in lines if "tensors" in line.get("state", {})] == [5, 6]

@@ -11,6 +11,7 @@ from holdfast.errors import ConfigError, GateTripped
 from holdfast.recipe.probe import Probe, compare_probes
 from holdfast.training import Gate, Training, capturing, resume
 from holdfast.training.probing import measure_probe
+from holdfast.training.recording import read_lines
 from tests.support.trainings import Saved, make, save_state, train_to
 
 pytestmark = pytest.mark.usefixtures("same_process")
@@ -78,7 +79,7 @@ def test_a_stream_goes_on_if_all_ranks_are_at_one_position(tmp_path: Path) -> No
     train_to(training, 2 * STEPS)
     other = go_on(tmp_path, "varied:streamed", saved)
     train_to(other, 2 * STEPS)
-    lines = [[line["samples"] for line in each.read_metrics()[-STEPS:]] for each in (training, other)]
+    lines = [[line["samples"] for line in read_lines(each)[-STEPS:]] for each in (training, other)]
     assert lines[0] == lines[1]
     position = state.from_payload(saved[0])["data"][0]
     elsewhere = save_as(2, training, tmp_path, data=[position, capturing.capture(training)["data"][0]])

@@ -13,6 +13,7 @@ from holdfast.checkpoint import Metadata
 from holdfast.checkpoint.departure import compute_mean_loss
 from holdfast.store.local import LocalStore
 from holdfast.training import Gate, Training, resume
+from holdfast.training.recording import read_lines
 from tests.support import trainings
 from tests.support.makers import METADATA_FIELDS, make_commit, make_line, train
 from tests.support.trainings import save_state, save_step, train_to
@@ -78,7 +79,7 @@ def test_a_chunk_has_the_mean_loss_of_its_own_steps(tmp_path: Path) -> None:
     train_to(training, 3)
     save_state(training, tmp_path)
     train_to(training, STEPS_PER_EPOCH - 1)
-    losses = [line["loss"] for line in training.read_metrics()]
+    losses = [line["loss"] for line in read_lines(training)]
     assert len(losses) == STEPS_PER_EPOCH - 1 - 3
     _, metadata = save_state(training, tmp_path)
     assert metadata.loss == pytest.approx(sum(losses) / len(losses))
@@ -139,7 +140,7 @@ def test_an_earlier_versions_history_is_read_from_the_trail(tmp_path: Path, step
     lines: list[dict[str, Any]] = []
     for number, stop in enumerate((4, step), start=1):
         train_to(training, stop)
-        lines = list(training.read_metrics())
+        lines = list(read_lines(training))
         payload, metadata = save_state(training, tmp_path)
         folder.replace(f"metrics/{number:08d}.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
     last = [[9.0]] * (step // STEPS_PER_EPOCH)
@@ -163,7 +164,7 @@ def test_an_earlier_versions_recorded_rates_stay_if_the_trail_is_lost(tmp_path: 
 def test_each_step_logs_the_anneals_that_it_used(tmp_path: Path) -> None:
     training = make(tmp_path)
     train_to(training, 8)
-    used = [line["anneals"]["temperature"] for line in training.read_metrics()]
+    used = [line["anneals"]["temperature"] for line in read_lines(training)]
     assert used == pytest.approx([1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0.0, 0.0])
 
 

@@ -13,6 +13,7 @@ from holdfast import Recipe, checkpoint
 from holdfast.machine.determinism import reseed
 from holdfast.proof.replay import find_difference
 from holdfast.store.local import LocalStore
+from holdfast.training.recording import read_lines
 from tests.support.trainings import make, save_step, train_to
 
 START = [1.0, 2.0]
@@ -42,7 +43,7 @@ def step(folder: Path, gradient: list[float], **settings: Any) -> tuple[list[flo
     """Train one step. Return the change of the weights, and the recorded norm."""
     training = make(folder, "tests.holdfast.training.test_loop:slope", gradient=gradient, **settings)
     train_to(training, 1)
-    (line,) = training.read_metrics()
+    (line,) = read_lines(training)
     return (torch.tensor(START) - training.recipe.model.weights.detach()).tolist(), line["grad_norm"]  # type: ignore[operator]
 
 

@@ -9,6 +9,7 @@ import pytest
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.training import Training, run_program, steps
+from holdfast.training.recording import read_lines
 from tests.support.trainings import live, live_in_chunks
 
 SHARES = 8
@@ -26,9 +27,9 @@ def read_trail(config: RunConfig, stop: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
 
     def serve(training: Training) -> Generator[None, None, None]:
-        training.is_detailed = True
+        training.record.is_detailed = True
         yield from steps(training, stop, lambda: False)
-        found.extend(training.read_metrics())
+        found.extend(read_lines(training))
 
     run_program(config, serve)
     return found

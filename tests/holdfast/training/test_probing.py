@@ -19,6 +19,7 @@ from holdfast.config import Resume
 from holdfast.errors import GateTripped, RecipeError
 from holdfast.recipe.probe import Probe, compare_probes
 from holdfast.training import Gate, Training, capturing, evaluate_recipe, measure_probe, resume
+from holdfast.training.recording import read_lines
 from tests.support import trainings
 from tests.support.trainings import train_to
 from tests.support.varied import Points
@@ -225,7 +226,7 @@ def test_the_loss_window_is_the_mean_of_the_last_steps(tmp_path: Path) -> None:
     training = make(tmp_path)
     assert "loss_window" not in measure_probe(training).values
     train_to(training, 23)
-    losses = [line["loss"] for line in training.read_metrics()]
+    losses = [line["loss"] for line in read_lines(training)]
     assert len(losses) == 23
     assert measure_probe(training).values["loss_window"] == math.fsum(losses[-20:]) / 20
 
@@ -234,7 +235,7 @@ def test_a_stream_is_probed_with_its_first_batch_once_it_was_read(tmp_path: Path
     training = make(tmp_path, stream=True)
     assert measure_probe(training) == Probe()
     train_to(training, 1)
-    training.read_metrics()
+    read_lines(training)
     found = measure_probe(training)
     assert found.sha256
     assert found.sample

@@ -18,6 +18,7 @@ from holdfast.journal import Commit, Journal
 from holdfast.keeping.verification import verify_run
 from holdfast.store.local import LocalStore
 from holdfast.training import Gate, Resumed, Training, capturing, resume
+from holdfast.training.recording import read_lines
 from tests.support import varied
 from tests.support.makers import make_line, save_next
 from tests.support.makers import train as commit_next
@@ -63,15 +64,15 @@ def test_a_resumed_run_ends_on_the_bytes_of_an_uninterrupted_one(
     train_to(training, STEPS)
     saved = save_state(training, tmp_path)
     train_to(training, 2 * STEPS)
-    lines = training.read_metrics()
+    lines = read_lines(training)
     expected = content(state.to_payload(capturing.capture(training)))
     for again in (make(tmp_path, f"tests.support.varied:{recipe}", **settings), training):
         random.seed(9)
         resumed = resume_from(again, saved)
         assert (resumed.step, resumed.taken_over, resumed.note) == (STEPS, [], "")
-        again.metrics = []
+        again.record.lines = []
         train_to(again, 2 * STEPS)
-        assert again.read_metrics() == lines
+        assert read_lines(again) == lines
         assert content(state.to_payload(capturing.capture(again))) == expected
 
 

@@ -12,6 +12,7 @@ from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.training import Training, go_back
 from holdfast.training.loop import steps, train_recipe, train_step
+from holdfast.training.recording import read_lines
 from holdfast.training.virtual_ranks.blocks import ShardSums
 from holdfast.training.virtual_ranks.buckets import make_buckets
 from holdfast.training.virtual_ranks.step import check_ranks
@@ -120,9 +121,9 @@ def test_a_step_that_fails_after_the_optimizers_is_not_undone(tmp_path: Path) ->
 
 def test_a_step_in_detail_has_the_facts_of_each_share(tmp_path: Path) -> None:
     training = Training(make_config(tmp_path))
-    training.is_detailed = True
+    training.record.is_detailed = True
     train_recipe(training, 1, lambda: False, lambda *done: None)
-    (line,) = training.read_metrics()
+    (line,) = read_lines(training)
     *shares, rank = line["parts"]
     assert [each["share"] for each in shares] == list(range(SHARES))
     for fact in ("samples", "generators", "loss", "gradient"):

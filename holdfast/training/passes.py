@@ -12,8 +12,8 @@ from holdfast.machine.heartbeats import Place
 from holdfast.training.build import Training
 from holdfast.training.capturing import CHANGES
 from holdfast.training.checksums import describe_components
-from holdfast.training.own_loop.kept import OWN_EXTRAS
-from holdfast.training.own_loop.left_gradients import Gradients
+from holdfast.training.kept import OWN_EXTRAS
+from holdfast.training.left_gradients import Gradients
 from holdfast.training.virtual_ranks.step import VirtualRanks
 
 # The hint for a loop that doesn't train the shares of its batches.
@@ -33,7 +33,7 @@ def take_shares(training: Training, virtual: VirtualRanks, names: list[str]) -> 
             process's first step.
     """
     extras = _sum_extras(training) if virtual.is_first_step else None
-    with virtual.step(training.model, training.progress.step + 1, in_detail=training.is_detailed):
+    with virtual.step(training.model, training.progress.step + 1, in_detail=training.record.is_detailed):
         for turn in virtual.turns:
             with virtual.share(turn):
                 for number in range(training.recipe.grad_accum):

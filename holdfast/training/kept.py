@@ -15,10 +15,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from holdfast.data import refuse_inexact
 from holdfast.recipe import Recipe, Stateful
 from holdfast.state import Ties, as_stateful
+from holdfast.training.left_gradients import Gradients
 from holdfast.training.modes import Modes
 from holdfast.training.optimizers import Optimizers, lay_out_state, list_stepped
-from holdfast.training.own_loop.left_gradients import Gradients
-from holdfast.training.own_loop.pruned import find_pruned
+from holdfast.training.pruned import find_pruned
 
 # Names of extras that `Kept` adds itself.
 OWN_EXTRAS = MODES, GRADIENTS, ACCUMULATION, INNER, PRUNED = (

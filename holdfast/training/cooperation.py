@@ -1,0 +1,190 @@
+"""How the ranks of a training cooperate: what they share out, exchange, and have alike.
+
+There are two ways. `SeparateRanks` train a part of each batch each, with random numbers, extras and a position in the
+data of their own, and average their gradients. `holdfast.training.virtual_ranks.step.VirtualRanks` train shares whose
+number doesn't depend on that of the ranks, so that all ranks have the same state.
+"""
+
+import abc
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+
+from holdfast.data import Share, combine
+from holdfast.machine import determinism
+from holdfast.state import capture_rng, digest_rng, gather_whole
+from holdfast.training.sharded.exchange import Exchange
+from holdfast.training.step_record import Unread
+
+# Called with a step and shares of a batch; returns the names of the shares' micro-batches, by loading them again.
+ReadNames = Callable[[int, Iterable[int]], list[str]]
+
+
+class Cooperation(abc.ABC):
+    """The ranks of a training, as one of them sees them.
+
+    Attributes:
+        has_common_state: whether all ranks have the same generators, extras and position in the data, of which a
+            checkpoint then has one.
+        sums_gradients: whether the ranks sum gradients themselves, so that no DDP does it.
+        is_alone: whether this rank goes on without the others, because one of them is lost; see `surviving`.
+        shares: the number of parts into which each batch is cut.
+    """
+
+    has_common_state: bool
+    sums_gradients: bool
+
+    def __init__(self, accelerator: Accelerator, shares: int) -> None:
+        self.accelerator, self.shares = accelerator, shares
+        self.is_alone = False
+        self._exchange: Exchange | None = None
+
+    @property
+    def number(self) -> int:
+        """Return the number of ranks."""
+        return int(self.accelerator.num_processes)
+
+    @property
+    def own_number(self) -> int:
+        """Return this rank's number, from 0."""
+        return int(self.accelerator.process_index)
+
+    @property
+    def has_others(self) -> bool:
+        """Return whether other ranks train with this one."""
+        return self.number > 1 and not self.is_alone
+
+    @property
+    def is_main(self) -> bool:
+        """Return whether this rank writes what one rank writes for all: the main one, or the one that is alone."""
+        return self.is_alone or bool(self.accelerator.is_main_process)
+
+    @property
+    def exchange(self) -> Exchange:
+        """The ranks that save and restore a sharded state together. All of them ask for it together."""
+        if self._exchange is None:
+            self._exchange = Exchange(self.accelerator.device)
+        return self._exchange
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values that all ranks pass, by rank."""
+        return gather_object([value]) if self.has_others else [value]
+
+    @property
+    def states(self) -> int:
+        """Return the number of ranks whose states a checkpoint has."""
+        return 1 if self.has_common_state else self.number
+
+    @property
+    def own_state(self) -> int:
+        """Return the place of this rank's state among those in a checkpoint."""
+        return 0 if self.has_common_state else self.own_number
+
+    @property
+    @abc.abstractmethod
+    def has_parts(self) -> bool:
+        """Return whether a proof can tell ranks, or shares of a batch, apart."""
+
+    @abc.abstractmethod
+    def check_optimizer(self, optimizer: Any) -> None:
+        """Raise ConfigError if ranks that each hold a part of the model can't train it with this optimizer."""
+
+    @abc.abstractmethod
+    def attach(self, models: Sequence[nn.Module]) -> None:
+        """Take the models whose gradients the ranks sum themselves, before the first step and the first probe."""
+
+    @abc.abstractmethod
+    def seed(self, seed: int, *, keeps_seeds: bool) -> None:
+        """Seed this rank's random numbers, after all have built the same model from the same seed.
+
+        Args:
+            keeps_seeds: whether ranks that have seeded themselves differently keep their seeds.
+        """
+
+    @abc.abstractmethod
+    def list_shares(self, batch_size: int) -> list[Share]:
+        """Return the parts of each batch that this rank trains, one after the other."""
+
+    @abc.abstractmethod
+    def mean(self, numbers: Sequence[Tensor]) -> Tensor:
+        """Return the means of numbers of steps, each a scalar, or of shape (shares,) if the shares have logged it."""
+
+    @abc.abstractmethod
+    def clip(self, parameters: Sequence[Tensor], limit: float) -> Tensor:
+        """Scale the gradient of some parameters down to a norm of at most ``limit``. Return its norm from before."""
+
+    @abc.abstractmethod
+    def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:
+        """Return the names of the micro-batches of each step: this rank's, or those of all shares if they are cut."""
+
+    @abc.abstractmethod
+    def describe_parts(self, step: Unread, drawn_from: str, components: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the facts of this rank in a step, for a proof; of each of its shares, if batches are cut into them.
+
+        `holdfast.checkpoint.departure` compares them, so that a proof can name the rank in which two runs differ first.
+
+        Args:
+            step: the step that was trained last.
+            drawn_from: a digest of this rank's generators at the beginning of the step.
+            components: the checksums of this rank's state; see `checksums.describe_components`.
+        """
+
+
+class SeparateRanks(Cooperation):
+    """Ranks that each train a part of each batch, with random numbers, extras and a position of their own."""
+
+    has_common_state = False
+    sums_gradients = False
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        super().__init__(accelerator, accelerator.num_processes)
+
+    @property
+    def has_parts(self) -> bool:
+        return self.number > 1
+
+    def check_optimizer(self, optimizer: Any) -> None:
+        pass  # FSDP2 averages the gradients of each element over the ranks, whatever the optimizer
+
+    def attach(self, models: Sequence[nn.Module]) -> None:
+        pass  # DDP, FSDP2 or `Synchronized` averages the gradients
+
+    def seed(self, seed: int, *, keeps_seeds: bool) -> None:
+        if keeps_seeds:
+            states = self.gather(digest_rng(capture_rng()))
+            if self.own_number == 0 or states[self.own_number] != states[0]:
+                return
+        determinism.reseed(seed + self.own_number)
+
+    def list_shares(self, batch_size: int) -> list[Share]:
+        return [Share(batch_size, self.own_number, self.number)]
+
+    def mean(self, numbers: Sequence[Tensor]) -> Tensor:
+        found = torch.stack([*numbers])
+        mean: Tensor = self.accelerator.reduce(found, "mean") if self.number > 1 else found
+        return mean
+
+    def clip(self, parameters: Sequence[Tensor], limit: float) -> Tensor:
+        if limit < math.inf:
+            norm: Tensor = self.accelerator.clip_grad_norm_(parameters, limit)
+            return gather_whole(norm)
+        # Clipping to infinity would read the whole gradient again, and one infinite number would make all of it NaN.
+        self.accelerator.unscale_gradients()
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
+        return gather_whole(nn.utils.get_total_norm(dense))
+
+    def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:
+        return [each.samples for each in steps]
+
+    def describe_parts(self, step: Unread, drawn_from: str, components: dict[str, Any]) -> list[dict[str, Any]]:
+        state = {name: value for name, value in components.items() if name != "tensors"}
+        samples = combine(step.samples) if step.samples else ""
+        loss = {"loss": float(step.numbers["loss"]).hex()} if "loss" in step.numbers else {}
+        facts = {"samples": samples, "generators": drawn_from, "state": state}
+        return [{"rank": self.own_number, **facts, **loss}]

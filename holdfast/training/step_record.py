@@ -1,0 +1,105 @@
+"""The record of the steps since the last save: the trail, a line per step, and what was shown."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.checkpoint.shown import Gallery
+from holdfast.errors import RecipeError
+
+# The numbers of a step that have fields of their own in a trail's line; all others are in its field ``logged``.
+OWN_FIELDS = ("loss", "grad_norm")
+# Steps between two checksums, so chosen that checksums cost less than 0.5 % of the time of AdamW's steps. The cost of
+# both grows with the bytes of large tensors and with the number of small ones: see docs/performance.md.
+EVERY_LARGE, EVERY_SMALL = 64, 256
+LARGE_BYTES = 2**20
+
+
+@dataclass
+class Unread:
+    """A finished step whose numbers, such as its loss, are still on the device.
+
+    Attributes:
+        numbers: scalar float32 tensors by name, on the training's device.
+        samples: the names of the step's micro-batches.
+    """
+
+    step: int
+    numbers: dict[str, Tensor]
+    lrs: list[float]
+    anneals: dict[str, float]
+    samples: list[str]
+
+
+@dataclass
+class StepRecord:
+    """The steps since the last save, and how they are recorded; see `holdfast.training.recording`.
+
+    Attributes:
+        checksum_every: the steps between two lines with checksums.
+        lines: the trail, a line per step.
+        gallery: the texts and pictures that were shown.
+        first_lrs: the rates of the first step of each epoch that has begun. Part of the metadata, not of the state.
+        measured: the last epoch's metrics that are not part of the state.
+        trained: the step that was trained last, for `record_step`.
+        unread: finished steps that have no line yet, each with the further fields of its line.
+        is_detailed: whether each line has the checksums of all components and tensors, and the facts of each rank or
+            share, for a proof.
+        is_rehearsal: whether other ranks train these steps, too, and this process ends after them.
+        unsaved_s: seconds of rehearsed steps.
+        drawn_from: a digest of the generators at the beginning of the step, if `is_detailed`.
+        note_lines: called with the trail whenever numbers were read.
+    """
+
+    checksum_every: int
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    gallery: Gallery = field(default_factory=Gallery)
+    first_lrs: list[list[float]] = field(default_factory=list)
+    measured: dict[str, float | None] = field(default_factory=dict)
+    trained: Unread | None = None
+    unread: list[tuple[Unread, dict[str, Any]]] = field(default_factory=list)
+    is_detailed: bool = False
+    is_rehearsal: bool = False
+    unsaved_s: float = 0.0
+    drawn_from: str = ""
+    note_lines: Callable[[Sequence[Mapping[str, Any]]], object] = lambda lines: None
+
+    @property
+    def has_new_steps(self) -> bool:
+        """Return whether any step was completed since the last save was begun, or since a checkpoint was restored."""
+        return bool(self.lines or self.unread)
+
+    def drop_detail(self) -> None:
+        """Leave of the lines what they have without `is_detailed`."""
+        for line in self.lines:
+            line.pop("parts", None)
+            line.get("state", {}).pop("tensors", None)
+            if line["step"] % self.checksum_every:
+                line.pop("state", None)
+
+
+def choose_every(model: nn.Module) -> int:
+    """Return the number of steps between two checksums. It depends on the model alone, so that equal runs agree."""
+    sizes = [parameter.nbytes for parameter in model.parameters()]
+    return EVERY_LARGE if sizes and sum(sizes) / len(sizes) >= LARGE_BYTES else EVERY_SMALL
+
+
+def read_number(name: str, value: Any, device: torch.device) -> Tensor:
+    """Return a number of a step as a scalar float32 tensor on the device. A tensor is copied, and nothing waits for it.
+
+    Args:
+        name: the number's name in the message of an error.
+
+    Raises:
+        RecipeError: the value is no scalar.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.detach().reshape(()).to(device, torch.float32, copy=True)
+    try:
+        return torch.tensor(float(value), device=device)
+    except (TypeError, ValueError):
+        shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+        raise RecipeError(f"{name}: expected a number, found a {type(value).__name__}{shape}") from None
