@@ -59,7 +59,7 @@ class AttemptRanks:
         restart_s: seconds from the start of these ranks until they began to train; 0 before that.
         verified: the number of the last commit whose bytes were verified, mostly as they were restored; 0 for none.
         hangs: how often they hung in a row, without a save in between.
-        is_quiet: whether a restore is not worth a line, because a rehearsal has one.
+        is_quiet: whether a build and a restore are not worth a line, because they are a rehearsal's.
         tolerance: the relative difference that is allowed between their numbers and those of other ranks that go on
             from the same commit; None if settings or code were changed, so that nothing can be compared.
     """
@@ -134,7 +134,7 @@ class AttemptRanks:
             raise
         if gpus and self.built.device == "cpu":
             log.warning("nvidia-smi lists %s, but torch sees none: training runs on the CPU", counted(gpus, "GPU"))
-        for warning in self.built.warnings:
+        for warning in self.built.warnings if not self.is_quiet else ():
             log.warning("%s", warning)
         for note in self.built.notes if self._number == 1 else ():
             log.info("%s", note)

@@ -23,6 +23,8 @@ RECIPES = {
     "varied": ("averaged", "pythonic", "normalised", "timed", "streamed"),
     "composed": ("adversarial", "accumulating", "two_rates", "pruned", "two_sgds", "batched"),
 }
+# Recipes of `RECIPES` whose schedule is as long as a setting says.
+SCHEDULED = {"composed:adversarial", "composed:two_rates"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def list_kinds() -> Iterator[Kind]:
                 yield Kind(f"support.{module}:{name}", 9, "epochs = 1")
     for module, recipes in RECIPES.items():
         for name in recipes:
-            yield Kind(f"support.{module}:{name}", 9, "epochs = 1")
+            schedule = (("settings.epochs", "9"),) if f"{module}:{name}" in SCHEDULED else ()
+            yield Kind(f"support.{module}:{name}", 9, "epochs = 1", schedule)
     schedulers = [name for name in SCHEDULERS if name != "OneCycleLR"]  # which ends after 40 steps
     for number, name in enumerate(OPTIMIZERS):
         chosen = ("settings.optimizer", name), ("settings.scheduler", schedulers[number % len(schedulers)])

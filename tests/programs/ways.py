@@ -42,11 +42,11 @@ GROUPS = {
         modules: forward_hook average_in_a_dict dropout_rate
         optimizers: running_loss
         data: numpy_generator_in_collate python_generator_in_the_data curriculum_of_a_recipe
-        surroundings: entropy_of_the_system
+        surroundings: entropy_of_the_system measured_time
     """,
     GATE_COUNTED: """
         module_level: another_modules_global
-        modules: buffer_that_is_not_persistent public_number frozen_by_a_count
+        modules: buffer_that_is_not_persistent public_number
         objects: property_of_a_private_number raw_bytes phase
     """,
     PROBED: """
@@ -65,9 +65,10 @@ GROUPS = {
     """,
     REFUSED: """
         modules: layer_that_is_added modules_in_a_list
-        surroundings: default_dtype denormal_numbers deterministic_algorithms measured_time
+        surroundings: default_dtype denormal_numbers deterministic_algorithms
         encodings: masked_array
     """,
+    ("the same bytes", "rehearsal, step 16", "rehearsal, step 24"): "modules: frozen_by_a_count",
     ("gate, step 8", "rehearsal, step 16", "rehearsal, step 24"): "data: growing_mixup",
     ("gate, step 8", "rehearsal, step 24", "rehearsal, step 24"): "data: bandit",
     ("gate, step 8", "rehearsal, step 8", "rehearsal, step 16"): "optimizers: optimizer_of_a_second_head",

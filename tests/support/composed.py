@@ -19,7 +19,7 @@ BATCH_SIZE = 8
 PER_EPOCH = SAMPLES // BATCH_SIZE
 
 
-def adversarial(lr: float = 0.01, rate: float = 0.1, how: str = "") -> Recipe:
+def adversarial(lr: float = 0.01, rate: float = 0.1, how: str = "", epochs: int = 3) -> Recipe:
     """Build a generator and a critic, each with an optimizer, and a step that trains one after the other."""
     model = nn.ModuleDict({
         "generator": nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)),
@@ -46,7 +46,7 @@ def adversarial(lr: float = 0.01, rate: float = 0.1, how: str = "") -> Recipe:
 
     return Recipe(
         model=model, data=Points(noise=True), optimizer={"theirs": theirs, "ours": ours}, step=step,
-        batch_size=BATCH_SIZE, schedule={"ours": Schedule("linear", epochs=3), "theirs": StepLR(theirs, 4, 0.5)},
+        batch_size=BATCH_SIZE, schedule={"ours": Schedule("linear", epochs=epochs), "theirs": StepLR(theirs, 4, 0.5)},
         evaluate=lambda model: {"size": model["generator"](torch.ones(1, 8)).sum()},
     )  # fmt: skip
 
@@ -79,7 +79,7 @@ def accumulating() -> Recipe:
     )  # fmt: skip
 
 
-def two_rates(body: float = 0.01, head: float = 0.1) -> Recipe:
+def two_rates(body: float = 0.01, head: float = 0.1, epochs: int = 3) -> Recipe:
     """Build one loss with an optimizer for the body and one for the head."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 1))
     optimizers = {
@@ -88,7 +88,7 @@ def two_rates(body: float = 0.01, head: float = 0.1) -> Recipe:
     }
     return Recipe(
         model=model, data=Points(noise=True), optimizer=optimizers, loss=fit, batch_size=BATCH_SIZE // 2, grad_accum=2,
-        clip_norm=1.0, schedule={"body": Schedule("cosine", epochs=3)},
+        clip_norm=1.0, schedule={"body": Schedule("cosine", epochs=epochs)},
     )  # fmt: skip
 
 
