@@ -1,6 +1,6 @@
 """Optimizations of memory and speed, which make saves and restores cheap and change none of their bytes.
 
-Each optimization has a name. ``HOLDFAST_WITHOUT="direct,prefetch"`` turns the named ones off, to find the cause of a
+Each optimization has a name. ``HOLDFAST_WITHOUT="direct,priority"`` turns the named ones off, to find the cause of a
 problem or to measure a gain. `make bench` has a row "without" for each; docs/performance.md has the figures.
 
 ============  ========================================================================================
@@ -8,7 +8,6 @@ problem or to measure a gain. `make bench` has a row "without" for each; docs/pe
 ``direct``    `memory.direct`: large files are written and read past the system's page cache
 ``priority``  `Priority`: the threads of a save have a lower priority than training
 ``pinning``   `memory.pinning`: a GPU copies into page-locked memory
-``prefetch``  `rank.prefetch`: a rank reads its checkpoint while it imports torch
 ============  ========================================================================================
 
 Only `memory.pinning` imports torch, so this package does not import it.

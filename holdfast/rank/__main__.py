@@ -23,10 +23,6 @@ if __name__ == "__main__":
 
     separate_threads()  # before any module imports functions of `random` by name
 
-    from holdfast.rank.prefetch import Prefetch
-
-    prefetch = Prefetch()
-
     from holdfast.rank.serving import main  # which imports torch
 
-    code = main(prefetch)
+    code = main()

@@ -14,8 +14,10 @@ from holdfast.errors import ConfigError
 from holdfast.machine import determinism
 from holdfast.machine.processes import RANK_MODULE
 from holdfast.rank import rendezvous
-from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE
 
+CONFIG_VARIABLE = "HOLDFAST_CONFIG"
+# The number of the commit that the attempt will probably restore; 0 for none.
+COMMIT_VARIABLE = "HOLDFAST_COMMIT"
 # The process that carries ranks on a Ray cluster; see its docstring.
 RAY_MODULE = "holdfast.rank.ray"
 # By these variables torchrun, accelerate, MPI and Slurm tell a process its place among others. A rank that inherited
@@ -96,7 +98,7 @@ def make_environment(config: RunConfig, commit: int) -> dict[str, str]:
     """Return the environment of the ranks.
 
     Args:
-        commit: the number of the commit that the ranks should read ahead; 0 for none.
+        commit: the number of the commit that the attempt will probably restore; 0 for none.
     """
     # The ranks import the recipe, so they search the same folders for modules as the attempt.
     paths = [str(Path(path).absolute()) for path in sys.path]
@@ -112,3 +114,8 @@ def make_environment(config: RunConfig, commit: int) -> dict[str, str]:
         CONFIG_VARIABLE: config.model_dump_json(),
         COMMIT_VARIABLE: str(commit),
     }
+
+
+def read_environment() -> tuple[RunConfig, int]:
+    """Return what `make_environment` has told this rank: its configuration, and the number of the commit."""
+    return RunConfig.model_validate_json(os.environ[CONFIG_VARIABLE]), int(os.environ.get(COMMIT_VARIABLE, "0"))

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import __version__
-from holdfast.errors import ConfigDrift
+from holdfast.checkpoint import read_metadata
+from holdfast.config import RunConfig
+from holdfast.errors import ConfigDrift, NameMissing, RecordDamaged
+from holdfast.journal import Journal
 from holdfast.provenance.imports import find_code, find_file, read_module
 from holdfast.provenance.opened_files import Opened, describe_files
 from holdfast.provenance.packages import describe_holdfast, find_contents, find_packages, find_versions
 from holdfast.provenance.sources import find_listed, hash_source, read_source
 from holdfast.recipe.function import split_recipe
+from holdfast.store import open_store
 from holdfast.training import Training
 from holdfast.training.built import describe_built
 
@@ -114,6 +118,22 @@ class CodeRecord:
             self._sources[name] = self._recorded["sources"][name]
         else:
             self._sources[name] = hash_source(data) if is_python else self._bytes[name]
+
+
+def read_recorded(config: RunConfig, number: int) -> dict[str, Any]:
+    """Return the ``environment`` of a commit: its machine and code; empty without a commit, or without a record.
+
+    Args:
+        number: the commit's number; 0 for none.
+    """
+    if not number:
+        return {}
+    journal = Journal(open_store(config.store), config.run)
+    try:
+        metadata = read_metadata(journal.store, journal.read_commit(number).path)
+    except (RecordDamaged, NameMissing):
+        return {}  # the resume will read the same records and report what is wrong with them
+    return metadata.environment if metadata else {}
 
 
 def _list_module_files() -> set[str]:

@@ -52,8 +52,8 @@ from holdfast.rank.messages import (
 )
 from holdfast.rank.nodes import Nodes
 from holdfast.rank.orders import Orders
-from holdfast.rank.prefetch import Prefetch
-from holdfast.rank.record import CodeRecord
+from holdfast.rank.process import read_environment
+from holdfast.rank.record import CodeRecord, read_recorded
 from holdfast.rank.surviving import RankChunk, Survivor
 from holdfast.recipe.function import default_settings
 from holdfast.store import Store, open_store
@@ -88,7 +88,7 @@ PHASES: dict[type, Phase] = {
 
 
 def serve(
-    training: Training, events: Events, prefetch: Prefetch, record: CodeRecord | None, survivor: Survivor
+    training: Training, events: Events, record: CodeRecord | None, survivor: Survivor
 ) -> Generator[None, None, None]:
     """Report what was built, then obey orders until one says to end or to stop. Yield before each step to train."""
     orders = Orders(training, events.send)
@@ -97,7 +97,7 @@ def serve(
         check_same_training(training, ready.environment)
     events.send(ready)
     try:
-        yield from obey(training, orders, events, prefetch, record, ready.environment, survivor)
+        yield from obey(training, orders, events, record, ready.environment, survivor)
         orders.check()
     except BaseException:
         # The save under way may take long, and the others may wait for this rank.
@@ -114,7 +114,6 @@ def obey(
     training: Training,
     orders: Orders,
     events: Events,
-    prefetch: Prefetch,
     record: CodeRecord | None,
     ran_on: dict[str, Any],
     survivor: Survivor,
@@ -138,7 +137,7 @@ def obey(
             case Proceed():
                 pass  # it has ended the wait before the recipe was built
             case Restore():
-                restore_commit(training, folder, order, events, prefetch)
+                restore_commit(training, folder, order, events)
                 survivor.lived.restart(training.progress.step)
             case Begin():
                 _load_ancestor(training, order, events)
@@ -259,9 +258,9 @@ def report_examination(training: Training, events: Events) -> None:
     )
 
 
-def restore_commit(training: Training, folder: Store, order: Restore, events: Events, prefetch: Prefetch) -> None:
+def restore_commit(training: Training, folder: Store, order: Restore, events: Events) -> None:
     """Load a commit's state, pass it through the gate and report `Restored`, `Damaged` or `Tripped`."""
-    loaded = _load_checkpoint(training, folder, order.commit, events, prefetch)
+    loaded = _load_checkpoint(training, folder, order.commit, events)
     if loaded is None:
         return
     resumed, problem = None, None
@@ -289,7 +288,7 @@ def report_skipped(events: Events, done: int, total: int) -> None:
 
 
 def _load_checkpoint(
-    training: Training, folder: Store, commit: Commit, events: Events, prefetch: Prefetch | None = None
+    training: Training, folder: Store, commit: Commit, events: Events
 ) -> tuple[Payload, Metadata] | None:
     """Return a commit's verified checkpoint.
 
@@ -301,8 +300,7 @@ def _load_checkpoint(
             training.saver.wait()
             payload = read_shards(training.ranks.exchange, shards, folder, commit, training.saver.buffers)
         else:
-            taken = prefetch.take(commit) if prefetch else None
-            payload = taken or checkpoint.read_payload(folder, commit, training.saver.buffers)
+            payload = checkpoint.read_payload(folder, commit, training.saver.buffers)
         metadata = checkpoint.read_metadata(folder, commit.path)
         if metadata is None:  # deleted since the payload was read
             raise CheckpointDamaged(f"{commit.path} has no metadata any more")
@@ -368,12 +366,12 @@ def describe_data(training: Training) -> dict[str, Any]:
     return {"sha256": training.recipe.data_sha256, **size, **content}
 
 
-def main(prefetch: Prefetch | None = None) -> int:
+def main() -> int:
     """Run one rank to its end. Return its exit code: 0 if it ended by an order."""
     events = Events()
     wait_to_proceed()
     faulthandler.enable(file=2)  # a crash in native code writes its stack into the log
-    prefetch = prefetch or Prefetch()
+    config, commit = read_environment()
     built: list[Training] = []
     nodes: Nodes | None = None
     survivor = Survivor()
@@ -385,22 +383,21 @@ def main(prefetch: Prefetch | None = None) -> int:
         built.append(training)
         heartbeats.note_device(str(training.accelerator.device))
         is_first = training.accelerator.is_local_main_process
-        record = CodeRecord(training, before, files, prefetch.read_environment()) if is_first else None
-        training.saver.buffers = prefetch.buffers
+        record = CodeRecord(training, before, files, read_recorded(config, commit)) if is_first else None
         training.record.note_lines = survivor.lived.add
         gc.freeze()  # otherwise collecting what was built so far would stall a step by 0.2 s now and then
         gc.enable()
-        return serve(training, events, prefetch, record, survivor)
+        return serve(training, events, record, survivor)
 
     def fail(error: HoldfastError) -> int:
         events.send_error(nodes.share(error) if nodes else error)
         return error.exit_code
 
     try:
-        if prefetch.config.compute.has_nodes:
-            nodes = Nodes(prefetch.config.compute, events)  # it settles this rank's number
+        if config.compute.has_nodes:
+            nodes = Nodes(config.compute, events)  # it settles this rank's number
         heartbeats.join()
-        run_program(prefetch.config, begin)
+        run_program(config, begin)
         if built and built[0].progress.step >= built[0].total_steps:
             events.send(Finished())
     except Exception as error:

@@ -44,7 +44,7 @@ from holdfast.rank.messages import (
     decode_order,
     encode_message,
 )
-from holdfast.rank.prefetch import CONFIG_VARIABLE
+from holdfast.rank.process import CONFIG_VARIABLE
 from holdfast.recipe.probe import Probe
 from holdfast.store import open_store
 

@@ -16,7 +16,7 @@ from holdfast.config import Determinism
 from holdfast.machine import determinism
 from tests.bench.disk import make_cold
 from tests.bench.flow import command, write_config
-from tests.bench.frame import ROOT, Benchmark, Row, compare, median_of, scratch, without
+from tests.bench.frame import ROOT, Benchmark, Row, compare, median_of, scratch
 from tests.bench.recipe import read_steps
 
 SIZE = "100 MB"
@@ -56,13 +56,9 @@ def run(full: bool) -> list[Row]:
             for module in ("tests.bench.life", "flows.train"):
                 _make_cold(folder)
                 seconds.setdefault(module, []).append(_first_step(module, config))
-            _make_cold(folder)
-            with without("prefetch"):
-                seconds.setdefault("without", []).append(_first_step("tests.bench.life", config))
     median, of = median_of(seconds), "python, torch, build, raw read, a step"
     return [
         compare(SIZE, "to the first new step, cold", median["tests.bench.life"], of, median["bare"], REACH),
-        compare(SIZE, "likewise, without prefetch", median["without"], "ours", median["tests.bench.life"]),
         compare(SIZE, "with Prefect and its server", median["flows.train"], of, median["bare"], REACH),
     ]
 

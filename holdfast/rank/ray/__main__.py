@@ -7,7 +7,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.rank.events import Events
 from holdfast.rank.hanging import PATIENCE_VARIABLE
-from holdfast.rank.prefetch import COMMIT_VARIABLE, CONFIG_VARIABLE
+from holdfast.rank.process import COMMIT_VARIABLE, CONFIG_VARIABLE
 
 
 def main() -> int:

@@ -49,7 +49,7 @@ class Start:
     Attributes:
         config: the configuration as JSON, with the rendezvous of the nodes.
         node: the number of this node.
-        commit: the number of the commit that the ranks read ahead; 0 for none.
+        commit: the number of the commit that the attempt will probably restore; 0 for none.
         patience: of the watch over the ranks; see `holdfast.rank.hanging`.
         folder: the folder of the attempt's process.
         paths: the folders in which the attempt searches for modules.

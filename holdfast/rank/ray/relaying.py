@@ -42,7 +42,7 @@ def relay_ranks(config: RunConfig, commit: int, patience: float, events: Events)
     """Carry the ranks of the attempt that has started this process, until they have ended.
 
     Args:
-        commit: the number of the commit that the ranks read ahead; 0 for none.
+        commit: the number of the commit that the attempt will probably restore; 0 for none.
         patience: of the watch over the ranks; see `holdfast.rank.hanging`.
 
     Raises:

@@ -32,7 +32,7 @@ def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(WITHOUT_VARIABLE, "direct,speed")
     with pytest.raises(ConfigError, match="unknown name 'speed'") as raised:
         is_on("direct")
-    assert "prefetch" in raised.value.hint
+    assert "pinning" in raised.value.hint
 
 
 def test_a_command_refuses_an_unknown_name(
