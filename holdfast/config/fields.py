@@ -1,7 +1,8 @@
 """The fields of a configuration, in sections, each with its description and its bounds."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -36,6 +37,23 @@ MEANINGS = {
     FUNCTION: "expected module:function or file.py:function",
     POOL: "expected letters, digits, '.', '_', '-' and spaces, and a letter or a digit first",
 }
+
+
+FieldClass = Literal["identity", "schedule", "operational"]
+
+
+@dataclass(frozen=True)
+class Classed:
+    """Says in the annotation of a field, or of a table for all of its fields, what a change of it means.
+
+    Attributes:
+        of: ``identity`` changes the mathematics, ``schedule`` says how long to train, ``operational`` is all else.
+    """
+
+    of: FieldClass
+
+
+IDENTITY, SCHEDULE, OPERATIONAL = Classed("identity"), Classed("schedule"), Classed("operational")
 
 
 class Section(BaseModel):
@@ -155,63 +173,63 @@ def require_port(address: str) -> str:
 class Compute(Section):
     """The device, the number and the precision of the ranks."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field(
+    device: Annotated[Literal["auto", "cpu", "cuda"], OPERATIONAL] = Field(
         "auto", description="Device to train on. auto takes a GPU if there is one."
     )
-    ranks: Literal["all"] | Annotated[Processes, Field(ge=1)] = Field(
+    ranks: Annotated[Literal["all"] | Annotated[Processes, Field(ge=1)], IDENTITY] = Field(
         1,
         description='Number of training processes. "all" is one for each visible GPU, or one without a GPU. '
         "torchrun starts them if there are several.",
     )
-    virtual_ranks: Processes = Field(
+    virtual_ranks: Annotated[Processes, IDENTITY] = Field(
         0,
         ge=0,
         description="Shares of each batch, with random numbers of their own, whose gradients are summed in a fixed "
         "order: any number of ranks up to it trains the same bytes. 0 is off: then another number "
         "gives other bytes.",
     )
-    nodes: Annotated[int, Field(ge=1, le=1024)] | str = Field(
+    nodes: Annotated[Annotated[int, Field(ge=1, le=1024)] | str, OPERATIONAL] = Field(
         1,
         description='Number of machines that train the run together, each with this number of ranks. "1:4" takes as '
         "many as come, from 1 to 4. Start the same command on each, or let Ray carry the ranks; see nodes.md.",
     )
-    launcher: Literal["torchrun", "ray"] = Field(
+    launcher: Annotated[Literal["torchrun", "ray"], OPERATIONAL] = Field(
         "torchrun",
         description="What starts the ranks. torchrun: the command on each machine, with a rendezvous if there are "
         "several. ray: one command, which places the ranks on the nodes of a Ray cluster.",
     )
-    ray_address: str = Field(
+    ray_address: Annotated[str, OPERATIONAL] = Field(
         "auto",
         description="host:port of the Ray cluster's GCS. auto takes RAY_ADDRESS, or the cluster that this machine "
         "belongs to.",
     )
-    rendezvous: str | None = Field(
+    rendezvous: Annotated[str | None, OPERATIONAL] = Field(
         None, description="host:port at which several nodes meet: an address of node 0, and a free port there."
     )
-    wait_s: Seconds = Field(
+    wait_s: Annotated[Seconds, OPERATIONAL] = Field(
         600.0,
         ge=1,
         description="Seconds to wait for the other nodes, or for room on a Ray cluster, at the start and later.",
     )
-    lost_after_s: Seconds = Field(
+    lost_after_s: Annotated[Seconds, OPERATIONAL] = Field(
         60.0, ge=5, description="Seconds without a sign of life after which another node is lost."
     )
-    parallel: Literal["ddp", "fsdp"] = Field(
+    parallel: Annotated[Literal["ddp", "fsdp"], IDENTITY] = Field(
         "ddp",
         description="What several ranks hold of a recipe's model, or of one that a loop passes to run.wrap, and of its "
-        "optimizer. ddp: each rank all of it. fsdp: each rank a share, cut by torch's fully_shard; checkpoints are "
-        "written and read in shares, too. With virtual ranks it changes no bit.",
+        "optimizer. ddp: each rank all of it. fsdp: each rank a shard, cut by torch's fully_shard; checkpoints are "
+        "written and read in shards, too. With virtual ranks it changes no bit.",
     )
-    mixed_precision: Literal["no", "bf16", "fp16"] = Field(
+    mixed_precision: Annotated[Literal["no", "bf16", "fp16"], IDENTITY] = Field(
         "no", description="Precision of accelerate's autocast. fp16 needs a GPU and adds a gradient scaler."
     )
-    loader_workers: Processes = Field(
+    loader_workers: Annotated[Processes, OPERATIONAL] = Field(
         0,
         ge=0,
         description="Processes that load data, for each rank; 0 loads in the rank. "
         "The number never changes the trained bytes.",
     )
-    gpu_health: Literal["refuse", "warn"] = Field(
+    gpu_health: Annotated[Literal["refuse", "warn"], OPERATIONAL] = Field(
         "refuse",
         description="What to do if nvidia-smi reports a fault of a GPU that the run takes: refuse to train on it, or "
         "warn of it.",
@@ -466,40 +484,46 @@ class Report(Section):
 class RunConfig(Section):
     """One training run: what to train, how long, and where it lies."""
 
-    recipe: str = Field(
+    recipe: Annotated[str, IDENTITY] = Field(
         description="Function that builds or trains the model, as module:function or file.py:function.",
         pattern=FUNCTION,
     )
-    run: str = Field(description="Name of the run, and of its folder on the store.", pattern=NAME)
-    store: str = Field(
+    run: Annotated[str, OPERATIONAL] = Field(
+        description="Name of the run, and of its folder on the store.", pattern=NAME
+    )
+    store: Annotated[str, OPERATIONAL] = Field(
         DEFAULT_STORE, min_length=1, description="Folder that holds the runs: a path, s3://, gs:// or az:// URL."
     )
-    epochs: Count = Field(1, ge=1, description="Epochs to train in all. Raise it later to train further.")
-    seed: int = Field(
+    epochs: Annotated[Count, SCHEDULE] = Field(
+        1, ge=1, description="Epochs to train in all. Raise it later to train further."
+    )
+    seed: Annotated[int, IDENTITY] = Field(
         DEFAULT_SEED, ge=0, lt=2**63, description="Seed of Python's, NumPy's and torch's generators; 0 means 1234."
     )
-    where: str = Field(
+    where: Annotated[str, OPERATIONAL] = Field(
         "here",
         pattern=POOL,
         description="Where to train: here, in the command's own process, or the name of a Prefect work pool.",
     )
-    chunk: ChunkLength = ChunkLength()
-    retention: Retention = Retention()
-    determinism: Determinism = Determinism()
+    chunk: Annotated[ChunkLength, OPERATIONAL] = ChunkLength()
+    retention: Annotated[Retention, OPERATIONAL] = Retention()
+    determinism: Annotated[Determinism, IDENTITY] = Determinism()
     compute: Compute = Compute()
-    resume: Resume = Resume()
-    checkpoint: Checkpoint = Checkpoint()
-    preemption: Preemption = Preemption()
-    proof: ProofSettings = ProofSettings()
-    supervision: Supervision = Supervision()
-    parity: Parity = Parity()
-    init_from: InitFrom | None = None
-    log: Log = Log()
-    report: Report = Report()
-    signing_key: str | None = Field(
+    resume: Annotated[Resume, OPERATIONAL] = Resume()
+    checkpoint: Annotated[Checkpoint, OPERATIONAL] = Checkpoint()
+    preemption: Annotated[Preemption, OPERATIONAL] = Preemption()
+    proof: Annotated[ProofSettings, OPERATIONAL] = ProofSettings()
+    supervision: Annotated[Supervision, OPERATIONAL] = Supervision()
+    parity: Annotated[Parity, OPERATIONAL] = Parity()
+    init_from: Annotated[InitFrom | None, IDENTITY] = None
+    log: Annotated[Log, OPERATIONAL] = Log()
+    report: Annotated[Report, OPERATIONAL] = Report()
+    signing_key: Annotated[str | None, OPERATIONAL] = Field(
         None, description="Private key that signs each commit: a PEM file, or env:NAME. It is never stored in the run."
     )
-    settings: dict[str, Any] = Field(default_factory=dict, description="Arguments of the recipe's function, by name.")
+    settings: Annotated[dict[str, Any], IDENTITY] = Field(
+        default_factory=dict, description="Arguments of the recipe's function, by name."
+    )
 
     @field_validator("chunk", mode="before")
     @classmethod
@@ -560,3 +584,17 @@ class RunConfig(Section):
             "settings": self.settings,
             **({"init_from": self.init_from.model_dump()} if self.init_from else {}),
         }
+
+
+def list_classes(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldClass]]:
+    """Yield the class of each field and table that has one, after its dotted name.
+
+    Args:
+        prefix: the name of the table, with a dot at its end.
+    """
+    for name, field in section.model_fields.items():
+        classes = [each.of for each in field.metadata if isinstance(each, Classed)]
+        if classes:
+            yield prefix + name, classes[0]
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from list_classes(field.annotation, f"{prefix}{name}.")

@@ -11,48 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from holdfast.config import RunConfig, Section
+from holdfast.config.fields import FieldClass, list_classes
 from holdfast.provenance.fingerprint import ABSENT, SHOWN_HASH_CHARS, canonical_json, to_plain
 
-FieldClass = Literal["identity", "schedule", "operational"]
 Kind = Literal["value", "added", "removed", "renamed", "source", "built", "file", "package"]
 
-# Identity changes the mathematics, schedule says how long to train, operational is everything else. A table is listed
-# field by field if its fields have different classes.
-FIELD_CLASSES: dict[str, FieldClass] = {
-    "recipe": "identity",
-    "seed": "identity",
-    "determinism": "identity",
-    "compute.ranks": "identity",
-    "compute.virtual_ranks": "identity",
-    "compute.parallel": "identity",
-    "compute.mixed_precision": "identity",
-    "settings": "identity",
-    "init_from": "identity",
-    "epochs": "schedule",
-    "run": "operational",
-    "store": "operational",
-    "where": "operational",
-    "chunk": "operational",
-    "checkpoint": "operational",
-    "retention": "operational",
-    "compute.device": "operational",
-    "compute.nodes": "operational",
-    "compute.launcher": "operational",
-    "compute.ray_address": "operational",
-    "compute.rendezvous": "operational",
-    "compute.wait_s": "operational",
-    "compute.lost_after_s": "operational",
-    "compute.loader_workers": "operational",
-    "compute.gpu_health": "operational",
-    "resume": "operational",
-    "preemption": "operational",
-    "proof": "operational",
-    "supervision": "operational",
-    "parity": "operational",
-    "log": "operational",
-    "report": "operational",
-    "signing_key": "operational",
-}
+FIELD_CLASSES = dict(list_classes(RunConfig))
 
 # The first part of the names of changes that are not changes of settings.
 PREFIXES: dict[Kind, str] = {"source": "sources.", "built": "built.", "file": "files.", "package": "packages."}

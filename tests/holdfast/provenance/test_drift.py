@@ -63,7 +63,7 @@ def list_fields(section: type[Section], prefix: str = "") -> Iterator[str]:
 def test_every_field_has_a_class() -> None:
     fields = set(list_fields(RunConfig))
     classed = {name for name in fields for table in FIELD_CLASSES if f"{name}.".startswith(f"{table}.")}
-    assert fields == classed, "a new field needs a class in FIELD_CLASSES"
+    assert fields == classed, "a new field needs a class in its annotation"
     for table in FIELD_CLASSES:
         assert any(f"{name}.".startswith(f"{table}.") for name in fields), f"{table} is no field"
 
