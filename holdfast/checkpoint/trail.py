@@ -1,5 +1,9 @@
-"""The trail of a checkpoint: one line of JSON for each of its steps, in ``metrics.jsonl``."""
+"""The trail of a checkpoint: one line of JSON for each of its steps, in ``metrics.jsonl``.
 
+A commit has a copy of it in ``metrics/``, which outlives the checkpoint.
+"""
+
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -8,11 +12,13 @@ from typing import Any
 
 from holdfast.checkpoint.metadata import METRICS
 from holdfast.errors import NameMissing, RecordDamaged
-from holdfast.journal import FileRecord
+from holdfast.journal import Commit, FileRecord, metrics_name
 from holdfast.store import Store
 
 # Holdfast writes no longer line (in proofs a line names each tensor), so a longer one is refused, to bound memory.
 MAX_LINE_BYTES = 2**26
+
+Lines = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -52,14 +58,45 @@ def read_trail(folder: Store, path: str) -> Trail:
 
     first = last = None
     losses: list[Any] = []
-    for line in split_lines(pieces(), name):
-        read = _parse(line, name)
+    for read in _parse_lines(pieces(), name):
         if last is not None and read["step"] != last["step"] + 1:
             raise RecordDamaged(f"{name} has step {read['step']} after step {last['step']}")
         first, last = first or read, read
         losses.append(read.get("loss"))
     file = FileRecord(name=METRICS, size_bytes=size_bytes, sha256=digest.hexdigest())
     return Trail(last["step"] if last else 0, first, last, file, tuple(losses))
+
+
+def name_trails(commit: Commit) -> tuple[str, str]:
+    """Return the names of a commit's trail: of the copy that outlives the checkpoint, and of the checkpoint's own."""
+    return metrics_name(commit.number), f"{commit.path}/{METRICS}"
+
+
+def read_commit_lines(folder: Store, commit: Commit) -> Lines:
+    """Return the lines of a commit's trail; none if both copies of it are lost.
+
+    Args:
+        folder: the run's folder.
+
+    Raises:
+        RecordDamaged: a line is not a JSON object with a step.
+    """
+    for name in name_trails(commit):
+        with contextlib.suppress(NameMissing):
+            return [*_parse_lines(folder.pieces(name), name)]
+    return []
+
+
+def read_checkpoint_lines(folder: Store, path: str) -> Lines:
+    """Return the lines of the trail in a checkpoint's folder; none if it is lost.
+
+    Raises:
+        RecordDamaged: a line is not a JSON object with a step.
+    """
+    name = f"{path}/{METRICS}"
+    with contextlib.suppress(NameMissing):
+        return [*_parse_lines(folder.pieces(name), name)]
+    return []
 
 
 def read_known_trail(folder: Store, path: str, step: int) -> Trail:
@@ -102,6 +139,10 @@ def split_lines(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:
             raise RecordDamaged(f"{name} has a line of more than {MAX_LINE_BYTES} bytes")
     if rest:
         yield rest
+
+
+def _parse_lines(pieces: Iterator[bytes], name: str) -> Iterator[dict[str, Any]]:
+    return (_parse(line, name) for line in split_lines(pieces, name))
 
 
 def _parse(line: bytes, name: str) -> dict[str, Any]:

@@ -15,8 +15,6 @@ from holdfast.journal import Commit, Journal
 from holdfast.proof.replay import (
     find_difference,
     make_pruned_error,
-    read_committed_trail,
-    read_optional_trail,
     replayed,
 )
 from holdfast.recipe.permission import BY_DEFAULT, Trust
@@ -247,9 +245,9 @@ def list_notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
 
 def _difference(journal: Journal, span: Span, saved: Saved, folder: Store) -> dict[str, Any]:
     commit = span.commits[-1]
-    expected = [line for each in span.commits for line in read_committed_trail(journal, each)]
+    expected = [line for each in span.commits for line in checkpoint.read_commit_lines(journal.store, each)]
     ends = checkpoint.read_payload(journal.store, commit), checkpoint.read_saved(folder, saved)
-    return find_difference((expected, read_optional_trail(folder, saved.path)), ends)
+    return find_difference((expected, checkpoint.read_checkpoint_lines(folder, saved.path)), ends)
 
 
 def choose_commits(journal: Journal, number: int, seed: int | None = None) -> list[Commit]:

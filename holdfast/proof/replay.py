@@ -1,7 +1,6 @@
 """The replay of committed steps in fresh processes, and the comparison of two runs of the same steps."""
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,19 +9,17 @@ from typing import Any
 from holdfast import checkpoint
 from holdfast.attempt.lineage import Past, Present, begin_from_ancestor, choose_gate, describe_present, find_ancestor
 from holdfast.attempt.refusing import explain_refusal
-from holdfast.checkpoint import Payload, Saved
+from holdfast.checkpoint import Lines, Payload, Saved
 from holdfast.checkpoint.departure import find_first
 from holdfast.config import Log, RunConfig
-from holdfast.errors import HoldfastError, NameMissing, RecordDamaged, RunStopped, WrongUse
-from holdfast.journal import Commit, Journal, metrics_name, read_given
+from holdfast.errors import HoldfastError, RecordDamaged, RunStopped, WrongUse
+from holdfast.journal import Commit, Journal, read_given
 from holdfast.machine.gpus import check_gpus, gather_nodes
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Problem, Ready, Tripped
 from holdfast.recipe.permission import Trust
 from holdfast.store import Store, open_store
 from holdfast.terminal import counted
-
-Trail = list[dict[str, Any]]
 
 
 def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trust) -> RunConfig:
@@ -158,31 +155,17 @@ def replayed(
         yield saved, open_store(folder), now
 
 
-def read_optional_trail(store: Store, path: str) -> Trail:
-    """Return the trail in a checkpoint's folder, a line for each step of its chunk; empty if it was lost."""
-    with contextlib.suppress(NameMissing):
-        return [json.loads(line) for line in store.read(f"{path}/{checkpoint.METRICS}").splitlines()]
-    return []
-
-
-def read_committed_trail(journal: Journal, commit: Commit) -> Trail:
-    """Return a commit's trail, which outlives its checkpoint; empty if it was lost."""
-    with contextlib.suppress(NameMissing):
-        return [json.loads(line) for line in journal.store.read(metrics_name(commit.number)).splitlines()]
-    return read_optional_trail(journal.store, commit.path)
-
-
-def read_run_trail(journal: Journal) -> Trail:
+def read_run_trail(journal: Journal) -> Lines:
     """Return the trail of all committed steps of a run."""
     commits = sorted(journal.candidates(), key=lambda commit: commit.number)
-    return [line for commit in commits for line in read_optional_trail(journal.store, commit.path)]
+    return [line for commit in commits for line in checkpoint.read_checkpoint_lines(journal.store, commit.path)]
 
 
-def find_difference(trails: tuple[Trail, Trail], ends: tuple[Payload, Payload] | None = None) -> dict[str, Any]:
+def find_difference(trails: tuple[Lines, Lines], ends: tuple[Payload, Payload] | None = None) -> dict[str, Any]:
     """Return where two runs of the same steps differ, as fields of `Audit` and `Proof`.
 
     Args:
-        trails: the trails of both runs, from `read_optional_trail`.
+        trails: the trails of both runs, from `checkpoint.read_commit_lines`.
         ends: the states at the end; None if one of the runs didn't get there.
 
     Returns:

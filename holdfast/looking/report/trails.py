@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from holdfast.checkpoint import METRICS, split_lines
+from holdfast.checkpoint import name_trails, split_lines
 from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import Commit, metrics_name
 from holdfast.journal.records import MOST_STEPS
@@ -33,7 +33,7 @@ class Columned:
 
 def read_commit_trail(folder: Store, commit: Commit) -> Columned:
     """Read the trail of a commit: the copy that outlives the checkpoint, or the checkpoint's own."""
-    for name in (metrics_name(commit.number), f"{commit.path}/{METRICS}"):
+    for name in name_trails(commit):
         columns: Columns = {}
         try:
             bad = sum(not _add(columns, line) for line in _read_lines(folder, name))

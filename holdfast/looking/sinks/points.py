@@ -1,15 +1,13 @@
 """The names and values that sinks show, made from the trails of commits."""
 
-import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from holdfast.checkpoint import METRICS
-from holdfast.errors import NameMissing
-from holdfast.journal import Commit, Journal, metrics_name
+from holdfast.checkpoint import read_commit_lines
+from holdfast.errors import RecordDamaged
+from holdfast.journal import Commit, Journal
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,11 @@ class Point:
 
 
 def read_points(journal: Journal, commit: Commit) -> list[Point]:
-    """Return the steps of a commit; none if its trail is lost."""
-    lines = _read_lines(journal, commit)
+    """Return the steps of a commit; none if its trail is lost or damaged."""
+    try:
+        lines = read_commit_lines(journal.store, commit)
+    except RecordDamaged:
+        lines = []
     ended, each_s = datetime.fromisoformat(commit.created_at).timestamp(), commit.train_s / max(1, len(lines))
     points = []
     for number, line in enumerate(lines, start=1):
@@ -39,14 +40,6 @@ def read_points(journal: Journal, commit: Commit) -> list[Point]:
         note = _describe_beginning(journal, commit) if number == 1 else ""
         points.append(Point(line["step"], ended - (len(lines) - number) * each_s, values, note))
     return points
-
-
-def _read_lines(journal: Journal, commit: Commit) -> list[dict[str, Any]]:
-    """Return a commit's trail: the copy that outlives the checkpoint, or the checkpoint's own."""
-    for name in (metrics_name(commit.number), f"{commit.path}/{METRICS}"):
-        with contextlib.suppress(NameMissing):
-            return [json.loads(line) for line in journal.store.read(name).splitlines()]
-    return []
 
 
 def read_values(line: Mapping[str, Any]) -> dict[str, float]:

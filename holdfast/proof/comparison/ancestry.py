@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from holdfast.attempt.lineage import Past
+from holdfast.checkpoint import Lines, read_commit_lines
 from holdfast.errors import NameMissing, RecordDamaged, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.journal.finding import find_commit
-from holdfast.proof.replay import Trail, read_committed_trail
 
 # Records that are read at once: an object store takes some 30 ms for each.
 READERS = 16
@@ -47,9 +47,9 @@ class Ancestry:
         """Return the first commit at a step or after it; the last one if there is none."""
         return next((commit for commit in self.commits if commit.step >= step), self.head)
 
-    def read_trail(self, after: int, until: int) -> tuple[Trail, list[str]]:
+    def read_trail(self, after: int, until: int) -> tuple[Lines, list[str]]:
         """Return the lines of the steps ``(after, until]``, and a note for each trail that is lost or damaged."""
-        lines: Trail = []
+        lines: Lines = []
         notes = []
         before = 0
         for commit in self.commits:
@@ -73,12 +73,11 @@ class Ancestry:
         return Past(commit, past.fingerprint, past.identity, environment)
 
 
-def _read_lines(journal: Journal, commit: Commit) -> Trail:
-    """Return a commit's trail; nothing if it is lost, or a line of it is no step."""
+def _read_lines(journal: Journal, commit: Commit) -> Lines:
+    """Return a commit's trail; nothing if it is lost or damaged."""
     try:
-        lines = read_committed_trail(journal, commit)
-        return lines if all(type(line["step"]) is int for line in lines) else []
-    except (ValueError, TypeError, KeyError):
+        return read_commit_lines(journal.store, commit)
+    except RecordDamaged:
         return []
 
 

@@ -10,7 +10,6 @@ from holdfast.proof.comparison.ancestry import Ancestry, find_common_steps
 from holdfast.proof.comparison.replaying import replay_both
 from holdfast.proof.comparison.report import Comparison, Side
 from holdfast.proof.comparison.suspects import Evidence, Suspect, find_evidence, list_changes, rank
-from holdfast.proof.replay import Trail
 from holdfast.recipe.permission import BY_DEFAULT, Trust
 
 Pair = tuple[Commit, Commit]
@@ -98,7 +97,7 @@ def _compare_states(one: Ancestry, other: Ancestry, pair: Pair, notes: list[str]
     return sorted(checkpoint.differences(*states), key=spreads)
 
 
-def _find_values(first: Difference | None, *trails: Trail) -> tuple[Any, Any]:
+def _find_values(first: Difference | None, *trails: checkpoint.Lines) -> tuple[Any, Any]:
     """Return the two values of the first field that differs; (None, None) for a component's."""
     if first is None:
         return None, None

@@ -2,20 +2,21 @@
 
 from dataclasses import dataclass
 
+from holdfast.checkpoint import Lines, read_checkpoint_lines
 from holdfast.checkpoint.departure import Difference, find_first
 from holdfast.errors import HoldfastError
 from holdfast.journal import Commit
 from holdfast.proof.audit import list_notes
 from holdfast.proof.comparison.ancestry import Ancestry
 from holdfast.proof.comparison.report import Replay
-from holdfast.proof.replay import Trail, read_optional_trail, replayed
+from holdfast.proof.replay import replayed
 from holdfast.recipe.permission import Trust
 
 
 @dataclass(frozen=True)
 class _Replayed:
     replay: Replay
-    trail: Trail
+    trail: Lines
     notes: list[str]
 
 
@@ -50,7 +51,7 @@ def _replay(line: Ancestry, commit: Commit, after: int, trust: Trust) -> _Replay
             commit=commit.number, start=start.step if start else 0, stop=commit.step,
             expected=commit.checkpoint_sha256, found=saved.metadata.checkpoint_sha256,
         )  # fmt: skip
-        return _Replayed(replay, read_optional_trail(folder, saved.path), list_notes(line.journal, commit, present))
+        return _Replayed(replay, read_checkpoint_lines(folder, saved.path), list_notes(line.journal, commit, present))
 
 
 def _judge(label: str, found: _Replayed) -> list[str]:
