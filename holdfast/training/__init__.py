@@ -7,10 +7,10 @@ from holdfast.training.horizon import find_idle, list_events
 from holdfast.training.init_from import begin_from
 from holdfast.training.loop import Report, evaluate_recipe, steps, train_recipe
 from holdfast.training.probing import measure_probe
-from holdfast.training.program import run_program
 from holdfast.training.progress import TrainingProgress
 from holdfast.training.recording import read_lines
 from holdfast.training.resuming import Resumed, resume
+from holdfast.training.runner import run_program
 from holdfast.training.saving import begin_save, count_params, describe_state
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.sharded.restoring import find_shards, read_shards

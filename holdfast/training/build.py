@@ -1,12 +1,10 @@
 """A recipe that is built and ready to train in this process, with its progress."""
 
 import os
-from collections.abc import Mapping, Sized
-from dataclasses import dataclass
+from collections.abc import Sized
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import send_to_device
 
 from holdfast import state
@@ -18,30 +16,25 @@ from holdfast.data import (
     is_stream,
     list_divisors,
     make_batches,
-    refuse_inexact,
-    take_apart,
 )
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.machine import determinism, heartbeats
 from holdfast.machine.heartbeats import Place
 from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.memory.pinning import pinning
-from holdfast.recipe import Recipe, Stateful
-from holdfast.recipe.function import build_recipe
+from holdfast.recipe import Recipe
 from holdfast.recipe.probe import Probe
-from holdfast.state import is_sharded
 from holdfast.training.begun_saves import BegunSaves
 from holdfast.training.cooperation import Cooperation, SeparateRanks
-from holdfast.training.devices import prepare_device
 from holdfast.training.first_batch import FirstBatch
 from holdfast.training.grouping import Grouping
-from holdfast.training.kept import GRADIENTS, PRUNED, Kept
+from holdfast.training.kept import GRADIENTS
 from holdfast.training.left_gradients import Gradients
-from holdfast.training.optimizers import Optimizers, read_rates
+from holdfast.training.optimizers import read_rates
+from holdfast.training.program import Program, build_program
 from holdfast.training.progress import Stage, TrainingProgress
-from holdfast.training.pruned import find_pruned
 from holdfast.training.schedulers import Schedulers, copy_built
-from holdfast.training.sharded.model import check_sharding, place_model
+from holdfast.training.sharded.model import check_sharding
 from holdfast.training.step_record import StepRecord, choose_every
 from holdfast.training.structure import Structure, has_own_loading
 from holdfast.training.synchronizing import Synchronized
@@ -50,35 +43,12 @@ from holdfast.training.virtual_ranks.step import VirtualRanks, make_virtual
 NO_BATCH = "more data, a smaller batch, or a loader without drop_last"
 
 
-@dataclass(frozen=True)
-class Program:
-    """A recipe that is built and ready for a `Training`, or a loop's objects in the form of a recipe.
-
-    Attributes:
-        settings: the settings that it was built with, defaults included.
-    """
-
-    accelerator: Accelerator
-    recipe: Recipe
-    settings: dict[str, Any]
-
-
-def build_program(config: RunConfig) -> Program:
-    """Make this process deterministic, and build a configuration's recipe in it.
-
-    Raises:
-        RecipeError: the recipe can't be built.
-        ConfigError: the recipe doesn't fit the configuration.
-    """
-    accelerator = prepare_device(config)
-    return Program(accelerator, *build_recipe(config.recipe, config.settings, accelerator.device))
-
-
 class Training:
     """A recipe that is built and ready to train in this process, at step 0.
 
     Attributes:
-        kept: what a loop of the user's own keeps; None if the engine's loop trains a recipe.
+        program: what is trained: a recipe, or a loop of the user's own.
+        recipe: the program's; see `Program`.
         own_steps_per_epoch: the recipe's own length of an epoch.
         steps_per_epoch: the length of an epoch in force, which a proof may cut.
         order: the order of map-style data; None for a stream.
@@ -112,26 +82,19 @@ class Training:
             program: the program, if it is built already.
         """
         self.config = config
-        program = program or build_program(config)
+        self.program = program = program or build_program(config)
         self.accelerator, self.recipe, self.settings = program.accelerator, program.recipe, program.settings
-        self.kept = self.recipe if isinstance(self.recipe, Kept) else None
         determinism.check(config.determinism, "after the recipe was built")
         self.flags = determinism.read_flags()
         check_sharding(config, self.recipe, self.accelerator)
         self.ranks: Cooperation = make_virtual(config, self.recipe, self.accelerator) or SeparateRanks(self.accelerator)
-        self.ranks.seed(config.seed, keeps_seeds=self.kept is not None)
+        self.ranks.seed(config.seed, keeps_seeds=program.keeps_seeds)
         self.order = self._order()
         self.batches = self._batches()
         self.own_steps_per_epoch = self._steps_per_epoch()
         self.steps_per_epoch = cut_epoch(self.own_steps_per_epoch)
         _check_anneals(self.recipe, self.own_steps_per_epoch)
-        self.model: Any = self.recipe.model
-        self.optimizer: Any = self.recipe.optimizer
-        if self.kept is None:
-            self._prepare()
-        else:
-            self.ranks.check_optimizer(self.kept.optimizer)
-            self.ranks.attach(list(self.kept.trained.values()))
+        self.model, self.optimizer = program.prepare(config, self.ranks)
         self.synchronized = Synchronized(self.recipe, self.accelerator)
         if config.compute.parallel == "fsdp" and not self.ranks.sums_gradients:  # FSDP2 leaves each rank its buffers
             self.synchronized.modules.append(self.recipe.model)
@@ -139,7 +102,7 @@ class Training:
         self.gradients = gradients if isinstance(gradients, Gradients) else None
         self.schedulers = Schedulers(self.recipe, self.steps_per_epoch)
         self.scheduler_type = "+".join(self.schedulers.names) or "NoneType"
-        self.grouping = Grouping(self.recipe, is_own_loop=self.kept is not None)
+        self.grouping = Grouping(self.recipe, program.advice.stepped)
         self.structure = Structure(_list_roots(self.recipe))
         self.built = copy_built(self.optimizer, self.schedulers, self.recipe)
         self.record = StepRecord(choose_every(self.model))
@@ -160,44 +123,6 @@ class Training:
         self.stage = Stage.SETTLED
         self.generators = state.Generators()
         self.notes: list[str] = []
-
-    def _prepare(self) -> None:
-        """Move the recipe's modules to the device, and let accelerate wrap what the engine's step takes."""
-        recipe, accelerator = self.recipe, self.accelerator
-        if isinstance(recipe.optimizer, Mapping):
-            recipe.optimizer = Optimizers(recipe.optimizer)  # type: ignore[assignment]
-        self.ranks.check_optimizer(recipe.optimizer)
-        place_model(self.config, recipe, accelerator)
-        self.ranks.attach([recipe.model])
-        for name, extra in recipe.extras.items():
-            refuse_inexact(f"Recipe(extras={{{name!r}: ...}})", extra)
-            if isinstance(extra, torch.nn.Module) and not any(map(is_sharded, extra.parameters())):
-                extra.to(accelerator.device)
-        pruned = None if any(map(is_sharded, recipe.model.parameters())) else find_pruned(recipe.model)
-        if pruned is not None:
-            self._add_own(PRUNED, pruned)
-        optimizer: Any = recipe.optimizer
-        if accelerator.scaler is not None and (recipe.step is not None or isinstance(optimizer, Optimizers)):
-            raise ConfigError(
-                'compute.mixed_precision = "fp16": one GradScaler can\'t serve several optimizers or a step of its own',
-                hint='mixed_precision = "bf16", or a loop of your own with run.accelerator',
-            )
-        if recipe.step is not None:
-            recipe.model.to(accelerator.device)
-            self._add_own(GRADIENTS, Gradients(recipe.model, optimizer))
-            self.optimizer = optimizer
-            return
-        accelerator.gradient_accumulation_steps = recipe.grad_accum
-        if not self.ranks.sums_gradients and self.config.compute.parallel == "ddp":
-            # Each step begins without gradients, so that views of the buckets are safe, and save a copy of them.
-            accelerator.ddp_handler.gradient_as_bucket_view = True
-            self.model = accelerator.prepare(recipe.model)
-        else:  # virtual ranks sum the gradients themselves, and shares have theirs: no DDP wraps the model
-            self.model = accelerator.prepare_model(recipe.model, evaluation_mode=True)
-        if isinstance(optimizer, Optimizers):
-            self.optimizer = Optimizers({name: accelerator.prepare(part) for name, part in optimizer.parts.items()})
-        else:
-            self.optimizer = accelerator.prepare(optimizer)
 
     def _order(self) -> Order | None:
         recipe: Recipe = self.recipe
@@ -234,17 +159,10 @@ class Training:
             )
         return steps
 
-    def _add_own(self, name: str, extra: Stateful) -> None:
-        """Add an extra of Holdfast's own to those of the recipe."""
-        if name in self.recipe.extras:
-            raise RecipeError(f"extras: the name {name!r} is taken", hint="give the extra another name")
-        self.recipe.extras = {**self.recipe.extras, name: extra}
-
     def _batches(self) -> Any:
         recipe, seed, workers = self.recipe, self.config.seed, self.config.compute.loader_workers
         if recipe.batch_size is None:
-            if self.kept is None:
-                recipe.data = take_apart(recipe.data, "Recipe(data=dataset, batch_size=...)")
+            recipe.data = self.program.take_data()
             size = getattr(recipe.data, "batch_size", None) or 1
             return make_batches(recipe.data, self.ranks.list_shares(size), seed, workers, self.ranks.gather)
         shares = self.ranks.list_shares(recipe.batch_size)
@@ -258,8 +176,7 @@ class Training:
     @property
     def samples_per_step(self) -> int:
         """Return the number of samples of a step over all ranks; of batches whose size isn't known, of batches."""
-        size = self.recipe.batch_size or (getattr(self.recipe.data, "batch_size", None) if self.kept is None else None)
-        return (size or 1) * self.recipe.grad_accum
+        return (self.program.batch_size or 1) * self.recipe.grad_accum
 
     @property
     def total_steps(self) -> int:
@@ -276,7 +193,7 @@ class Training:
         compute = self.config.compute
         is_on_cpu = self.accelerator.device.type == "cpu"
         is_whole = self.ranks.has_common_state and compute.parallel == "ddp"
-        has_all = is_whole and self.kept is None and self.order is not None
+        has_all = is_whole and self.program.can_go_back and self.order is not None
         return has_all and self.ranks.has_others and is_on_cpu and not compute.has_nodes
 
     def begin_data(self, saved: Any = None, watch: Any = lambda done, total: None) -> bool:

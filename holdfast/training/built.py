@@ -25,6 +25,7 @@ from holdfast.provenance.hyperparameters import LEFT_OUT, LISTED_ITEMS, SECRET, 
 from holdfast.provenance.ownership import is_own
 from holdfast.provenance.recorded import VARIABLES
 from holdfast.training.build import Training
+from holdfast.training.kept import Kept
 from holdfast.training.optimizers import parts_of
 from holdfast.training.schedulers import name_schedules
 
@@ -42,9 +43,9 @@ def describe_built(training: Training) -> dict[str, Any]:
     seen = {id(each) for each in parts}
     for name in ("loss", "after_step", "collate", *(["step"] if recipe.step is not None else [])):
         found |= _walk(name, getattr(recipe, name), seen)
-    if training.kept is not None:
-        found |= _describe_function("loop", training.kept.function, seen)
-        found |= _describe_constants(training.kept.constants, training.accelerator.num_processes, seen)
+    if isinstance(recipe, Kept):
+        found |= _describe_function("loop", recipe.function, seen)
+        found |= _describe_constants(recipe.constants, training.ranks.number, seen)
     found |= _describe_optimizer(recipe.optimizer)
     for name, schedule in name_schedules(recipe).items():
         if dataclasses.is_dataclass(schedule):

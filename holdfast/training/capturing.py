@@ -18,12 +18,6 @@ from holdfast.training.elastic import digest_state, restore_generators, take_ext
 from holdfast.training.naming import name_parameters, numbered_state, optimizer_state
 from holdfast.training.optimizers import lay_out_state, list_stepped, parts_of
 
-# The hint if a share changes state that all shares of a batch have in common: for a recipe, and for a loop.
-CHANGES = {
-    False: "change extras in after_step, which all ranks call alike, or set compute.virtual_ranks = 0",
-    True: "change weights and kept objects after the loop over step.shares(), which all ranks leave alike",
-}
-
 
 def capture(training: Training) -> dict[str, Any]:
     """Return everything that the next step depends on, by component.
@@ -44,7 +38,7 @@ def capture_own(training: Training) -> dict[str, Any]:
     """Return the state that a step changes in this rank, by component. Needs no other rank."""
     scaler = training.accelerator.scaler
     return {
-        "model": training.accelerator.unwrap_model(training.model).state_dict(),
+        "model": training.recipe.model.state_dict(),
         "optimizer": optimizer_state(training),
         "schedulers": [scheduler.state_dict() for scheduler in training.schedulers],
         "scaler": scaler.state_dict() if scaler else None,
@@ -77,7 +71,7 @@ def _of_each_rank(training: Training, state: Any, name: str) -> list[Any]:
     if training.ranks.has_common_state:
         raise RecipeError(
             f"after step {training.progress.step} the ranks have different {name}: a share of a batch has changed them",
-            hint=CHANGES[training.kept is not None],
+            hint=training.program.advice.shares,
         )
     return training.ranks.gather(state)
 
@@ -103,7 +97,7 @@ def restore(training: Training, state: dict[str, Any]) -> None:
     """
     accelerator = training.accelerator
     training.grouping.restore(state["optimizer"])
-    model = accelerator.unwrap_model(training.model)
+    model = training.recipe.model
     # The gate compares with the payload, so a model whose loading might alter the given tensors gets a copy.
     weights = state["model"] if only_copies(model) else copy.deepcopy(state["model"])
     # Versions before 0.2 write all tensors row by row.
@@ -239,7 +233,7 @@ def tie_to_model(training: Training, payload: Payload) -> None:
     Args:
         payload: the payload that was restored.
     """
-    weights = training.accelerator.unwrap_model(training.model).state_dict()
+    weights = training.recipe.model.state_dict()
     members = [(part, each) for part in parts_of(training.recipe.optimizer) for each in list_stepped(part)]
     states = payload.tree["optimizer"].get("state", {})
     for name, (part, parameter) in zip(name_parameters(training), members, strict=True):

@@ -29,7 +29,7 @@ def describe_components(training: Training, *, in_detail: bool) -> dict[str, Any
         in_detail: whether each tensor has a checksum of its own, under ``tensors``.
     """
     payload = state.to_payload(capture_own(training))
-    buffers = {name for name, _ in training.accelerator.unwrap_model(training.model).named_buffers()}
+    buffers = {name for name, _ in training.recipe.model.named_buffers()}
     members: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in _tensors_of(payload).items():
         members.setdefault(_component_of(name, buffers), {})[name] = tensor

@@ -30,12 +30,12 @@ class Grouping:
         own_names: by id, the names of the parameters that no module has: ``0.3`` is the fourth one of the first group.
     """
 
-    def __init__(self, recipe: Recipe, *, is_own_loop: bool) -> None:
+    def __init__(self, recipe: Recipe, advice: str) -> None:
         """
         Args:
-            is_own_loop: whether the recipe is what a loop of the user's own keeps; see `FROZEN`.
+            advice: the hint about an optimizer that steps a parameter which wasn't there before the first step.
         """
-        self._recipe, self._is_own_loop = recipe, is_own_loop
+        self._recipe, self._advice = recipe, advice
         self._parts = [[[*group["params"]] for group in each.param_groups] for each in parts_of(recipe.optimizer)]
         of_modules = {id(each): name for name, each in reversed(list_named(recipe))}
         groups = [group for part in self._parts for group in part]
@@ -60,7 +60,7 @@ class Grouping:
         found: dict[str, Any] = {}
         if self._count() != self._built_counts or not all(map(self.is_built, range(len(groups)), groups)):
             found[REGROUPED] = {"groups": self._count(), "built": self._digest()}
-        if not self._is_own_loop and (frozen := self._list_frozen()) != self._frozen:
+        if not self._recipe.has_own_loop and (frozen := self._list_frozen()) != self._frozen:
             found[FROZEN] = frozen
         return found
 
@@ -86,9 +86,7 @@ class Grouping:
             raise RecipeError(
                 f"{where} parameter of shape {tuple(lost[0].shape)} that it hadn't before the first step and that no "
                 "saved module has: a run that resumes couldn't find it",
-                hint="give optimizers the parameters of modules that are built"
-                + (" and kept" if self._is_own_loop else "")
-                + " before the first step",
+                hint=self._advice,
             )
         for part in parts_of(self._recipe.optimizer):
             stepped = {id(each) for each in list_stepped(part)}
@@ -110,7 +108,7 @@ class Grouping:
             StateError: the steps had changed the groups, and those that are built now are others; or a parameter isn't
                 there now.
         """
-        if not self._is_own_loop:
+        if not self._recipe.has_own_loop:
             frozen = {*saved.get(FROZEN, self._frozen)}
             for name, each in self._list_parameters():
                 if each.requires_grad == (name in frozen):

@@ -24,7 +24,7 @@ def begin_from(training: Training, payload: Payload, metadata: Metadata, init: I
         StateError: an extra doesn't fit the recipe's.
     """
     saved = capturing.decode(payload)
-    model = training.accelerator.unwrap_model(training.model)
+    model = training.recipe.model
     model.load_state_dict(_weights(model.state_dict(), saved["model"], init.reset))
     if init.load_optimizer:
         training.optimizer.load_state_dict(_moments(training, saved["optimizer"], init.reset))

@@ -18,7 +18,6 @@ from holdfast.training.passes import take_shares
 from holdfast.training.progress import Stage
 from holdfast.training.recording import read_lines, record_step
 from holdfast.training.restorable import check_beginning, check_step
-from holdfast.training.schedulers import waits_for_plateau
 from holdfast.training.step_record import Unread, read_number
 from holdfast.training.undisturbed import undisturbed
 from holdfast.training.virtual_ranks.step import VirtualRanks
@@ -176,9 +175,8 @@ def end_epoch(training: Training) -> None:
     training.record.measured = {name: value for name, value in found.items() if training.recipe.is_measured(name)}
     metrics = {name: value for name, value in found.items() if name not in training.record.measured}
     last |= {name: value for name, value in (("metrics", metrics), ("measured", training.record.measured)) if value}
-    for scheduler in training.schedulers if training.kept is None else ():
-        if waits_for_plateau(scheduler):
-            scheduler.step(progress.avg_loss)
+    if not training.recipe.has_own_loop:  # which steps its schedulers itself
+        training.schedulers.end_epoch(progress.avg_loss)
     entry = {"avg_loss": progress.avg_loss, "lrs": last["lrs"], "metrics": metrics, "anneals": anneals}
     progress.history = [*progress.history[1 - EPOCHS_KEPT :], entry]
     progress.epoch_loss_sum, progress.epoch_loss_steps = 0.0, 0
@@ -195,7 +193,7 @@ def evaluate_recipe(training: Training) -> tuple[dict[str, float], dict[str, str
     """
     if training.recipe.evaluate is None:
         return {}, {}
-    model = training.accelerator.unwrap_model(training.model)
+    model = training.recipe.model
     with (
         heartbeats.within(Phase.EVALUATING),
         undisturbed(model, training.optimizer, may_swap=True),

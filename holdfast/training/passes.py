@@ -10,7 +10,6 @@ from holdfast.errors import RecipeError
 from holdfast.machine import heartbeats
 from holdfast.machine.heartbeats import Place
 from holdfast.training.build import Training
-from holdfast.training.capturing import CHANGES
 from holdfast.training.checksums import describe_components
 from holdfast.training.kept import OWN_EXTRAS
 from holdfast.training.left_gradients import Gradients
@@ -47,9 +46,9 @@ def take_shares(training: Training, virtual: VirtualRanks, names: list[str]) -> 
     if extras is None:
         return
     if virtual.has_changed_parameters:
-        raise RecipeError("a share of a batch has changed the parameters", hint=CHANGES[training.kept is not None])
+        raise RecipeError("a share of a batch has changed the parameters", hint=training.program.advice.shares)
     if _sum_extras(training) != extras:
-        raise RecipeError("a share of a batch has changed the extras", hint=CHANGES[training.kept is not None])
+        raise RecipeError("a share of a batch has changed the extras", hint=training.program.advice.shares)
 
 
 def _sum_extras(training: Training) -> dict[str, Any]:

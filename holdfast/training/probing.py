@@ -68,7 +68,7 @@ def _take_outputs(training: Training, outputs: Outputs) -> dict[str, Any]:
 
     Try without gradients first; if the probe itself takes gradients, call it again with them.
     """
-    model: nn.Module = training.accelerator.unwrap_model(training.model)
+    model: nn.Module = training.recipe.model
     with _undisturbed(training, model, may_swap=training.recipe.probe is not None) as kept:
         _share_buffers(training, model)
         try:
@@ -139,7 +139,7 @@ def _take_gradient(training: Training, batch: Any) -> str:
     """
     if batch is None:
         return ""
-    model: nn.Module = training.accelerator.unwrap_model(training.model)
+    model: nn.Module = training.recipe.model
     named = zip(name_parameters(training), list_stepped(training.optimizer), strict=True)
     # Sorted by name, because the order in which an optimizer gets its parameters may differ between processes.
     parameters = [each for _, each in sorted(named, key=lambda pair: pair[0]) if each.requires_grad]

@@ -1,76 +1,196 @@
-"""The program of a run in one process: the engine's loop over a recipe, or a loop of the user's own."""
+"""The program that is trained: a recipe, whose steps the engine takes, or a loop of the user's own.
 
-import contextlib
-from collections.abc import Callable, Generator, Mapping
+A `Training` asks its program for all in which the two differ.
+"""
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from accelerate import Accelerator
+from torch import nn
+
 from holdfast.config import RunConfig
-from holdfast.errors import HoldfastError
-from holdfast.machine import determinism
-from holdfast.recipe.annotations import takes_run
-from holdfast.recipe.function import find_program, make_build_error
-from holdfast.recipe.settings import make_arguments, resolve_settings
-from holdfast.training.build import Training
+from holdfast.data import refuse_inexact, take_apart
+from holdfast.errors import ConfigError, RecipeError
+from holdfast.recipe import Recipe, Stateful
+from holdfast.recipe.function import build_recipe
+from holdfast.state import is_sharded
+from holdfast.training.cooperation import Cooperation
 from holdfast.training.devices import prepare_device
-from holdfast.training.loop import train_step
-from holdfast.training.own_loop.run import Run, Stopped
+from holdfast.training.kept import GRADIENTS, PRUNED, Kept
+from holdfast.training.left_gradients import Gradients
+from holdfast.training.optimizers import Optimizers
+from holdfast.training.pruned import find_pruned
+from holdfast.training.sharded.model import place_model
 
-# Gives a program its steps: yields before each one, as `holdfast.training.steps` does.
-Serve = Callable[[Training], Generator[None, None, None]]
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do in a program about an error that says what is wrong with it.
+
+    Attributes:
+        numbers: the ranks log different numbers.
+        model: the ranks have other weights.
+        optimizer: the ranks have another state of the optimizer.
+        health: the model isn't healthy.
+        shares: a share of a batch changes state that all shares have in common.
+        stepped: an optimizer steps a parameter that was not there before the first step.
+        saved: an optimizer steps a parameter that no saved object has.
+    """
+
+    numbers: str
+    model: str
+    optimizer: str
+    health: str
+    shares: str
+    stepped: str
+    saved: str
 
 
-def run_program(config: RunConfig, serve: Serve) -> None:
-    """Run a configuration's program until ``serve`` gives it no further step.
+class Program(abc.ABC):
+    """A program that is built and ready for a `Training`.
 
-    Args:
-        serve: called once with the training that the program has built.
+    Attributes:
+        recipe: the recipe; of a loop its kept objects, in the same form.
+        settings: the settings that it was built with, defaults included.
+        advice: what to do in it about an error.
+        keeps_seeds: whether its ranks may have seeded themselves.
+        can_go_back: whether a rank can take back a step that it hasn't completed.
+    """
+
+    advice: Advice
+    keeps_seeds: bool
+    can_go_back: bool
+
+    def __init__(self, accelerator: Accelerator, recipe: Recipe, settings: dict[str, Any]) -> None:
+        self.accelerator, self.recipe, self.settings = accelerator, recipe, settings
+
+    @property
+    @abc.abstractmethod
+    def batch_size(self) -> int | None:
+        """Return the number of samples of a batch over all ranks; None if only the program knows it."""
+
+    @abc.abstractmethod
+    def take_data(self) -> Any:
+        """Return the data, of which an own ``DataLoader`` is taken apart."""
+
+    @abc.abstractmethod
+    def prepare(self, config: RunConfig, ranks: Cooperation) -> tuple[Any, Any]:
+        """Make the modules ready to train in this rank.
+
+        Returns:
+            The model and the optimizer that the steps take, which may be wrappers of those in `recipe`.
+
+        Raises:
+            RecipeError, ConfigError: they don't fit the configuration.
+        """
+
+
+class RecipeProgram(Program):
+    """A recipe: the engine takes the steps."""
+
+    advice = Advice(
+        numbers="return the same numbers in all ranks",
+        model="step the recipe's optimizers only, whose gradients are averaged over the ranks",
+        optimizer="step the recipe's optimizers only, whose gradients are averaged over the ranks",
+        health="Recipe(health=...) has the limits; an earlier checkpoint is still healthy",
+        shares="change extras in after_step, which all ranks call alike, or set compute.virtual_ranks = 0",
+        stepped="give optimizers the parameters of modules that are built before the first step",
+        saved="make it a part of the model, or of a module in extras; a hook of state_dict may have left it out",
+    )
+    keeps_seeds = False
+    can_go_back = True
+
+    @property
+    def batch_size(self) -> int | None:
+        return self.recipe.batch_size or getattr(self.recipe.data, "batch_size", None)
+
+    def take_data(self) -> Any:
+        return take_apart(self.recipe.data, "Recipe(data=dataset, batch_size=...)")
+
+    def prepare(self, config: RunConfig, ranks: Cooperation) -> tuple[Any, Any]:
+        """Move the modules to the device, and let accelerate wrap what the engine's step takes."""
+        recipe, accelerator = self.recipe, self.accelerator
+        if isinstance(recipe.optimizer, Mapping):
+            recipe.optimizer = Optimizers(recipe.optimizer)  # type: ignore[assignment]
+        ranks.check_optimizer(recipe.optimizer)
+        place_model(config, recipe, accelerator)
+        ranks.attach([recipe.model])
+        for name, extra in recipe.extras.items():
+            refuse_inexact(f"Recipe(extras={{{name!r}: ...}})", extra)
+            if isinstance(extra, nn.Module) and not any(map(is_sharded, extra.parameters())):
+                extra.to(accelerator.device)
+        pruned = None if any(map(is_sharded, recipe.model.parameters())) else find_pruned(recipe.model)
+        if pruned is not None:
+            self._add_own(PRUNED, pruned)
+        optimizer: Any = recipe.optimizer
+        if accelerator.scaler is not None and (recipe.step is not None or isinstance(optimizer, Optimizers)):
+            raise ConfigError(
+                'compute.mixed_precision = "fp16": one GradScaler can\'t serve several optimizers or a step of its own',
+                hint='mixed_precision = "bf16", or a loop of your own with run.accelerator',
+            )
+        if recipe.step is not None:
+            recipe.model.to(accelerator.device)
+            self._add_own(GRADIENTS, Gradients(recipe.model, optimizer))
+            return recipe.model, optimizer
+        accelerator.gradient_accumulation_steps = recipe.grad_accum
+        if not ranks.sums_gradients and config.compute.parallel == "ddp":
+            # Each step begins without gradients, so that views of the buckets are safe, and save a copy of them.
+            accelerator.ddp_handler.gradient_as_bucket_view = True
+            model = accelerator.prepare(recipe.model)
+        else:  # virtual ranks sum the gradients themselves, and shards have theirs: no DDP wraps the model
+            model = accelerator.prepare_model(recipe.model, evaluation_mode=True)
+        if isinstance(optimizer, Optimizers):
+            return model, Optimizers({name: accelerator.prepare(part) for name, part in optimizer.parts.items()})
+        return model, accelerator.prepare(optimizer)
+
+    def _add_own(self, name: str, extra: Stateful) -> None:
+        """Add an extra of Holdfast's own to those of the recipe."""
+        if name in self.recipe.extras:
+            raise RecipeError(f"extras: the name {name!r} is taken", hint="give the extra another name")
+        self.recipe.extras = {**self.recipe.extras, name: extra}
+
+
+class LoopProgram(Program):
+    """A loop of the user's own, which takes the steps with the objects that it keeps."""
+
+    advice = Advice(
+        numbers="call run.log in all ranks alike",
+        model="model = run.wrap(model) lets them train one; freeze parameters only after it",
+        optimizer='its step may read only what all share: run.accelerator.reduce(loss, "mean") in a closure',
+        health="an earlier checkpoint is still healthy; a loop that skips a step whose loss is not finite logs none",
+        shares="change weights and kept objects after the loop over step.shares(), which all ranks leave alike",
+        stepped="give optimizers the parameters of modules that are built and kept before the first step",
+        saved="keep the module that has it: run.keep(model=model, ...)",
+    )
+    keeps_seeds = True
+    can_go_back = False
+
+    def __init__(self, accelerator: Accelerator, kept: Kept, settings: dict[str, Any]) -> None:
+        super().__init__(accelerator, kept, settings)
+        self._trained = list(kept.trained.values())
+
+    @property
+    def batch_size(self) -> int | None:
+        return self.recipe.batch_size
+
+    def take_data(self) -> Any:
+        return self.recipe.data  # which `Run.steps` has taken apart
+
+    def prepare(self, config: RunConfig, ranks: Cooperation) -> tuple[Any, Any]:
+        ranks.check_optimizer(self.recipe.optimizer)
+        ranks.attach(self._trained)
+        return self.recipe.model, self.recipe.optimizer
+
+
+def build_program(config: RunConfig) -> Program:
+    """Make this process deterministic, and build a configuration's recipe in it.
 
     Raises:
-        RecipeError: the program can't be found or built, or has left its loop early.
-        ConfigError: the program doesn't fit the configuration.
+        RecipeError: the recipe can't be built.
+        ConfigError: the recipe doesn't fit the configuration.
     """
-    before = determinism.read_seeds()
-    program = find_program(config.recipe)
-    replaced = determinism.describe_replaced(before, config.seed)
-    if not takes_run(program):
-        training = Training(config)
-        training.notes += replaced
-        with contextlib.closing(serve(training)) as steps:
-            for _ in steps:
-                training.record.trained = train_step(training)
-        return
-    settings = resolve_settings(program, config.settings)
     accelerator = prepare_device(config)
-    arguments = make_arguments(program, config.settings, accelerator.device)
-    run = Run(config, accelerator, program, settings, lambda training: serve(_note(training, replaced)))
-    try:
-        _run_loop(program, run, arguments)
-    except HoldfastError:
-        raise
-    except Exception as error:
-        if run.has_begun:
-            raise
-        raise make_build_error(config.recipe, error) from error
-
-
-def _note(training: Training, notes: list[str]) -> Training:
-    training.notes += notes
-    return training
-
-
-def _run_loop(function: Callable[..., object], run: Run, arguments: Mapping[str, Any]) -> None:
-    """Call a training function until the run ends or stops.
-
-    Args:
-        arguments: the function's other parameters.
-
-    Raises:
-        RecipeError: the function has left its loop early.
-    """
-    try:
-        function(run, **arguments)
-        run.check_end()
-    except Stopped:
-        pass
-    finally:
-        run.close()
+    return RecipeProgram(accelerator, *build_recipe(config.recipe, config.settings, accelerator.device))

@@ -55,7 +55,7 @@ def _read_numbers(training: Training) -> Iterator[float]:
         if any(each != names[0] for each in names):
             raise RecipeError(
                 "the ranks have logged different numbers, whose means can't be taken",
-                hint="call run.log in all ranks alike" if training.kept else "return the same numbers in all ranks",
+                hint=training.program.advice.numbers,
             )
     found = [number for each in unread for number in each.numbers.values()]
     return iter(training.ranks.mean(found).tolist() if found else [])

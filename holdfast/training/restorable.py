@@ -79,7 +79,7 @@ def _try(training: Training, others: dict[str, Any]) -> None:
             raise
         return
     payload = state.to_payload(own | others)
-    model = training.accelerator.unwrap_model(training.model)
+    model = training.recipe.model
     is_own = has_own_loading(model)
     _check_stepped(training, payload, {*own["model"]} if is_own else set())
     if is_own and not training.progress.step:
@@ -106,9 +106,7 @@ def _find_hint(training: Training, parameter: Tensor) -> str:
     holder = find_holder(training.recipe, parameter)
     if holder is not None:
         return f"{holder} has it: {holder.remedy}"
-    if training.kept is not None:
-        return "keep the module that has it: run.keep(model=model, ...)"
-    return "make it a part of the model, or of a module in extras; a hook of state_dict may have left it out"
+    return training.program.advice.saved
 
 
 def _try_to_load(model: nn.Module, captured: dict[str, Any]) -> None:

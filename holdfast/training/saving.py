@@ -95,21 +95,13 @@ def _refuse_different_ranks(training: Training) -> None:
     if not training.ranks.has_others:
         return
     sums = training.ranks.gather(describe_components(training, in_detail=False))
-    for name, means, hint in (
-        (
-            "model",
-            ": each trains its own",
-            "model = run.wrap(model) lets them train one; freeze parameters only after it",
-        ),
-        ("optimizer", "", 'its step may read only what all share: run.accelerator.reduce(loss, "mean") in a closure'),
-    ):
+    advice = training.program.advice
+    for name, means, hint in (("model", ": each trains its own", advice.model), ("optimizer", "", advice.optimizer)):
         found = [{key: value for key, value in each.items() if key.partition(".")[0] == name} for each in sums]
         if any(each != found[0] for each in found):
             raise RecipeError(
                 f"after step {training.progress.step} the ranks have other values of the {name}{means}",
-                hint=hint
-                if training.kept is not None
-                else "step the recipe's optimizers only, whose gradients are averaged over the ranks",
+                hint=hint,
             )
 
 
@@ -119,9 +111,7 @@ def _refuse_unhealthy(training: Training, probe: Probe) -> None:
     if complaints:
         raise Unhealthy(
             f"after step {training.progress.step} {'; '.join(complaints)}; nothing was saved",
-            hint="Recipe(health=...) has the limits; an earlier checkpoint is still healthy"
-            if training.kept is None
-            else "an earlier checkpoint is still healthy; a loop that skips a step whose loss is not finite logs none",
+            hint=training.program.advice.health,
             step=training.progress.step,
         )
 

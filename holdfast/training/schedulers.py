@@ -47,6 +47,12 @@ class Schedulers(list[Any]):
             if not waits_for_plateau(scheduler):
                 scheduler.step()
 
+    def end_epoch(self, loss: float | None) -> None:
+        """Step the schedulers that wait for the epoch's loss."""
+        for scheduler in self:
+            if waits_for_plateau(scheduler):
+                scheduler.step(loss)
+
 
 def _list_schedules(recipe: Recipe) -> Iterator[tuple[Any, Any]]:
     """Yield each `Schedule` or torch scheduler, after which comes the optimizer that a `Schedule` is for."""

@@ -19,8 +19,8 @@ from torch.utils.data import default_collate
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.recipe.function import build_recipe
 from holdfast.training import Training, evaluate_recipe, loop, passes, recording
-from holdfast.training.build import Program
 from holdfast.training.devices import prepare_device
+from holdfast.training.program import RecipeProgram
 from holdfast.training.recording import record_step
 
 # A kind of device for which no build of torch has a library: one for the CPU refuses to index tensors of "cuda".
@@ -72,7 +72,7 @@ def train(recipe: str, ranks: int, shares: int) -> int:
     accelerator = prepare_device(config)
     accelerator.state.device = PartialState().device = GPU
     with Pretended(allow_non_fake_inputs=True):
-        training = OnGpu(config, Program(accelerator, *build_recipe(config.recipe, config.settings, GPU)))
+        training = OnGpu(config, RecipeProgram(accelerator, *build_recipe(config.recipe, config.settings, GPU)))
         assert {each.device for each in training.model.parameters()} == {GPU}
         for is_detailed in (False, True):
             training.record.is_detailed = is_detailed

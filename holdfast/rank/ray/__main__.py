@@ -3,11 +3,10 @@
 import os
 import sys
 
-from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.rank.events import Events
 from holdfast.rank.hanging import PATIENCE_VARIABLE
-from holdfast.rank.process import COMMIT_VARIABLE, CONFIG_VARIABLE
+from holdfast.rank.process import read_environment
 
 
 def main() -> int:
@@ -17,9 +16,9 @@ def main() -> int:
 
     from holdfast.rank.ray.relaying import relay_ranks
 
-    config = RunConfig.model_validate_json(os.environ[CONFIG_VARIABLE])
+    config, commit = read_environment()
     try:
-        relay_ranks(config, int(os.environ[COMMIT_VARIABLE]), float(os.environ[PATIENCE_VARIABLE]), events)
+        relay_ranks(config, commit, float(os.environ[PATIENCE_VARIABLE]), events)
     except HoldfastError as error:
         print(error, file=sys.stderr)
         events.send_error(error)

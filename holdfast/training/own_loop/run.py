@@ -25,7 +25,7 @@ from holdfast.provenance.location import find_frames, find_place
 from holdfast.recipe.anneal import Anneal
 from holdfast.recipe.probe import Limits
 from holdfast.state import as_stateful
-from holdfast.training.build import NO_BATCH, Program, Training
+from holdfast.training.build import NO_BATCH, Training
 from holdfast.training.forgotten_state.carried import find_carried, find_constants
 from holdfast.training.forgotten_state.digests import is_iterator
 from holdfast.training.kept import (
@@ -40,6 +40,7 @@ from holdfast.training.kept import (
 from holdfast.training.left_gradients import Gradients
 from holdfast.training.own_loop.wrapping import Wrapping
 from holdfast.training.passes import Taking
+from holdfast.training.program import LoopProgram
 from holdfast.training.step_record import Unread, read_number
 from holdfast.training.undisturbed import snapshot
 
@@ -535,7 +536,7 @@ class Run:
             gradients = kept.extras[GRADIENTS]
             assert isinstance(gradients, Gradients)
             self._gradients = gradients
-            self._training = Training(self.config, Program(self.accelerator, kept, self.settings))
+            self._training = Training(self.config, LoopProgram(self.accelerator, kept, self.settings))
             self._taking = Taking(self._training, gradients)
         if isinstance(self._loader, DataLoaderStateMixin):
             self.accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = True

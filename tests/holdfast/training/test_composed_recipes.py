@@ -18,8 +18,8 @@ from holdfast.journal import Journal
 from holdfast.proof.result import Proof
 from holdfast.store import open_store
 from holdfast.training import Gate, Training, find_forgotten, resume
-from holdfast.training.build import build_program
 from holdfast.training.capturing import decode
+from holdfast.training.program import build_program
 from tests.conftest import IN_SOAK
 from tests.support import composed
 from tests.support.composed import PER_EPOCH, fit

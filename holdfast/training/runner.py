@@ -1,0 +1,76 @@
+"""The program of a run in one process: the engine's loop over a recipe, or a loop of the user's own."""
+
+import contextlib
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+from holdfast.config import RunConfig
+from holdfast.errors import HoldfastError
+from holdfast.machine import determinism
+from holdfast.recipe.annotations import takes_run
+from holdfast.recipe.function import find_program, make_build_error
+from holdfast.recipe.settings import make_arguments, resolve_settings
+from holdfast.training.build import Training
+from holdfast.training.devices import prepare_device
+from holdfast.training.loop import train_step
+from holdfast.training.own_loop.run import Run, Stopped
+
+# Gives a program its steps: yields before each one, as `holdfast.training.steps` does.
+Serve = Callable[[Training], Generator[None, None, None]]
+
+
+def run_program(config: RunConfig, serve: Serve) -> None:
+    """Run a configuration's program until ``serve`` gives it no further step.
+
+    Args:
+        serve: called once with the training that the program has built.
+
+    Raises:
+        RecipeError: the program can't be found or built, or has left its loop early.
+        ConfigError: the program doesn't fit the configuration.
+    """
+    before = determinism.read_seeds()
+    program = find_program(config.recipe)
+    replaced = determinism.describe_replaced(before, config.seed)
+    if not takes_run(program):
+        training = Training(config)
+        training.notes += replaced
+        with contextlib.closing(serve(training)) as steps:
+            for _ in steps:
+                training.record.trained = train_step(training)
+        return
+    settings = resolve_settings(program, config.settings)
+    accelerator = prepare_device(config)
+    arguments = make_arguments(program, config.settings, accelerator.device)
+    run = Run(config, accelerator, program, settings, lambda training: serve(_note(training, replaced)))
+    try:
+        _run_loop(program, run, arguments)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        if run.has_begun:
+            raise
+        raise make_build_error(config.recipe, error) from error
+
+
+def _note(training: Training, notes: list[str]) -> Training:
+    training.notes += notes
+    return training
+
+
+def _run_loop(function: Callable[..., object], run: Run, arguments: Mapping[str, Any]) -> None:
+    """Call a training function until the run ends or stops.
+
+    Args:
+        arguments: the function's other parameters.
+
+    Raises:
+        RecipeError: the function has left its loop early.
+    """
+    try:
+        function(run, **arguments)
+        run.check_end()
+    except Stopped:
+        pass
+    finally:
+        run.close()
