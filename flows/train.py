@@ -65,7 +65,7 @@ def train_run(config: RunConfig) -> TrainResult | State[Any]:
 
 def _train(config: RunConfig, journal: Journal) -> TrainResult | State[Any]:
     newest = journal.newest()
-    pool.claim_train(config)
+    pool.tag_train(config)
     if config.where == "here":
         outcome = attempt(config, journal.attempts() + 1)
         assert isinstance(outcome, Outcome)

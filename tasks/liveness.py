@@ -67,12 +67,10 @@ class ProcessWatch:
 
     Attributes:
         silent_s: seconds without a sign of life, as of the last `judge`.
-        has_beaten: whether a new mark of the process itself arrived while it was watched.
     """
 
     def __init__(self) -> None:
         self.silent_s = 0.0
-        self.has_beaten = False
         self._seen: tuple[object, object] | None = None
         self._heard_at = self._marked_at = self._looked_at = -math.inf
 
@@ -91,7 +89,6 @@ class ProcessWatch:
             self._heard_at = now
         if is_new_mark or (is_back and self._seen is not None):
             self._marked_at = now
-        self.has_beaten = self.has_beaten or is_new_mark
         self._seen, self._looked_at = (state, mark), now
         self.silent_s = now - self._heard_at
         if kind in FINAL or (kind == "VANISHED" and now - self._marked_at > DOUBTED_FOR_S):

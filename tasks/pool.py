@@ -9,7 +9,6 @@ import itertools
 import logging
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -32,7 +31,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Crashed
 
 from holdfast.config import RunConfig
-from holdfast.errors import ConfigError, RunStopped, Superseded
+from holdfast.errors import ConfigError, RunStopped
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from tasks.asking import ask_server
@@ -43,7 +42,6 @@ from tasks.states import describe_wait, is_final, kind_of, state_of_lost
 
 log = logging.getLogger("holdfast.pool")
 
-NEVER = datetime.max.replace(tzinfo=UTC)
 POLL_EVERY_S = 0.5
 CHECK_OWN_STATE_EVERY = 4  # polls
 LOG_WAIT_AFTER_S = 10.0
@@ -55,27 +53,12 @@ def tag_of(config: RunConfig) -> str:
     return f"run:{config.run}"
 
 
-def claim_train(config: RunConfig) -> None:
-    """Tag the current flow run with its run. If the configuration asks for it, refuse a second training of the run.
-
-    Raises:
-        Superseded: another flow run trains the run already.
-    """
+def tag_train(config: RunConfig) -> None:
+    """Tag the current flow run with its run."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return
-    own = context.flow_run
-    add_tags(own.id, tag_of(config))
-    if config.supervision.if_running == "attach":
-        return
-    for other in find_flow_runs("train", config):
-        is_first = (other.start_time or NEVER, str(other.id)) < (own.start_time or NEVER, str(own.id))
-        is_running = other.state is not None and other.state.is_running()
-        if is_running and other.id != own.id and is_first and await_sign(other):
-            raise Superseded(
-                f"run {config.run!r} is being trained already, by flow run {other.name} ({other.id})",
-                hint='to watch it: --set supervision.if_running="attach"',
-            )
+    add_tags(context.flow_run.id, tag_of(config))
 
 
 def start_attempt(
@@ -171,21 +154,16 @@ def find_live_attempt(config: RunConfig) -> FlowRun | None:
 
     Its process may be gone: `await_end` finds that out.
     """
-    flow_runs = find_flow_runs("attempt", config)
-    return next((flow_run for flow_run in flow_runs if not is_final(flow_run)), None)
-
-
-def find_flow_runs(flow: str, config: RunConfig) -> list[FlowRun]:
-    """Return the newest flow runs of a flow that belong to a run, newest first."""
     found = ask_server(
         lambda client: client.read_flow_runs(
-            flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])),
+            flow_filter=FlowFilter(name=FlowFilterName(any_=["attempt"])),
             flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[tag_of(config)])),
             sort=FlowRunSort.EXPECTED_START_TIME_DESC,
             limit=NEWEST_FLOW_RUNS,
         )
     )
-    return [flow_run for flow_run in found if flow_run.parameters.get("config", {}).get("store") == config.store]
+    own = (each for each in found if each.parameters.get("config", {}).get("store") == config.store)
+    return next((each for each in own if not is_final(each)), None)
 
 
 def await_end(flow_run: FlowRun) -> FlowRun:
@@ -207,18 +185,6 @@ def await_end(flow_run: FlowRun) -> FlowRun:
             raise_if_paused()
         time.sleep(POLL_EVERY_S)
     raise AssertionError
-
-
-def await_sign(flow_run: FlowRun) -> bool:
-    """Wait for a Running flow run's next sign of life and return True; return False when it is lost or has ended."""
-    if flow_run.deployment_id is None:
-        return True  # a person's command, which gives no signs of life
-    watch = ProcessWatch()
-    while not is_final(refresh(flow_run, watch)):
-        if watch.has_beaten:
-            return True
-        time.sleep(POLL_EVERY_S)
-    return False
 
 
 def choose_number(config: RunConfig, number: int) -> int:

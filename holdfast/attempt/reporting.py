@@ -25,14 +25,14 @@ STOPPED_WITHIN_S = 3.0
 
 
 class Reporting(Observer):
-    """Writes ``report.html`` into the run's folder: after a commit, at most every ``report.every`` s, and at the end.
+    """Writes ``report.html`` into the run's folder: after a commit, as ``log.report_every_s`` says, and at the end.
 
     A thread of the lowest priority reads what is new on the store and writes the page. Training is in other processes,
     and nothing waits for the thread before the attempt has ended.
     """
 
     def __init__(self, config: RunConfig) -> None:
-        self._every_s = config.report.every
+        self._every_s = config.log.report_every_s
         self._config = config
         self._news, self._ends = threading.Event(), threading.Event()
         self._attempt = 0

@@ -29,6 +29,8 @@ from holdfast.journal.endings import Ending
 # The first wait after the server has refused to begin an attempt. The waits double.
 REFUSED_BACKOFF_S = 5.0
 LONGEST_BACKOFF_S = 300.0
+# The first wait after an attempt without progress.
+FIRST_BACKOFF_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def choose_wait_s(ends: Sequence[Ending], limits: Supervision) -> float:
             hint="mend that and start the run again: it continues from its last verified checkpoint",
             step=last.step,
         )
-    return min(limits.backoff_s * 2.0 ** (len(idle) - 1), LONGEST_BACKOFF_S) if idle else 0.0
+    return min(FIRST_BACKOFF_S * 2.0 ** (len(idle) - 1), LONGEST_BACKOFF_S) if idle else 0.0
 
 
 def _is_lost_machine(end: Ending) -> bool:

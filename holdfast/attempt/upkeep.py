@@ -48,13 +48,13 @@ class Upkeep:
     def read_back(self) -> bool:
         """Compare the newest commit's stored bytes with their hashes if it is due; return whether it was.
 
-        The first commit of an attempt is due, and then every ``parity.every``-th commit. If a commit is damaged,
-        quarantine it and let the next chunk begin at the checkpoint before.
+        The first commit of an attempt is due, and then every n-th, as ``checkpoint.read_back_every`` says. If a commit
+        is damaged, quarantine it and let the next chunk begin at the checkpoint before.
 
         Raises:
             Superseded: a later attempt owns the run.
         """
-        line, every = self._line, self._ranks.config.parity.every
+        line, every = self._line, self._ranks.config.checkpoint.read_back_every
         commit, self._verified = line.head, 0
         if commit is None:
             return False

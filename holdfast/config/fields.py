@@ -16,12 +16,12 @@ from pydantic import (
     model_validator,
 )
 
+from holdfast.config.earlier import read_earlier
 from holdfast.config.limits import (
     Count,
     Processes,
     Seconds,
     check_plain,
-    is_http_address,
 )
 from holdfast.store.contract import TEMP_MARK
 from holdfast.store.opening import CREDENTIALS_REFUSED, holds_credentials
@@ -119,10 +119,13 @@ class ChunkLength(Section):
 
 
 class Checkpoint(Section):
-    """The cut of a checkpoint into files. The content id of a state depends on the cut, its values don't."""
+    """The files of checkpoints. The content id of a state depends on their cut, its values don't."""
 
     part_bytes: Count = Field(
         PART_BYTES, ge=4096, description="Largest number of bytes of tensors in one file of a checkpoint."
+    )
+    read_back_every: Count = Field(
+        10, ge=0, description="Read back the first commit and every n-th after it, and verify it; 0 reads none."
     )
 
 
@@ -198,11 +201,6 @@ class Compute(Section):
         description="What starts the ranks. torchrun: the command on each machine, with a rendezvous if there are "
         "several. ray: one command, which places the ranks on the nodes of a Ray cluster.",
     )
-    ray_address: Annotated[str, OPERATIONAL] = Field(
-        "auto",
-        description="host:port of the Ray cluster's GCS. auto takes RAY_ADDRESS, or the cluster that this machine "
-        "belongs to.",
-    )
     rendezvous: Annotated[str | None, OPERATIONAL] = Field(
         None, description="host:port at which several nodes meet: an address of node 0, and a free port there."
     )
@@ -259,13 +257,6 @@ class Compute(Section):
     @classmethod
     def _is_host_and_port(cls, address: str | None) -> str | None:
         return address and require_port(address)
-
-    @field_validator("ray_address")
-    @classmethod
-    def _is_auto_or_an_address(cls, address: str) -> str:
-        if "://" in address:
-            raise ValueError("expected auto or host:port: Ray Client (ray://) is not supported")
-        return address if address == "auto" else require_port(address)
 
     @model_validator(mode="after")
     def _has_what_nodes_need(self) -> Self:
@@ -370,19 +361,11 @@ class Preemption(Section):
     cloud: Literal["auto", "off", "aws", "gcp", "azure"] = Field(
         "auto", description="Cloud whose notices to poll. auto finds the cloud that this machine is in, if any."
     )
-    metadata_url: str | None = Field(None, description="Address to poll instead of the cloud's own: http://host:port.")
     drain_file: str | None = Field(
         None,
         min_length=1,
         description="While this file exists, this machine is being drained. It may hold the seconds that are left.",
     )
-
-    @field_validator("metadata_url")
-    @classmethod
-    def _is_an_address(cls, url: str | None) -> str | None:
-        if url is not None and not is_http_address(url):
-            raise ValueError("expected http://host or http://host:port")
-        return url
 
 
 class ProofSettings(Section):
@@ -421,18 +404,6 @@ class Supervision(Section):
         ge=1,
         description="Failed attempts in a row, without a committed step between them, after which the run gives up.",
     )
-    backoff_s: Seconds = Field(
-        1.0, ge=0, description="Seconds to wait after an attempt without progress. They double each time."
-    )
-    if_running: Literal["attach", "refuse"] = Field(
-        "attach", description="What train does if the run is being trained already: watch it, or end at once."
-    )
-
-
-class Parity(Section):
-    """The choice of commits that are read back from the store and compared with their hashes."""
-
-    every: Count = Field(10, ge=0, description="Read back the first commit and every n-th after it; 0 reads none.")
 
 
 class InitFrom(Section):
@@ -461,6 +432,12 @@ class Log(Section):
         pattern=NAME,
         description="Name of the project, or of MLflow's experiment, that the sinks show the run in.",
     )
+    report_every_s: Seconds = Field(
+        60.0,
+        ge=0,
+        description="Least seconds between two updates of report.html in the run's folder, each after a commit. The "
+        "end of every attempt updates it too. 0 writes no report.",
+    )
 
     @field_validator("sinks")
     @classmethod
@@ -468,17 +445,6 @@ class Log(Section):
         if len(set(sinks)) < len(sinks):
             raise ValueError("a sink is named twice")
         return sinks
-
-
-class Report(Section):
-    """The page ``report.html`` in the run's folder."""
-
-    every: Seconds = Field(
-        60.0,
-        ge=0,
-        description="Least seconds between two updates of the report, each after a commit. The end of every attempt "
-        "updates it too. 0 writes no report.",
-    )
 
 
 class RunConfig(Section):
@@ -514,16 +480,19 @@ class RunConfig(Section):
     preemption: Annotated[Preemption, OPERATIONAL] = Preemption()
     proof: Annotated[ProofSettings, OPERATIONAL] = ProofSettings()
     supervision: Annotated[Supervision, OPERATIONAL] = Supervision()
-    parity: Annotated[Parity, OPERATIONAL] = Parity()
     init_from: Annotated[InitFrom | None, IDENTITY] = None
     log: Annotated[Log, OPERATIONAL] = Log()
-    report: Annotated[Report, OPERATIONAL] = Report()
     signing_key: Annotated[str | None, OPERATIONAL] = Field(
         None, description="Private key that signs each commit: a PEM file, or env:NAME. It is never stored in the run."
     )
     settings: Annotated[dict[str, Any], IDENTITY] = Field(
         default_factory=dict, description="Arguments of the recipe's function, by name."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier(cls, fields: object) -> object:
+        return read_earlier(fields)[0] if isinstance(fields, Mapping) else fields
 
     @field_validator("chunk", mode="before")
     @classmethod

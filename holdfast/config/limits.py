@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -44,16 +43,6 @@ def find_infinite(value: object, name: str) -> str:
         return name
     pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
     return next(filter(None, (find_infinite(item, f"{name}.{key}") for key, item in pairs)), "")
-
-
-def is_http_address(url: str) -> bool:
-    """Return whether a URL names a host that can be asked over HTTP."""
-    try:
-        parts = urlsplit(url)
-        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-    return is_good and url.isascii() and url.isprintable() and " " not in url
 
 
 def _items(value: object) -> Iterable[object]:

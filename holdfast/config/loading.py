@@ -1,6 +1,7 @@
 """A configuration read from a TOML file, with ``--set`` and hints for what is wrong in it."""
 
 import difflib
+import logging
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -8,11 +9,14 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from holdfast.config.earlier import read_earlier
 from holdfast.config.fields import MEANINGS, RunConfig, Section
 from holdfast.config.hints import hint_for
 from holdfast.config.limits import MAX_FILE_BYTES, MAX_JSON_BYTES, find_infinite
 from holdfast.errors import ConfigError
 from holdfast.store.failures import without_secrets
+
+log = logging.getLogger(__name__)
 
 NEAR = 0.6  # similarity from which a known name is suggested for an unknown one; see difflib
 SHOWN_CHARS = 200  # of a value in a message; the rest is cut
@@ -45,6 +49,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{path} is not TOML: {error}", hint=hint) from None
     for override in overrides:
         _set(fields, override)
+    for line in read_earlier(fields)[1]:
+        log.warning("%s: %s", path, line)
     return parse_config(fields, where=str(path))
 
 

@@ -135,7 +135,7 @@ def find_sources(config: Preemption, firmware: Path = FIRMWARE) -> list[Source]:
     sources: list[Source] = []
     cloud = find_cloud(firmware) if config.cloud == "auto" else config.cloud
     if cloud in METADATA_URLS:
-        server = MetadataServer(config.metadata_url or METADATA_URLS[cloud])
+        server = MetadataServer(METADATA_URLS[cloud])
         sources += {"aws": aws_sources, "gcp": gcp_sources, "azure": azure_sources}[cloud](server)
     if config.drain_file is not None:
         path = Path(config.drain_file)

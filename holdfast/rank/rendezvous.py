@@ -19,6 +19,7 @@ from holdfast.terminal import counted, spell_s
 NODE_VARIABLE = "HOLDFAST_NODE"
 # The number of this node, as a person, Slurm's srun or an indexed Kubernetes Job gives it.
 NODE_VARIABLES = (NODE_VARIABLE, "SLURM_NODEID", "JOB_COMPLETION_INDEX")
+RAY_ADDRESS_VARIABLE = "RAY_ADDRESS"
 # gloo binds the address of the machine's name, which another machine often can't reach.
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 # The request for an interface's address, and the place of the address in the answer. Source: netdevice(7).
@@ -134,6 +135,11 @@ def make_variables(compute: Compute) -> dict[str, str]:
     return {NODE_VARIABLE: str(find_node(compute)), **({INTERFACE_VARIABLE: interface} if interface else {})}
 
 
+def find_ray_address() -> str:
+    """Return the address of the Ray cluster: host:port, or auto."""
+    return os.environ.get(RAY_ADDRESS_VARIABLE) or "auto"
+
+
 def name_rendezvous(compute: Compute) -> str:
     """Return the setting of the rendezvous, as messages name it."""
     return f"compute.rendezvous = {compute.rendezvous}"
@@ -145,7 +151,7 @@ def describe_node_wait(compute: Compute) -> str:
     nodes = counted(least, "node") if least == most else f"{least} to {most} nodes"
     if compute.has_ray:
         return (
-            f"waiting for room on the Ray cluster at {compute.ray_address} for {nodes} with "
+            f"waiting for room on the Ray cluster at {find_ray_address()} for {nodes} with "
             f"{counted(compute.rank_count, 'rank')} each, for up to {spell_s(compute.wait_s)}"
         )
     return f"waiting at {compute.rendezvous} for {nodes}, this one included, for up to {spell_s(compute.wait_s)}"

@@ -147,14 +147,6 @@ def test_a_new_watch_believes_that_a_process_has_vanished() -> None:
     assert judge(ProcessWatch(), Crashed(name="Vanished"), "a", 0.0) is ProcessVerdict.ENDED
 
 
-def test_only_a_new_mark_proves_that_the_process_lives() -> None:
-    watch, running = ProcessWatch(), Running()
-    judge(watch, running, "left by the dead", 0.0)
-    assert not watch.has_beaten
-    judge(watch, running, "new", 1.0)
-    assert watch.has_beaten
-
-
 @pytest.mark.parametrize(
     ("state", "name", "message"),
     [

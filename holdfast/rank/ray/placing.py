@@ -1,7 +1,6 @@
 """The place of a run on a Ray cluster: a placement group with one bundle of CPUs and GPUs for each node."""
 
 import logging
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -15,10 +14,9 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from holdfast.config import Compute
 from holdfast.errors import ConfigError, NodesMissing, RunStopped
-from holdfast.rank.rendezvous import LAST_CALL_S
+from holdfast.rank.rendezvous import LAST_CALL_S, RAY_ADDRESS_VARIABLE, find_ray_address
 from holdfast.terminal import counted, spell_s
 
-ADDRESS_VARIABLE = "RAY_ADDRESS"
 REACHED_WITHIN_S = 5.0
 LOOK_EVERY_S = 1.0
 # Ray reserves a bundle that has room in milliseconds, and a busy cluster's in a second.
@@ -44,17 +42,17 @@ class Placement:
     known: frozenset[str]
 
 
-def connect(compute: Compute) -> None:
+def connect() -> None:
     """Connect this process to the cluster.
 
     Raises:
         ConfigError: RAY_ADDRESS names a cluster that this process can't connect to in this way.
         NodesMissing: no cluster can be reached.
     """
-    address = _find_cluster_address(compute)
+    address = find_ray_address()
     if "://" in address:
         raise ConfigError(
-            f"{ADDRESS_VARIABLE}={address}: Ray Client is not supported",
+            f"{RAY_ADDRESS_VARIABLE}={address}: Ray Client is not supported",
             hint="run the command on a node of the cluster, such as its head, or as a Ray job",
         )
     try:
@@ -65,15 +63,8 @@ def connect(compute: Compute) -> None:
         raise NodesMissing(
             f"no Ray cluster can be reached at {address} from {socket.gethostname()}: "
             f"{shorten(str(error), SHOWN_LETTERS)}",
-            hint="is it up, and does this machine belong to it? compute.ray_address or RAY_ADDRESS names its GCS",
+            hint="is it up, and does this machine belong to it? the environment variable RAY_ADDRESS names its GCS",
         ) from None
-
-
-def _find_cluster_address(compute: Compute) -> str:
-    """Return the cluster's address: host:port, or auto."""
-    if compute.ray_address != "auto":
-        return compute.ray_address
-    return os.environ.get(ADDRESS_VARIABLE) or "auto"
 
 
 def _reach(address: str) -> None:
@@ -150,7 +141,7 @@ def _make_no_room_error(compute: Compute, bundle: Bundle) -> NodesMissing:
     found = "; ".join(f"{node['NodeManagerHostname']} has {_describe_resources(node['Resources'])}" for node in nodes)
     wanted = _describe_resources(bundle)
     return NodesMissing(
-        f"compute.nodes = {compute.nodes}: the Ray cluster at {_find_cluster_address(compute)} had no room for "
+        f"compute.nodes = {compute.nodes}: the Ray cluster at {find_ray_address()} had no room for "
         f"{counted(least, 'node')} with {wanted} free on each within {spell_s(compute.wait_s)}; {found}",
         hint="ray status shows what is in use; --set compute.wait_s=... waits longer",
     )

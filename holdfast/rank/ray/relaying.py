@@ -49,7 +49,7 @@ def relay_ranks(config: RunConfig, commit: int, patience: float, events: Events)
         HoldfastError: the ranks have no place, can't be started, or ended by themselves.
     """
     orders = OrderLines()
-    connect(config.compute)
+    connect()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in place of Ray's: until there are ranks, there is nothing to end
     placement = reserve_nodes(config.compute, lambda: not orders.has_ended)
     relay = Relay(config, placement, events)

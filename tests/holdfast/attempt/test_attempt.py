@@ -20,7 +20,7 @@ from holdfast import checkpoint
 from holdfast.attempt import Acts, Attempt, AttemptView, Line, Observer, Proposal, live, publish_commit, started_ahead
 from holdfast.attempt.upkeep import Upkeep
 from holdfast.checkpoint import read_metadata
-from holdfast.config import Checkpoint, ChunkLength, InitFrom, Log, Parity, Retention, RunConfig
+from holdfast.config import Checkpoint, ChunkLength, InitFrom, Log, Retention, RunConfig
 from holdfast.errors import (
     ConfigError,
     GateTripped,
@@ -179,7 +179,8 @@ def test_a_complete_run_is_started_again_without_a_warning(tmp_path: Path, caplo
 def test_what_is_read_back_otherwise_than_it_was_hashed_is_trained_again(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    straight, config = make_config(tmp_path, "straight"), make_config(tmp_path, "run", parity=Parity(every=2))
+    straight = make_config(tmp_path, "straight")
+    config = make_config(tmp_path, "run", checkpoint=Checkpoint(read_back_every=2))
     train(straight)
     read_back: list[int] = []
 

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.attempt import live, opening
 from holdfast.attempt.opening import Known, await_completed
-from holdfast.config import ChunkLength, Log, Report, RunConfig
+from holdfast.config import ChunkLength, Log, RunConfig
 from holdfast.errors import ConfigDrift, Unreadable
 from holdfast.journal import Journal
 from holdfast.journal.endings import Ending
@@ -23,7 +23,7 @@ from holdfast.store import open_store
 def make_config(folder: Path, epochs: int = 2, run: str = "run", seed: int = 1) -> RunConfig:
     return RunConfig(
         recipe="tests.support.toy:toy", run=run, store=str(folder), epochs=epochs, seed=seed,
-        chunk=ChunkLength(epochs=1), log=Log(folder=str(folder / "logs")), report=Report(every=0),
+        chunk=ChunkLength(epochs=1), log=Log(folder=str(folder / "logs"), report_every_s=0),
     )  # fmt: skip
 
 

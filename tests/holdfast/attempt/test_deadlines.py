@@ -12,7 +12,7 @@ from holdfast.attempt import Acts, Attempt, AttemptView, Observer, life, live
 from holdfast.config import RunConfig
 from holdfast.journal import Commit, Journal
 from holdfast.machine import preemption
-from holdfast.machine.preemption import Notice, watch
+from holdfast.machine.preemption import METADATA_URLS, Notice, watch
 from holdfast.rank.messages import Progress
 from holdfast.store import open_store
 from tests.support.metadata_server import MetadataStub, metadata_server
@@ -77,13 +77,16 @@ def committed_at(config: RunConfig, commit: Commit) -> float:
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
-def test_a_notice_leads_to_a_save_inside_its_window(stub: MetadataStub, tmp_path: Path, cloud: str) -> None:
+def test_a_notice_leads_to_a_save_inside_its_window(
+    stub: MetadataStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cloud: str
+) -> None:
     say = {
         "aws": lambda: stub.interrupt_on_aws(WINDOW_S),
         "gcp": stub.preempt_on_gcp,
         "azure": lambda: stub.schedule_on_azure("Preempt", WINDOW_S),
     }[cloud]
-    config = make_config(tmp_path, preemption={"cloud": cloud, "metadata_url": stub.url})
+    monkeypatch.setitem(METADATA_URLS, cloud, stub.url)
+    config = make_config(tmp_path, preemption={"cloud": cloud})
     attempt, said_at = train(config, 25, lambda _: say())
     last = newest(config)
     assert attempt.notice is not None
@@ -93,10 +96,13 @@ def test_a_notice_leads_to_a_save_inside_its_window(stub: MetadataStub, tmp_path
     assert last.step > 50
 
 
-def test_advice_is_a_checkpoint_and_nothing_else(stub: MetadataStub, tmp_path: Path) -> None:
+def test_advice_is_a_checkpoint_and_nothing_else(
+    stub: MetadataStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     straight = make_config(tmp_path / "straight", epochs=4)
     train(straight, 10**9, lambda _: None)
-    config = make_config(tmp_path, epochs=4, preemption={"cloud": "aws", "metadata_url": stub.url})
+    monkeypatch.setitem(METADATA_URLS, "aws", stub.url)
+    config = make_config(tmp_path, epochs=4, preemption={"cloud": "aws"})
     attempt, _ = train(config, 3, lambda _: stub.recommend_rebalance_on_aws())
     assert attempt.notice is None
     journal = Journal(open_store(config.store), config.run)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.attempt import AttemptView, Observer, live, reporting
-from holdfast.config import ChunkLength, Log, Report, RunConfig
+from holdfast.config import ChunkLength, Log, RunConfig
 from holdfast.errors import Superseded
 from holdfast.journal import REPORT, Commit, Journal
 from holdfast.keeping.verification import verify_run
@@ -20,7 +20,7 @@ from tests.support.waiting import await_equal
 def make_config(folder: Path, every: float = 60.0) -> RunConfig:
     return RunConfig(
         recipe="tests.support.toy:toy", run="run", store=str(folder), epochs=2, chunk=ChunkLength(steps=5),
-        log=Log(folder=str(folder / "logs")), report=Report(every=every),
+        log=Log(folder=str(folder / "logs"), report_every_s=every),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 from holdfast import checkpoint
 from holdfast.attempt import Attempt
 from holdfast.checkpoint import FileDamage
-from holdfast.config import ChunkLength, Log, Parity, Retention, RunConfig
+from holdfast.config import Checkpoint, ChunkLength, Log, Retention, RunConfig
 from holdfast.journal import Commit
 from holdfast.journal.endings import Ending
 from holdfast.keeping.verification import verify_run
@@ -50,7 +50,7 @@ def kept(config: RunConfig) -> list[str]:
 
 
 def test_a_prune_does_not_read_again_what_was_just_read_back(tmp_path: Path, read: list[int]) -> None:
-    config = make_config(tmp_path, parity=Parity(every=2))
+    config = make_config(tmp_path, checkpoint=Checkpoint(read_back_every=2))
     attempt = Attempt(config)
     attempt.open()
     for number in range(1, 5):
@@ -61,7 +61,7 @@ def test_a_prune_does_not_read_again_what_was_just_read_back(tmp_path: Path, rea
 
 
 def test_a_prune_does_not_read_again_what_was_just_restored(tmp_path: Path, read: list[int]) -> None:
-    config = make_config(tmp_path, parity=Parity(every=0))
+    config = make_config(tmp_path, checkpoint=Checkpoint(read_back_every=0))
     preempted = Attempt(config)
     preempted.open()
     train_chunk(preempted)

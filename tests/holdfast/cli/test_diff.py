@@ -199,7 +199,7 @@ def test_json_has_what_is_printed(run: str, folder: Path, capsys: pytest.Capture
     ("old", "new"),
     [
         ("epochs = 2", 'log.folder = "/somewhere/else"\nepochs = 2'),
-        ("epochs = 2", "chunk.steps = 3\nretention.keep_last = 9\nparity.every = 1\nepochs = 2"),
+        ("epochs = 2", "chunk.steps = 3\nretention.keep_last = 9\ncheckpoint.read_back_every = 1\nepochs = 2"),
         ("epochs = 2", "epochs = 9"),
         ("lr = 0.1", "lr = 0.1\nhidden = 64"),
     ],
@@ -229,11 +229,11 @@ def test_fields_that_came_with_an_upgrade_are_let_through(folder: Path, capsys: 
     del present.identity["determinism"]["threads"]
     journal = Journal(open_store("runs"), "a")
     journal.begin(config.recipe)
-    journal.record_config(present.fingerprint, present.identity, config.model_dump(mode="json", exclude={"parity"}))
+    journal.record_config(present.fingerprint, present.identity, config.model_dump(mode="json", exclude={"checkpoint"}))
     publish(journal, make_commit(1, config_fingerprint=present.fingerprint))
     first, *others = ask(capsys, "runs/a", "a.toml")
     assert first == "let through    identity     determinism.threads: new, with its default 1"
-    assert "parity" not in "".join(others)
+    assert "checkpoint" not in "".join(others)
 
 
 def test_settings_outside_of_the_identity_are_compared_with_the_snapshot(

@@ -266,3 +266,25 @@ def test_every_foreign_name_leads_to_a_setting_and_is_not_one() -> None:
 def test_descriptions_hold_no_markup() -> None:
     """Prefect's form drops what looks like an HTML tag: sources.<module> was shown as "sources."."""
     assert "<" not in json.dumps(RunConfig.model_json_schema())
+
+
+def test_settings_of_earlier_versions_are_read_with_a_line_on_each(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Records of runs and scheduled deployments have them, too."""
+    earlier = {
+        "parity": {"every": 3}, "report": {"every": 7.0}, "supervision": {"backoff_s": 9.0, "max_failures": 5},
+        "preemption": {"metadata_url": None}, "compute": {"ray_address": "auto", "ranks": 2},
+    }  # fmt: skip
+    config = RunConfig.model_validate({"recipe": "m:f", "run": "a", **earlier})
+    assert (config.checkpoint.read_back_every, config.log.report_every_s) == (3, 7)
+    assert (config.supervision.max_failures, config.compute.ranks) == (5, 2)
+    file = tmp_path / "a.toml"
+    file.write_text('recipe = "m:f"\nrun = "a"\nparity.every = 3\nsupervision.if_running = "refuse"\n')
+    assert load_config(file).checkpoint.read_back_every == 3
+    assert [each.message for each in caplog.records] == [
+        f"{file}: parity.every is now checkpoint.read_back_every",
+        f"{file}: supervision.if_running is gone: a second train watches the run that is being trained",
+    ]
+    with pytest.raises(ConfigError, match=r"unknown key parity"):
+        parse_config({"recipe": "m:f", "run": "a", "parity": {"often": 1}})

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import Preemption
-from holdfast.machine.preemption import MAX_WITHIN_S, Notice, find_cloud, find_sources, read_drain_file, watch
+from holdfast.machine.preemption import (
+    MAX_WITHIN_S,
+    METADATA_URLS,
+    Notice,
+    find_cloud,
+    find_sources,
+    read_drain_file,
+    watch,
+)
 from tests.support.metadata_server import MetadataStub, metadata_server
 from tests.support.waiting import WITHIN_S, await_equal
 
@@ -24,7 +32,9 @@ def stub() -> Iterator[MetadataStub]:
 
 def ask(stub: MetadataStub, cloud: str) -> list[Notice]:
     """Return the notices that a cloud's sources give now."""
-    sources = find_sources(Preemption.model_validate({"cloud": cloud, "metadata_url": stub.url}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(METADATA_URLS, cloud, stub.url)
+        sources = find_sources(Preemption.model_validate({"cloud": cloud}))
     return [notice for source in sources if (notice := source()) is not None]
 
 
@@ -124,7 +134,7 @@ def test_the_firmware_names_the_cloud(tmp_path: Path, said: dict[str, str], clou
 
 def test_outside_of_a_cloud_there_are_no_sources(tmp_path: Path) -> None:
     assert find_sources(Preemption(), firmware=tmp_path) == []  # an empty firmware folder: the tests may run in a cloud
-    assert find_sources(Preemption(cloud="off", metadata_url="http://127.0.0.1:9")) == []
+    assert find_sources(Preemption(cloud="off")) == []
 
 
 @pytest.mark.parametrize(("text", "within_s"), [("", 0.0), ("90", 90.0), ("90.5\n", 90.5), ("soon", 0.0), ("-3", 0.0)])
@@ -201,11 +211,14 @@ def test_a_notice_counts_down() -> None:
     assert soon.left_s() == 0
 
 
-def test_each_notice_is_reported_once_and_polling_ends_with_an_end(stub: MetadataStub, tmp_path: Path) -> None:
+def test_each_notice_is_reported_once_and_polling_ends_with_an_end(
+    stub: MetadataStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
     drain = tmp_path / "drain"
     stub.recommend_rebalance_on_aws()
-    config = Preemption(cloud="aws", metadata_url=stub.url, drain_file=str(drain))
+    monkeypatch.setitem(METADATA_URLS, "aws", stub.url)
+    config = Preemption(cloud="aws", drain_file=str(drain))
     with watch(config, told.put, every_s=0.05):
         assert told.get(timeout=WITHIN_S).is_advice
         asked = len(stub.asked)

@@ -40,7 +40,8 @@ def run(tmp_path: Path, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) ->
     """Yield the command of a run on both nodes, with a rank on each. The command is that of node 0, the only one."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    ray = ['compute.launcher = "ray"', f'compute.ray_address = "{cluster.address}"', "compute.nodes = 2"]
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    ray = ['compute.launcher = "ray"', "compute.nodes = 2"]
     with nodes_in(tmp_path, [RECIPE, *SETTINGS, *ray]) as made:
         yield made
 
@@ -157,7 +158,7 @@ def test_a_store_that_a_node_cannot_reach_is_named(run: Nodes, tmp_path: Path) -
 def test_a_cluster_that_does_not_answer_is_named(run: Nodes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    run.start(0, "--set", f"compute.ray_address={address}")
+    run.start(0, RAY_ADDRESS=address)
     assert run.wait(0) == 3
     assert f"error: no Ray cluster can be reached at {address} from {HOST}: " in run.said(0)
     assert "Traceback" not in run.said(0)

@@ -1,0 +1,36 @@
+"""Settings of earlier versions: a configuration that has them is read, with a line of advice on each."""
+
+from collections.abc import Mapping
+from typing import Any
+
+# Where a setting is now.
+MOVED = {"parity.every": "checkpoint.read_back_every", "report.every": "log.report_every_s"}
+# What does a setting's work now.
+GONE = {
+    "compute.ray_address": "the environment variable RAY_ADDRESS names the Ray cluster",
+    "preemption.metadata_url": "the cloud's own metadata server is asked",
+    "supervision.backoff_s": "the first wait takes a second",
+    "supervision.if_running": "a second train watches the run that is being trained",
+}
+
+
+def read_earlier(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return a configuration without settings of earlier versions, and a line for each that it had."""
+    found, lines = dict(fields), []
+    for name in (*MOVED, *GONE):
+        table, _, key = name.partition(".")
+        section = found.get(table)
+        if not isinstance(section, Mapping) or key not in section:
+            continue
+        found[table] = {other: value for other, value in section.items() if other != key}
+        if name in GONE:
+            lines.append(f"{name} is gone: {GONE[name]}")
+            continue
+        if not found[table]:
+            del found[table]
+        lines.append(f"{name} is now {MOVED[name]}")
+        table, _, moved = MOVED[name].partition(".")
+        now = found.get(table, {})
+        if isinstance(now, Mapping):  # anything else is refused when it is validated
+            found[table] = {moved: section[key], **now}
+    return found, lines
