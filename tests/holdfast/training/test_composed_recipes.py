@@ -208,7 +208,8 @@ def test_optimizers_of_one_parameter_are_refused(tmp_path: Path) -> None:
 
 def program_of(config: RunConfig, **changes: Any) -> Any:
     program = build_program(config)
-    return dataclasses.replace(program, recipe=dataclasses.replace(program.recipe, **changes))
+    program.recipe = dataclasses.replace(program.recipe, **changes)
+    return program
 
 
 def test_a_loader_without_a_batch_is_named(tmp_path: Path) -> None:
