@@ -15,7 +15,8 @@ from holdfast.recipe.probe import Limits
 from holdfast.schedule import Schedule
 
 if TYPE_CHECKING:
-    from holdfast.training.own_loop.run import Run, Step
+    from holdfast.training.own_loop.loop import Step
+    from holdfast.training.own_loop.run import Run
 
 __version__ = "0.2.0"
 

@@ -29,7 +29,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from holdfast.adapters.lightning_loop import Boundary, HeldFitLoop, Outputs
 from holdfast.terminal import counted
 from holdfast.training.devices import required_of_ddp
-from holdfast.training.own_loop.run import Run
+from holdfast.training.own_loop.run import Run, loop_of
 
 # Callbacks that can't be resumed exactly, each with the reason.
 REFUSED_CALLBACKS: tuple[tuple[type[pl.Callback], str], ...] = (
@@ -65,9 +65,9 @@ def fit(
     """
     if not isinstance(trainer, pl.Trainer):
         found = f"{type(trainer).__module__}.{type(trainer).__qualname__}"
-        run.refuse(f"fit: expected a lightning.pytorch.Trainer, found a {found}", hint="import lightning as L")
+        loop_of(run).refuse(f"fit: expected a lightning.pytorch.Trainer, found a {found}", hint="import lightning as L")
     if ckpt_path is not None:
-        run.refuse(
+        loop_of(run).refuse(
             f"fit(ckpt_path={ckpt_path!r}): a run begins where its last checkpoint stands",
             hint="leave ckpt_path out; to begin with the weights of a file, load them into the module before",
         )
@@ -75,7 +75,9 @@ def fit(
     _refuse_devices(run, trainer)
     _refuse_callbacks(run, trainer)
     if is_param_in_hook_signature(model.training_step, "dataloader_iter", explicit=True):
-        run.refuse("training_step(dataloader_iter) takes batches by itself", hint="training_step(batch, batch_idx)")
+        loop_of(run).refuse(
+            "training_step(dataloader_iter) takes batches by itself", hint="training_step(batch, batch_idx)"
+        )
     if isinstance(trainer.strategy, DDPStrategy):
         trainer.strategy._ddp_kwargs |= required_of_ddp(run.world_size)
     outputs = Outputs()
@@ -96,9 +98,9 @@ def _refuse_settings(run: Run, trainer: pl.Trainer) -> None:
     }
     for name, (is_set, hint) in refused.items():
         if is_set:
-            run.refuse(f"Trainer({name}=...): a run with it can't be resumed exactly", hint=hint)
+            loop_of(run).refuse(f"Trainer({name}=...): a run with it can't be resumed exactly", hint=hint)
     if run.accelerator.mixed_precision != "no":
-        run.refuse(
+        loop_of(run).refuse(
             f"compute.mixed_precision = {run.accelerator.mixed_precision!r} has no effect on Lightning's loop",
             hint='Trainer(precision="bf16-mixed"), and leave compute.mixed_precision out',
         )
@@ -109,13 +111,13 @@ def _refuse_devices(run: Run, trainer: pl.Trainer) -> None:
     wanted = SingleDeviceStrategy if run.world_size == 1 else DDPStrategy
     if type(trainer.strategy) is not wanted or trainer.world_size != run.world_size:
         found = f"{type(trainer.strategy).__name__} over {counted(trainer.world_size, 'rank')}"
-        run.refuse(
+        loop_of(run).refuse(
             f"the Trainer uses {found}, and the run has {counted(run.world_size, 'rank')}: expected {wanted.__name__}",
             hint='Trainer(devices=run.world_size, strategy="ddp" if run.world_size > 1 else "auto"); compute.ranks in '
             "the configuration says how many",
         )
     if _normalize(trainer.strategy.root_device) != _normalize(run.device):
-        run.refuse(
+        loop_of(run).refuse(
             f"the Trainer trains on {trainer.strategy.root_device}, and the run on {run.device}",
             hint=f"Trainer(accelerator={'gpu' if run.device.type == 'cuda' else run.device.type!r}, devices=1), or "
             "compute.device in the configuration",
@@ -131,4 +133,4 @@ def _refuse_callbacks(run: Run, trainer: pl.Trainer) -> None:
     for callback in trainer.callbacks:
         for kind, reason in REFUSED_CALLBACKS:
             if isinstance(callback, kind):
-                run.refuse(f"the callback {type(callback).__name__} {reason}", hint="leave it out")
+                loop_of(run).refuse(f"the callback {type(callback).__name__} {reason}", hint="leave it out")

@@ -25,7 +25,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from holdfast.adapters.lightning_state import Checkpointed, Counters, TrainerState, UnsavedAttributes
 from holdfast.training.build import cut_epoch
-from holdfast.training.own_loop.run import Run, Step
+from holdfast.training.own_loop.loop import Step
+from holdfast.training.own_loop.run import Run, loop_of
 
 log = logging.getLogger(__name__)
 
@@ -69,22 +70,26 @@ class Boundary:
             RecipeError: there are several loaders, the loader has no length, or its position can't be restored.
         """
         if isinstance(loader, CombinedLoader | list | tuple | dict):
-            self.run.refuse(
+            loop_of(self.run).refuse(
                 "train_dataloader: several loaders can't be put back to a position",
                 hint="one DataLoader over a dataset that joins them, such as torch.utils.data.StackDataset",
             )
         if self.run.world_size > 1 and not isinstance(getattr(loader, "sampler", None), DistributedSampler):
-            self.run.refuse(
+            loop_of(self.run).refuse(
                 "train_dataloader: all ranks would get the same batches",
                 hint="Trainer(use_distributed_sampler=True), or a DataLoader with a DistributedSampler",
             )
         limit = self._trainer.limit_train_batches
         length = sized_len(loader)
         if length is None:
-            self.run.refuse("train_dataloader: the loader has no length", hint="a DataLoader of a map-style dataset")
+            loop_of(self.run).refuse(
+                "train_dataloader: the loader has no length", hint="a DataLoader of a map-style dataset"
+            )
         own = int(_parse_num_batches(RunningStage.TRAINING, length, limit))
         if not own:
-            self.run.refuse("an epoch has no batch", hint="more data, a smaller batch_size, or limit_train_batches=1.0")
+            loop_of(self.run).refuse(
+                "an epoch has no batch", hint="more data, a smaller batch_size, or limit_train_batches=1.0"
+            )
         self.length = cut_epoch(own)
         self._steps = self.run.steps(loader, per_epoch=own)
         return HeldLoader(loader, self)
@@ -121,7 +126,7 @@ class Boundary:
         )
         own = [self, checkpointed, state, self._counters, trainer, *trainer.callbacks, *trainer.loggers]
         own += [*trainer.strategy._lightning_optimizers, *([trainer.datamodule] if trainer.datamodule else [])]
-        self.run.adopt(own, UnsavedAttributes(self.run, trainer).list_variables)
+        loop_of(self.run).adopt(own, UnsavedAttributes(self.run, trainer).list_variables)
 
     def next_batch(self) -> Any:
         """Record the step before, and return the next batch.
@@ -143,13 +148,13 @@ class Boundary:
         assert self._step is not None
         done = loop.epoch_loop.batch_progress.current.ready  # batches of this epoch
         if done != self._step.number % self.length:
-            self.run.refuse(
+            loop_of(self.run).refuse(
                 f"an epoch of {self.length} batches was left in step {self._step.number}",
                 hint="on_train_batch_start may not return -1; limit_train_batches says how long an epoch is",
             )
         if not done:
-            self.run.end_pass()
-        return self.run.next_batch(is_moved=False)  # Lightning moves it, with its hooks
+            loop_of(self.run).end_pass()
+        return loop_of(self.run).next_batch(is_moved=False)  # Lightning moves it, with its hooks
 
     def finish(self) -> None:
         """Record the last step, and end the run.
@@ -173,7 +178,7 @@ class Boundary:
         reasons = [getattr(each, "stopping_reason_message", None) for each in self._trainer.callbacks]
         reason = next((f": {each}" for each in reasons if each), "")
         epochs, rest = divmod(done, self.length)
-        self.run.refuse(
+        loop_of(self.run).refuse(
             f"the Trainer stopped early, after step {done} of {total}{reason}",
             hint="EarlyStopping(check_on_train_epoch_end=True) stops at an epoch's end, where a run can end"
             if rest

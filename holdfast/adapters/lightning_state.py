@@ -21,7 +21,7 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from holdfast.training.forgotten_state.digests import has_digest
-from holdfast.training.own_loop.run import Run
+from holdfast.training.own_loop.run import Run, loop_of
 
 # The attributes of a metric, and of a collection of metrics, that hold state besides what `add_state` declares.
 METRIC = ("_update_count", "_computed", "_forward_cache")
@@ -248,20 +248,20 @@ class UnsavedAttributes:
         for each in self._trainer.callbacks:
             has_state = is_overridden("state_dict", each) or is_overridden("on_save_checkpoint", each)
             if not has_state and not type(each).__module__.startswith(("lightning.", "holdfast.")):
-                yield self._run.find_name(each), each
+                yield loop_of(self._run).find_name(each), each
 
     def _list_plain(self) -> Iterator[tuple[str, Any]]:
         module = self._trainer.lightning_module
         if not is_overridden("on_save_checkpoint", module):
             for name, each in module.named_modules():
-                yield f"{self._run.find_name(module)}{'.' if name else ''}{name}", each
+                yield f"{loop_of(self._run).find_name(module)}{'.' if name else ''}{name}", each
         yield from self._list_open()
 
     def _list_reached(self) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}.{key}", value) for name, each in self._list_open() for key, value in vars(each).items())
         data = self._trainer.datamodule
         if data is not None and not is_overridden("state_dict", data):
-            name = self._run.find_name(data)
+            name = loop_of(self._run).find_name(data)
             yield from ((f"{name}.{key}", value) for key, value in vars(data).items())
 
 

@@ -12,7 +12,8 @@ from holdfast.adapters.trainer_arguments import check_arguments, choose_length, 
 from holdfast.errors import RecipeError
 from holdfast.state import Attributes
 from holdfast.training.devices import required_of_ddp
-from holdfast.training.own_loop.run import Run, Step, Stopped
+from holdfast.training.own_loop.loop import Step, Stopped
+from holdfast.training.own_loop.run import Run, loop_of
 
 # The Trainer's own times and speeds, by the ends of their names.
 MEASURED = ("_runtime", "_per_second")
@@ -41,7 +42,7 @@ def train(run: Run, trainer: Any, *, measured: Collection[str] = (), **options: 
         RecipeError: something in the Trainer's arguments can't be resumed exactly.
         Stopped: the run stops before its end.
     """
-    with run.located():
+    with loop_of(run).located():
         check_arguments(run, trainer, options)
     for name, value in required_of_ddp(run.world_size).items():
         setattr(trainer.accelerator.ddp_handler, name, value)
@@ -113,14 +114,14 @@ class _Held:
         state = Attributes(lambda: trainer.state, self._is_measured)
         extras = self._extras | {"trainer_state": state} | ({"grad_scaler": scaler} if scaler else {})
         self.run.keep(model=trainer.model, optimizer=trainer.optimizer, lr_scheduler=trainer.lr_scheduler, **extras)
-        with self.run.located():
+        with loop_of(self.run).located():
             length = choose_length(self.run, updates, total)
         self._steps = self.run.steps(self.loader.shard, per_epoch=length)
         self._step = next(self._steps, None)
         if self._step is None:
             raise _Complete
         if self._step.number:
-            self._undo = self.run.snapshot()
+            self._undo = loop_of(self.run).snapshot()
         return self._step.number
 
     @property
@@ -150,7 +151,7 @@ class _Held:
         self._record_loss()
         self._step = next(self._steps, None)
         if self._step is not None:
-            with self.run.located():
+            with loop_of(self.run).located():
                 raise RecipeError(
                     f"the Trainer ended after step {self._step.number}, before the run's last one",
                     hint="a callback that sets control.should_training_stop can't end a run",
@@ -168,7 +169,7 @@ class _Held:
     def batches(self) -> Iterator[Any]:
         """Give the run's next batches, without end."""
         while True:
-            yield self.run.next_batch()
+            yield loop_of(self.run).next_batch()
 
 
 class _Loader:

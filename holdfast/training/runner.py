@@ -13,7 +13,8 @@ from holdfast.recipe.settings import make_arguments, resolve_settings
 from holdfast.training.build import Training
 from holdfast.training.devices import prepare_device
 from holdfast.training.loop import train_step
-from holdfast.training.own_loop.run import Run, Stopped
+from holdfast.training.own_loop.loop import OwnLoop, Stopped
+from holdfast.training.own_loop.run import Run
 
 # Gives a program its steps: yields before each one, as `holdfast.training.steps` does.
 Serve = Callable[[Training], Generator[None, None, None]]
@@ -42,13 +43,13 @@ def run_program(config: RunConfig, serve: Serve) -> None:
     settings = resolve_settings(program, config.settings)
     accelerator = prepare_device(config)
     arguments = make_arguments(program, config.settings, accelerator.device)
-    run = Run(config, accelerator, program, settings, lambda training: serve(_note(training, replaced)))
+    loop = OwnLoop(config, accelerator, program, settings, lambda training: serve(_note(training, replaced)))
     try:
-        _run_loop(program, run, arguments)
+        _run_loop(program, loop, arguments)
     except HoldfastError:
         raise
     except Exception as error:
-        if run.has_begun:
+        if loop.has_begun:
             raise
         raise make_build_error(config.recipe, error) from error
 
@@ -58,7 +59,7 @@ def _note(training: Training, notes: list[str]) -> Training:
     return training
 
 
-def _run_loop(function: Callable[..., object], run: Run, arguments: Mapping[str, Any]) -> None:
+def _run_loop(function: Callable[..., object], loop: OwnLoop, arguments: Mapping[str, Any]) -> None:
     """Call a training function until the run ends or stops.
 
     Args:
@@ -68,9 +69,9 @@ def _run_loop(function: Callable[..., object], run: Run, arguments: Mapping[str,
         RecipeError: the function has left its loop early.
     """
     try:
-        function(run, **arguments)
-        run.check_end()
+        function(Run(loop), **arguments)
+        loop.check_end()
     except Stopped:
         pass
     finally:
-        run.close()
+        loop.close()

@@ -1,4 +1,4 @@
-"""The models that `Run.wrap` puts in their place in a loop of the user's own, and what several ranks can train."""
+"""The models that `Run.wrap` prepares for a user's loop, and the check that several ranks can train them."""
 
 from collections.abc import Mapping
 from typing import Any

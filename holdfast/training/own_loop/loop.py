@@ -1,0 +1,598 @@
+"""A loop of the user's own: the function that takes a `Run` keeps its loop, and the engine keeps its state.
+
+``run.steps()`` gives the loop one step after the other. Before the first it restores the newest commit's state into the
+kept objects; between two steps it records the step, obeys the attempt's orders and begins saves; and it ends the loop.
+"""
+
+import contextlib
+import gc
+import hashlib
+import types
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderStateMixin
+from torch import Tensor
+
+from holdfast.checkpoint.found import ENDED, ITERATOR
+from holdfast.checkpoint.shown import Shown, to_shown
+from holdfast.config import RunConfig
+from holdfast.data import NoBatches, is_torch_loader, refuse_inexact, take_apart
+from holdfast.errors import RecipeError
+from holdfast.provenance.location import find_frames, find_place
+from holdfast.recipe.anneal import Anneal
+from holdfast.state import as_stateful
+from holdfast.training.build import NO_BATCH, Training
+from holdfast.training.forgotten_state.carried import find_carried, find_constants
+from holdfast.training.forgotten_state.digests import is_iterator
+from holdfast.training.kept import (
+    FRAMEWORK,
+    GRADIENTS,
+    OWN_EXTRAS,
+    Kept,
+    Variable,
+    list_checkpointed,
+    sort_kept,
+)
+from holdfast.training.left_gradients import Gradients
+from holdfast.training.own_loop.wrapping import Wrapping
+from holdfast.training.passes import Taking
+from holdfast.training.program import LoopProgram
+from holdfast.training.step_record import Unread, read_number
+from holdfast.training.undisturbed import snapshot
+
+T = TypeVar("T")
+
+# Gives the loop its steps: yields before each one, as `holdfast.training.steps` does.
+Serve = Callable[[Training], Generator[None, None, None]]
+
+
+class Stopped(SystemExit):
+    """Ends a loop, and the function around it, after the save that a stop asked for."""
+
+
+class Step:
+    """One step of a loop.
+
+    Attributes:
+        number: the steps that were completed before it, from 0.
+        epoch: the epochs that were completed before it, from 0.
+        is_last_of_epoch: whether the epoch ends with it.
+    """
+
+    def __init__(self, loop: "OwnLoop", number: int, per_epoch: int) -> None:
+        self.number = number
+        self.epoch, within = divmod(number, per_epoch)
+        self.is_last_of_epoch = within + 1 == per_epoch
+        self._loop = loop
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Return whether this process ends after this step and other ranks train it, too, so that it isn't logged."""
+        return self._loop.is_rehearsal
+
+    @property
+    def batch(self) -> Any:
+        """Return the loader's next batch, on the run's device. A step may take several, one after the other."""
+        return self._loop.next_batch()
+
+    def shares(self) -> Iterator[Any]:
+        """Give the batches of this step that this rank trains, on the run's device. Each leaves its gradient.
+
+        With ``compute.virtual_ranks`` they are this rank's shares of the step's batch, each with random numbers of its
+        own. After the loop the parameters have the mean gradient of all shares, to the same bits on any number of
+        ranks. Otherwise they are this rank's batches, whose gradients add up as usual. The step begins without
+        gradients, and each number that is logged in the loop is averaged. With ``grad_accum`` above 1 a share has so
+        many batches, so divide their losses by it.
+
+        Raises:
+            RecipeError: it was called in this step already, or the step before has left a gradient.
+        """
+        return self._loop.take_shares()
+
+    def log(self, **numbers: Any) -> None:
+        """Record numbers of this step; see `Run.log`."""
+        self._loop.log(numbers)
+
+    def show(self, **shown: str | bytes) -> None:
+        """Show texts and pictures of this step; see `Run.show`."""
+        self._loop.show(shown)
+
+
+@dataclass
+class Noted:
+    """What the step in progress has done so far.
+
+    Attributes:
+        names: of the batches that it has taken.
+        numbers: that it has logged, by name.
+    """
+
+    names: list[str] = field(default_factory=list)
+    numbers: dict[str, Tensor] = field(default_factory=dict)
+    shown: list[Shown] = field(default_factory=list)
+
+
+class OwnLoop:
+    """A loop of the user's own, as the engine serves it, and as an adapter of a framework uses it.
+
+    Attributes:
+        config: the whole configuration.
+        settings: the configuration's ``[settings]``, with the function's own defaults.
+        accelerator: accelerate's accelerator for the configuration's device, precision and ranks.
+        fields: further fields of `Kept`, by name.
+        own: Holdfast's own objects that the user's code holds, which the search for forgotten state doesn't enter.
+    """
+
+    def __init__(
+        self, config: RunConfig, accelerator: Accelerator, function: Callable[..., object], settings: dict[str, Any],
+        serve: Serve,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            function: the user's training function.
+            settings: the values of the function's other parameters.
+        """
+        self.config, self.settings, self.accelerator = config, settings, accelerator
+        self.own: list[Any] = [self]
+        self._function, self._serve = function, serve
+        self._objects: dict[str, Any] = {}
+        self._wrapping = Wrapping(config, accelerator)
+        self.fields: dict[str, Any] = {"anneals": {}}
+        self._adopted: list[Any] = []  # a framework's objects, which the search for forgotten state doesn't enter
+        self._list_adopted: Callable[[], list[tuple[str, Any]]] = list
+        self._loader: Any = None  # as the loop passed it
+        self._source: Any = None  # the loader inside, once it is known
+        self._per_epoch: int | None = None
+        self._given: dict[str, Iterator[Any]] = {}  # what the loop iterates over, by the name of the method of `Run`
+        self._training: Training | None = None
+        self._taking: Taking | None = None
+        self._served: Generator[None, None, None] | None = None
+        self._step: Step | None = None
+        self._watched: list[tuple[Variable, types.FrameType]] = []  # variables that held kept objects at the start
+        self._noted = Noted()
+        self._has_epochs = self._has_steps = self._has_ended = False
+        self._is_at_end = False  # only the code at the present epoch's end has to run yet
+        self._is_last = False  # the code at the last epoch's end runs, or has run, in the run's last step
+        self._undo: Callable[[], None] | None = None  # puts the state back that the run resumed with
+
+    # ---- the process
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device to train on."""
+        return torch.device(self.accelerator.device)
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Return whether this process ends after the present step; see `Step.is_rehearsal`."""
+        return self._training is not None and self._training.record.is_rehearsal
+
+    # ---- before the loop
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """See `Run.wrap`."""
+        if self._training is not None:
+            self.refuse("run.wrap(...) was called after the first step", hint="call it before the loop")
+        with self.located():
+            return self._wrapping.wrap(model)
+
+    def keep(self, objects: Mapping[str, Any]) -> None:
+        """See `Run.keep`."""
+        if self._training is not None:
+            self.refuse("run.keep(...) was called after the first step", hint="call it before the loop")
+        for name, each in objects.items():
+            if name in self._objects or name in OWN_EXTRAS:
+                self.refuse(f"run.keep({name}=...): the name is taken", hint="give it another name")
+            if not isinstance(each, torch.nn.Module | torch.optim.Optimizer):
+                with self.located():
+                    refuse_inexact(f"run.keep({name}=...)", each)
+                    as_stateful(name, each)
+            self._objects[name] = each
+
+    def make_generator(self, name: str, device: str | torch.device) -> torch.Generator:
+        """See `Run.generator`."""
+        rank = 0 if self.config.compute.virtual_ranks else int(self.accelerator.process_index)
+        text = f"{self.config.seed}/{name}/{rank}"
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+        generator = torch.Generator(device).manual_seed(seed)
+        self.keep({name: generator})
+        return generator
+
+    def add_anneal(self, name: str, anneal: Anneal) -> Anneal:
+        """See `Run.anneal`."""
+        self.fields["anneals"][name] = anneal
+        return anneal
+
+    # ---- for adapters
+
+    def adopt(self, objects: Iterable[Any], list_variables: Callable[[], list[tuple[str, Any]]]) -> None:
+        """Keep the search for forgotten state out of a framework's objects.
+
+        Args:
+            list_variables: returns what the search enters instead, after its names.
+        """
+        self._adopted, self._list_adopted = [*objects], list_variables
+
+    def is_kept(self, value: Any) -> bool:
+        """Return whether a value is one of the kept objects."""
+        return any(each is value for each in self._objects.values())
+
+    def find_name(self, value: Any) -> str:
+        """Return the name of the variable that holds a value in the loop's functions; its class's if none does."""
+        variables = (pair for frame in find_frames(self._function) for pair in frame.f_locals.items())
+        return next((name for name, each in variables if each is value), type(value).__name__)
+
+    def end_pass(self) -> None:
+        """Begin a new pass over the loader with the next batch."""
+        assert self._training is not None
+        self._training.batches.end_pass()
+
+    def snapshot(self) -> Callable[[], None]:
+        """Copy the kept state, apart from weights and moments, of a run that resumes. Return a function to restore it.
+
+        An adapter calls it after the first step was given, for code that ran before the checkpoint and now runs again.
+        """
+        assert self._training is not None
+        put_back = snapshot(self._training)
+
+        def undo() -> None:
+            with self.located():
+                put_back()
+
+        return undo
+
+    @contextlib.contextmanager
+    def located(self) -> Iterator[None]:
+        """Add the user's file and line to the message of an error."""
+        try:
+            yield
+        except RecipeError as error:
+            self.refuse(error.message, error.hint)
+
+    def refuse(self, message: str, hint: str = "") -> NoReturn:
+        """Raise a RecipeError that begins with the user's file and line."""
+        raise RecipeError(f"{find_place()}{message}", hint=hint)
+
+    # ---- the loop
+
+    def give_steps(self, loader: Any, per_epoch: int | None) -> Iterator[Step]:
+        """See `Run.steps`."""
+        if self._has_epochs:
+            return self._give("steps", self._steps_of_epoch())
+        if self._has_steps:
+            self.refuse(
+                "run.steps(...) was called twice: a run has one loop",
+                hint="for epoch in run.epochs(loader): around it makes loops of one epoch each",
+            )
+        self._has_steps = True
+        self._note_data(loader, per_epoch)
+        return self._give("steps", self._all_steps())
+
+    def give_epochs(self, loader: Any, per_epoch: int | None) -> Iterator[int]:
+        """See `Run.epochs`."""
+        if self._has_steps or self._has_epochs:
+            self.refuse("run.epochs(...) was called twice: a run has one loop", hint="put both loops into one")
+        self._has_epochs = True
+        self._note_data(loader, per_epoch)
+        return self._give("epochs", self._all_epochs())
+
+    def give_batches(self, data: Any, batch_size: int | None, options: Mapping[str, Any]) -> Iterator[Any]:
+        """See `Run.batches`."""
+        if self._has_epochs:
+            return self._give("batches", (self.next_batch() for _ in self._steps_of_epoch()))
+        if data is None or batch_size is None:
+            self.refuse(
+                "run.batches(): expected a dataset and batch_size=...",
+                hint="inside `for epoch in run.epochs(loader)` it needs neither",
+            )
+        self.fields |= {"data": data, "batch_size": batch_size, "unit": "samples", **options}
+        return self._all_batches()
+
+    def log(self, numbers: Mapping[str, Any]) -> None:
+        """See `Run.log`."""
+        if self._step is None:
+            self.refuse("run.log(...) was called outside the loop", hint="call it in a step")
+        for name, value in numbers.items():
+            with self.located():
+                number = read_number(f"run.log({name}=...)", value, self.device)
+            if self._taking is not None and self._taking.log is not None:
+                self._taking.log(name, number)
+            else:
+                self._noted.numbers[name] = number
+
+    def show(self, shown: Mapping[str, str | bytes]) -> None:
+        """See `Run.show`."""
+        if self._step is None:
+            self.refuse("run.show(...) was called outside the loop", hint="call it in a step")
+        with self.located():
+            step = self._step
+            self._noted.shown += [
+                to_shown(name, value, step.number + 1, step.epoch + 1) for name, value in shown.items()
+            ]
+
+    def next_batch(self, *, is_moved: bool = True) -> Any:
+        """Return the next batch of the loop's data, on the run's device unless ``is_moved`` is False."""
+        if self._training is None or self._taking is None or self._step is None:
+            self.refuse("a batch was taken outside the loop", hint="take it in a step")
+        if isinstance(self._training.batches, NoBatches):
+            self.refuse("step.batch: run.steps(...) has no data", hint="for step in run.steps(loader)")
+        with self.located():
+            self._taking.refuse_whole_batch()
+        name, batch = self._training.next_batch(is_moved=is_moved)
+        self._noted.names.append(name)
+        if isinstance(self._loader, DataLoaderStateMixin):  # accelerate ends an accumulation with its loader's pass
+            self._loader.end_of_dataloader = self._training.batches.is_at_end
+        return batch
+
+    def take_shares(self) -> Iterator[Any]:
+        """Give the batches of the present step; see `Step.shares`."""
+        assert self._taking is not None
+        with self.located():
+            yield from self._taking.take(self._noted.names, self._noted.numbers, self.next_batch)
+
+    def clip(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+        """See `Run.clip_grad_norm_`."""
+        if self._training is None:
+            self.refuse("run.clip_grad_norm_(...) was called outside the loop", hint="call it in a step")
+        return self._training.ranks.clip(list(parameters), max_norm)
+
+    # ---- inside
+
+    def _give(self, method: str, iterator: Iterator[T]) -> Iterator[T]:
+        self._given[method] = iterator
+        return iterator
+
+    def _note_data(self, loader: Any, per_epoch: int | None) -> None:
+        self._per_epoch = per_epoch
+        if loader is not None:
+            if "data" in self.fields:
+                self.refuse("run.steps(loader) and run.batches(dataset) both have data", hint="use one of them")
+            with self.located():
+                self._loader, self._source = loader, take_apart(loader, "run.batches(dataset, batch_size=...)")
+            if per_epoch is None and hasattr(loader, "__len__"):
+                self._per_epoch = len(loader)
+                if self._per_epoch == 0:
+                    self.refuse("the loader gives no batch", hint=NO_BATCH)
+
+    def _all_steps(self) -> Iterator[Step]:
+        self._open()
+        while (step := self._next()) is not None:
+            yield step
+
+    def _all_epochs(self) -> Iterator[int]:
+        self._open()
+        step = self._next()
+        if step is not None and step.number:
+            # The code at this epoch's beginning ran before the checkpoint, and now runs again: undo it.
+            self._undo = self.snapshot()
+            # A run that stands at an epoch's end has saved before the code at that end: run it first.
+            # A longer run has now gone on from a complete one, whose last step has that code's effects.
+            if step.number % self._length == 0 and not self._has_ended_epoch:
+                self._is_at_end = True
+                yield step.epoch - 1
+        while self._step is not None:
+            self._is_at_end = False
+            epoch = self._step.epoch
+            yield epoch
+            if self._is_last:
+                self._next()
+            if self._step is not None and self._step.epoch == epoch:
+                self.refuse(
+                    f"the inner loop was left in step {self._step.number + 1}, before the end of epoch {epoch + 1}",
+                    hint="run.epochs(per_epoch=...) says how long an epoch is",
+                )
+
+    def _steps_of_epoch(self) -> Iterator[Step]:
+        """Give the present step and those that follow it in its epoch."""
+        if self._undo is not None:
+            undo, self._undo = self._undo, None
+            undo()
+            self._noted.numbers, self._noted.shown = {}, []  # which are on record already
+        step = self._step
+        if step is None or self._is_at_end:
+            return
+        epoch = step.epoch
+        while step is not None and step.epoch == epoch:
+            yield step
+            if self._training is not None and step.number + 1 == self._training.total_steps:
+                self._is_last = True  # no step follows to which the code at this epoch's end could belong
+                return
+            step = self._next()
+
+    def _all_batches(self) -> Iterator[Any]:
+        while True:
+            yield self.next_batch()
+
+    @property
+    def _has_ended_epoch(self) -> bool:
+        return self._training is not None and self._training.progress.has_ended_epoch
+
+    @property
+    def _length(self) -> int:
+        assert self._training is not None
+        return self._training.steps_per_epoch
+
+    def _open(self) -> None:
+        """Build the training from what is kept, and begin to obey the attempt's orders."""
+        self.keep(list_checkpointed(self.accelerator, self._objects))
+        if not self._objects:
+            self.refuse(
+                "the loop begins, and nothing is kept: no checkpoint could restore it",
+                hint="run.keep(model=model, optimizer=optimizer, ...) before it",
+            )
+        if self._per_epoch is None and "data" not in self.fields:
+            self.refuse("an epoch has no length", hint="run.steps(per_epoch=1000)")
+        frames = find_frames(self._function)
+        with self.located():
+            self._wrapping.check_kept(self._objects)
+            sources = [self._loader, self._source] if self._source is not None else []
+            is_loader = is_torch_loader(self._source)
+            sorted_objects = sort_kept(self._objects, self.accelerator)
+            kept = Kept(
+                **({"data": self._source} | self.fields | sorted_objects),
+                function=self._function,
+                originals=[*([] if is_loader else sources), *self._objects.values()],
+                own=[
+                    *self.own,
+                    self.accelerator,
+                    *self._adopted,
+                    *(sources if is_loader else []),
+                    *(sorted_objects["extras"][name] for name in OWN_EXTRAS if name in sorted_objects["extras"]),
+                ],
+                list_variables=self._list_variables,
+                steps_per_epoch=self._per_epoch,
+                constants={name: each.f_locals[name] for each in frames for name in self._find_constants(each)},
+            )
+            self._watch(frames)
+            self._wrapping.check_trained(kept.trained)
+            gradients = kept.extras[GRADIENTS]
+            assert isinstance(gradients, Gradients)
+            self._gradients = gradients
+            self._training = Training(self.config, LoopProgram(self.accelerator, kept, self.settings))
+            self._taking = Taking(self._training, gradients)
+        if isinstance(self._loader, DataLoaderStateMixin):
+            self.accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = True
+            self._loader.begin()
+        self._served = self._serve(self._training)
+
+    def _next(self) -> Step | None:
+        """Record the step before, and obey orders until one asks for another step. Return it; None at the run's end.
+
+        Raises:
+            Stopped: the run stops before its end.
+        """
+        assert self._training is not None
+        assert self._served is not None
+        if self._step is not None:
+            self._end_step(self._step)
+        for _ in self._served:
+            break
+        else:
+            self._has_ended, self._step = True, None
+            if self._training.progress.step < self._training.total_steps:
+                raise Stopped
+            return None
+        self._step = Step(self, self._training.progress.step, self._length)
+        return self._step
+
+    def _end_step(self, step: Step) -> None:
+        training = self._training
+        assert training is not None
+        assert self._taking is not None
+        with self.located():
+            self._taking.end_step()
+        self._check_watched(step)
+        training.progress.has_ended_epoch = self._is_last
+        accum = training.recipe.grad_accum
+        if training.virtual is None and training.recipe.batch_size is not None and len(self._noted.names) != accum:
+            self.refuse(
+                f"step {step.number + 1} took {len(self._noted.names)} batches, expected {accum}: their number is the "
+                "position in the data",
+                hint=f"run.batches(dataset, ..., grad_accum={len(self._noted.names) or 1}), the same in every step",
+            )
+        lrs = self._gradients.end_step()
+        training.record.trained = Unread(
+            step.number + 1,
+            self._noted.numbers,
+            training.lrs if lrs is None else lrs,
+            training.anneals,
+            self._noted.names,
+        )
+        for shown in self._noted.shown:
+            training.record.gallery.add(shown)
+        self._noted = Noted()
+
+    def close(self) -> None:
+        """End the engine's part, also after an error in the loop."""
+        if isinstance(self._loader, DataLoaderStateMixin) and self._training is not None:
+            self._loader.end()
+        if self._served is not None:
+            self._served.close()
+
+    def check_end(self) -> None:
+        """Raise RecipeError unless the function has trained the run to its end."""
+        function = getattr(self._function, "__code__", None)
+        where = f"{function.co_filename}:{function.co_firstlineno}: " if function else ""
+        if self._training is None:
+            raise RecipeError(
+                f"{where}the function returned without a step", hint="for step in run.steps(...): trains the run"
+            )
+        if not self._has_ended:
+            done, total = self._training.progress.step, self._training.total_steps
+            raise RecipeError(
+                f"{where}the loop was left in step {done + 1} of {total}",
+                hint="epochs and per_epoch say where a run ends; a break ends it too early",
+            )
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the loop has asked for its first step."""
+        return self._training is not None
+
+    def _list_variables(self) -> list[Variable]:
+        """Return the variables that the loop carries, all of the functions around it, and a loader's data and function.
+
+        The functions are those in which the loop stands now.
+        """
+        found = []
+        frames = find_frames(self._function, outside=OwnLoop._next.__code__)
+        for frame in frames:
+            carried = find_carried(frame)
+            for name, value in frame.f_locals.items():
+                if carried is None or name in carried:
+                    found.append(Variable(name, value, _describe_place(frame, carried[name]) if carried else ""))
+        parts = ("dataset", "collate_fn") if isinstance(self._source, torch.utils.data.DataLoader) else ()
+        found += [Variable(f"loader.{name}", getattr(self._source, name)) for name in parts]
+        found += self._list_iterators(frames)
+        return found + [Variable(name, value, root=FRAMEWORK) for name, value in self._list_adopted()]
+
+    def _list_iterators(self, frames: list[types.FrameType]) -> list[Variable]:
+        """Return Python's own iterators that the loop has put around the run's, such as ``enumerate``."""
+        training, found = self._training, []
+        is_at_end = self._has_epochs and training is not None and training.progress.step % self._length == 0
+        place = _describe_place(frames[0], frames[0].f_lineno) if frames else ""
+        for each in filter(is_iterator, gc.get_referrers(*self._given.values())):
+            inside = {id(inner) for inner in gc.get_referents(each)}
+            method = next(method for method, given in self._given.items() if id(given) in inside)
+            root = ENDED if is_at_end and method != "epochs" else ITERATOR
+            found.append(Variable(f"{type(each).__name__}(run.{method}(...))", each, place, root))
+        return found
+
+    def _find_constants(self, frame: types.FrameType) -> list[str]:
+        return [name for name in sorted(find_constants(frame)) if name in frame.f_locals]
+
+    def _watch(self, frames: list[types.FrameType]) -> None:
+        """Watch the variables and attributes that hold a kept object, and that the loop carries."""
+        known = {id(each) for each in (*self.own, self.accelerator, *self._objects.values())}
+        for frame in frames:
+            for name, line in (find_carried(frame) or {}).items():
+                variable = Variable(name, _read(frame, name), _describe_place(frame, line))
+                if id(variable.value) in known:
+                    self._watched.append((variable, frame))
+
+    def _check_watched(self, step: Step) -> None:
+        """Raise RecipeError if a variable that held a kept object has another one now, which no checkpoint has."""
+        for variable, frame in self._watched:
+            if _read(frame, variable.name) is not variable.value:
+                name = variable.name
+                raise RecipeError(
+                    f"{variable.place}{name} is kept, and step {step.number + 1} has put another object in its place, "
+                    "which no checkpoint would have",
+                    hint=f"change it in place, for example {name}[:] = ... or {name}.copy_(...); or keep a "
+                    "dict that holds it",
+                )
+
+
+def _read(frame: types.FrameType, name: str) -> Any:
+    """Return a running function's variable, or an attribute of one, such as ``self.best``; None if there is none."""
+    variable, _, attribute = name.partition(".")
+    value = frame.f_locals.get(variable)
+    return vars(value).get(attribute) if attribute and hasattr(value, "__dict__") else None if attribute else value
+
+
+def _describe_place(frame: types.FrameType, line: int) -> str:
+    return f"{frame.f_code.co_filename}:{line}: "
