@@ -1,4 +1,4 @@
-"""Commands that keep checkpoints: prune, pin, unpin, quarantine, pack, unpack, export, and keygen for signatures."""
+"""Commands that keep checkpoints: prune, pin, quarantine, pack, unpack, export, and keygen for signatures."""
 
 import os
 from pathlib import Path
@@ -48,29 +48,21 @@ def _print_report(report: PruneReport) -> None:
 
 
 @app.command
-def pin(run: str, commit: str, /) -> None:
+def pin(run: str, commit: str, /, *, off: Flag = False) -> None:
     """Keep a checkpoint, whatever the retention.
 
     Args:
         run: <store>/<run>.
         commit: The commit's number, or the name of its folder.
+        off: Undo it: let the retention delete the checkpoint again.
     """
     journal, found = _open_commit(run, commit)
+    if off:
+        journal.unpin(found.number)
+        print(f"commit {found.number} ({found.path}) is no longer pinned")
+        return
     journal.pin(found.number)
-    print(f"commit {found.number} ({found.path}) is pinned; holdfast unpin undoes it")
-
-
-@app.command
-def unpin(run: str, commit: str, /) -> None:
-    """Undo a pin: let the retention delete the checkpoint again.
-
-    Args:
-        run: <store>/<run>.
-        commit: The commit's number, or the name of its folder.
-    """
-    journal, found = _open_commit(run, commit)
-    journal.unpin(found.number)
-    print(f"commit {found.number} ({found.path}) is no longer pinned")
+    print(f"commit {found.number} ({found.path}) is pinned; --off undoes it")
 
 
 @app.command

@@ -27,13 +27,11 @@ from holdfast.terminal.bar import Bar, open_console
 from holdfast.terminal.columns import align
 
 
-@app.command
-def runs(store: str = DEFAULT_STORE, /, *, json: Json = False) -> int:
-    """List the runs of a store.
+def print_runs(store: str, *, json: bool) -> int:
+    """Print the runs of a store, and return the exit code.
 
     Args:
-        store: The folder that holds the runs.
-        json: Print JSON.
+        json: print JSON.
     """
     found = open_store(store)
     # With "/." only a folder has the name, and none is too long to ask for.
@@ -84,14 +82,24 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 @app.command(name="show")
-def show_command(run: str, /, *, save: Path | None = None, json: Json = False) -> None:
+def show_command(
+    run: Annotated[str | None, Parameter(show_default=False)] = None,
+    /,
+    *,
+    store: str = DEFAULT_STORE,
+    save: Path | None = None,
+    json: Json = False,
+) -> int:
     """Show the state of a run: its step, loss, checkpoint, attempts, and the texts and pictures that it has shown.
 
     Args:
-        run: <store>/<run>, or the name of a run in the default store.
+        run: <store>/<run>, or the name of a run in the default store. Without it, list the runs of a store.
+        store: The folder or URL whose runs to list.
         save: A folder to write all these texts and pictures to, a file each.
         json: Print JSON.
     """
+    if run is None:
+        return print_runs(store, json=json)
     journal = open_journal(run)
     standing = read_standing(journal)
     files = _save_shown(journal, save) if save else 0
@@ -101,7 +109,7 @@ def show_command(run: str, /, *, save: Path | None = None, json: Json = False) -
             for shown in read_newest(journal)
         ]
         print_json(standing.model_dump() | {"shown": newest})
-        return
+        return 0
     fields = _fields(standing) | {
         "shown": _name_shown(journal),
         "saved": save and f"{counted(files, 'file')} in {save}",
@@ -112,6 +120,7 @@ def show_command(run: str, /, *, save: Path | None = None, json: Json = False) -
         if value not in (None, "")
     }
     print("\n".join(align(rows)))
+    return 0
 
 
 def _name_shown(journal: Journal) -> str:

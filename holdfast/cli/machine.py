@@ -1,4 +1,4 @@
-"""The command ``doctor``: what a run needs for equal bits on another machine, and whether this machine repeats bits."""
+"""The command ``doctor``: what equal bits depend on, whether this machine repeats bits, and what a store allows."""
 
 import contextlib
 import shutil
@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from pydantic import ValidationError
 
 from holdfast.cli.app import Json, app, print_json
+from holdfast.cli.stores import try_store
 from holdfast.config import Compute, Determinism
 from holdfast.errors import WrongUse
 from holdfast.journal import AttemptRecord, Journal
@@ -29,13 +30,21 @@ LINE_CHARS = 100
 
 
 @app.command
-def doctor(run: Annotated[str, Parameter(show_default=False)] = "", /, *, json: Json = False) -> int:
+def doctor(
+    run: Annotated[str, Parameter(show_default=False)] = "", /, *, store: str | None = None, json: Json = False
+) -> int:
     """Show what a run's bits depend on here, and its GPUs' health; measure whether equal steps give equal bits.
+
+    Or try a store. Exit code 3: a run can't use it.
 
     Args:
         run: <store>/<run>, to judge whether it continues here with the bits of the machine that it was on.
+        store: A folder or URL that will hold runs: try each verb that a run needs of it, in a new folder that is
+            deleted again, and name the rights that are missing.
         json: Print JSON.
     """
+    if store is not None:
+        return try_store(store, json=json)
     journal = open_journal(run) if run else None
     attempt = _newest_attempt(journal) if journal else None
     determinism, compute = _read_settings(journal) if journal else (Determinism(), Compute())

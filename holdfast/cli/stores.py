@@ -1,10 +1,10 @@
-"""The command ``check``: try each verb that a run needs of a store, and name the rights that are missing."""
+"""The trial of a store: each verb that a run needs of it, with the rights that are missing."""
 
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from holdfast.cli.app import Json, app, print_json
+from holdfast.cli.app import print_json
 from holdfast.errors import StoreDenied
 from holdfast.store import open_store
 from holdfast.store.trials import Trial, Trials
@@ -14,15 +14,13 @@ from holdfast.terminal import counted
 CLOCK_S = 2.0
 
 
-@app.command(name="check")
-def check_command(store: str, /, *, json: Json = False) -> int:
-    """Try each verb that a run needs of a store, and name the rights that are missing.
+def try_store(store: str, *, json: bool) -> int:
+    """Try each verb that a run needs of a store, print what came of it, and return the exit code.
 
-    The files that it makes are in a new folder, which it deletes again. Exit code 3: a run can't use this store.
+    The files that it makes are in a new folder, which it deletes again.
 
     Args:
-        store: The folder or URL that will hold the runs.
-        json: Print JSON.
+        json: print JSON.
     """
     trials, done = Trials(open_store(store)), []
     interrupted = True

@@ -59,7 +59,7 @@ class RunFolder:
                 raise RecordDamaged(f"run.json of run {self.run!r} is not a file") from None
             raise RunUnknown(
                 f"there is no run {self.run!r} in {self.store_url}",
-                hint=f"holdfast runs {self.store_url} lists the runs there",
+                hint=f"holdfast show --store {self.store_url} lists the runs there",
             ) from None
         if record.format > FORMAT_VERSION:
             raise WrongUse(

@@ -1,4 +1,4 @@
-"""Tests of ``holdfast check``: its output, its exit code, and that a stop leaves nothing on the store."""
+"""Tests of ``holdfast doctor --store``: its output, its exit code, and that a stop leaves nothing on the store."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests.support import faulty
 
 def say(capsys: pytest.CaptureFixture[str], *arguments: str, exit_code: int = 0) -> str:
     capsys.readouterr()
-    assert run_app(app, ["check", *arguments]) == exit_code
+    assert run_app(app, ["doctor", "--store", *arguments]) == exit_code
     return capsys.readouterr().out
 
 
@@ -69,7 +69,7 @@ def test_a_clock_that_differs_is_told(capsys: pytest.CaptureFixture[str], monkey
 def test_what_is_left_behind_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryStore, "delete_folder", lambda self, folder: None)
     monkeypatch.setattr(MemoryStore, "delete", lambda self, name: None)
-    assert run_app(app, ["check", "memory://left"]) == 3
+    assert run_app(app, ["doctor", "--store", "memory://left"]) == 3
     assert re.fullmatch("left behind: memory://left/holdfast-check-[0-9a-f]{16}: delete it\n", capsys.readouterr().err)
 
 
@@ -81,7 +81,7 @@ def test_a_stop_leaves_nothing(
     """Every request is slow, so that the stop meets one."""
     with faulty.behind_faults(s3_server, "AWS_ENDPOINT_URL", lambda *_: faulty.SLOW) as proxy:
         bucket = faulty.use(proxy, monkeypatch)
-        command = [sys.executable, "-m", "holdfast.cli", "check", f"{bucket}/runs"]
+        command = [sys.executable, "-m", "holdfast.cli", "doctor", "--store", f"{bucket}/runs"]
         with subprocess.Popen(command, cwd=ROOT, env=os.environ | proxy.environment, stdout=subprocess.PIPE) as process:
             assert process.stdout
             for line in process.stdout:

@@ -55,12 +55,12 @@ def ask_json(*arguments: str, capsys: pytest.CaptureFixture[str], exit_code: int
 
 
 def test_runs_lists_the_runs_of_a_store(store: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_app(app, ["runs", store, "--json"]) == 0
+    assert run_app(app, ["show", "--store", store, "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)
     assert [(run["run"], run["complete"], run["step"]) for run in runs] == [("a", True, 10), ("begun", False, 0)]
-    assert run_app(app, ["runs", store]) == 0
+    assert run_app(app, ["show", "--store", store]) == 0
     assert "10 of 10" in capsys.readouterr().out
-    assert run_app(app, ["runs", f"{store}/a"]) == 0
+    assert run_app(app, ["show", "--store", f"{store}/a"]) == 0
     assert "no runs in" in capsys.readouterr().out
 
 
@@ -69,13 +69,20 @@ def test_runs_of_a_misspelled_store_are_an_error(
     store: str, options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in (f"{store}/nowhere", f"{store}/a/run.json"):
-        assert run_app(app, ["runs", name, *options]) == 1
+        assert run_app(app, ["show", "--store", name, *options]) == 1
         assert f"error: there is no store {name}\nhint: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "command",
-    [["runs", ""], ["check", ""], ["check", "file://"], ["report", ""], ["watch", ""], ["unpack", "{tar}", " "]],
+    [
+        ["show", "--store", ""],
+        ["doctor", "--store", ""],
+        ["doctor", "--store", "file://"],
+        ["report", ""],
+        ["watch", ""],
+        ["unpack", "{tar}", " "],
+    ],
 )
 def test_an_empty_store_is_not_the_current_folder(
     run: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -89,7 +96,7 @@ def test_an_empty_store_is_not_the_current_folder(
 
 def test_runs_shows_whole_names_in_columns(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     make_line(open_store(store), "n" * 100)
-    assert run_app(app, ["runs", store]) == 0
+    assert run_app(app, ["show", "--store", store]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows] == ["a", "begun", "n" * 100]
     assert {row.index("no") for row in rows[1:]} == {header.index("complete")}
@@ -98,7 +105,7 @@ def test_runs_shows_whole_names_in_columns(store: str, capsys: pytest.CaptureFix
 def test_a_run_that_is_damaged_hides_no_other(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     make_line(open_store(store), "damaged")
     damage(f"{store}/damaged", "run.json")
-    assert run_app(app, ["runs", store]) == 2
+    assert run_app(app, ["show", "--store", store]) == 2
     shown = capsys.readouterr()
     assert [row.split()[0] for row in shown.out.splitlines()] == ["run", "a", "begun"]
     assert shown.err.startswith("run damaged: run.json can't be read")
@@ -233,10 +240,10 @@ def test_a_pinned_checkpoint_stays_until_it_is_unpinned(
     run: str, capsys: pytest.CaptureFixture[str], which: str
 ) -> None:
     assert run_app(app, ["pin", run, which]) == 0
-    assert capsys.readouterr().out == "commit 1 (epoch-0001) is pinned; holdfast unpin undoes it\n"
+    assert capsys.readouterr().out == "commit 1 (epoch-0001) is pinned; --off undoes it\n"
     assert run_app(app, ["prune", run]) == 0
     assert "epoch-0001  (pinned)" in capsys.readouterr().out
-    assert run_app(app, ["unpin", run, which]) == 0
+    assert run_app(app, ["pin", run, which, "--off"]) == 0
     assert [entry["commit"] for entry in ask_json("prune", run, capsys=capsys)["pruned"]] == [1]
     assert run_app(app, ["pin", run, "1"]) == 1
     assert "the checkpoint of commit 1 of run 'long' was pruned" in capsys.readouterr().err
@@ -261,7 +268,11 @@ def test_a_path_that_cannot_be_written_is_told_in_one_line(
     (tmp_path / "file").write_text("")
     line = make_line(open_store(store), "written")
     train(line, shown=to_shown("best", "text", 10, 1).to_line())
-    for command in (["show", run, "--save", str(path)], ["pack", run, str(path)], ["check", f"{path}/runs"]):
+    for command in (
+        ["show", run, "--save", str(path)],
+        ["pack", run, str(path)],
+        ["doctor", "--store", f"{path}/runs"],
+    ):
         assert run_app(app, command) in (1, 3)
         captured = capsys.readouterr()
         assert "can't" in captured.out + captured.err or "exists" in captured.err
@@ -350,11 +361,11 @@ def test_keys_are_made_and_commits_verified_with_them(tmp_path: Path, capsys: py
     ("arguments", "error"),
     [
         (["shwo"], "show"),
-        (["show"], "RUN requires an argument"),
+        (["verify"], "RUN requires an argument"),
         (["pin", "{run}"], "COMMIT requires an argument"),
         (["pin", "{run}", "9"], "run 'long' has no commit 9"),
         (["pin", "{run}", "\u00b2"], "run 'long' has no commit \u00b2"),
-        (["unpin", "{run}", "epoch-0009"], "run 'long' has no commit epoch-0009"),
+        (["pin", "{run}", "epoch-0009", "--off"], "run 'long' has no commit epoch-0009"),
         (["pin", "{store}/none", "1"], "there is no run 'none' in"),
         (["prune", "{store}/none"], "there is no run 'none' in"),
         (["pack", "{run}"], "expected [COMMIT] OUT.tar after the run"),
@@ -371,7 +382,7 @@ def test_keys_are_made_and_commits_verified_with_them(tmp_path: Path, capsys: py
         (["verify", "{run}", "--deeper"], "--deeper"),
         (["show", "nowhere/run"], "there is no run 'run' in"),
         (["show", "/"], "is not a run"),
-        (["runs", "http://host"], "http:// is not known to create a name once"),
+        (["show", "--store", "http://host"], "http:// is not known to create a name once"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_1(
@@ -392,7 +403,7 @@ def test_a_terminal_that_lacks_a_character_gets_an_escape(tmp_path: Path, monkey
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, encoding="ascii"))
     store = f"{tmp_path}/gr\u00f6\u00dfe"
     Path(store).mkdir()
-    assert run_app(app, ["runs", store]) == 0
+    assert run_app(app, ["show", "--store", store]) == 0
     assert shown.getvalue() == f"no runs in {store}\n".encode("ascii", "backslashreplace")
 
 
@@ -604,3 +615,17 @@ def test_an_age_has_a_readable_unit(ago: float, said: str) -> None:
 def test_an_unreadable_time_is_shown_as_it_is() -> None:
     assert _format_age("yesterday") == "at 'yesterday'"
     assert _format_age("2026-01-01T00:00:00") == "at '2026-01-01T00:00:00'"
+
+
+def test_the_earlier_names_of_commands_still_work(run: str, store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for now, earlier in (
+        (["show", "--store", store], ["runs", store]),
+        (["pin", run, "1", "--off"], ["unpin", run, "1"]),
+        (["doctor", "--store", "memory://runs"], ["check", "memory://runs"]),
+    ):
+        assert run_app(app, now) == 0
+        expected = capsys.readouterr().out.splitlines()
+        assert run_app(app, earlier) == 0
+        out, err = capsys.readouterr()
+        assert [line.split()[:2] for line in out.splitlines()] == [line.split()[:2] for line in expected]
+        assert err.startswith(f"holdfast {earlier[0]} is now holdfast {now[0]} ")

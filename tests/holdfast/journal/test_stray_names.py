@@ -109,7 +109,11 @@ def test_stray_names_are_noted_and_ignored(
     assert (after.attempt, after.next_number) == (2, 7)
     assert train(after).number == 7
     assert prune_by_policy(after.journal, Retention(keep_last=1), STEPS_PER_EPOCH)
-    for command in (["runs", str(tmp_path / "store")], ["show", str(root(line))], ["verify", str(root(line))]):
+    for command in (
+        ["show", "--store", str(tmp_path / "store")],
+        ["show", str(root(line))],
+        ["verify", str(root(line))],
+    ):
         assert run_app(app, command) == 0
 
 

@@ -1,0 +1,34 @@
+"""Commands that earlier versions had under other names: each says its new name, and does what it did."""
+
+import sys
+
+from holdfast.cli.app import Json, app
+from holdfast.cli.keeping import pin
+from holdfast.cli.looking import print_runs
+from holdfast.cli.stores import try_store
+from holdfast.config import DEFAULT_STORE
+
+
+@app.command(name="runs", show=False)
+def runs_earlier(store: str = DEFAULT_STORE, /, *, json: Json = False) -> int:
+    """List the runs of a store: holdfast show --store STORE."""
+    _tell("runs", "show --store STORE")
+    return print_runs(store, json=json)
+
+
+@app.command(name="unpin", show=False)
+def unpin_earlier(run: str, commit: str, /) -> None:
+    """Undo a pin: holdfast pin RUN COMMIT --off."""
+    _tell("unpin", "pin RUN COMMIT --off")
+    pin(run, commit, off=True)
+
+
+@app.command(name="check", show=False)
+def check_earlier(store: str, /, *, json: Json = False) -> int:
+    """Try a store: holdfast doctor --store STORE."""
+    _tell("check", "doctor --store STORE")
+    return try_store(store, json=json)
+
+
+def _tell(name: str, now: str) -> None:
+    print(f"holdfast {name} is now holdfast {now}", file=sys.stderr)
