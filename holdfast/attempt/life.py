@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 
 from holdfast.attempt.attempt import Attempt
 from holdfast.attempt.commits import Publish, publish_commit
-from holdfast.attempt.observers import Observer
+from holdfast.attempt.observers import Observer, make_observers
 from holdfast.attempt.pipeline import Chunk
 from holdfast.attempt.reporting import Reporting
 from holdfast.attempt.sending import Sending
@@ -99,7 +99,7 @@ def live(
 
     A notice tells it to end, or a signal whose handler raises an exception that is no `Exception`, such as SystemExit.
     It then saves and commits what is trained. However it ends, its ending is on record, and no rank is left. The run's
-    metric sinks, ``log.sinks``, are told of each commit, and its report is kept up to date.
+    metric sinks and observers, ``log.sinks`` and ``log.observers``, are told of each commit; its report is kept up.
 
     Args:
         number: the attempt's number; the next free one if None.
@@ -112,7 +112,8 @@ def live(
     """
     ending, attempt = TOLD_BY_A_SIGNAL, None  # a second signal may come before `find_ending` returns
     try:
-        attempt = Attempt(config, number, [*observers, Reporting(config), Sending(config)], acts.publish)
+        own = [*make_observers(config.log.observers), Reporting(config), Sending(config)]
+        attempt = Attempt(config, number, [*observers, *own], acts.publish)
         _train(attempt, acts, sources)
         ending = find_ending(attempt.notice)
         return _describe(attempt)

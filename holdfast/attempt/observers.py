@@ -8,6 +8,7 @@ from typing import Any
 from holdfast.config import RunConfig
 from holdfast.journal import Commit, Journal
 from holdfast.rank.messages import Progress, Ready
+from holdfast.recipe.named import import_class
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,15 @@ class Observer:
 
     def ended(self, attempt: AttemptView) -> None:
         """Called once, when the ranks have ended; also if opening has failed."""
+
+
+def make_observers(names: Sequence[str]) -> list[Observer]:
+    """Return the observers that ``log.observers`` names, ``module:Class``.
+
+    Raises:
+        ConfigError: one can't be imported, or isn't allowed.
+    """
+    return [import_class("log.observers", name, Observer)() for name in names]
 
 
 class Observers:

@@ -2,6 +2,9 @@
 
 import logging
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from holdfast.attempt import carry, live
 from holdfast.attempt.progress import CommitLines, ProgressView, log_plain_lines
@@ -15,9 +18,11 @@ from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
 
+Observers = Annotated[list[str] | None, Parameter(name="--observer", negative="", consume_multiple=False)]
+
 
 @app.command(name="train")
-def train_command(config: Path, /, *, set_: Set = None, json: Json = False) -> None:
+def train_command(config: Path, /, *, set_: Set = None, observer: Observers = None, json: Json = False) -> None:
     """Train a run, or continue it from its last verified checkpoint, in this process and without Prefect.
 
     Killed at any moment, the same command finishes the run on the same bytes. With several nodes the command on node 0
@@ -26,9 +31,10 @@ def train_command(config: Path, /, *, set_: Set = None, json: Json = False) -> N
     Args:
         config: The run's configuration, a TOML file.
         set_: key=value: change a setting, for example --set epochs=8 or --set settings.lr=0.001.
+        observer: module:Class: tell an observer of your own of each commit, in place of those of log.observers.
         json: Print JSON.
     """
-    settings = load_config(config, set_ or [])
+    settings = load_config(config, [*(set_ or []), *([f"log.observers={observer}"] if observer else [])])
     log_plain_lines()
     if settings.where != "here":
         log.warning("where = %r: holdfast train trains here; python -m flows.train uses the pool", settings.where)

@@ -31,10 +31,12 @@ DEFAULT_STORE = "runs"
 PART_BYTES = 256 * 2**20
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 FUNCTION = r"^([A-Za-z_][\w.]*|[^:]*[\w-]\.py):[A-Za-z_][\w.]*$"
+CLASS = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 POOL = r"^[A-Za-z0-9][\w .-]*$"
 MEANINGS = {
     NAME: "expected letters, digits, '.', '_' and '-', at most 100 of them, and a letter or a digit first",
     FUNCTION: "expected module:function or file.py:function",
+    CLASS: "expected module:Class",
     POOL: "expected letters, digits, '.', '_', '-' and spaces, and a letter or a digit first",
 }
 
@@ -424,8 +426,15 @@ class Log(Section):
 
     every: Count = Field(10, ge=1, description="Steps between two progress lines.")
     folder: str = Field("logs", description="Folder for the ranks' own output, one file an attempt.")
-    sinks: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = Field(
-        (), description="Where metrics are shown, beside the run's folder: tensorboard, wandb, trackio, mlflow."
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"] | Annotated[str, Field(pattern=CLASS)], ...] = (
+        Field(
+            (),
+            description="Where metrics are shown, beside the run's folder: tensorboard, wandb, trackio, mlflow, or "
+            "sinks of your own as module:Class.",
+        )
+    )
+    observers: tuple[Annotated[str, Field(pattern=CLASS)], ...] = Field(
+        (), description="Observers of your own as module:Class, which are told of each commit."
     )
     project: str = Field(
         "holdfast",

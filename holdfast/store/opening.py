@@ -1,12 +1,14 @@
 """The choice of a store's class by its URL."""
 
 import importlib
+import sys
+from pathlib import Path
 
 from holdfast.errors import ConfigError
 from holdfast.store.contract import Store
 from holdfast.store.failures import without_secrets
 from holdfast.store.local import LocalStore
-from holdfast.store.permission import check_store
+from holdfast.store.permission import check_store, names_code
 
 # For each URL scheme: module, class, and the extra of Holdfast that installs its package.
 S3, AZURE, GCS = ("s3", "S3Store", "s3"), ("azure", "AzureStore", "azure"), ("gcs", "GcsStore", "gcs")
@@ -25,7 +27,7 @@ def open_store(url: str) -> Store:
     Raises:
         ConfigError: the URL is empty, or has a null character, credentials or an unknown user's home folder; its
             scheme has no store, or the scheme's package isn't installed; the environment has no credentials; or the
-            operator doesn't allow the store.
+            operator doesn't allow the store; or a store of the user's own can't be imported.
     """
     if "\0" in url:
         raise ConfigError(f"store = {url!r}: no folder's name has a null character")
@@ -42,6 +44,8 @@ def open_store(url: str) -> Store:
             return LocalStore(path if separator else url)
         except RuntimeError as error:  # the home folder of an unknown user
             raise ConfigError(f"store = {url!r}: {error}", hint="give the folder's whole path") from None
+    if names_code(url):
+        return _open_own(scheme, url)
     if scheme == "memory":
         from holdfast.store.memory import MemoryStore
 
@@ -60,6 +64,23 @@ def open_store(url: str) -> Store:
         raise ConfigError(
             f"store = {url!r}: {without_secrets(str(error))}", hint="set the cloud's usual credentials"
         ) from None
+    return store
+
+
+def _open_own(scheme: str, url: str) -> Store:
+    """Return a store of the user's own, which `check_store` has allowed."""
+    module, _, name = scheme.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), name)
+        if not (isinstance(found, type) and issubclass(found, Store)):
+            raise ConfigError(f"store = {url!r}: {scheme} is no Store", hint=f"class {name}(holdfast.store.Store): ...")
+        store: Store = found(url)  # type: ignore[call-arg]
+    except ConfigError:
+        raise
+    except Exception as error:  # of the user's module
+        raise ConfigError(f"store = {url!r}: {type(error).__name__}: {error}") from error
     return store
 
 

@@ -2,7 +2,8 @@
 
 The worker's environment variable ``HOLDFAST_ALLOWED_STORES`` has folders or URLs, for example ``/data/runs,
 s3://team/runs``, separated by commas. Each is a prefix that ends at a ``/`` or the end. An unset variable restricts
-nothing; an empty one allows nothing.
+nothing; an empty one allows nothing. A store of the user's own, ``my_store:MyStore://folder``, has to be named there:
+its URL, which may come from a run's records, says which code is imported.
 """
 
 import os
@@ -24,6 +25,12 @@ def check_store(url: str) -> None:
     Links and ``..`` in a folder's path are resolved first. A URL with ``.`` or ``..`` between slashes is not allowed.
     """
     allowed = list_allowed(STORES)
+    if names_code(url) and allowed is None:
+        scheme = url.partition("://")[0]
+        raise ConfigError(
+            f"store = {url!r}: {scheme} is code, which is imported only if this machine allows it",
+            hint=f"export {STORES}='{scheme}://', with the other stores that you use, separated by commas",
+        )
     if allowed is None:
         return
     parts = split_store(url)
@@ -32,6 +39,12 @@ def check_store(url: str) -> None:
         return
     if not _is_scratch(parts):
         raise ConfigError(f"store = {url!r} is not allowed on this machine", hint=describe_allowed(STORES, allowed))
+
+
+def names_code(url: str) -> bool:
+    """Return whether a URL's scheme is a class of the user's own, as in ``my_store:MyStore://folder``."""
+    scheme, separator, _ = url.partition("://")
+    return bool(separator) and ":" in scheme
 
 
 def split_store(url: str) -> tuple[str, ...]:

@@ -68,7 +68,16 @@ def run(command: list[str], folder: Path, api: dict[str, str], nursery: Lives | 
 def test_every_page_with_commands_is_run() -> None:
     """No page has commands that the tests below don't run."""
     with_commands = {page for page in PAGES if commands(page)}
-    others = {"adding-a-recipe.md", "adding-a-store.md", "cards.md", "lightning.md", "trainer.md", "your-own-loop.md"}
+    others = {
+        "adding-a-recipe.md",
+        "adding-a-store.md",
+        "cards.md",
+        "concepts.md",
+        "metrics.md",
+        "lightning.md",
+        "trainer.md",
+        "your-own-loop.md",
+    }
     assert with_commands == {*PAGES_OF_ONE_MODEL, *others}
 
 
@@ -111,8 +120,14 @@ def test_the_readmes_own_model_in_twenty_lines(tmp_path: Path, prefect_api: dict
             ]
     assert Journal(open_store(str(tmp_path / "elsewhere")), "spirals").newest()
     assert re.fullmatch(r"[0-9a-f]{64}\n", run(["python", "-c", program], tmp_path, prefect_api))
-    (sink,) = blocks("concepts.md", "python")
-    assert re.match(r"62 .*\n124 .*'accuracy': ", run(["python", "-c", sink], tmp_path, {}))
+    for page, name in (("concepts.md", "my_observer.py"), ("metrics.md", "my_sink.py")):
+        (code,), (command,) = blocks(page, "python"), commands(page)
+        (tmp_path / name).write_text(code)
+        said = run(command, tmp_path, {})
+        if page == "concepts.md":
+            assert re.search(r"^62 .*\n(.*\n)*124 .*'accuracy': ", said, re.M)
+    lines = (tmp_path / "spirals.csv").read_text().splitlines()
+    assert [int(line.split(",")[0]) for line in lines] == [*range(1, 1241)]  # of all commits, before this sink too
 
 
 @pytest.mark.slow
@@ -221,5 +236,14 @@ def test_the_store_step_by_step(tmp_path: Path) -> None:
     store, tests = blocks("adding-a-store.md", "python")
     (tmp_path / "my_store.py").write_text(store)
     (tmp_path / "test_my_store.py").write_text(tests)
-    (command,) = commands("adding-a-store.md")
-    assert re.search(r"[5-9]\d passed", run(command, tmp_path, {}))
+    (recipe, _, _), (config,) = blocks("README.md", "python"), blocks("README.md", "toml")
+    (tmp_path / "my_model.py").write_text(recipe)
+    (tmp_path / "my_model.toml").write_text(config.replace("epochs = 20", "epochs = 2"))
+    (allowed,) = re.findall(r"^export (\w+)=(.*)$", PAGES["adding-a-store.md"], re.M)
+    suite, *others = commands("adding-a-store.md")
+    assert re.search(r"[5-9]\d passed", run(suite, tmp_path, {}))
+    train, verify, doctor = (run(command, tmp_path, dict([allowed])) for command in others)
+    assert "run spirals is complete: step 124" in train
+    assert ", 0 problems" in verify
+    assert "a run can use my_store:SqliteStore://runs.db" in doctor
+    assert "is code, which is imported only if this machine allows it" in run(others[1], tmp_path, {}, code=1)

@@ -11,9 +11,11 @@ import os
 from collections.abc import Iterable
 
 from holdfast.errors import ConfigError
+from holdfast.looking.sinks.points import Point
 from holdfast.looking.sinks.sink import Facts, Sink
+from holdfast.recipe.named import check_class, import_class
 
-# The classes by the names that `log.sinks` takes. A module is imported only if its sink is configured.
+# The classes by the names that `log.sinks` takes, beside ``module:Class``. A module is imported if it is asked for.
 CLASSES = {
     "tensorboard": "holdfast.looking.sinks.tensorboard:TensorBoard",
     "wandb": "holdfast.looking.sinks.wandb:Wandb",
@@ -22,6 +24,7 @@ CLASSES = {
 }
 # The sinks that write through a library. MLflow's is spoken to over HTTP.
 LIBRARIES = {"tensorboard", "wandb", "trackio"}
+SETTING = "log.sinks"
 MLFLOW_URI = "MLFLOW_TRACKING_URI"
 
 
@@ -29,23 +32,32 @@ def check_usable(names: Iterable[str]) -> None:
     """Return if these sinks can be used on this machine; no library is imported to find out.
 
     Raises:
-        ConfigError: a sink's library isn't installed, or MLflow's server isn't named.
+        ConfigError: a sink's library isn't installed, MLflow's server isn't named, or a sink of the user's own isn't
+            there, or not allowed.
     """
     for name in names:
+        if name not in CLASSES:
+            check_class(SETTING, name)
         if name in LIBRARIES and importlib.util.find_spec(name) is None:
-            raise ConfigError(f"log.sinks: {name} is not installed", hint=f"pip install 'holdfast[{name}]'")
+            raise ConfigError(f"{SETTING}: {name} is not installed", hint=f"pip install 'holdfast[{name}]'")
         if name == "mlflow" and not os.environ.get(MLFLOW_URI, "").startswith(("http://", "https://")):
             raise ConfigError(
-                f"log.sinks: mlflow needs the address of a tracking server in {MLFLOW_URI}",
+                f"{SETTING}: mlflow needs the address of a tracking server in {MLFLOW_URI}",
                 hint=f"export {MLFLOW_URI}=http://127.0.0.1:5000",
             )
 
 
 def make_sink(name: str, facts: Facts) -> Sink:
-    """Import a sink's module, and return the sink of a run."""
+    """Import a sink's module, and return the sink of a run.
+
+    Raises:
+        ConfigError: a sink of the user's own can't be imported.
+    """
+    if name not in CLASSES:
+        return import_class(SETTING, name, Sink)(facts)
     module, _, cls = CLASSES[name].partition(":")
     sink: Sink = getattr(importlib.import_module(module), cls)(facts)
     return sink
 
 
-__all__ = ["CLASSES", "Facts", "Sink", "check_usable", "make_sink"]
+__all__ = ["CLASSES", "Facts", "Point", "Sink", "check_usable", "make_sink"]

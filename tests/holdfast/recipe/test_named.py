@@ -1,0 +1,94 @@
+"""Classes of the user's own that a setting names: they are imported only if they are what the setting takes."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.attempt import Observer
+from holdfast.config import parse_config
+from holdfast.errors import ConfigError
+from holdfast.looking.sinks import Sink, check_usable
+from holdfast.recipe.named import import_class
+from holdfast.recipe.permission import RECIPES
+from holdfast.store import open_store
+from holdfast.store.permission import STORES
+
+CODE = """
+import pathlib
+from holdfast.attempt import Observer
+from holdfast.store.memory import MemoryStore
+
+pathlib.Path(__file__).with_suffix(".imported").touch()
+
+class Mine(Observer):
+    pass
+
+class Store(MemoryStore):
+    pass
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a module of this test's own into the current folder; return the file that tells that it was imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))  # so that the path is as before after the test
+    file = tmp_path / f"named_{tmp_path.name.replace('-', '_')}.py"
+    file.write_text(CODE)
+    return file.with_suffix(".imported")
+
+
+def test_a_class_of_the_right_kind_is_imported(module: Path) -> None:
+    assert issubclass(import_class("log.observers", f"{module.stem}:Mine", Observer), Observer)
+    assert module.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("{module}:Other", "can't be imported: AttributeError"),
+        ("{module}:Mine", "is no Sink"),
+        ("no_such_module:Mine", "there is no module no_such_module"),
+        ("no.such:Mine", "there is no module no.such"),
+        ("os:system", "is no Sink"),
+    ],
+)
+def test_anything_else_is_refused(module: Path, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        import_class("log.sinks", name.format(module=module.stem), Sink)
+
+
+def test_what_the_operator_does_not_allow_is_not_imported(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RECIPES, "holdfast.recipes")
+    for refused in (lambda name: check_usable([name]), lambda name: import_class("log.observers", name, Observer)):
+        with pytest.raises(ConfigError, match=r"is not allowed on this machine"):
+            refused(f"{module.stem}:Mine")
+    monkeypatch.setenv(RECIPES, f"holdfast.recipes, {module.stem}")
+    check_usable([f"{module.stem}:Mine"])
+    assert not module.exists()
+
+
+def test_a_store_that_names_code_is_opened_only_where_that_is_allowed(
+    module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its URL may come from a run's records, which others may write."""
+    url = f"{module.stem}:Store://somewhere"
+    for allowed in (None, "", "runs", f"{module.stem}:Other://"):
+        if allowed is not None:
+            monkeypatch.setenv(STORES, allowed)
+        with pytest.raises(ConfigError, match=r"this machine"):
+            open_store(url)
+    assert not module.exists()
+    monkeypatch.setenv(STORES, f"runs, {module.stem}:Store://, {module.stem}:Mine://")
+    assert type(open_store(url)).__name__ == "Store"
+    with pytest.raises(ConfigError, match=r"Mine is no Store"):
+        open_store(f"{module.stem}:Mine://somewhere")
+
+
+def test_a_configuration_names_them_as_it_names_a_recipe() -> None:
+    fields = {"recipe": "m:f", "run": "a"}
+    log = parse_config({**fields, "log": {"sinks": ["wandb", "mine.sinks:Csv"], "observers": ["mine:Printer"]}}).log
+    assert (log.sinks, log.observers) == (("wandb", "mine.sinks:Csv"), ("mine:Printer",))
+    for key, value in (("sinks", "wanndb"), ("sinks", "a/b.py:Csv"), ("observers", "mine")):
+        with pytest.raises(ConfigError, match=rf"log.{key}"):
+            parse_config({**fields, "log": {key: [value]}})
