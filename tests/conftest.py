@@ -1,4 +1,7 @@
-"""Fixtures for all tests: a Prefect server, servers of object stores, and drivers that train the toy recipe."""
+"""Fixtures for all tests: a Prefect server, servers of object stores, and drivers that train the toy recipe.
+
+What takes a second to import (torch, Prefect, the clouds' libraries) is imported in the fixtures that need it.
+"""
 
 import base64
 import contextlib
@@ -20,18 +23,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from azure.storage.blob import BlobServiceClient
 
 from deployments.ledger import has_ended
 from holdfast.journal import Journal
 from holdfast.ledger.standing import Standing, read_standing
-from holdfast.rank.launching import Ranks
 from holdfast.store import open_store
 from tasks.credentials import new_auth
-from tasks.server import await_healthy, describe_server, free_port
-from tests.support import servers
 from tests.support.device import DEVICE, ON_GPUS
-from tests.support.forked import spawn_from
 from tests.support.gpus import skip_if_too_few
 from tests.support.lives import Command, Lives, lives
 from tests.support.nvidia_smi import Machine, install, print_gpus
@@ -120,6 +118,8 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Itera
 @contextlib.contextmanager
 def prefect_server(home: Path) -> Iterator[dict[str, str]]:
     """Run a Prefect server for the block; yield the environment variables that select it."""
+    from tasks.server import await_healthy, describe_server, free_port
+
     port = free_port()
     url, auth = f"http://127.0.0.1:{port}/api", new_auth()
     environment = {"PREFECT_HOME": str(home), "PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": auth}
@@ -287,6 +287,9 @@ def run_flow(nursery: Lives, prefect_api: dict[str, str]) -> RunFlow:
 @pytest.fixture
 def forked_ranks(nursery: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the nursery fork the ranks of attempts in the test's own process, instead of starting Python for each."""
+    from holdfast.rank.launching import Ranks
+    from tests.support.forked import spawn_from
+
     monkeypatch.setattr(Ranks, "spawn", staticmethod(functools.partial(spawn_from, nursery)))
 
 
@@ -315,6 +318,8 @@ def engine(tmp_path: Path, nursery: Lives) -> Engine:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[dict[str, str]]:
     """Yield the environment variables that select an S3 server of this session, over HTTP."""
+    from tests.support import servers
+
     with servers.s3_server() as environment:
         yield environment
 
@@ -322,6 +327,8 @@ def s3_server() -> Iterator[dict[str, str]]:
 @pytest.fixture
 def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the URL of an empty bucket; set its endpoint and credentials in the environment, as a user does."""
+    from tests.support import servers
+
     for name, value in s3_server.items():
         monkeypatch.setenv(name, value)
     return servers.make_s3_bucket()
@@ -330,6 +337,8 @@ def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(scope="session")
 def gcs_server() -> Iterator[dict[str, str]]:
     """Yield the environment variables that select a Google Cloud Storage server of this session, over HTTP."""
+    from tests.support import servers
+
     with servers.gcs_server() as environment:
         yield environment
 
@@ -337,6 +346,8 @@ def gcs_server() -> Iterator[dict[str, str]]:
 @pytest.fixture
 def gcs_bucket(gcs_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the URL of an empty bucket; set its endpoint in the environment, as a user of an emulator does."""
+    from tests.support import servers
+
     for name, value in gcs_server.items():
         monkeypatch.setenv(name, value)
     return servers.make_gcs_bucket()
@@ -347,6 +358,9 @@ def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Yield the connection string of a Blob Storage server of this session, over HTTP, with a random key."""
     if not AZURITE.exists():
         pytest.skip("Azurite is installed by make test, where there is npm")
+    from tasks.server import free_port
+    from tests.support import servers
+
     port = free_port()
     folder = tmp_path_factory.mktemp("azurite")
     options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder)]
@@ -367,6 +381,8 @@ def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def container(azure_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the URL of an empty container; set the connection string in the environment, as a user does."""
+    from azure.storage.blob import BlobServiceClient
+
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azure_server)
     name = f"container-{secrets.token_hex(8)}"
     with BlobServiceClient.from_connection_string(azure_server) as client:

@@ -8,7 +8,6 @@ import os
 import sys
 
 import pytest
-import torch
 
 from holdfast.machine.gpus import list_visible, read_report
 from holdfast.terminal import counted
@@ -18,6 +17,8 @@ from tests.support.device import ON_GPUS, VARIABLE
 @functools.cache
 def count_gpus() -> int:
     """Return the number of GPUs that a run sees here."""
+    import torch  # which takes a second: only if GPUs are asked for
+
     visible = list_visible(read_report())
     return torch.cuda.device_count() if visible is None else len(visible)
 
@@ -40,6 +41,8 @@ def skip_if_too_few(item: pytest.Item) -> None:
 def main() -> None:
     """Run the marked tests on this machine's GPUs. Without one, say so and succeed: there is nothing to test."""
     if not count_gpus():
+        import torch
+
         problem = read_report().problem or "nvidia-smi shows none to this process"
         print(f"no GPU is visible here ({problem}; torch {torch.__version__} sees none), so no test was run")
         return
