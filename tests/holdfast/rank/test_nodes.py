@@ -36,9 +36,26 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         yield made
 
 
-def test_a_node_that_is_told_to_end_stops_all_and_another_takes_its_place(
-    nodes: Nodes, nursery: Lives, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> str:
+    """Return what a run prints that was never interrupted, and had one rank on this machine."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    config = folder / "run.toml"
+    config.write_text("\n".join([RECIPE, *SETTINGS, 'run = "r"', f'store = "{folder}/runs"', 'compute.device = "cpu"']))
+    return nursery.call("tests.support.forked:train", str(config), []).stdout
+
+
+def test_nodes_rehearse_together(nodes: Nodes, undisturbed: str) -> None:
+    """Their ranks end, and new ones meet again."""
+    for node in (0, 1):
+        nodes.start(node, "--set", "proof.rehearse=first")
+    assert nodes.wait(0) == 0, nodes.said(0)
+    assert nodes.wait(1) == 0, nodes.said(1)
+    assert "rehearsed: new ranks trained steps 9-12 from commit 1 as these did" in nodes.said(0)
+    assert nodes.list_commits()[STEPS] in undisturbed
+
+
+def test_a_node_that_is_told_to_end_stops_all_and_another_takes_its_place(nodes: Nodes, undisturbed: str) -> None:
     """The ranks of both nodes stop at one step, which is saved; the attempt waits for the node, and goes on with it."""
     nodes.start(0)
     nodes.start(1)
@@ -50,15 +67,7 @@ def test_a_node_that_is_told_to_end_stops_all_and_another_takes_its_place(
     assert nodes.wait(1) == 0, nodes.said(1)
     assert nodes.said(0).count("waiting at 127.0.0.1:") == 2
     assert "run r is complete" in nodes.said(1)
-    commits = nodes.list_commits()
-    assert max(commits) == STEPS
-
-    alone = tmp_path / "alone.toml"
-    alone.write_text(
-        "\n".join([RECIPE, *SETTINGS, 'run = "r"', f'store = "{tmp_path}/alone"', 'compute.device = "cpu"'])
-    )
-    done = nursery.call("tests.support.forked:train", str(alone), [])
-    assert commits[STEPS] in done.stdout, "one rank ends on other bytes"
+    assert nodes.list_commits()[STEPS] in undisturbed, "one rank ends on other bytes"
 
 
 def test_nodes_with_other_code_or_settings_are_refused_by_name(nodes: Nodes, tmp_path: Path) -> None:

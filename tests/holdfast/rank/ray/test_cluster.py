@@ -73,6 +73,13 @@ def test_a_killed_node_is_noticed_and_a_new_one_joins(run: Nodes, cluster: RayCl
     assert run.list_commits()[STEPS] in undisturbed
 
 
+def test_the_ranks_of_a_cluster_rehearse(run: Nodes, undisturbed: str) -> None:
+    run.start(0, "--set", "proof.rehearse=first")
+    assert run.wait(0) == 0, run.said(0)
+    assert "rehearsed: new ranks trained steps " in run.said(0)
+    assert run.list_commits()[STEPS] in undisturbed
+
+
 def test_however_the_attempt_ends_what_was_trained_is_kept(run: Nodes, undisturbed: str) -> None:
     """SIGTERM saves and commits; after SIGKILL the ranks save, alone, and the next attempt adopts what they saved."""
     run.start(0)
