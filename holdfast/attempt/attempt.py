@@ -4,6 +4,7 @@ Single-threaded: the ranks are processes of their own, and they are ordered to t
 is committed, so that a commit costs no training time. `holdfast.attempt.life.live` calls the verbs in their order.
 """
 
+import enum
 import logging
 import os
 import platform
@@ -22,7 +23,6 @@ from holdfast.attempt.opening import Known, await_completed, describe_beginning,
 from holdfast.attempt.pipeline import Chunk, Pipeline
 from holdfast.attempt.ranks import AttemptRanks
 from holdfast.attempt.rehearsal import Rehearsals
-from holdfast.attempt.stopping import Stopping
 from holdfast.attempt.upkeep import Upkeep
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
@@ -54,6 +54,20 @@ log = logging.getLogger(__name__)
 
 # The code after a loop may save a large model, or evaluate for long. A hang must not keep a machine for ever.
 FINISH_WITHIN_S = 3600.0
+
+
+class Stopping(enum.IntEnum):
+    """The stages of an attempt on its way to its end, in their order.
+
+    Only new ranks, which no notice was passed on to, lead back from TOLD to TRAINING.
+    """
+
+    TRAINING = 0
+    """The ranks train on."""
+    TOLD = 1
+    """The ranks were told to save in the last moment that is safe, and to end."""
+    STOPPED = 2
+    """Nothing more is trained; what is saved is still committed."""
 
 
 class Attempt:

@@ -232,7 +232,7 @@ class AttemptRanks:
     # ---- a second set, for a rehearsal
 
     def start_ahead(self) -> None:
-        """Start the next ranks: they import torch, and touch no device before they take the place of these."""
+        """Start the next ranks: they import torch, but touch no device until they replace the running ranks."""
         compute = self.config.compute
         if self._ahead is None and not (compute.has_nodes or compute.has_ray):
             config, log_path, _, lived = _arguments(self.config, self._number, None)

@@ -161,7 +161,7 @@ class Rehearsals:
     # ---- the comparison
 
     def finish(self, line: Line, renew: Callable[[], None]) -> None:
-        """Rehearse in new ranks, if the living ones have begun to. The run then goes on in one of both.
+        """Rehearse in new ranks, if the living ones have begun a rehearsal. One of the two sets then trains on.
 
         Args:
             renew: starts new ranks, and restores the newest commit into them.

@@ -196,7 +196,7 @@ class Images:
 def write_part(
     folder: Store, path: str, name: str, pieces: Iterable[memoryview], may_be_named: Callable[[], object]
 ) -> None:
-    """Write a part from its pieces. ``may_be_named`` waits until it may get its name, and raises if it may not."""
+    """Write a part from its pieces. ``may_be_named`` waits until the part may get its name; it raises if it may not."""
     with folder.creating(f"{path}/{name}") as writer:
         for piece in pieces:
             writer.write(piece)

@@ -16,7 +16,7 @@ SHA256 = r"^[0-9a-f]{64}$"
 FILE = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 # The name of a checkpoint's folder. It matches no path out of the run's folder, and no folder of records.
 FOLDER = r"^epoch-[0-9]{4,9}(-step-[0-9]{8,12})?(\.[0-9]{1,6})?$"
-# Holdfast writes no longer record, so a longer one is not read into memory.
+# Holdfast writes no record that is longer, so a longer one is not read into memory.
 MAX_RECORD_BYTES = 64 * 2**20
 # Nor one of more values. In memory an empty list takes thirty times its two bytes in the file.
 MOST_VALUES = 500_000

@@ -43,7 +43,7 @@ class Evaluation(BaseModel):
 
     def __str__(self) -> str:
         lines = [f"commit {self.commit} of run {self.run} ({self.path}), step {self.step}: {self.checkpoint_sha256}"]
-        probe = {f"probe {name}": value for name, value in self.probe.values.items()}  # a metric may be a loss, too
+        probe = {f"probe {name}": value for name, value in self.probe.values.items()}  # a metric may have the same name
         values = self.metrics | self.anneals | probe
         rows = {name: "not finite" if value is None else f"{value:.6g}" for name, value in values.items()}
         metrics = {name: finite_or_none(value) for name, value in self.metrics.items()}

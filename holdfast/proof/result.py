@@ -117,7 +117,7 @@ def describe_found(found: Found) -> str:
 
 
 def list_unchanged(built: Sequence[Found], straight: Sequence[Found], lost: Sequence[Found]) -> list[Found]:
-    """Return the objects with a state of their own that no checkpoint has and that a proof could not judge.
+    """Return the objects whose state no checkpoint has and no step has changed, so that the proof can't judge them.
 
     Args:
         built: found before the first step.

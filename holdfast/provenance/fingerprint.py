@@ -1,4 +1,7 @@
-"""The fingerprint of a configuration: the SHA-256 of its canonical JSON, and the comparison field by field."""
+"""The fingerprint of a configuration: the SHA-256 of its canonical JSON, and the comparison field by field.
+
+`RunConfig.identity` in `holdfast.config.fields` says which settings it covers.
+"""
 
 import dataclasses
 import enum

@@ -7,8 +7,8 @@ the main rank gets orders; it passes them on.
 `holdfast.rank.messages` lists the orders and the events. A rank obeys orders one after the other, except for ``Save``
 and ``Stop``, which take effect after the current step.
 
-A rank also stops when its parent dies (its standard input ends) and on SIGTERM: it finishes the current step, writes a
-durable checkpoint and ends. A rank never commits; the next attempt adopts its checkpoint.
+A rank also stops when its parent dies (its standard input ends) and on SIGTERM (`orders`): it finishes its step,
+writes a durable checkpoint and ends. A rank never commits; the next attempt adopts its checkpoint.
 
 The parent uses `launching`, `process` and `ending`, which import no torch.
 """

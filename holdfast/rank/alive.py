@@ -19,7 +19,7 @@ LEFT = "left"
 
 
 class NodeWatch:
-    """The signs of one node and of the others. Each sign is a count and the name of its node."""
+    """Sends one node's signs of life, and watches those of the others. A sign is a count and the name of its node."""
 
     def __init__(
         self,

@@ -137,7 +137,7 @@ class Reader(nn.Module):
 
 
 def convolve(inputs: int, outputs: int) -> list[nn.Module]:
-    """Return a 3 x 3 convolution that keeps the size, batch norm and ReLU."""
+    """Return three layers: a 3 x 3 convolution that keeps a picture's size, a batch norm and a ReLU."""
     return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
 
 

@@ -16,7 +16,7 @@ from holdfast.state.writing import ContainerWriter
 
 SCALARS = (bool, int, float, str, bytes, type(None))
 KEYS = (str, int, float, bool)
-# Stands for the state of a generator when its object was built: it is always saved.
+# In place of a generator's state when the object was built. It equals no state, so a generator is always saved.
 UNKNOWN = object()
 
 

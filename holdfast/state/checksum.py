@@ -62,7 +62,7 @@ def _read(sums: Sequence[tuple[torch.Tensor, bool]]) -> list[int]:
         places = [place for place, (value, are_cut) in enumerate(sums) if (value.device, are_cut) == kind]
         values = torch.stack([sums[place][0] for place in places])
         if kind[1]:
-            torch.distributed.all_reduce(values)  # integers wrap around, here too
+            torch.distributed.all_reduce(values)  # a sum over ranks wraps around at 2**64, as a sum within one does
         for place, value in zip(places, values.tolist(), strict=True):
             found[place] = value
     return found

@@ -14,7 +14,7 @@ import torch
 from holdfast.errors import StateError
 from holdfast.state.sharded import is_sharded
 
-# The bytes between the elements of a value that are allocated, though nothing is kept in them, when it comes back.
+# The most unused bytes between a value's elements that a restore allocates; see `check_gaps`.
 LARGEST_GAPS_BYTES = 2**30
 
 

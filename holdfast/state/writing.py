@@ -72,7 +72,7 @@ class ContainerWriter:
             container[key] = found[key]
 
     def _write_item(self, saved: Any, place: Path, origin: Path | None, make: Any = None) -> Any:
-        """Restore an item from the result of `_read_item`, in place if it is an original. Return the item."""
+        """Restore an item from what `ContainerReader` has read, in place if the loop began with the item. Return it."""
         if is_tuple(saved):
             return remake(
                 saved, (self._write_item(each, (*place, key), inside(origin, key)) for key, each in enumerate(saved))

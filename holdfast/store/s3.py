@@ -1,4 +1,8 @@
-"""The store on Amazon S3 and S3-compatible services."""
+"""The store on Amazon S3 and S3-compatible services.
+
+Create-once is ``If-None-Match: *``: on the one request for a small object, in `objects.ObjectStore.create`, and on the
+completion of a multipart upload, in `S3Upload.complete`.
+"""
 
 import contextlib
 import functools

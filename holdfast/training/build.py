@@ -96,7 +96,7 @@ class Training:
         _check_anneals(self.recipe, self.own_steps_per_epoch)
         self.model, self.optimizer = program.prepare(config, self.ranks)
         self.synchronized = Synchronized(self.recipe, self.accelerator)
-        if config.compute.parallel == "fsdp" and not self.ranks.sums_gradients:  # FSDP2 leaves each rank its buffers
+        if config.compute.parallel == "fsdp" and not self.ranks.sums_gradients:  # FSDP2 shares no buffers
             self.synchronized.modules.append(self.recipe.model)
         gradients = self.recipe.extras.get(GRADIENTS)
         self.gradients = gradients if isinstance(gradients, Gradients) else None

@@ -130,7 +130,7 @@ def list_checkpointed(accelerator: Accelerator, objects: Mapping[str, Any]) -> d
 
 
 def _find_inner(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, "Inner"]:
-    """Return the optimizers inside kept ones, which torch's own ``state_dict`` leaves out: that of SAM, say."""
+    """Return the optimizers that kept ones have as attributes, as SAM does; torch's ``state_dict`` leaves them out."""
     kept = {id(each) for each in optimizers.values()}
     return {
         f"{name}.{key}": Inner(each, value)

@@ -59,7 +59,7 @@ def steps(
             speed = (step - first) / (time.monotonic() - began)
             report(step, read_lines(training)[-1].get("loss"), speed)
         elif step - first <= REHEARSED_STEPS:
-            read_lines(training)  # if this rank dies, the next one has to train the same steps: see `note_lines`
+            read_lines(training)  # for `StepRecord.note_lines`: if this rank dies, new ones are compared with the trail
 
 
 def settle(training: Training) -> None:

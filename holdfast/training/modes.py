@@ -148,7 +148,7 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def _list_tensors(owner: Any) -> dict[str, tuple[Any, object]]:
-    """Return the attributes that are tensors or arrays, or containers of such alone, each with its version."""
+    """Return the attributes that are tensors, arrays or containers of nothing else, each after `_version_of` it."""
     return {
         key: (value, _version_of(value))
         for key, value in vars(owner).items()

@@ -1,5 +1,7 @@
 """One state in all ranks for modules that no DDP wraps: the model of ``Recipe(step=...)``, and extras.
 
+`holdfast.training.program` puts DDP around other models.
+
 Gradients are averaged before an optimizer steps, and buffers are the main rank's in each step, as DDP does it.
 """
 
@@ -61,7 +63,7 @@ class Synchronized:
             self._average_alike([each for each in own if (each.dtype, each.device) == kind])
 
     def _average_alike(self, parameters: list[nn.Parameter]) -> None:
-        # A parameter may have a gradient in some of the ranks only: the last numbers say in how many.
+        # A parameter may have a gradient in some of the ranks only: `flat` ends with the share of such ranks for each.
         has = torch.tensor([each.grad is not None for each in parameters], device=parameters[0].device)
         grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
         flat = torch.cat([*(each.flatten() for each in grads), has.to(grads[0].dtype)])

@@ -16,7 +16,7 @@ Values = npt.NDArray[np.float64]
 
 # The points that all curves of a run have in memory: 24 bytes each.
 MOST_POINTS = 2_000_000
-# Buckets of this width have a whole commit: a wider one saves nothing.
+# A bucket of this width holds every step of a commit, which keeps two points in any case: a wider one saves nothing.
 WIDEST = 2**32
 
 

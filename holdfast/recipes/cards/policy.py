@@ -83,7 +83,7 @@ class Policy(nn.Module):
         return self.act(hidden), self.judge(hidden).squeeze(-1), memory
 
     def _remember(self, encoded: Tensor, seat: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the hidden states (games, hidden) of the players who are to move, and the memories with them."""
+        """Return the hidden states (games, hidden) of the players who are to move, and the memories that have them."""
         moves = (seat[:, None] == torch.arange(SEATS, device=seat.device))[:, :, None, None]
         own = memory[:, 0].where(moves[:, 0], memory[:, 1])
         hidden, cell = self.cell(encoded, (own[:, 0], own[:, 1]))

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from holdfast.state import is_generator, is_sharded, read_generator
 
-# Limits: items of a container, containers in each other, and bytes of a tensor or an array; of a larger one so many
-# elements are read.
+# The limits of a digest: a container's items, the depth of containers, and a tensor's or an array's bytes. Of a larger
+# one, the last number says how many elements are read.
 MAX_ITEMS = 512
 DEEPEST = 8
 MAX_BYTES = 2**24

@@ -14,7 +14,7 @@ from holdfast.checkpoint import Piece
 from holdfast.state.sharded import Region, ShardedBytes, cut_boxes, local_of, see_bytewise
 from holdfast.state.tensors import TensorBytes
 
-# So many bytes are sent by themselves, without a copy; fewer of a window are sent together.
+# Pieces of at least this many bytes are sent alone, without a copy; smaller ones of a window are sent together.
 DIRECT_BYTES = 2**16
 
 

@@ -147,11 +147,11 @@ class ShardSums:
     """The sums of gradients over the shares of each step, in a model that `fully_shard` has cut over the ranks.
 
     Args:
-        shares: the number of shares, V.
+        shares: the number of shares of a batch.
 
     Attributes:
         turns: the shares that this rank trains, one in each round.
-        facts: of a step in detail, a checksum of this rank's rows of the whole sum.
+        facts: if the step is recorded in detail, a checksum of this rank's rows of the whole sum.
     """
 
     def __init__(self, shares: int, rank: int, ranks: int) -> None:
